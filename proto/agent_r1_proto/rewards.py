@@ -1,0 +1,57 @@
+"""Scores: what the reward service adds to a trajectory.
+
+reward --XADD--> stream `scored_trajectories` (or the task's `reply_stream`) --> learner, clients.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field, JsonValue
+
+from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
+from agent_r1_proto.trajectory import Status, Trajectory
+
+
+class Reward(Message):
+    """Outcome reward of one trajectory; each component is kept by name."""
+
+    total: float
+    """Weighted sum of the components (or the selected rule's value), without process rewards."""
+    components: dict[str, float] = {}
+    """Every component by name, unweighted: `exact_match`, `f1`, `format`, …"""
+    prediction: str | None = None
+    """The answer that was extracted; None when there is none."""
+
+
+class ScoredTrajectory(StreamMessage):
+    """A trajectory and its reward: what the learner trains on."""
+
+    SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
+    SCHEMA_VERSION: ClassVar[str] = "1.0"
+
+    trajectory: Trajectory
+    reward: Reward | None
+    """None for a FAILED trajectory: an outage is not the model's failure."""
+    scored_at: float = 0.0
+    """Unix time, seconds."""
+
+    def stream_key(self) -> str:
+        """Return the rollout id."""
+        return self.trajectory.rollout_id
+
+
+class ScoreTurn(StrictMessage):
+    """One turn of text to score."""
+
+    text: str
+    num_calls: Annotated[int, Field(ge=0)] = 0
+
+
+class ScoreRequest(StrictMessage):
+    """Body of `POST /score`: a finished interaction as text."""
+
+    payload: dict[str, JsonValue]
+    """The task's payload: `answers` for the question-answering components."""
+    turns: Annotated[list[ScoreTurn], Field(min_length=1)]
+    status: Status = "COMPLETED"

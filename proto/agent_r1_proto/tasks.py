@@ -1,0 +1,108 @@
+"""Tasks: what the agent is asked to do.
+
+A user's data file holds one `Task` a line. learner --XADD--> stream `tasks` (one `RolloutTask`
+per sample) --> rollout.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
+
+Purpose = Literal["train", "eval"]
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+class ChatMessage(StrictMessage):
+    """One message of a dialogue, as chat templates take it."""
+
+    role: Role
+    content: str
+
+
+class SamplingParameters(StrictMessage):
+    """How tokens are sampled. top_p = 1 and no top-k: the learner scores the full distribution."""
+
+    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0
+    """0.0 is greedy."""
+    max_turns: Annotated[int, Field(ge=1)] | None = None
+    """Overrides `env.max_turns` for this task."""
+    seed: int | None = None
+    """Seed of the first turn; None derives one from the sample's key."""
+
+
+class Task(StrictMessage):
+    """One thing to do: a prompt the model sees and a payload it never sees."""
+
+    id: Annotated[str, Field(min_length=1)]
+    """Unique within its data file."""
+    prompt: str | list[ChatMessage]
+    """A user message, or a dialogue that ends with a user message."""
+    payload: dict[str, JsonValue] = {}
+    """Any JSON for reward and ToolEnv (answers, tests); never shown to the model."""
+    tools: list[str] | None = None
+    """Names of the tools offered; None offers all configured tools, [] none."""
+    tool_context: JsonValue = None
+    """Any JSON sent with every tool call; never shown to the model."""
+    metadata: dict[str, JsonValue] = {}
+    """Any JSON for reports: `set` and `type` group evaluation results."""
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        if not self.prompt:
+            raise ValueError(f"task {self.id!r} has an empty prompt")
+        if isinstance(self.prompt, list) and self.prompt[-1].role != "user":
+            raise ValueError(
+                f"task {self.id!r} ends with a message of role {self.prompt[-1].role!r}; "
+                "the last message must be the user's"
+            )
+        return self
+
+    def messages(self) -> list[ChatMessage]:
+        """Return the prompt as a dialogue."""
+        if isinstance(self.prompt, str):
+            return [ChatMessage(role="user", content=self.prompt)]
+        return list(self.prompt)
+
+
+class RolloutKey(Message):
+    """Names one attempt at one sample: run / incarnation / group / sample / attempt."""
+
+    run_id: str
+    incarnation: Annotated[int, Field(ge=0)]
+    """Number of the learner's start; results of earlier ones are dropped."""
+    group_id: Annotated[int, Field(ge=0)]
+    """Position in the prompt order; every epoch is new."""
+    sample_index: Annotated[int, Field(ge=0)]
+    """Position within the group, 0 .. group_size - 1."""
+    attempt: Annotated[int, Field(ge=0)] = 0
+
+    def __str__(self) -> str:
+        """Render as `run/incarnation/group/sample/attempt`."""
+        return (
+            f"{self.run_id}/{self.incarnation}/{self.group_id}/{self.sample_index}/{self.attempt}"
+        )
+
+
+class RolloutTask(StreamMessage):
+    """One sample to roll out: an entry of the stream `tasks`."""
+
+    SCHEMA_NAME: ClassVar[str] = "rollout_task"
+    SCHEMA_VERSION: ClassVar[str] = "1.0"
+
+    key: RolloutKey
+    group_size: Annotated[int, Field(ge=1)]
+    task: Task
+    purpose: Purpose = "train"
+    sampling: SamplingParameters = SamplingParameters()
+    reply_stream: str | None = None
+    """Stream that receives the scored trajectory; None is `scored_trajectories` (the learner's)."""
+    max_attempts: Annotated[int, Field(ge=1)] = 3
+    """A FAILED attempt below this number is retried by the rollout server at once."""
+
+    def stream_key(self) -> str:
+        """Return the rollout id."""
+        return str(self.key)

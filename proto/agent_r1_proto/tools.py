@@ -1,0 +1,121 @@
+"""Tool calls: what rollout asks of a tool service and what comes back.
+
+rollout --POST /call--> tool service --> rollout. `GET /spec` answers `ToolSpec`, `GET /healthz`
+answers `ToolHealth`; `POST /open` and `POST /close` bracket a session.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue
+
+from agent_r1_proto.messages import Message, StrictMessage
+
+ToolStatus = Literal["ok", "error"]
+
+
+class ToolSpec(StrictMessage):
+    """What a tool is: answered by `GET /spec`, shown to the model through the chat template."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
+    version: str
+    """The tool's own version; recorded with every call."""
+    description: str
+    parameters: dict[str, Any]
+    """JSON Schema of the arguments (an object)."""
+    sessions: bool = False
+    """The tool keeps state per rollout between `POST /open` and `POST /close`."""
+    max_batch: Annotated[int, Field(ge=1)] = 64
+    """Most calls one `POST /call` may carry."""
+
+    def as_function(self) -> dict[str, Any]:
+        """Return the tool as chat templates take it."""
+        return {
+            "type": "function",
+            "function": {
+                "name": self.name,
+                "description": self.description,
+                "parameters": self.parameters,
+            },
+        }
+
+
+class TextPart(StrictMessage):
+    """Text of a tool's result."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ImagePart(StrictMessage):
+    """An image of a tool's result."""
+
+    type: Literal["image"] = "image"
+    media_type: Literal["image/png", "image/jpeg", "image/webp"]
+    data_base64: str
+
+
+ResultPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
+class ToolCall(StrictMessage):
+    """One call, as it travels to a tool service."""
+
+    name: str
+    arguments: dict[str, JsonValue]
+    rollout_id: str
+    turn: Annotated[int, Field(ge=0)]
+    tool_context: JsonValue = None
+    timeout_s: Annotated[float, Field(gt=0)]
+    """Time left for this call, in seconds; the service must answer within it."""
+
+
+class ToolResult(StrictMessage):
+    """What happened. `error` is the tool's own answer ("no such page") and the model reads it.
+
+    A failure of the service (timeout, 5xx, lost connection) has no ToolResult: it fails the
+    attempt.
+    """
+
+    status: ToolStatus = "ok"
+    parts: list[ResultPart] = []
+    data: JsonValue = None
+    """Anything for ToolEnv and logs; never shown to the model."""
+
+    def text(self) -> str:
+        """Return the text parts, joined by newlines."""
+        return "\n".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+class CallRequest(StrictMessage):
+    """Body of `POST /call`: one or many calls."""
+
+    calls: Annotated[list[ToolCall], Field(min_length=1)]
+
+
+class CallReply(StrictMessage):
+    """Answer of `POST /call`: one result per call, in the order of the calls."""
+
+    version: str
+    """Version of the tool that answered."""
+    instance: str
+    """Name of the process that answered."""
+    results: list[ToolResult]
+
+
+class SessionRequest(StrictMessage):
+    """Body of `POST /open` and `POST /close`."""
+
+    rollout_id: str
+    tool_context: JsonValue = None
+
+
+class ToolHealth(Message):
+    """Answer of `GET /healthz`."""
+
+    status: Literal["ok", "draining"]
+    name: str
+    version: str
+    instance: str
+    sessions: int = 0

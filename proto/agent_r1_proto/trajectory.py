@@ -1,0 +1,164 @@
+"""The trajectory: the one message every service reads or writes.
+
+rollout --XADD--> stream `trajectories` --> reward --XADD--> `scored_trajectories` --> learner
+
+Dimension key: T = tokens in one trajectory.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, JsonValue, model_validator
+
+from agent_r1_proto.messages import BoolArray, Float32Array, Int32Array, Message, StreamMessage
+from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.tools import ResultPart
+
+Status = Literal["COMPLETED", "TRUNCATED", "FAILED"]
+
+
+class VersionSpan(Message):
+    """Tokens [start, end) of the trajectory were sampled under `policy_version`."""
+
+    policy_version: Annotated[int, Field(ge=0)]
+    start: Annotated[int, Field(ge=0)]
+    end: Annotated[int, Field(ge=0)]
+
+
+class ToolCallRecord(Message):
+    """One tool call of a trajectory: what was asked, who answered, how it ended."""
+
+    end_token_index: Annotated[int, Field(ge=0)]
+    """Index into `token_ids` of the sampled token that closes the call."""
+    tool: str
+    """Name the model wrote; "" when the call could not be parsed."""
+    arguments: dict[str, JsonValue] = {}
+    status: Literal["ok", "error", "malformed", "unknown_tool", "over_limit", "failed"]
+    """ok and error come from the tool; failed is an outage, which fails the attempt."""
+    version: str = ""
+    instance: str = ""
+    attempt: Annotated[int, Field(ge=0)] = 0
+    """Retries of this call at the transport level."""
+    latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    parts: list[ResultPart] = []
+    process_reward: float | None = None
+    """Set by ToolEnv; None when it gives none."""
+    error: str = ""
+    """What went wrong, in one line."""
+
+
+class Turn(Message):
+    """One turn of the model and the tool calls it made."""
+
+    start: Annotated[int, Field(ge=0)]
+    """Index of the turn's first sampled token."""
+    end: Annotated[int, Field(ge=0)]
+    """One past its last sampled token; tool text and glue follow up to the next turn's start."""
+    text: str
+    """The sampled tokens, decoded, for reading and parsing only."""
+    finish_reason: str
+    """vLLM's: "stop" or "length"."""
+    calls: list[ToolCallRecord] = []
+
+
+class Trajectory(StreamMessage):
+    """One finished rollout as a flat token sequence.
+
+    Prompt, sampled and tool tokens interleave; `action_mask` is the only record of which
+    tokens the policy sampled. Tokens are never decoded and re-encoded after sampling.
+    """
+
+    SCHEMA_NAME: ClassVar[str] = "trajectory"
+    SCHEMA_VERSION: ClassVar[str] = "1.0"
+
+    rollout: RolloutTask
+    """The sample this answers: its key, task, purpose and sampling parameters."""
+    token_ids: Int32Array
+    """[T] prompt, sampled and tool tokens, in order."""
+    action_mask: BoolArray
+    """[T] True where the policy sampled the token; False for prompt and tool tokens."""
+    rollout_logprobs: Float32Array
+    """[T] natural-log probability under the sampling policy; 0.0 where action_mask is False."""
+    prompt_length: Annotated[int, Field(ge=0)]
+    """Tokens before the first turn."""
+    version_spans: list[VersionSpan] = []
+    """Disjoint, in order; together they cover every sampled token."""
+    turns: list[Turn] = []
+    status: Status
+    reason: str = ""
+    """Why it ended: "answer", "max_turns", "max_trajectory_tokens", "tool_timeout: search", …"""
+    seed: int
+    """Seed of the sampler."""
+    temperature: Annotated[float, Field(ge=0)]
+    """Temperature of the sampler; the learner computes log-probabilities at it."""
+    server_id: str = ""
+    """The rollout server that made it."""
+    started_at: float = 0.0
+    """Unix time, seconds."""
+    latency_ms: Annotated[float, Field(ge=0)] = 0.0
+
+    @model_validator(mode="after")
+    def _check_lengths(self) -> Self:
+        num_tokens = len(self.token_ids)
+        for name in ("action_mask", "rollout_logprobs"):
+            length = len(getattr(self, name))
+            if length != num_tokens:
+                raise ValueError(f"{name} has {length} entries; token_ids has {num_tokens}")
+        if self.prompt_length > num_tokens or self.action_mask[: self.prompt_length].any():
+            raise ValueError(
+                f"prompt_length ({self.prompt_length}) must not exceed {num_tokens} tokens nor "
+                "reach a sampled token"
+            )
+        if np.any(self.rollout_logprobs[~self.action_mask] != 0.0):
+            raise ValueError("rollout_logprobs must be 0.0 where action_mask is False")
+        if not np.all(np.isfinite(self.rollout_logprobs)):
+            raise ValueError("rollout_logprobs holds a value that is not finite")
+        covered = np.zeros(num_tokens, dtype=np.bool_)
+        last = 0
+        for span in self.version_spans:
+            if not last <= span.start <= span.end <= num_tokens:
+                raise ValueError(f"version span [{span.start}, {span.end}) is out of order")
+            covered[span.start : span.end] = True
+            last = span.end
+        if np.any(self.action_mask & ~covered):
+            raise ValueError("a sampled token lies outside every version span")
+        for turn in self.turns:
+            if not turn.start <= turn.end <= num_tokens:
+                raise ValueError(f"turn [{turn.start}, {turn.end}) exceeds {num_tokens} tokens")
+            for call in turn.calls:
+                inside = call.end_token_index < num_tokens
+                if not inside or not self.action_mask[call.end_token_index]:
+                    raise ValueError(
+                        f"call end {call.end_token_index} is not a sampled token of the trajectory"
+                    )
+        return self
+
+    def stream_key(self) -> str:
+        """Return the rollout id."""
+        return str(self.rollout.key)
+
+    @property
+    def rollout_id(self) -> str:
+        """Name of this attempt."""
+        return str(self.rollout.key)
+
+    @property
+    def num_action_tokens(self) -> int:
+        """Number of tokens the policy sampled."""
+        return int(self.action_mask.sum())
+
+    def calls(self) -> list[ToolCallRecord]:
+        """Return every tool call, in order."""
+        return [call for turn in self.turns for call in turn.calls]
+
+    def policy_versions(self) -> list[int]:
+        """Return the versions that sampled an action token, lowest first; [] when none did."""
+        return sorted(
+            {
+                span.policy_version
+                for span in self.version_spans
+                if self.action_mask[span.start : span.end].any()
+            }
+        )

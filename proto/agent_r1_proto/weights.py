@@ -1,0 +1,80 @@
+"""Weight versions: how the learner's weights reach the rollout servers.
+
+learner writes a snapshot and its manifest, sets the newest version in Redis, and POSTs
+`LoadRequest` to `/weights/load` of every announced rollout server; servers pull. After a push
+`CanaryRequest` to `/weights/canary` compares log-probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from agent_r1_proto.messages import StrictMessage
+
+
+class TensorEntry(StrictMessage):
+    """One tensor of a snapshot."""
+
+    name: str
+    """Hugging Face parameter name."""
+    shape: list[int]
+    dtype: Literal["float32", "bfloat16", "float16"]
+    sha256: str
+    """Of the tensor's raw little-endian bytes."""
+    alias_of: str | None = None
+    """This name shares the tensor of another (tied embeddings); it has no bytes of its own."""
+
+
+class WeightManifest(StrictMessage):
+    """Describes one published weight set; stored beside the data as `manifest.json`."""
+
+    schema_version: Literal["1.0"] = "1.0"
+    run_id: str
+    policy_version: Annotated[int, Field(ge=0)]
+    kind: Literal["dense"] = "dense"
+    transport: Literal["file"] = "file"
+    location: str
+    """Transport `file`: absolute path of the safetensors file."""
+    size_bytes: Annotated[int, Field(ge=0)]
+    tensors: list[TensorEntry]
+
+
+class LoadRequest(StrictMessage):
+    """Body of `POST /weights/load`."""
+
+    manifest_location: str
+    """Absolute path of the manifest."""
+    policy_version: Annotated[int, Field(ge=0)]
+
+
+class LoadReply(StrictMessage):
+    """Answer of `POST /weights/load`: the version the server now samples with."""
+
+    policy_version: int
+    fetch_s: float
+    pause_s: float
+    """Time generation stood still, in seconds."""
+
+
+class CanaryRequest(StrictMessage):
+    """Body of `POST /weights/canary`: score these tokens with the weights in use."""
+
+    token_ids: Annotated[list[int], Field(min_length=2)]
+
+
+class CanaryReply(StrictMessage):
+    """Answer of `POST /weights/canary`."""
+
+    policy_version: int
+    logprobs: list[float]
+    """[T-1] log-probability of token t+1 given tokens 0..t, temperature 1."""
+
+
+class NewestVersion(StrictMessage):
+    """The newest published version, kept in Redis under `weights:newest`."""
+
+    policy_version: Annotated[int, Field(ge=0)]
+    manifest_location: str | None = None
+    """None for the weights every server starts with (the configured model)."""
