@@ -1,0 +1,160 @@
+"""What the agent loop needs of a sampler: token ids in, token ids and log-probabilities out.
+
+agent_loop.py reads `Generation` from a `Policy`; app.py drives `load_weights` and `score` for the
+learner. `VllmPolicy` (vllm_policy.py) is the real one; tests bring their own. Imports no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from agent_r1_proto.trajectory import VersionSpan
+from agent_r1_proto.weights import WeightManifest
+
+FinishReason = Literal["stop", "length"]
+
+
+class PolicyError(Exception):
+    """A sampler could not do what was asked; the message says value, limit and remedy."""
+
+
+class PolicySetupError(PolicyError):
+    """The sampler cannot start: missing model, unsupported engine release, bad setting."""
+
+
+class PolicyOutOfMemoryError(PolicyError):
+    """The engine ran out of memory; the message names the config keys to lower, in order."""
+
+
+class PromptTooLongError(PolicyError, ValueError):
+    """The prompt leaves no room for a single sampled token within the context."""
+
+
+class WeightsRefusedError(PolicyError, ValueError):
+    """A snapshot does not fit its manifest or the model; the weights in use stay in use."""
+
+
+class EngineDeadError(PolicyError):
+    """The engine stopped; nothing can be sampled until the service is started again."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What the policy sampled after one prompt.
+
+    N = sampled tokens, the end-of-turn token included when it was sampled.
+    """
+
+    token_ids: list[int]
+    """[N] sampled tokens."""
+    logprobs: list[float]
+    """[N] natural-log probability of each, at the sampling temperature."""
+    version_spans: list[VersionSpan]
+    """Which weights sampled tokens [start, end) of this generation; in order, covering [0, N)."""
+    finish_reason: FinishReason
+    """"stop": ended by the model's own end-of-turn token; "length": by `max_tokens` or context."""
+
+
+@dataclass(frozen=True)
+class LoadTiming:
+    """How long a weight load took."""
+
+    fetch_s: float
+    """Reading and verifying, while generation went on, in seconds."""
+    pause_s: float
+    """Time generation stood still, in seconds."""
+
+
+class Policy(Protocol):
+    """A sampler with versioned weights.
+
+    `generate` may be called concurrently without bound; the caller limits what is in flight.
+    """
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights new tokens are sampled with; 0 is the configured model."""
+        ...
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Tokens that end a turn."""
+        ...
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and generation together."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int:
+        """Generations that have started and not ended."""
+        ...
+
+    @property
+    def death(self) -> str | None:
+        """None while the engine is alive; else one line that says why it stopped."""
+        ...
+
+    async def start(self) -> None:
+        """Load the configured model as version 0 and get ready to sample.
+
+        Raises:
+            PolicySetupError: the model or the engine cannot be used.
+            PolicyOutOfMemoryError: the engine does not fit.
+        """
+        ...
+
+    async def generate(
+        self,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        request_id: str,
+    ) -> Generation:
+        """Sample after a prompt until an end-of-turn token, `max_tokens` or the context's end.
+
+        Cancelling the call aborts the request in the engine.
+
+        Args:
+            token_ids: [T] the prompt; never re-tokenized.
+            max_tokens: most tokens to sample; cut to what the context leaves.
+            temperature: 0 is greedy.
+            seed: of this request alone.
+            request_id: unique among requests in flight; appears in the engine's log.
+
+        Raises:
+            PromptTooLongError: the prompt fills the context, or is empty.
+            PolicyOutOfMemoryError, EngineDeadError: the engine failed.
+        """
+        ...
+
+    async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
+        """Verify a snapshot, then pause, load it, and go on; requests in flight go on too.
+
+        Verification is complete before anything pauses. Calls are served one at a time. A
+        manifest of the version already in use is loaded again.
+
+        Raises:
+            WeightsRefusedError: the snapshot is missing, damaged, or of another model; the old
+                version goes on serving.
+            EngineDeadError: the engine failed while loading.
+        """
+        ...
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Return [T-1] log-probabilities of tokens 1..T-1 given those before, temperature 1.
+
+        Raises:
+            PromptTooLongError: fewer than two tokens, or more than the context holds.
+            EngineDeadError: the engine failed.
+        """
+        ...
+
+    async def stop(self) -> None:
+        """Shut the engine down; generations in flight end with EngineDeadError."""
+        ...
