@@ -1,0 +1,150 @@
+"""The connection to Redis: names of keys, and waiting while the server is away or full.
+
+`streams.py` and `registry.py` build on it; nothing else in the project talks to Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar, cast
+
+from redis import exceptions as redis_errors
+from redis.asyncio import Redis
+from redis.exceptions import ResponseError
+
+logger = logging.getLogger(__name__)
+
+FIRST_DELAY_S = 0.05
+LONGEST_DELAY_S = 5.0
+SOCKET_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+
+class Keys:
+    """Names of everything one run keeps in Redis, under `agent_r1:{run_id}:`."""
+
+    def __init__(self, run_id: str) -> None:
+        self.prefix = f"agent_r1:{run_id}:"
+        self.tasks = self.prefix + "tasks"
+        self.trajectories = self.prefix + "trajectories"
+        self.scored = self.prefix + "scored_trajectories"
+        self.dead_letters = self.prefix + "dead_letters"
+        self.newest_version = self.prefix + "weights:newest"
+        self.incarnation = self.prefix + "incarnation"
+
+    def replies(self, client_id: str) -> str:
+        """Return the stream on which one evaluation or chat client gets its results."""
+        return f"{self.prefix}replies:{client_id}"
+
+    def failures(self, stream: str) -> str:
+        """Return the hash that counts failed processings of a stream's entries."""
+        return f"{stream}:failures"
+
+    def rollout_server(self, server_id: str) -> str:
+        """Return the key under which one rollout server announces itself."""
+        return f"{self.prefix}rollout_servers:{server_id}"
+
+
+def _is_transient(exc: Exception) -> bool:
+    kinds = (
+        redis_errors.ConnectionError,
+        redis_errors.TimeoutError,
+        redis_errors.BusyLoadingError,
+        redis_errors.OutOfMemoryError,
+        redis_errors.ReadOnlyError,
+        ConnectionError,
+    )
+    if isinstance(exc, kinds):
+        return True
+    # A transaction that Redis refused to queue because it is full reports only that it was dropped.
+    return isinstance(exc, redis_errors.ExecAbortError) or (
+        isinstance(exc, ResponseError) and str(exc).startswith("OOM")
+    )
+
+
+class RedisConnection:
+    """A connection to Redis for one run."""
+
+    def __init__(
+        self,
+        client: Any,
+        run_id: str,
+        *,
+        lease_s: float = 30.0,
+        max_processing_failures: int = 3,
+    ) -> None:
+        self.redis = client
+        self.keys = Keys(run_id)
+        self.lease_s = lease_s
+        self.max_processing_failures = max_processing_failures
+
+    @classmethod
+    async def connect(
+        cls, url: str, run_id: str, *, lease_s: float = 30.0, max_processing_failures: int = 3
+    ) -> Self:
+        """Connect, waiting with back-off until Redis answers.
+
+        Args:
+            url: redis://, rediss:// or unix:// address.
+            run_id: names the run; see `Keys`.
+            lease_s: seconds after which entries of a silent consumer go to another one.
+            max_processing_failures: failed processings of one entry before it is dead-lettered.
+        """
+        # redis-py leaves half of its types open; strict checking stops at its door.
+        client: Any = cast(Any, Redis).from_url(url, socket_timeout=SOCKET_TIMEOUT_S)
+        connection = cls(
+            client, run_id, lease_s=lease_s, max_processing_failures=max_processing_failures
+        )
+        await connection.retrying(lambda: client.ping(), "connect")
+        return connection
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self.redis.aclose()
+
+    async def __aenter__(self) -> Self:
+        """Return self; the connections close on exit."""
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close the connections."""
+        await self.close()
+
+    async def retrying(self, operation: Callable[[], Awaitable[T]], what: str) -> T:
+        """Run one Redis operation, again and again while Redis is away or full.
+
+        The operation may run more than once even where it took effect (the answer was lost), so
+        it must be one that may be repeated; duplicates of a published message are dropped by the
+        learner's group slots.
+        """
+        delay_s = FIRST_DELAY_S
+        waiting = False
+        while True:
+            try:
+                result = await operation()
+            except Exception as exc:
+                if not _is_transient(exc):
+                    raise
+                if not waiting:
+                    logger.warning(
+                        "redis is away or full; waiting and trying again operation=%s error=%s",
+                        what,
+                        exc,
+                    )
+                    waiting = True
+                await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+                delay_s = min(delay_s * 2, LONGEST_DELAY_S)
+                continue
+            if waiting:
+                logger.warning("redis answers again operation=%s", what)
+            return result
