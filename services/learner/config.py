@@ -1,0 +1,256 @@
+"""The tables of `run.toml` the learner reads: `[data]`, `[learner]`, `[evaluation]`, `[sft]`.
+
+`agent_r1.config` composes them with the tables of the other services; the learner gets them as
+arguments. Imports no torch, so that a configuration is checked without it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from agent_r1_proto.config import ConfigTable
+
+PositiveInt = Annotated[int, Field(ge=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class DataTable(ConfigTable):
+    """`[data]`: the prompts that are trained on."""
+
+    train: Annotated[list[Path], Field(min_length=1)]
+    """JSON-lines files of tasks, read in this order."""
+    shuffle: bool = True
+    """Each epoch goes through the prompts in a new order drawn from `run.seed`."""
+
+
+class EvaluationTable(ConfigTable):
+    """`[evaluation]`: greedy or sampled answers to held-out questions, on the same servers."""
+
+    sets: dict[str, Path] = {}
+    """JSON-lines file of tasks per set name."""
+    every: Annotated[int, Field(ge=0)] = 0
+    """Evaluate after every so many learner steps; 0 is never during training."""
+    before: bool = True
+    """Evaluate the policy that training starts from."""
+    after: bool = True
+    """Evaluate the last policy."""
+    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    """Sampling temperature of evaluation; 0.0 is greedy."""
+    max_questions: PositiveInt | None = None
+    """Most questions asked of each set; None asks all of them."""
+    max_questions_during: PositiveInt | None = None
+    """Most questions of each set asked by an evaluation during training; None: max_questions."""
+    timeout_s: PositiveFloat = 1800.0
+    """Longest one evaluation may take, in seconds."""
+
+    @model_validator(mode="after")
+    def _check_sets(self) -> Self:
+        if self.every and not self.sets:
+            raise ValueError(
+                f"evaluation.every ({self.every}) needs at least one set; name a file under "
+                "evaluation.sets or set every = 0"
+            )
+        return self
+
+
+class EngineTable(ConfigTable):
+    """What the training engine needs, in reinforcement learning and in the SFT warm start."""
+
+    lr: PositiveFloat = 1e-6
+    """Learning rate after warm-up."""
+    lr_schedule: Literal["constant", "cosine", "linear"] = "constant"
+    """What follows the warm-up; cosine and linear fall to `min_lr_ratio` at the last step."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer steps over which the learning rate rises linearly from 0."""
+    min_lr_ratio: Share = 0.0
+    """Learning rate at the last step, as a share of `lr`."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (
+        0.9,
+        0.999,
+    )
+    """AdamW's decay rates of the two moments."""
+    adam_eps: PositiveFloat = 1e-8
+    """Added to AdamW's denominator."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's weight decay, applied to matrices only (no norms, no biases)."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients with a larger norm (over all ranks) are scaled down to it."""
+
+    max_tokens_per_microbatch: PositiveInt = 16384
+    """Most tokens of one forward pass on one rank, padding included. The first key to lower when
+    memory runs out. A longer trajectory gets a pass of its own."""
+    max_padding_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """A micro-batch takes no trajectory that would make more than this share of it padding."""
+    logprob_chunk_tokens: PositiveInt = 1024
+    """Tokens whose logits exist at one time, per rank."""
+    activation_checkpointing: bool = False
+    """Recompute each layer in the backward pass: less memory, about a third more time."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
+    """DeepSpeed ZeRO: 1 shards optimizer state over the ranks, 2 gradients too, 3 weights too."""
+    offload: Literal["none", "optimizer", "all"] = "none"
+    """Keep optimizer state (and, with ZeRO-3, weights) in CPU memory; needs zero_stage >= 1."""
+    ranks: PositiveInt = 1
+    """Learner processes on this machine: one a GPU, or any number on CPU."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto takes GPUs when there are any."""
+    torch_threads: Annotated[int, Field(ge=0)] = 0
+    """CPU threads of each rank; 0 leaves torch's choice."""
+    collective_timeout_s: PositiveFloat = 1800.0
+    """A rank that waits longer than this for another during a step ends the run, in seconds."""
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> Self:
+        if self.offload != "none" and self.zero_stage == 0:
+            raise ValueError(
+                f'offload ("{self.offload}") needs zero_stage >= 1 and zero_stage is 0; '
+                'set zero_stage = 1 or offload = "none"'
+            )
+        if self.offload == "all" and self.zero_stage != 3:
+            raise ValueError(
+                f'offload ("all") moves weights, which needs zero_stage = 3 ({self.zero_stage} is '
+                'set); raise it or set offload = "optimizer"'
+            )
+        return self
+
+
+class LearnerTable(EngineTable):
+    """`[learner]`: batches, estimator, loss, engine, pushes and checkpoints."""
+
+    steps: PositiveInt | None = None
+    """Learner steps (one batch of groups each); None runs `epochs` through the prompts."""
+    epochs: PositiveInt = 1
+    """Passes through the prompts when `steps` is None."""
+    groups_per_batch: PositiveInt = 16
+    """Prompts in one learner step."""
+    group_size: PositiveInt = 8
+    """Trajectories per prompt."""
+    optimizer_steps_per_batch: PositiveInt = 1
+    """Optimizer steps on one batch, each on an equal share of its trajectories."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Sampling temperature of training rollouts; log-probabilities are computed at it."""
+    max_staleness: Annotated[int, Field(ge=0)] = 0
+    """Age limit of a trajectory in learner steps; 0 is synchronous on-policy training."""
+    max_attempts: PositiveInt = 3
+    """Attempts at one sample before its failure is final."""
+    sample_timeout_s: PositiveFloat = 600.0
+    """A sample without a final result for this long is issued again, in seconds."""
+    stall_timeout_s: PositiveFloat = 1800.0
+    """The run stops when no group completes for this long, in seconds."""
+    max_failed_share: Share = 0.5
+    """The run stops when more than this share of the last two batches failed."""
+
+    advantage: str = "grpo"
+    """Advantage estimator: a name from `algorithms.ADVANTAGES`."""
+    normalize_std: bool = True
+    """Divide GRPO advantages by the group's sample std."""
+    drop_zero_advantages: bool = True
+    """Compute nothing for trajectories whose advantages are all 0: their gradient is exactly 0.
+    They still count in the loss's denominator. Ignored while a KL or entropy term is on."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The probability ratio is clipped below at 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """The probability ratio is clipped above at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Upper bound on the loss of a negative advantage, in units of it; None is no bound."""
+    aggregation: Literal["token_mean"] = "token_mean"
+    """How token losses become one number: mean over all action tokens of the optimizer batch."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL to the reference (the configured model); 0 keeps no reference in memory."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Per-token estimator of that KL."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus."""
+
+    weights_dir: Path | None = None
+    """Where weight versions are published; None is `{run folder}/weights`."""
+    keep_versions: Annotated[int, Field(ge=2)] = 2
+    """Published weight versions kept on disk."""
+    push_timeout_s: PositiveFloat = 120.0
+    """Longest a rollout server may take to load a version, in seconds."""
+    push_connect_timeout_s: PositiveFloat = 5.0
+    """Longest to wait for a connection to a rollout server, in seconds."""
+    first_server_timeout_s: PositiveFloat = 600.0
+    """Longest to wait at start for a rollout server to announce itself, in seconds."""
+    canary_tokens: Annotated[int, Field(ge=0)] = 64
+    """Tokens whose log-probabilities are compared after a push; 0 is no canary."""
+    canary_every: PositiveInt = 1
+    """Compare after every so many pushes."""
+    canary_action: Literal["fail", "warn"] = "fail"
+    """What follows a comparison outside the bounds."""
+    canary_max_dlogp: PositiveFloat = 1e-4
+    """float32: largest |difference| of a log-probability allowed."""
+    canary_mean_dlogp: PositiveFloat = 0.05
+    """bfloat16: mean |difference| always allowed."""
+    canary_fail_factor: PositiveFloat = 3.0
+    """bfloat16: mean |difference| allowed, as a multiple of the one at version 0."""
+    canary_warn_factor: PositiveFloat = 2.0
+    """bfloat16: mean |difference| that is warned of, as a multiple of the one at version 0."""
+
+    checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    """Checkpoint after every so many learner steps; 0 is only at the end and on interruption."""
+    keep_last: PositiveInt = 2
+    """Newest checkpoints kept."""
+    keep_best: Annotated[int, Field(ge=0)] = 1
+    """Checkpoints kept besides for the best evaluation."""
+    trajectories_per_step: Annotated[int, Field(ge=0)] = 8
+    """Trajectories of each batch written to `trajectories/`."""
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> Self:
+        if self.advantage == "grpo" and self.group_size < 2:
+            raise ValueError(
+                f"learner.group_size ({self.group_size}) must be >= 2 with advantage = "
+                '"grpo": a group of one has zero advantage; raise group_size'
+            )
+        batch = self.groups_per_batch * self.group_size
+        if self.optimizer_steps_per_batch > batch:
+            raise ValueError(
+                f"learner.optimizer_steps_per_batch ({self.optimizer_steps_per_batch}) must be <= "
+                f"the {batch} trajectories of a batch (groups_per_batch x group_size); lower it"
+            )
+        return self
+
+
+class SftTable(EngineTable):
+    """`[sft]`: the supervised warm start, `agent-r1 sft CONFIG`."""
+
+    data: Annotated[list[Path], Field(min_length=1)]
+    """JSON-lines files of dialogues: {"messages": [...], "tools": [...] (optional)}."""
+    output: Path
+    """Hugging Face model directory to write."""
+    work_dir: Path | None = None
+    """Log and resume state; None is `{output}.sft`."""
+    epochs: PositiveInt = 1
+    """Passes through the data; `steps` and `max_tokens` may end training earlier."""
+    steps: PositiveInt | None = None
+    """Most optimizer steps."""
+    max_tokens: PositiveInt | None = None
+    """Most tokens trained through, prompt and tool text included."""
+    batch_sequences: PositiveInt | None = 32
+    """Dialogues in one optimizer step; None when `batch_tokens` rules."""
+    batch_tokens: PositiveInt | None = None
+    """Most tokens of one optimizer step, instead of `batch_sequences`."""
+    other_token_weight: Share = 0.0
+    """Loss weight of prompt and tool tokens; assistant tokens weigh 1."""
+    checkpoint_every: Annotated[int, Field(ge=0)] = 0
+    """Write resume state after every so many optimizer steps; 0 is never."""
+    log_every: PositiveInt = 10
+    """Optimizer steps between log lines."""
+    lr: PositiveFloat = 1e-5
+    """Learning rate after warm-up."""
+    seed: int | None = None
+    """Orders the data; None is `run.seed`."""
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> Self:
+        if (self.batch_sequences is None) == (self.batch_tokens is None):
+            raise ValueError(
+                f"sft.batch_sequences ({self.batch_sequences}) and sft.batch_tokens "
+                f"({self.batch_tokens}) exclude each other; set one of them and leave the other "
+                "unset"
+            )
+        return self
