@@ -1,0 +1,100 @@
+"""The rollout service's tables of `run.toml`: `[env]` and `[rollout]`.
+
+`agent_r1.config` joins them with the other services' tables; main.py gets them as arguments.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from agent_r1_proto.config import ConfigTable, ListenTable
+
+ENV_TYPE_PATTERN = r"^(tool|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
+
+
+class EnvTable(ConfigTable):
+    """`[env]`: what the agent may do before it answers, and where a trajectory is cut."""
+
+    type: Annotated[str, Field(pattern=ENV_TYPE_PATTERN)] = "tool"
+    """`tool` (ToolEnv), or `module:Name` of a ToolEnv subclass found through `run.plugins`."""
+    options: dict[str, JsonValue] = {}
+    """Keyword arguments for a ToolEnv subclass."""
+    max_turns: Annotated[int, Field(ge=1)] = 5
+    """Most turns of the model; a task's `sampling.max_turns` overrides it."""
+    max_calls_per_turn: Annotated[int, Field(ge=1)] = 4
+    """Tool calls of one turn that are run; further ones are answered with an error text."""
+    max_tokens_per_turn: Annotated[int, Field(ge=1)] = 1024
+    """Most sampled tokens of one turn; a turn cut here ends the trajectory as TRUNCATED."""
+    max_tool_response_tokens: Annotated[int, Field(ge=16)] | None = None
+    """Most tokens of one tool response; the rest is cut and marked. None: no token limit."""
+    max_tool_response_chars: Annotated[int, Field(ge=64)] = 2048
+    """Most characters of one tool response; the rest is cut and marked."""
+    system_prompt: str | None = None
+    """System message of every dialogue that does not bring its own."""
+    enable_tools: list[str] | None = None
+    """Names of the tools offered to the model; None offers all of `[tools.<name>]`, [] none."""
+    tool_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Time one tool call may take, retries included, in seconds; then the attempt has FAILED."""
+    tool_retries: Annotated[int, Field(ge=0)] = 3
+    """Retries of one call on lost connections, 5xx and 429, within `tool_timeout_s`."""
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    """Variables given to the model's chat template, such as `enable_thinking`."""
+
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        if self.type == "tool" and self.options:
+            names = ", ".join(sorted(self.options))
+            raise ValueError(
+                f"env.options ({names}) must be empty with env.type = 'tool': ToolEnv takes none; "
+                "name your own class in env.type = 'module:Name' or remove the options"
+            )
+        return self
+
+
+class RolloutTable(ListenTable):
+    """`[rollout]`: how the sampling servers run."""
+
+    max_concurrent: Annotated[int, Field(ge=1)] = 64
+    """Trajectories one server works on at a time; more samples stay in the queue."""
+    server_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
+    """Name of the server; None derives one from host, port and process id."""
+    kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0
+    """Memory for the KV cache of an engine on the CPU, in GiB."""
+    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.85
+    """Share of a GPU's memory the engine may take (weights and KV cache)."""
+    tensor_parallel_size: Annotated[int, Field(ge=1)] = 1
+    """GPUs one engine is spread over."""
+    max_batched_tokens: Annotated[int, Field(ge=64)] | None = None
+    """Most tokens one engine step computes; None lets the engine choose."""
+    threads: Annotated[int, Field(ge=1)] = 1
+    """Threads of the engine on the CPU."""
+    enforce_eager: bool | None = None
+    """Run without compiled graphs; None: on the CPU yes, on GPUs no."""
+    engine_start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Time to load the model and warm up, in seconds; beyond it the server gives up."""
+    weight_load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
+    """Time one weight load may take, in seconds; beyond it the server gives up and exits."""
+    tool_start_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time to wait at start for every tool service to answer, in seconds."""
+    max_tool_requests: Annotated[int, Field(ge=1)] = 64
+    """HTTP requests to tool services in flight at a time; further ones wait."""
+    announce_expiry_s: Annotated[float, Field(gt=0)] = 15.0
+    """An announcement in Redis that is not renewed for this long disappears, in seconds."""
+
+
+def advertised_url(listen: ListenTable, port: int) -> str:
+    """Return the base URL under which other services reach a service bound to `port`."""
+    host = listen.advertise_host or listen.host
+    if host in {"0.0.0.0", "::"}:
+        raise ValueError(
+            f"host ({host}) listens on every address, so other services cannot be told it; "
+            "set advertise_host to a name they can reach"
+        )
+    return (
+        f"http://[{host}]:{port}"
+        if re.fullmatch(r"[0-9a-fA-F:]*:[0-9a-fA-F:]*", host)
+        else (f"http://{host}:{port}")
+    )
