@@ -1,0 +1,84 @@
+"""Messages with valid defaults, so that a test shows only what it is about."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from agent_r1_proto.rewards import Reward, ScoredTrajectory
+from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
+from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory, Turn, VersionSpan
+
+
+def rollout_task(
+    run_id: str = "run",
+    *,
+    incarnation: int = 1,
+    group_id: int = 0,
+    sample_index: int = 0,
+    attempt: int = 0,
+    group_size: int = 2,
+    **changes: Any,
+) -> RolloutTask:
+    """Return the sample `run/incarnation/group/sample/attempt` of a one-line task."""
+    key = RolloutKey(
+        run_id=run_id,
+        incarnation=incarnation,
+        group_id=group_id,
+        sample_index=sample_index,
+        attempt=attempt,
+    )
+    fields: dict[str, Any] = {
+        "task": Task(id=f"q{group_id}", prompt="who?", payload={"answers": ["Ada"]})
+    }
+    return RolloutTask(key=key, group_size=group_size, **(fields | changes))
+
+
+def trajectory(
+    rollout: RolloutTask | None = None,
+    *,
+    prompt_length: int = 2,
+    num_sampled: int = 3,
+    policy_version: int = 0,
+    status: Status = "COMPLETED",
+    answer: str = "Ada",
+    calls: list[ToolCallRecord] | None = None,
+    **changes: Any,
+) -> Trajectory:
+    """Return a trajectory of one turn: `prompt_length` prompt tokens, then `num_sampled`."""
+    total = prompt_length + num_sampled
+    mask = np.arange(total) >= prompt_length
+    fields: dict[str, Any] = {
+        "rollout": rollout or rollout_task(),
+        "token_ids": np.arange(total, dtype=np.int32),
+        "action_mask": mask,
+        "rollout_logprobs": np.where(mask, -0.5, 0.0).astype(np.float32),
+        "prompt_length": prompt_length,
+        "version_spans": [
+            VersionSpan(policy_version=policy_version, start=prompt_length, end=total)
+        ],
+        "turns": [
+            Turn(
+                start=prompt_length,
+                end=total,
+                text=f"<think>I know.</think><answer>{answer}</answer>",
+                finish_reason="stop",
+                calls=calls or [],
+            )
+        ],
+        "status": status,
+        "reason": "answer",
+        "seed": 1,
+        "temperature": 1.0,
+    }
+    return Trajectory(**(fields | changes))
+
+
+def scored(
+    rollout: RolloutTask | None = None, *, total: float = 1.0, **changes: Any
+) -> ScoredTrajectory:
+    """Return a scored trajectory; a FAILED one has no reward."""
+    record = trajectory(rollout, **changes)
+    reward = None if record.status == "FAILED" else Reward(total=total, components={"em": total})
+    return ScoredTrajectory(trajectory=record, reward=reward)

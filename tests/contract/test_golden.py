@@ -1,0 +1,78 @@
+"""Encoded bytes of every released schema version still decode to what they meant.
+
+A file in golden/ is written once, by `python -m tests.contract.test_golden`, when a version is
+released, and never changed afterwards.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_r1_proto.messages import StreamMessage, decode_entry, encode_entry
+from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.tools import TextPart
+from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
+from tests.builders import rollout_task, scored, trajectory
+
+GOLDEN = Path(__file__).parent / "golden"
+CALL = ToolCallRecord(
+    end_token_index=4,
+    tool="search",
+    arguments={"query": "Ada"},
+    status="ok",
+    version="1",
+    instance="search-1",
+    latency_ms=2.5,
+    parts=[TextPart(text="Ada\nborn 1815")],
+    process_reward=0.5,
+)
+EXAMPLES: dict[str, StreamMessage] = {
+    "rollout_task-1.0": rollout_task(group_id=7, sample_index=1, attempt=2),
+    "trajectory-1.0": trajectory(policy_version=4, calls=[CALL]),
+    "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
+}
+CLASSES: dict[str, type[StreamMessage]] = {
+    "rollout_task": RolloutTask,
+    "trajectory": Trajectory,
+    "scored_trajectory": ScoredTrajectory,
+}
+
+
+def _read(path: Path) -> dict[bytes, bytes]:
+    return {
+        name.encode(): base64.b64decode(value)
+        for name, value in json.loads(path.read_text()).items()
+    }
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_golden_bytes_decode_to_the_message_they_were_made_of(name: str):
+    message = EXAMPLES[name]
+    decoded = decode_entry(CLASSES[name.rsplit("-", 1)[0]], _read(GOLDEN / f"{name}.json"))
+    assert encode_entry(decoded) == encode_entry(message)
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_this_version_still_writes_the_golden_bytes(name: str):
+    assert encode_entry(EXAMPLES[name]) == _read(GOLDEN / f"{name}.json")
+
+
+def test_every_released_version_has_golden_bytes():
+    released = {f"{cls.SCHEMA_NAME}-{cls.SCHEMA_VERSION}" for cls in CLASSES.values()}
+    assert released <= {path.stem for path in GOLDEN.glob("*.json")}
+
+
+if __name__ == "__main__":
+    for example_name, example in EXAMPLES.items():
+        target = GOLDEN / f"{example_name}.json"
+        if not target.exists():
+            encoded = {
+                name.decode(): base64.b64encode(value).decode()
+                for name, value in encode_entry(example).items()
+            }
+            target.write_text(json.dumps(encoded, indent=1) + "\n")

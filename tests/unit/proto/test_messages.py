@@ -1,0 +1,155 @@
+"""The contract: what encodes, what decodes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from agent_r1_proto.messages import (
+    BOOL,
+    FLOAT32,
+    INT32,
+    EntryError,
+    NewerSchemaError,
+    decode_entry,
+    encode_entry,
+)
+from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.tasks import RolloutTask, Task
+from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, VersionSpan
+from tests.builders import rollout_task, scored, trajectory
+
+
+@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
+def test_int32_bytes_round_trip(values: list[int]):
+    array = INT32.check(np.array(values, dtype=np.int64))
+    assert INT32.from_bytes(INT32.to_bytes(array), len(values)).tolist() == values
+
+
+@given(st.lists(st.booleans()))
+def test_masks_take_one_bit_a_token_and_round_trip(values: list[bool]):
+    data = BOOL.to_bytes(BOOL.check(np.array(values, dtype=np.bool_)))
+    assert len(data) == (len(values) + 7) // 8
+    assert BOOL.from_bytes(data, len(values)).tolist() == values
+
+
+def test_arrays_are_little_endian_on_the_wire():
+    assert INT32.to_bytes(INT32.check([1])) == b"\x01\x00\x00\x00"
+    assert FLOAT32.to_bytes(FLOAT32.check([1.0])) == b"\x00\x00\x80\x3f"
+    # bits 0 and 2 of the first byte: 1 + 4
+    assert BOOL.to_bytes(BOOL.check(np.array([True, False, True]))) == b"\x05"
+
+
+def test_a_value_beyond_int32_is_refused():
+    with pytest.raises(ValueError, match="do not fit int32"):
+        INT32.check([2**31])
+
+
+@given(num_sampled=st.integers(0, 40), prompt_length=st.integers(0, 20))
+def test_scored_trajectory_round_trips(num_sampled: int, prompt_length: int):
+    message = scored(num_sampled=num_sampled, prompt_length=prompt_length)
+    decoded = decode_entry(ScoredTrajectory, encode_entry(message))
+    assert encode_entry(decoded) == encode_entry(message)
+    assert decoded.trajectory.token_ids.tolist() == message.trajectory.token_ids.tolist()
+    assert decoded.trajectory.num_action_tokens == num_sampled
+
+
+def test_no_array_travels_as_json():
+    meta = json.loads(encode_entry(scored())[b"meta"])
+    assert not {"token_ids", "action_mask", "rollout_logprobs"} & set(meta["trajectory"])
+
+
+def test_decoded_arrays_cannot_be_changed():
+    with pytest.raises(ValueError, match="read-only"):
+        trajectory().token_ids[0] = 7
+
+
+def test_a_field_of_a_newer_minor_is_ignored_even_inside_a_task():
+    fields = encode_entry(rollout_task())
+    meta = json.loads(fields[b"meta"])
+    meta["invented_later"] = 1
+    meta["task"]["invented_later"] = 2
+    fields |= {b"schema": b"rollout_task/1.7", b"meta": json.dumps(meta).encode()}
+    assert decode_entry(RolloutTask, fields) == rollout_task()
+
+
+def test_a_newer_major_asks_for_an_upgrade():
+    fields = encode_entry(rollout_task()) | {b"schema": b"rollout_task/2.0"}
+    with pytest.raises(NewerSchemaError, match="upgrade this service"):
+        decode_entry(RolloutTask, fields)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({b"schema": b"rollout_task/0.9"}, "older than"),
+        ({b"schema": b"trajectory/1.0"}, "expected 'rollout_task'"),
+        ({b"schema": b"nonsense"}, "expected name/major.minor"),
+        ({b"meta": b"{"}, "does not parse"),
+        ({b"meta": b"{}"}, "does not parse"),
+    ],
+)
+def test_garbage_is_an_entry_error(change: dict[bytes, bytes], message: str):
+    with pytest.raises(EntryError, match=message):
+        decode_entry(RolloutTask, encode_entry(rollout_task()) | change)
+
+
+def test_a_short_array_is_an_entry_error():
+    fields = encode_entry(trajectory())
+    fields[b"array:token_ids"] = fields[b"array:token_ids"][:-1]
+    with pytest.raises(EntryError, match="19 bytes; 5 values need 20"):
+        decode_entry(Trajectory, fields)
+
+
+def test_a_user_typo_in_a_task_is_an_error():
+    with pytest.raises(ValidationError, match="pormpt"):
+        Task.model_validate({"id": "a", "prompt": "x", "pormpt": "y"})
+
+
+def test_a_dialogue_must_end_with_the_user():
+    with pytest.raises(ValidationError, match="last message must be the user's"):
+        Task.model_validate({"id": "a", "prompt": [{"role": "assistant", "content": "hi"}]})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"action_mask": np.array([True])}, "action_mask has 1 entries; token_ids has 5"),
+        ({"rollout_logprobs": np.full(5, -0.5)}, "must be 0.0 where action_mask is False"),
+        ({"version_spans": []}, "outside every version span"),
+        (
+            {
+                "version_spans": [
+                    VersionSpan(policy_version=0, start=3, end=5),
+                    VersionSpan(policy_version=1, start=2, end=3),
+                ]
+            },
+            "out of order",
+        ),
+        ({"prompt_length": 3}, "prompt_length"),
+        ({"rollout_logprobs": np.array([0, 0, -1, np.nan, -1])}, "not finite"),
+    ],
+)
+def test_an_inconsistent_trajectory_is_refused(change: dict[str, object], message: str):
+    with pytest.raises(ValidationError, match=message):
+        trajectory().replace(**change)
+
+
+def test_a_call_must_end_at_a_sampled_token():
+    call = ToolCallRecord(end_token_index=1, tool="search", status="ok")
+    with pytest.raises(ValidationError, match="not a sampled token"):
+        trajectory(calls=[call])
+
+
+def test_policy_versions_are_those_of_action_tokens_only():
+    spans = [
+        VersionSpan(policy_version=3, start=0, end=2),
+        VersionSpan(policy_version=5, start=2, end=4),
+        VersionSpan(policy_version=6, start=4, end=5),
+    ]
+    assert trajectory(version_spans=spans).policy_versions() == [5, 6]
