@@ -1,0 +1,320 @@
+"""Delivery over a real Redis: every promise of streams.py, kept."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_r1_proto.messages import encode_entry
+from agent_r1_proto.registry import Registry, RolloutServer
+from agent_r1_proto.streams import Broker, StreamConsumer
+from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.trajectory import Trajectory
+from agent_r1_proto.weights import NewestVersion
+from tests.builders import rollout_task, trajectory
+from tests.conftest import RedisServer
+
+pytestmark = pytest.mark.redis
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+LEASE_S = 0.6
+WAIT_S = 20.0
+
+
+@pytest.fixture
+async def broker(redis_url: str, run_id: str) -> AsyncIterator[Broker]:
+    async with await Broker.connect(redis_url, run_id, lease_s=LEASE_S) as connected:
+        yield connected
+
+
+def tasks_consumer(broker: Broker, name: str) -> StreamConsumer[RolloutTask]:
+    return broker.consumer(broker.keys.tasks, RolloutTask, group="rollout", consumer=name)
+
+
+async def until(condition: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not await condition():
+            await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def worker(broker_url: str, run_id: str, name: str, mode: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "tests.integration.stream_worker"]
+    process = subprocess.Popen(
+        [*command, broker_url, run_id, name, mode],
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=WAIT_S)
+
+
+async def test_finish_publishes_acknowledges_and_deletes(broker: Broker):
+    await broker.publish(broker.keys.tasks, rollout_task())
+    async with tasks_consumer(broker, "a") as consumer:
+        [entry] = await consumer.read(8, 1.0)
+        await consumer.finish(entry, [(broker.keys.trajectories, trajectory(entry.message))])
+    assert await broker.depth(broker.keys.tasks) == 0
+    pending = await broker.redis.xpending(broker.keys.tasks, "rollout")
+    assert pending["pending"] == 0
+    results = broker.consumer(broker.keys.trajectories, Trajectory, group="reward", consumer="r")
+    async with results:
+        [result] = await results.read(8, 1.0)
+    assert result.message.rollout_id == str(rollout_task().key)
+
+
+async def test_an_empty_stream_gives_nothing_when_the_time_is_over(broker: Broker):
+    async with tasks_consumer(broker, "a") as consumer:
+        assert await consumer.read(1, 0.05) == []
+
+
+async def test_two_consumers_share_the_entries(broker: Broker):
+    tasks = [rollout_task(sample_index=index) for index in range(6)]
+    await broker.publish_many(broker.keys.tasks, tasks)
+    async with tasks_consumer(broker, "a") as first, tasks_consumer(broker, "b") as second:
+        taken = [*await first.read(3, 1.0), *await second.read(3, 1.0)]
+    assert sorted(entry.message.key.sample_index for entry in taken) == list(range(6))
+
+
+async def test_entries_of_a_worker_killed_in_the_middle_go_to_another(
+    redis_url: str, broker: Broker, run_id: str
+):
+    with worker(redis_url, run_id, "doomed", "hold") as doomed:
+        await broker.publish(broker.keys.tasks, rollout_task())
+        assert doomed.stdout is not None
+        held = await asyncio.to_thread(doomed.stdout.readline)
+        assert held.strip() == str(rollout_task().key)
+        doomed.kill()  # SIGKILL: no clean-up runs
+    async with tasks_consumer(broker, "heir") as heir:
+        [entry] = await heir.read(1, WAIT_S)
+        assert entry.message == rollout_task()
+
+
+async def test_a_living_worker_keeps_its_entries_beyond_the_lease(broker: Broker):
+    await broker.publish(broker.keys.tasks, rollout_task())
+    async with tasks_consumer(broker, "slow") as slow, tasks_consumer(broker, "thief") as thief:
+        [entry] = await slow.read(1, 1.0)
+        assert await thief.read(1, 3 * LEASE_S) == []
+        await slow.finish(entry)
+
+
+async def test_a_zombie_does_not_steal_back_but_may_publish_late(broker: Broker):
+    await broker.publish(broker.keys.tasks, rollout_task())
+    zombie = tasks_consumer(broker, "zombie")
+    async with zombie:
+        [stale] = await zombie.read(1, 1.0)
+    # Its renewal has stopped, as in a process that hangs; the entry goes to another consumer.
+    async with tasks_consumer(broker, "heir") as heir:
+        [taken] = await heir.read(1, WAIT_S)
+        async with zombie:  # it wakes up and renews leases again
+            await asyncio.sleep(LEASE_S)  # time in which a renewal that steals would have stolen
+            [row] = await broker.redis.xpending_range(broker.keys.tasks, "rollout", "-", "+", 10)
+            assert row["consumer"] == b"heir"
+            record = trajectory(stale.message)
+            await zombie.finish(stale, [(broker.keys.trajectories, record)])
+        await heir.finish(taken, [(broker.keys.trajectories, trajectory(taken.message))])
+    # Both results travel on; the learner's group slot takes the first and counts the second.
+    assert await broker.depth(broker.keys.trajectories) == 2
+    assert await broker.depth(broker.keys.tasks) == 0
+
+
+async def test_own_pending_entries_come_first_after_a_restart(broker: Broker):
+    await broker.publish_many(
+        broker.keys.tasks, [rollout_task(sample_index=0), rollout_task(sample_index=1)]
+    )
+    async with tasks_consumer(broker, "same-name") as before:
+        await before.read(1, 1.0)
+    async with tasks_consumer(broker, "same-name") as after:
+        [first] = await after.read(1, 1.0)
+        [second] = await after.read(1, 1.0)
+    assert [first.message.key.sample_index, second.message.key.sample_index] == [0, 1]
+
+
+async def test_a_released_entry_is_taken_at_once(redis_url: str, run_id: str):
+    async with await Broker.connect(redis_url, run_id, lease_s=3600.0) as broker:
+        await broker.publish(broker.keys.tasks, rollout_task())
+        async with tasks_consumer(broker, "a") as first:
+            [entry] = await first.read(1, 1.0)
+            await first.release(entry)
+        async with tasks_consumer(broker, "b") as second:
+            assert len(await second.read(1, WAIT_S)) == 1
+
+
+async def test_garbage_is_dead_lettered_with_a_reason_and_can_be_shown(broker: Broker):
+    fields = dict(encode_entry(rollout_task())) | {b"meta": b"{"}
+    await broker.redis.xadd(broker.keys.tasks, fields)
+    async with tasks_consumer(broker, "a") as consumer:
+        assert await consumer.read(1, 0.1) == []
+    [letter] = await broker.dead_letters()
+    assert letter.stream == broker.keys.tasks
+    assert "does not parse" in letter.reason
+    assert letter.fields == fields
+    assert await broker.depth(broker.keys.tasks) == 0
+
+
+async def test_an_entry_that_fails_too_often_is_dead_lettered_and_can_be_retried(broker: Broker):
+    await broker.publish(broker.keys.tasks, rollout_task())
+    async with tasks_consumer(broker, "a") as consumer:
+        outcomes = []
+        for _ in range(broker.max_processing_failures):
+            [entry] = await consumer.read(1, WAIT_S)
+            outcomes.append(await consumer.fail(entry, "boom"))
+        assert outcomes == [False, False, True]
+        [letter] = await broker.dead_letters()
+        assert "failed 3 times: boom" in letter.reason
+        await broker.retry_dead_letter(letter)
+        [again] = await consumer.read(1, WAIT_S)
+        assert again.message == rollout_task()
+    assert await broker.dead_letters() == []
+
+
+async def test_deliveries_alone_never_dead_letter(broker: Broker):
+    await broker.publish(broker.keys.tasks, rollout_task())
+    async with tasks_consumer(broker, "a") as consumer:
+        for _ in range(2 * broker.max_processing_failures):
+            [entry] = await consumer.read(1, WAIT_S)
+            await consumer.release(entry)
+    assert await broker.dead_letters() == []
+    assert await broker.depth(broker.keys.tasks) == 1
+
+
+async def test_a_newer_major_stays_pending_and_is_reported_once(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+):
+    fields = dict(encode_entry(rollout_task())) | {b"schema": b"rollout_task/2.0"}
+    await broker.redis.xadd(broker.keys.tasks, fields)
+    with caplog.at_level(logging.ERROR):
+        async with tasks_consumer(broker, "a") as consumer:
+            for _ in range(3):
+                assert await consumer.read(1, LEASE_S) == []
+    assert await broker.depth(broker.keys.tasks) == 1
+    assert await broker.dead_letters() == []
+    assert sum("upgrade this service" in record.message for record in caplog.records) == 1
+
+
+async def test_an_entry_deleted_while_pending_is_forgotten(broker: Broker):
+    await broker.publish(broker.keys.tasks, rollout_task())
+    async with tasks_consumer(broker, "a") as first:
+        [entry] = await first.read(1, 1.0)
+    await broker.redis.xdel(broker.keys.tasks, entry.entry_id)
+    async with tasks_consumer(broker, "a") as same, tasks_consumer(broker, "b") as other:
+        assert await same.read(1, 0.05) == []
+        assert await other.read(1, 2 * LEASE_S) == []
+    pending = await broker.redis.xpending(broker.keys.tasks, "rollout")
+    assert pending["pending"] == 0
+
+
+async def test_two_runs_on_one_redis_do_not_meet(redis_url: str, run_id: str):
+    first = await Broker.connect(redis_url, run_id + "-1")
+    second = await Broker.connect(redis_url, run_id + "-2")
+    async with first, second:
+        await first.publish(first.keys.tasks, rollout_task("one"))
+        await second.publish(second.keys.tasks, rollout_task("two"))
+        async with tasks_consumer(first, "a") as of_first, tasks_consumer(second, "a") as of_second:
+            [one] = await of_first.read(8, 1.0)
+            [two] = await of_second.read(8, 1.0)
+        assert (one.message.key.run_id, two.message.key.run_id) == ("one", "two")
+        await Registry(first).set_newest_version(NewestVersion(policy_version=9))
+        assert await Registry(second).newest_version() is None
+
+
+async def test_publishing_waits_while_redis_is_away_and_loses_nothing(
+    redis_server: RedisServer, run_id: str
+):
+    async with await Broker.connect(redis_server.url, run_id, lease_s=LEASE_S) as broker:
+        async with tasks_consumer(broker, "a") as consumer:
+            await broker.publish(broker.keys.tasks, rollout_task(sample_index=0))
+            redis_server.kill()
+            publishing = asyncio.create_task(
+                broker.publish(broker.keys.tasks, rollout_task(sample_index=1))
+            )
+            reading = asyncio.create_task(consumer.read(8, WAIT_S))
+            done, _ = await asyncio.wait({publishing, reading}, timeout=0.5)
+            assert not done
+            await asyncio.to_thread(redis_server.start)
+            await asyncio.wait_for(publishing, WAIT_S)
+            entries = await asyncio.wait_for(reading, WAIT_S)
+            entries += await consumer.read(8, 0.2)
+        indices = {entry.message.key.sample_index for entry in entries}
+        assert indices == {0, 1}
+
+
+async def test_a_redis_that_lost_its_data_gets_its_groups_back(
+    redis_server: RedisServer, run_id: str
+):
+    async with await Broker.connect(redis_server.url, run_id, lease_s=LEASE_S) as broker:
+        async with tasks_consumer(broker, "a") as consumer:
+            await broker.redis.flushall()
+            await broker.publish(broker.keys.tasks, rollout_task())
+            assert len(await consumer.read(1, WAIT_S)) == 1
+
+
+async def test_a_full_redis_pauses_the_publisher_until_there_is_room(
+    redis_server: RedisServer, run_id: str, caplog: pytest.LogCaptureFixture
+):
+    async with await Broker.connect(redis_server.url, run_id) as broker:
+        await broker.publish(broker.keys.tasks, rollout_task(sample_index=0))
+        async with tasks_consumer(broker, "a") as consumer:
+            [entry] = await consumer.read(1, 1.0)
+            await broker.redis.config_set("maxmemory", "1")
+            finishing = asyncio.create_task(
+                consumer.finish(entry, [(broker.keys.trajectories, trajectory(entry.message))])
+            )
+            done, _ = await asyncio.wait({finishing}, timeout=0.4)
+            assert not done
+            assert await broker.depth(broker.keys.tasks) == 1  # not half finished
+            await broker.redis.config_set("maxmemory", "0")
+            await asyncio.wait_for(finishing, WAIT_S)
+        assert await broker.depth(broker.keys.trajectories) == 1
+        assert await broker.depth(broker.keys.tasks) == 0
+    assert "redis is away or full" in caplog.text
+
+
+async def test_a_rollout_server_is_known_until_its_announcement_expires(broker: Broker):
+    registry = Registry(broker)
+    server = RolloutServer(
+        server_id="s1", url="http://127.0.0.1:1", policy_version=0, pid=1, host="h", started_at=0.0
+    )
+    await registry.announce_rollout_server(server, expiry_s=WAIT_S)
+    assert await registry.rollout_servers() == [server]
+    await registry.announce_rollout_server(server, expiry_s=0.05)
+
+    async def gone() -> bool:
+        return await registry.rollout_servers() == []
+
+    await until(gone)
+
+
+async def test_memory_limit_is_read_from_the_server(redis_server: RedisServer, run_id: str):
+    async with await Broker.connect(redis_server.url, run_id) as broker:
+        assert await broker.memory_limit() is None
+        await broker.redis.config_set("maxmemory", str(64 * 2**20))
+        assert await broker.memory_limit() == 64 * 2**20
+
+
+async def test_throughput_of_two_workers_loses_and_doubles_nothing(
+    redis_url: str, broker: Broker, run_id: str
+):
+    tasks = [rollout_task(group_id=index) for index in range(200)]
+    await broker.publish_many(broker.keys.tasks, tasks)
+    results = broker.consumer(broker.keys.trajectories, Trajectory, group="reward", consumer="r")
+    seen: list[int] = []
+    with worker(redis_url, run_id, "w1", "echo"), worker(redis_url, run_id, "w2", "echo"):
+        async with results:
+            deadline = time.monotonic() + WAIT_S
+            while len(seen) < len(tasks) and time.monotonic() < deadline:
+                entries = await results.read(64, 1.0)
+                seen += [entry.message.rollout.key.group_id for entry in entries]
+                await results.finish_many(entries)
+    assert sorted(seen) == list(range(200))
