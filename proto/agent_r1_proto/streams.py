@@ -40,7 +40,7 @@ __all__ = ["Broker", "DeadLetter", "Entry", "Keys", "StreamConsumer", "worst_cas
 logger = logging.getLogger(__name__)
 
 LONGEST_BLOCK_S = 5.0
-"""One XREADGROUP blocks at most this long, so that a lost connection is noticed."""
+"""One XREADGROUP blocks at most this long: between two, entries of the dead are reclaimed."""
 DEAD_LETTER_PREFIX = b"field:"
 BYTES_PER_TOKEN = 16
 """Worst case of one token in an entry: 8 bytes of arrays, its text twice, its mask bit."""
@@ -225,9 +225,10 @@ class StreamConsumer(Generic[M]):
         if not entries:
             entries = await self._reclaim(count)
         deadline = time.monotonic() + block_s
+        longest_block_s = min(LONGEST_BLOCK_S, self.broker.lease_s / 2)
         while not entries:
             left_s = deadline - time.monotonic()
-            entries = await self._read_new(count, min(max(left_s, 0.0), LONGEST_BLOCK_S))
+            entries = await self._read_new(count, min(max(left_s, 0.0), longest_block_s))
             if not entries:
                 if time.monotonic() >= deadline:
                     return []

@@ -40,7 +40,7 @@ def tasks_consumer(broker: Broker, name: str) -> StreamConsumer[RolloutTask]:
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(WAIT_S):
-        while not await condition():
+        while not await condition():  # noqa: ASYNC110 - the state is in another process
             await asyncio.sleep(0.02)
 
 
@@ -253,11 +253,11 @@ async def test_publishing_waits_while_redis_is_away_and_loses_nothing(
 async def test_a_redis_that_lost_its_data_gets_its_groups_back(
     redis_server: RedisServer, run_id: str
 ):
-    async with await Broker.connect(redis_server.url, run_id, lease_s=LEASE_S) as broker:
-        async with tasks_consumer(broker, "a") as consumer:
-            await broker.redis.flushall()
-            await broker.publish(broker.keys.tasks, rollout_task())
-            assert len(await consumer.read(1, WAIT_S)) == 1
+    broker = await Broker.connect(redis_server.url, run_id, lease_s=LEASE_S)
+    async with broker, tasks_consumer(broker, "a") as consumer:
+        await broker.redis.flushall()
+        await broker.publish(broker.keys.tasks, rollout_task())
+        assert len(await consumer.read(1, WAIT_S)) == 1
 
 
 async def test_a_full_redis_pauses_the_publisher_until_there_is_room(
