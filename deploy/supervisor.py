@@ -1,0 +1,384 @@
+"""Keeps the services of one run alive: start, wait until healthy, restart, stop in order.
+
+local.py --ServiceSpec--> Supervisor --guard.py--> service. Every service runs below a guard, in a
+session of its own, so that Ctrl-C in the terminal reaches the launcher alone, and nothing stays
+when the launcher dies. Output goes to one log file a service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from agent_r1_deploy import guard
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.05
+HEALTH_TIMEOUT_S = 2.0
+KILL_TIMEOUT_S = 10.0
+"""Time the kernel gets to end a killed service."""
+RESTART_DELAY_S = 1.0
+ORPHAN_GRACE_S = 10.0
+"""Time services get to stop by themselves when the launcher was killed."""
+TAIL_LINES = 15
+ERROR_PREFIX = "agent-r1: error: "
+"""A command that stops for a reason the user can act on prints it after this."""
+
+EXIT_REASON = 2
+"""Exit status of a service that stopped for a reason it has printed: restarting cannot help."""
+EXIT_CANNOT_START = 127
+
+
+class ServiceError(RuntimeError):
+    """A service could not be started, or died too often; says which, why and where its log is."""
+
+
+async def is_healthy(url: str) -> bool:
+    """Ask a service over HTTP whether it is up: `GET /healthz` answers 200."""
+    try:
+        async with httpx.AsyncClient(timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
+            return (await client.get(f"{url}/healthz")).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """How to run one service."""
+
+    name: str
+    command: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Set on top of the launcher's environment."""
+    announce_dir: Path | None = None
+    """Folder where the service writes `{name}.json` once it is bound; None: it announces nothing
+    and counts as up when `probe` says so."""
+    probe: Callable[[str], Awaitable[bool]] | None = is_healthy
+    """Says whether the service at a URL ("" without announcement) is up; None asks nothing."""
+    restart_command: Sequence[str] | None = None
+    """Command of a restart; None is `command`."""
+    port_variable: str | None = None
+    """Environment variable that makes a restart take the port of the first start."""
+    restarts_with: Sequence[str] = ()
+    """Services whose restart restarts this one as well: it lost what they kept."""
+    ends_run: bool = False
+    """The run is over when this service exits with status 0."""
+    stop_rank: int = 1
+    """Services of the lowest rank stop first."""
+    start_timeout_s: float = 300.0
+    stop_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class RestartPolicy:
+    """How often a service may die before the run is given up."""
+
+    max_restarts: int = 3
+    window_s: float = 300.0
+
+
+class _Service:
+    """One service and its process of the moment."""
+
+    def __init__(self, spec: ServiceSpec, log_file: Path) -> None:
+        self.spec = spec
+        self.log_file = log_file
+        self.process: asyncio.subprocess.Process | None = None
+        self.log_offset = 0
+        self.url = ""
+        self.port: int | None = None
+        self.deaths: deque[float] = deque()
+        self.restart_asked = False
+        self.num_starts = 0
+
+    @property
+    def running(self) -> bool:
+        """Whether there is a process that has not ended."""
+        return self.process is not None and self.process.returncode is None
+
+    def send(self, sig: signal.Signals) -> None:
+        """Send a signal to the guard, if it is there."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(sig)
+
+    def log_tail(self) -> str:
+        """Return what the process said last: its error message, or the last lines."""
+        try:
+            with self.log_file.open("rb") as file:
+                file.seek(self.log_offset)
+                text = file.read().decode(errors="replace")
+        except OSError:
+            return "(no log)"
+        _, found, message = text.rpartition(ERROR_PREFIX)
+        if found:
+            return message.strip()
+        return "\n".join(text.strip().splitlines()[-TAIL_LINES:]) or "(it printed nothing)"
+
+
+def describe_exit(code: int) -> str:
+    """Say in words how a process ended, from its exit status."""
+    number = -code if code < 0 else code - 128
+    if number not in {int(sig) for sig in signal.Signals}:
+        return f"exit status {code}"
+    text = f"killed by {signal.Signals(number).name}"
+    if number == signal.SIGKILL:
+        text += (
+            " (if the kernel's out-of-memory killer did it, lower rollout.kv_cache_gib, "
+            "rollout.max_concurrent, learner.max_tokens_per_microbatch, model.max_context, in "
+            "this order)"
+        )
+    return text
+
+
+class Supervisor:
+    """Runs services until one of them ends the run, one dies too often, or `stop` is called."""
+
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        policy: RestartPolicy | None = None,
+        report: Callable[[str], None] | None = None,
+    ) -> None:
+        """Prepare; starts nothing.
+
+        Args:
+            log_dir: folder of the log files, one `{name}.log` a service.
+            policy: how often a service may die.
+            report: called with each line the user must see.
+        """
+        self._log_dir = log_dir
+        self._policy = policy or RestartPolicy()
+        self._report = report or (lambda line: None)
+        self._services: dict[str, _Service] = {}
+        self._watchers: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def start(self, spec: ServiceSpec) -> str:
+        """Start a service, wait until it is up, and watch it from then on.
+
+        Returns:
+            The URL it announced; "" when it announces none.
+
+        Raises:
+            ServiceError: it died or was not up in time.
+        """
+        if sys.platform != "linux":
+            raise ServiceError(
+                f"the local launcher needs Linux, and this is {sys.platform}; use "
+                "`docker compose up`"
+            )
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        service = _Service(spec, self._log_dir / f"{spec.name}.log")
+        self._services[spec.name] = service
+        await self._spawn(service)
+        try:
+            await self._wait_until_up(service)
+        except ServiceError:
+            await self._end(service)
+            raise
+        self._watchers.append(asyncio.create_task(self._watch(service)))
+        return service.url
+
+    async def wait(self) -> None:
+        """Wait until the run is over.
+
+        Raises:
+            ServiceError: a service died and was not restarted.
+        """
+        await asyncio.shield(self._outcome)
+
+    async def stop(self) -> None:
+        """Stop every service in order of rank, those of one rank together."""
+        self._stopping = True
+        ranks = sorted({service.spec.stop_rank for service in self._services.values()})
+        for rank in ranks:
+            await asyncio.gather(
+                *(
+                    self._end(service)
+                    for service in self._services.values()
+                    if service.spec.stop_rank == rank
+                )
+            )
+        for watcher in self._watchers:
+            watcher.cancel()
+        await asyncio.gather(*self._watchers, return_exceptions=True)
+        if self._outcome.done() and not self._outcome.cancelled():
+            self._outcome.exception()  # retrieved, or asyncio would complain
+
+    def kill(self) -> None:
+        """Kill every service at once; a `stop` in progress then ends quickly."""
+        self._stopping = True
+        for service in self._services.values():
+            service.send(signal.SIGQUIT)
+
+    def pids(self) -> dict[str, int]:
+        """Return the process id of every running service's guard, by name."""
+        return {
+            name: service.process.pid
+            for name, service in self._services.items()
+            if service.process is not None and service.running
+        }
+
+    async def _spawn(self, service: _Service) -> None:
+        spec = service.spec
+        command = spec.command
+        if service.num_starts and spec.restart_command is not None:
+            command = spec.restart_command
+        environment = {**os.environ, **spec.environment}
+        if spec.port_variable is not None and service.port is not None:
+            environment[spec.port_variable] = str(service.port)
+        if spec.announce_dir is not None:
+            spec.announce_dir.mkdir(parents=True, exist_ok=True)
+            for stale in spec.announce_dir.glob("*.json"):
+                stale.unlink()
+        with service.log_file.open("ab") as log:
+            service.log_offset = log.tell()
+            service.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                *("-I", "-S", guard.__file__),
+                *("--parent", str(os.getpid()), "--grace-s", str(ORPHAN_GRACE_S), "--"),
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        service.num_starts += 1
+        logger.info("service started name=%s guard_pid=%d", spec.name, service.process.pid)
+
+    async def _wait_until_up(self, service: _Service) -> None:
+        spec = service.spec
+        deadline = time.monotonic() + spec.start_timeout_s
+        while True:
+            if not service.running:
+                assert service.process is not None
+                how = describe_exit(service.process.returncode or 0)
+                raise ServiceError(self._explain(service, f"did not start: {how}"))
+            if await self._is_up(service):
+                logger.info("service up name=%s url=%s", spec.name, service.url)
+                return
+            if time.monotonic() >= deadline:
+                raise ServiceError(
+                    self._explain(service, f"was not up after {spec.start_timeout_s:g} s")
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def _is_up(self, service: _Service) -> bool:
+        spec = service.spec
+        if spec.announce_dir is not None:
+            announced = next(iter(sorted(spec.announce_dir.glob("*.json"))), None)
+            if announced is None:
+                return False
+            service.url = str(json.loads(announced.read_text())["url"])
+            if service.url:
+                service.port = httpx.URL(service.url).port
+        return spec.probe is None or await spec.probe(service.url)
+
+    def _explain(self, service: _Service, what: str) -> str:
+        return f"{service.spec.name} {what}\n{service.log_tail()}\n(log: {service.log_file})"
+
+    async def _watch(self, service: _Service) -> None:
+        """Restart the service whenever it dies, until the run is over."""
+        while True:
+            assert service.process is not None
+            code = await service.process.wait()
+            await self._end_leftovers(service)
+            if self._stopping:
+                return
+            if not service.restart_asked:
+                if code == 0 and service.spec.ends_run:
+                    self._settle(None)
+                    return
+                if not self._may_restart(service, code):
+                    what = f"stopped: {describe_exit(code)}"
+                    if code != EXIT_REASON:
+                        what += f", for the {len(service.deaths)}. time"
+                    self._settle(ServiceError(self._explain(service, what)))
+                    return
+                self._report(
+                    f"!! {service.spec.name} died ({describe_exit(code)}); restarting it, "
+                    f"{len(service.deaths)} of {self._policy.max_restarts} "
+                    f"(log: {service.log_file})"
+                )
+                await asyncio.sleep(RESTART_DELAY_S)
+            service.restart_asked = False
+            await self._restart(service)
+
+    def _may_restart(self, service: _Service, code: int) -> bool:
+        now = time.monotonic()
+        service.deaths.append(now)
+        while service.deaths[0] < now - self._policy.window_s:
+            service.deaths.popleft()
+        return (
+            code not in (EXIT_REASON, EXIT_CANNOT_START)
+            and len(service.deaths) <= self._policy.max_restarts
+        )
+
+    async def _restart(self, service: _Service) -> None:
+        if self._stopping:
+            return
+        await self._spawn(service)
+        try:
+            await self._wait_until_up(service)
+        except ServiceError as exc:
+            if not self._stopping:
+                self._report(f"!! {exc}")
+            await self._end(service)
+            return
+        self._report(f"{service.spec.name} is up again")
+        for other in self._services.values():
+            if service.spec.name in other.spec.restarts_with and other.running:
+                other.restart_asked = True
+                self._report(f"restarting {other.spec.name} as well")
+                await self._end(other)
+
+    async def _end(self, service: _Service) -> None:
+        """Stop one service: SIGTERM, and SIGKILL when its time is up."""
+        if not service.running or service.process is None:
+            return
+        service.send(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(service.process.wait(), service.spec.stop_timeout_s)
+        except TimeoutError:
+            self._report(
+                f"!! {service.spec.name} did not stop within {service.spec.stop_timeout_s:g} s; "
+                "killing it"
+            )
+            service.send(signal.SIGQUIT)
+            await asyncio.wait_for(service.process.wait(), KILL_TIMEOUT_S)
+        await self._end_leftovers(service)
+
+    async def _end_leftovers(self, service: _Service) -> None:
+        """End what a killed guard left behind; a guard that ended by itself left nothing."""
+        assert service.process is not None
+        session = service.process.pid
+        deadline = time.monotonic() + guard.LEFTOVER_GRACE_S
+        sig = signal.SIGTERM
+        while pids := guard.session_members(session):
+            guard.signal_all(pids, sig)
+            if time.monotonic() >= deadline:
+                sig = signal.SIGKILL
+            await asyncio.sleep(POLL_S)
+
+    def _settle(self, error: ServiceError | None) -> None:
+        if self._outcome.done():
+            return
+        if error is None:
+            self._outcome.set_result(None)
+        else:
+            self._outcome.set_exception(error)
