@@ -1,0 +1,371 @@
+"""The HTTP service of one tool.
+
+Reads calls from rollout (`POST /call`, one or many; `POST /open`, `POST /close`), runs them through
+a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET /healthz` whether it takes
+calls. How a call can end:
+
+- 200, result ok or error: the tool's own answer, an exception in the user's `call` included;
+- 409: the call needs a session that is not open here; 413, 422: the request is wrong;
+- 503: draining, overloaded, or what stands behind the tool is down; 504: the time is up.
+Everything but 200 is an outage for the caller, never an answer to the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from typing import Any, TypeVar
+
+import jsonschema
+from fastapi import FastAPI, HTTPException, Request, Response
+from jsonschema.exceptions import best_match
+from pydantic import BaseModel, ValidationError
+from starlette.responses import JSONResponse
+
+from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result, text_result
+from agent_r1.tools.sessions import SessionNotOpenError, SessionTable
+from agent_r1_proto.tools import (
+    CallReply,
+    CallRequest,
+    SessionRequest,
+    ToolCall,
+    ToolHealth,
+    ToolResult,
+    ToolSpec,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY_BYTES = 8 << 20
+_EXPIRY_CHECKS_PER_PERIOD = 4
+
+B = TypeVar("B", bound=BaseModel)
+
+
+class ToolService:
+    """One tool as a service: runs its calls, keeps its sessions, drains.
+
+    Args:
+        tool: answers the calls.
+        instance: name of this process, recorded with every call.
+        session_expiry_s: a session without calls for this long is closed, in seconds.
+        max_calls_in_flight: more calls than this at once are refused.
+
+    Raises:
+        ValueError: the tool's attributes are wrong.
+    """
+
+    def __init__(
+        self,
+        tool: Tool,
+        *,
+        instance: str,
+        session_expiry_s: float = 600.0,
+        max_calls_in_flight: int = 1024,
+    ) -> None:
+        self.spec: ToolSpec = tool.spec()
+        self.sessions = SessionTable(tool, session_expiry_s)
+        self._tool = tool
+        self._instance = instance
+        self._session_expiry_s = session_expiry_s
+        self._max_calls_in_flight = max_calls_in_flight
+        self._validator = jsonschema.Draft202012Validator(self.spec.parameters)
+        self._calls_in_flight = 0
+        self._draining = False
+        self._drained = asyncio.Event()
+
+    @property
+    def health(self) -> ToolHealth:
+        """What `GET /healthz` answers."""
+        return ToolHealth(
+            status="draining" if self._draining else "ok",
+            name=self.spec.name,
+            version=self.spec.version,
+            instance=self._instance,
+            sessions=len(self.sessions),
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Start the tool, close expired sessions while it runs, stop it."""
+        await self._tool.start()
+        expiry = asyncio.create_task(self._expire_sessions())
+        try:
+            yield
+        finally:
+            expiry.cancel()
+            with suppress(asyncio.CancelledError):
+                await expiry
+            await self.sessions.close_all()
+            await self._tool.stop()
+
+    async def call(self, request: CallRequest) -> CallReply:
+        """Run the calls of one request, all within the shortest of their timeouts.
+
+        Raises:
+            HTTPException: the request is wrong, refused, or not answered in time.
+            SessionNotOpenError: a call needs a session that is not open.
+            ToolUnavailableError: what stands behind the tool is down.
+        """
+        calls = request.calls
+        self._check_calls(calls)
+        with self._in_flight(calls):
+            results: list[ToolResult | None] = [self._refuse_arguments(call) for call in calls]
+            valid = [index for index, result in enumerate(results) if result is None]
+            if valid:
+                answers = await self._within_deadline([calls[index] for index in valid])
+                for index, answer in zip(valid, answers, strict=True):
+                    results[index] = answer
+        return CallReply(
+            version=self.spec.version,
+            instance=self._instance,
+            results=[result for result in results if result is not None],
+        )
+
+    async def open(self, request: SessionRequest) -> None:
+        """Open a session."""
+        if not self.spec.sessions:
+            raise HTTPException(
+                409, f"tool {self.spec.name!r} keeps no sessions; send its calls to /call directly"
+            )
+        self._refuse_when_draining()
+        await self.sessions.open(request.rollout_id, request.tool_context)
+
+    async def close(self, request: SessionRequest) -> None:
+        """Close a session; one that is not open is already closed."""
+        await self.sessions.close(request.rollout_id)
+        self._note_drained()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new work; wait for calls in flight and open sessions, at most `timeout_s`."""
+        self._draining = True
+        self._note_drained()
+        try:
+            await asyncio.wait_for(self._drained.wait(), timeout_s)
+        except TimeoutError:
+            logger.warning(
+                "drain timed out tool=%s calls_in_flight=%d sessions=%d timeout_s=%g",
+                self.spec.name,
+                self._calls_in_flight,
+                len(self.sessions),
+                timeout_s,
+            )
+
+    def _check_calls(self, calls: list[ToolCall]) -> None:
+        if len(calls) > self.spec.max_batch:
+            raise HTTPException(
+                422,
+                f"calls ({len(calls)}) must be at most {self.spec.max_batch} (max_batch of "
+                f"/spec); send several requests",
+            )
+        for call in calls:
+            if call.name != self.spec.name:
+                raise HTTPException(
+                    422,
+                    f"name ({call.name!r}) must be {self.spec.name!r}, the tool of this service; "
+                    "check the URL under which the tool is configured",
+                )
+
+    @contextmanager
+    def _in_flight(self, calls: list[ToolCall]) -> Iterator[None]:
+        with ExitStack() as stack:
+            if self.spec.sessions:
+                # An open session may go on while the service drains: only it can be answered here.
+                for call in calls:
+                    stack.enter_context(self.sessions.use(call.rollout_id))
+            else:
+                self._refuse_when_draining()
+            limit = self._max_calls_in_flight
+            if self._calls_in_flight + len(calls) > limit:
+                raise HTTPException(
+                    503,
+                    f"{self._calls_in_flight} calls are in flight and the limit is {limit}; raise "
+                    "max_calls_in_flight or start more instances",
+                )
+            self._calls_in_flight += len(calls)
+            try:
+                yield
+            finally:
+                self._calls_in_flight -= len(calls)
+                self._note_drained()
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise HTTPException(
+                503, f"tool {self.spec.name!r} is shutting down; call another instance"
+            )
+
+    def _note_drained(self) -> None:
+        if self._draining and self._calls_in_flight == 0 and len(self.sessions) == 0:
+            self._drained.set()
+
+    def _refuse_arguments(self, call: ToolCall) -> ToolResult | None:
+        error = best_match(self._validator.iter_errors(call.arguments))
+        if error is None:
+            return None
+        where = f" (at {error.json_path})" if error.path else ""
+        return error_result(f"Error: the arguments are not valid: {error.message}{where}")
+
+    async def _within_deadline(self, calls: list[ToolCall]) -> list[ToolResult]:
+        timeout_s = min(call.timeout_s for call in calls)
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                return await self._run(calls)
+        except TimeoutError as exc:
+            if not deadline.expired():
+                raise
+            raise HTTPException(
+                504,
+                f"tool {self.spec.name!r} did not answer within {timeout_s:g} s (timeout_s of the "
+                "call); raise env.tool_timeout_s or speed up the tool",
+            ) from exc
+
+    async def _run(self, calls: list[ToolCall]) -> list[ToolResult]:
+        arguments = [
+            (
+                call.arguments,
+                CallContext(call.rollout_id, call.turn, call.tool_context, call.timeout_s),
+            )
+            for call in calls
+        ]
+        answers: list[Any]
+        try:
+            answers = list(await self._tool.call_batch(arguments))
+            if len(answers) != len(calls):
+                raise TypeError(
+                    f"call_batch returned {len(answers)} results for {len(calls)} calls"
+                )
+        except Exception as exc:  # noqa: BLE001 - user code; `_as_result` logs the traceback
+            answers = [exc] * len(calls)
+        return [self._as_result(call, answer) for call, answer in zip(calls, answers, strict=True)]
+
+    def _as_result(self, call: ToolCall, answer: object) -> ToolResult:
+        if isinstance(answer, ToolResult):
+            return answer
+        if isinstance(answer, str):
+            return text_result(answer)
+        if not isinstance(answer, BaseException):
+            answer = TypeError(
+                f"{type(self._tool).__name__}.call returned {type(answer).__name__}; "
+                "it must return a ToolResult or a string"
+            )
+        if isinstance(answer, ToolUnavailableError) or not isinstance(answer, Exception):
+            raise answer
+        logger.error(
+            "tool call raised tool=%s rollout_id=%s turn=%d",
+            self.spec.name,
+            call.rollout_id,
+            call.turn,
+            exc_info=answer,
+        )
+        return error_result(f"Error: {type(answer).__name__}: {answer}")
+
+    async def _expire_sessions(self) -> None:
+        while True:
+            await asyncio.sleep(self._session_expiry_s / _EXPIRY_CHECKS_PER_PERIOD)
+            await self.sessions.close_expired()
+            self._note_drained()
+
+
+def create_app(
+    tool: Tool,
+    *,
+    instance: str = "local",
+    session_expiry_s: float = 600.0,
+    max_calls_in_flight: int = 1024,
+) -> FastAPI:
+    """Return the web application of a tool; its `state.service` is the `ToolService`.
+
+    Raises:
+        ValueError: the tool's attributes are wrong.
+    """
+    service = ToolService(
+        tool,
+        instance=instance,
+        session_expiry_s=session_expiry_s,
+        max_calls_in_flight=max_calls_in_flight,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    app = FastAPI(title=f"Agent-R1 tool: {service.spec.name}", lifespan=lifespan)
+    app.state.service = service
+
+    @app.get("/spec")
+    async def spec() -> Response:
+        return json_response(service.spec)
+
+    @app.get("/healthz")
+    async def healthz() -> Response:
+        return json_response(service.health)
+
+    @app.post("/call")
+    async def call(request: Request) -> Response:
+        body = parse_body(CallRequest, await request.body())
+        return json_response(await service.call(body))
+
+    @app.post("/open")
+    async def open_session(request: Request) -> Response:
+        await service.open(parse_body(SessionRequest, await request.body()))
+        return json_response({})
+
+    @app.post("/close")
+    async def close_session(request: Request) -> Response:
+        await service.close(parse_body(SessionRequest, await request.body()))
+        return json_response({})
+
+    @app.exception_handler(ToolUnavailableError)
+    async def unavailable(_: Request, exc: Exception) -> Response:
+        logger.error("tool unavailable tool=%s", service.spec.name, exc_info=exc)
+        return JSONResponse({"detail": str(exc)}, status_code=503)
+
+    @app.exception_handler(SessionNotOpenError)
+    async def not_open(_: Request, exc: Exception) -> Response:
+        return JSONResponse({"detail": str(exc)}, status_code=409)
+
+    return app
+
+
+def parse_body(model: type[B], body: bytes) -> B:
+    """Parse a JSON body; unknown fields are errors.
+
+    Raises:
+        HTTPException: 413 for a body over `MAX_BODY_BYTES`, 422 for one that does not fit `model`.
+    """
+    if len(body) > MAX_BODY_BYTES:
+        raise HTTPException(
+            413,
+            f"the body has {len(body)} bytes; the limit is {MAX_BODY_BYTES}; send fewer calls",
+        )
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as exc:
+        problems = "; ".join(
+            f"{'.'.join(map(str, error['loc'])) or 'body'}: {error['msg']} "
+            f"(got {_shorten(error['input'])})"
+            for error in exc.errors(include_url=False)
+        )
+        raise HTTPException(
+            422, f"the body is not a {model.__name__}: {problems}; correct the named fields"
+        ) from exc
+
+
+def json_response(value: BaseModel | dict[str, Any]) -> Response:
+    """Return a JSON response of a message or a dictionary."""
+    if isinstance(value, BaseModel):
+        content = value.model_dump_json()
+    else:
+        content = json.dumps(value, ensure_ascii=False)
+    return Response(content, media_type="application/json")
+
+
+def _shorten(value: object, limit: int = 100) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}…"

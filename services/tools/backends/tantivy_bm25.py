@@ -1,0 +1,282 @@
+"""Embedded BM25 search: a tantivy index on disk, built once per corpus.
+
+Reads a corpus file, writes `index_dir` (a tantivy index and `index.json`, which says what it was
+built from), and answers queries of the search tool. A build goes to a temporary folder under a
+lock and is renamed into place, so processes that start together build once and none reads half.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.metadata
+import json
+import logging
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import tantivy
+from pydantic import ValidationError
+
+from agent_r1.tools.backends.base import Hit
+from agent_r1.tools.corpus import Passage, read_passages
+from agent_r1_proto.messages import StrictMessage
+
+logger = logging.getLogger(__name__)
+
+# The words Lucene's (and so Elasticsearch's) `english` analyzer drops.
+ENGLISH_STOP_WORDS = [
+    *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is"),
+    *("it", "no", "not", "of", "on", "or", "such", "that", "the", "their", "then", "there"),
+    *("these", "they", "this", "to", "was", "will", "with"),
+]
+
+SETTINGS: dict[str, Any] = {
+    "format": 1,
+    "tantivy": importlib.metadata.version("tantivy"),
+    "analyzer": "simple, lowercase, stop words, english stemmer",
+    "stop_words": ENGLISH_STOP_WORDS,
+    "indexed": "title, newline, text",
+}
+
+_FIELD = "contents"
+_STORED = "passage"
+_ANALYZER = "english_stop_stem"
+_META_FILE = "index.json"
+_WRITER_HEAP_BYTES = 128_000_000
+_PROGRESS_EVERY_S = 10.0
+_HASH_CHUNK_BYTES = 1 << 20
+
+
+class IndexMeta(StrictMessage):
+    """`index.json`: what an index was built from."""
+
+    settings_hash: str
+    corpus_sha256: str
+    corpus_bytes: int
+    corpus_mtime_ns: int
+    num_passages: int
+
+
+def open_index(corpus: Path, index_dir: Path | None = None) -> TantivyIndex:
+    """Open the index of a corpus; build it first when it is missing or the corpus has changed.
+
+    Args:
+        corpus: JSON lines of {id, title, text}, plain or .gz.
+        index_dir: folder of the index; None is `{corpus folder}/.index/{hash}`.
+
+    Raises:
+        ValueError: the corpus is missing or malformed, or the folder cannot be written.
+    """
+    if not corpus.is_file():
+        next(read_passages(corpus))  # raises the corpus error
+    settings_hash = _hash_of(SETTINGS)
+    if index_dir is None:
+        name = _hash_of([corpus.name, settings_hash])[:16]
+        index_dir = corpus.resolve().parent / ".index" / name
+    try:
+        # First without the lock: a finished index may lie on a read-only disk.
+        meta = _usable_meta(corpus, index_dir, settings_hash)
+        if meta is not None:
+            return TantivyIndex(index_dir, meta)
+        index_dir.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(index_dir.with_name(f"{index_dir.name}.lock")):
+            meta = _usable_meta(corpus, index_dir, settings_hash)
+            if meta is None:
+                meta = _build(corpus, index_dir, settings_hash)
+            return TantivyIndex(index_dir, meta)
+    except OSError as exc:
+        raise ValueError(
+            f"index folder {str(index_dir)!r} of corpus {str(corpus)!r} cannot be used: {exc}; "
+            "set index_dir to a folder that can be written and has room"
+        ) from exc
+
+
+class TantivyIndex:
+    """A BM25 index opened for searching (k1 = 1.2, b = 0.75).
+
+    A query is an OR of its analyzed words: any text is allowed, nothing in it is syntax.
+    """
+
+    def __init__(self, index_dir: Path, meta: IndexMeta) -> None:
+        self._meta = meta
+        self._schema = _schema()
+        self._analyzer = _analyzer()
+        index = tantivy.Index.open(str(index_dir))
+        index.register_tokenizer(_ANALYZER, self._analyzer)
+        self._searcher = index.searcher()
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the corpus contents and of the analysis settings."""
+        return _hash_of([self._meta.corpus_sha256, self._meta.settings_hash])
+
+    @property
+    def num_passages(self) -> int:
+        """Number of passages indexed."""
+        return self._meta.num_passages
+
+    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+        """Find at most `top_k` passages per query, best first."""
+        return [self._search_one(query, top_k) for query in queries]
+
+    def close(self) -> None:
+        """Nothing to release: the files are memory-mapped and go with the object."""
+
+    def _search_one(self, text: str, top_k: int) -> list[Hit]:
+        counts = Counter(self._analyzer.analyze(text))
+        if not counts:
+            return []
+        clauses = []
+        for term, count in counts.items():
+            query = tantivy.Query.term_query(self._schema, _FIELD, term, index_option="freq")
+            if count > 1:
+                query = tantivy.Query.boost_query(query, float(count))
+            clauses.append((tantivy.Occur.Should, query))
+        found = self._searcher.search(
+            tantivy.Query.boolean_query(clauses), limit=top_k, count=False
+        ).hits
+        return [Hit(self._passage(address), float(score)) for score, address in found]
+
+    def _passage(self, address: tantivy.DocAddress) -> Passage:
+        stored = self._searcher.doc(address).get_first(_STORED)
+        assert stored is not None  # every document was written with one
+        return Passage.model_validate_json(bytes(stored))
+
+
+def _analyzer() -> tantivy.TextAnalyzer:
+    return (
+        tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
+        .filter(tantivy.Filter.lowercase())
+        .filter(tantivy.Filter.custom_stopword(ENGLISH_STOP_WORDS))
+        .filter(tantivy.Filter.stemmer("english"))
+        .build()
+    )
+
+
+def _schema() -> tantivy.Schema:
+    return (
+        tantivy.SchemaBuilder()
+        .add_text_field(_FIELD, stored=False, tokenizer_name=_ANALYZER, index_option="freq")
+        # The passage as JSON bytes: a stored text field would be indexed a second time.
+        .add_bytes_field(_STORED, stored=True, indexed=False)
+        .build()
+    )
+
+
+def _build(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta:
+    started = time.monotonic()
+    logger.info("index build started corpus=%s index_dir=%s", corpus, index_dir)
+    temporary = index_dir.with_name(f"{index_dir.name}.building")
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a build that was killed
+    temporary.mkdir(parents=True)
+    try:
+        stat = corpus.stat()
+        corpus_sha256 = _sha256(corpus)
+        num_passages = _write_passages(corpus, temporary)
+        meta = IndexMeta(
+            settings_hash=settings_hash,
+            corpus_sha256=corpus_sha256,
+            corpus_bytes=stat.st_size,
+            corpus_mtime_ns=stat.st_mtime_ns,
+            num_passages=num_passages,
+        )
+        (temporary / _META_FILE).write_text(meta.model_dump_json(indent=1))
+        _replace_folder(temporary, index_dir)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    logger.info(
+        "index build finished corpus=%s num_passages=%d seconds=%.1f",
+        corpus,
+        num_passages,
+        time.monotonic() - started,
+    )
+    return meta
+
+
+def _write_passages(corpus: Path, folder: Path) -> int:
+    index = tantivy.Index(_schema(), path=str(folder))
+    index.register_tokenizer(_ANALYZER, _analyzer())
+    # One indexing thread: documents keep the corpus's order, so ties rank the same in every build.
+    writer = index.writer(heap_size=_WRITER_HEAP_BYTES, num_threads=1)
+    started = reported = time.monotonic()
+    count = 0
+    try:
+        for passage in read_passages(corpus):
+            document = tantivy.Document()
+            document.add_text(_FIELD, f"{passage.title}\n{passage.text}")
+            document.add_bytes(_STORED, passage.model_dump_json().encode())
+            writer.add_document(document)
+            count += 1
+            now = time.monotonic()
+            if now - reported >= _PROGRESS_EVERY_S:
+                reported = now
+                rate = count / (now - started)
+                logger.info("index build num_passages=%d passages_per_s=%.0f", count, rate)
+        writer.commit()
+    finally:
+        writer.wait_merging_threads()
+    return count
+
+
+def _usable_meta(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta | None:
+    """Return the index's description when it fits the corpus and the settings, else None."""
+    try:
+        meta = IndexMeta.model_validate_json((index_dir / _META_FILE).read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except ValidationError as exc:
+        logger.warning("index description unreadable index_dir=%s error=%s", index_dir, exc)
+        return None
+    stat = corpus.stat()
+    if meta.settings_hash != settings_hash:
+        logger.info("index has other settings, building again index_dir=%s", index_dir)
+        return None
+    if (meta.corpus_bytes, meta.corpus_mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+        return meta
+    if meta.corpus_bytes == stat.st_size and meta.corpus_sha256 == _sha256(corpus):
+        return meta
+    logger.info("corpus has changed, building its index again corpus=%s", corpus)
+    return None
+
+
+def _replace_folder(new: Path, target: Path) -> None:
+    old = target.with_name(f"{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if target.exists():
+        target.rename(old)
+    new.rename(target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            logger.info("waiting for another process that builds the index lock=%s", path)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _hash_of(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,183 @@
+"""`Tool`, the base class of every tool: one action and its raw result.
+
+A tool service (`app.py`) reads calls from rollout over HTTP, hands each to `Tool.call`, and writes
+the result back. A tool says what happened; what that means for the dialogue and for the reward is
+the business of `ToolEnv`. This module imports no web framework, so user code can import it cheaply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jsonschema
+from pydantic import JsonValue, ValidationError
+
+from agent_r1_proto.tools import TextPart, ToolResult, ToolSpec
+
+Arguments = dict[str, JsonValue]
+
+
+class ToolUnavailableError(Exception):
+    """Raised in `Tool.call` when the thing behind the tool is down (a database, a remote API).
+
+    Any other exception is the tool's own answer and the model reads its text. This one is an
+    outage: the service answers 503, rollout retries or fails the attempt, and nothing is trained
+    on it.
+    """
+
+
+@dataclass(frozen=True)
+class CallContext:
+    """What a tool knows about a call besides its arguments."""
+
+    rollout_id: str
+    """The attempt that calls: `run/incarnation/group/sample/attempt`."""
+    turn: int
+    """Number of the model's turn, from 0."""
+    tool_context: JsonValue
+    """The task's `tool_context`; the model never sees it."""
+    timeout_s: float
+    """Time left for the call, in seconds; the service cancels it after that."""
+
+
+class Tool(ABC):
+    """One action a model can take, served over HTTP by `agent-r1 serve tool`.
+
+    A subclass sets `name`, `description` and `parameters` (JSON Schema of an object) and writes
+    `call`. Arguments are checked against the schema before `call` sees them. One instance serves
+    all calls of the process, concurrently; blocking work belongs in `asyncio.to_thread`.
+
+    Example:
+        class Add(Tool):
+            name = "add"
+            description = "Adds two numbers."
+            parameters = {
+                "type": "object",
+                "properties": {"a": {"type": "number"}, "b": {"type": "number"}},
+                "required": ["a", "b"],
+                "additionalProperties": False,
+            }
+
+            async def call(self, arguments, context):
+                return str(arguments["a"] + arguments["b"])
+    """
+
+    name: str
+    """What the model writes to call it."""
+    description: str
+    """What the model reads about it."""
+    parameters: dict[str, Any]
+    """JSON Schema of the arguments: an object."""
+    version: str = "1"
+    """Recorded with every call; change it when the tool answers differently."""
+    sessions: bool = False
+    """True: `open` and `close` bracket every rollout, and calls need an open session."""
+    max_batch: int = 64
+    """Most calls one request may carry."""
+
+    @abstractmethod
+    async def call(self, arguments: Arguments, context: CallContext) -> ToolResult | str:
+        """Answer one call.
+
+        Args:
+            arguments: the call's arguments, valid under `parameters`.
+            context: who calls, and how long the answer may take.
+
+        Returns:
+            The result; a plain string is a result of one text part.
+
+        Raises:
+            ToolUnavailableError: an outage; the attempt fails and the model sees nothing.
+            Exception: anything else is answered to the model as an error text.
+        """
+
+    async def call_batch(
+        self, calls: Sequence[tuple[Arguments, CallContext]]
+    ) -> list[ToolResult | str | BaseException]:
+        """Answer the calls of one request, in order; override it where batching is cheaper.
+
+        Returns:
+            One result per call; an exception stands for a call that raised it.
+        """
+        return await asyncio.gather(
+            *(self.call(arguments, context) for arguments, context in calls),
+            return_exceptions=True,
+        )
+
+    # The four hooks do nothing unless a subclass needs them (B027 wants them abstract).
+    async def open(self, rollout_id: str, tool_context: JsonValue) -> None:  # noqa: B027
+        """Begin the session of one rollout (tools with `sessions = True`)."""
+
+    async def close(self, rollout_id: str) -> None:  # noqa: B027
+        """End the session of one rollout; called once, however the rollout ended."""
+
+    async def start(self) -> None:  # noqa: B027
+        """Create clients and other resources; called once, before the first call."""
+
+    async def stop(self) -> None:  # noqa: B027
+        """Release what `start` created; called once, after the last call."""
+
+    def spec(self) -> ToolSpec:
+        """Return what rollout and the model read about this tool.
+
+        Raises:
+            ValueError: an attribute is missing or wrong; the text says which and what to set.
+        """
+        kind = type(self).__name__
+        for attribute in ("name", "description", "parameters"):
+            if not hasattr(self, attribute):
+                raise ValueError(f"tool class {kind} lacks {attribute!r}; set it on the class")
+        for method in ("call", "call_batch", "open", "close", "start", "stop"):
+            if not inspect.iscoroutinefunction(getattr(self, method)):
+                raise ValueError(
+                    f"tool class {kind}: {method} is not async; write `async def {method}` and "
+                    "move blocking work into asyncio.to_thread"
+                )
+        check_parameters(kind, self.parameters)
+        try:
+            return ToolSpec(
+                name=self.name,
+                version=self.version,
+                description=self.description,
+                parameters=self.parameters,
+                sessions=self.sessions,
+                max_batch=self.max_batch,
+            )
+        except ValidationError as exc:
+            problems = "; ".join(
+                f"{error['loc'][0]} ({error['input']!r}): {error['msg']}" for error in exc.errors()
+            )
+            raise ValueError(f"tool class {kind} is not valid: {problems}") from exc
+
+
+def check_parameters(owner: str, parameters: object) -> None:
+    """Check that `parameters` is a JSON Schema of an object.
+
+    Raises:
+        ValueError: it is not; the text names `owner`.
+    """
+    if not isinstance(parameters, dict) or parameters.get("type") != "object":
+        raise ValueError(
+            f'{owner}.parameters must be a JSON Schema with "type": "object"; got {parameters!r}'
+        )
+    try:
+        jsonschema.Draft202012Validator.check_schema(parameters)
+    except jsonschema.SchemaError as exc:
+        raise ValueError(
+            f"{owner}.parameters is not a valid JSON Schema: {exc.message} (at {exc.json_path})"
+        ) from exc
+
+
+def text_result(text: str) -> ToolResult:
+    """Return a result of one text part."""
+    return ToolResult(parts=[TextPart(text=text)])
+
+
+def error_result(text: str) -> ToolResult:
+    """Return the tool's own error answer, which the model reads."""
+    return ToolResult(status="error", parts=[TextPart(text=text)])

@@ -1,0 +1,126 @@
+"""Sessions of one tool process: which rollouts opened one, and when each was last used.
+
+Reads `POST /open`, `POST /close` and calls from `app.py`; calls `Tool.open` and `Tool.close`. A
+session without calls expires, so a rollout that died without closing leaks nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from pydantic import JsonValue
+
+from agent_r1.tools.base import Tool
+
+logger = logging.getLogger(__name__)
+
+
+class SessionNotOpenError(Exception):
+    """A call of a rollout that has no open session here."""
+
+
+@dataclass
+class _Session:
+    last_used: float
+    calls_in_flight: int = 0
+    is_open: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class SessionTable:
+    """The open sessions of one tool.
+
+    Args:
+        tool: whose `open` and `close` are called.
+        expiry_s: a session without calls for this long is closed, in seconds.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, tool: Tool, expiry_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._tool = tool
+        self._expiry_s = expiry_s
+        self._clock = clock
+        self._sessions: dict[str, _Session] = {}
+
+    def __len__(self) -> int:
+        """Return the number of open sessions."""
+        return len(self._sessions)
+
+    async def open(self, rollout_id: str, tool_context: JsonValue) -> None:
+        """Open a session; a repeated request for an open one changes nothing."""
+        session = self._sessions.setdefault(rollout_id, _Session(last_used=self._clock()))
+        async with session.lock:
+            if session.is_open:
+                return
+            try:
+                await self._tool.open(rollout_id, tool_context)
+            except BaseException:
+                self._sessions.pop(rollout_id, None)
+                raise
+            session.is_open = True
+            session.last_used = self._clock()
+
+    async def close(self, rollout_id: str) -> None:
+        """Close a session; a request for one that is not open changes nothing.
+
+        A failing `Tool.close` is logged: the caller has no use for the session any more.
+        """
+        session = self._sessions.pop(rollout_id, None)
+        if session is None:
+            return
+        async with session.lock:
+            if not session.is_open:
+                return
+            session.is_open = False
+            try:
+                await self._tool.close(rollout_id)
+            except Exception:
+                logger.exception("session close failed rollout_id=%s", rollout_id)
+
+    @contextmanager
+    def use(self, rollout_id: str) -> Iterator[None]:
+        """Keep a session alive while one of its calls runs.
+
+        Raises:
+            SessionNotOpenError: the rollout has no open session.
+        """
+        session = self._sessions.get(rollout_id)
+        if session is None or not session.is_open:
+            raise SessionNotOpenError(
+                f"rollout {rollout_id!r} has no open session here: it was never opened at this "
+                f"instance, was closed, or had no call for {self._expiry_s:g} s; POST /open first "
+                "or raise session_expiry_s"
+            )
+        session.calls_in_flight += 1
+        try:
+            yield
+        finally:
+            session.calls_in_flight -= 1
+            session.last_used = self._clock()
+
+    async def close_expired(self) -> list[str]:
+        """Close the sessions without calls for `expiry_s`; return their rollout ids."""
+        now = self._clock()
+        expired = [
+            rollout_id
+            for rollout_id, session in self._sessions.items()
+            if session.is_open
+            and session.calls_in_flight == 0
+            and now - session.last_used >= self._expiry_s
+        ]
+        for rollout_id in expired:
+            logger.warning("session expired rollout_id=%s expiry_s=%g", rollout_id, self._expiry_s)
+            await self.close(rollout_id)
+        return expired
+
+    async def close_all(self) -> None:
+        """Close every session (shutdown)."""
+        for rollout_id in list(self._sessions):
+            await self.close(rollout_id)
