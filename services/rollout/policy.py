@@ -28,7 +28,11 @@ class PolicyOutOfMemoryError(PolicyError):
     """The engine ran out of memory; the message names the config keys to lower, in order."""
 
 
-class PromptTooLongError(PolicyError, ValueError):
+class PromptError(PolicyError, ValueError):
+    """The prompt cannot be sampled from: it is empty or holds an id outside the vocabulary."""
+
+
+class PromptTooLongError(PromptError):
     """The prompt leaves no room for a single sampled token within the context."""
 
 
@@ -128,7 +132,7 @@ class Policy(Protocol):
             request_id: unique among requests in flight; appears in the engine's log.
 
         Raises:
-            PromptTooLongError: the prompt fills the context, or is empty.
+            PromptError: the prompt is empty, holds an unknown id or fills the context.
             PolicyOutOfMemoryError, EngineDeadError: the engine failed.
         """
         ...
@@ -150,7 +154,7 @@ class Policy(Protocol):
         """Return [T-1] log-probabilities of tokens 1..T-1 given those before, temperature 1.
 
         Raises:
-            PromptTooLongError: fewer than two tokens, or more than the context holds.
+            PromptError: fewer than two tokens, an unknown id, or more than the context holds.
             EngineDeadError: the engine failed.
         """
         ...
