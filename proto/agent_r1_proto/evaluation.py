@@ -1,0 +1,286 @@
+"""Asking a running system questions: the client that evaluation, chat and the learner share.
+
+client --RolloutTask (purpose eval)--> stream `tasks` --> rollout --> reward --> the client's own
+reply stream --> client. Evaluation is outside the learner's credits and incarnations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from agent_r1_proto.messages import Message
+from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.streams import Broker, StreamConsumer
+from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
+
+logger = logging.getLogger(__name__)
+
+READ_COUNT = 64
+READ_BLOCK_S = 0.5
+"""Longest one read waits, so that overdue questions are asked again in time."""
+CLEAN_UP_TIMEOUT_S = 5.0
+SEARCH_TOOL = "search"
+REACHED_TOOL = ("ok", "error")
+"""Statuses of calls that a tool answered."""
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """One question and what came of it."""
+
+    task: Task
+    scored: ScoredTrajectory | None
+    """None when no result came in time."""
+
+    @property
+    def failed(self) -> bool:
+        """No scored answer: an outage, not the model's fault."""
+        scored = self.scored
+        return scored is None or scored.reward is None or scored.trajectory.status == "FAILED"
+
+    @property
+    def reason(self) -> str:
+        """Why it failed; "" when it did not."""
+        if not self.failed:
+            return ""
+        if self.scored is None:
+            return "no result in time"
+        return self.scored.trajectory.reason or "no reward"
+
+
+@dataclass
+class _Question:
+    task: Task
+    attempt: int = -1
+    """-1 while it was never asked."""
+    asked_at: float = 0.0
+    scored: ScoredTrajectory | None = None
+
+
+class EvalClient:
+    """Submits tasks and gathers their scored trajectories on a reply stream of its own."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        run_id: str,
+        client_id: str,
+        sampling: SamplingParameters | None = None,
+        timeout_s: float = 1800.0,
+        sample_timeout_s: float = 600.0,
+        max_attempts: int = 3,
+        max_in_flight: int | None = None,
+    ) -> None:
+        """Prepare a client.
+
+        Args:
+            broker: connection to the run's Redis.
+            run_id: names the run whose services answer.
+            client_id: names the reply stream; unique among the clients that run at one time.
+            sampling: sampling parameters; None is greedy.
+            timeout_s: longest one `run` may take, in seconds.
+            sample_timeout_s: a question without a result for so long is asked again, in seconds.
+            max_attempts: attempts of the rollout server at one question.
+            max_in_flight: most questions asked at one time, which leaves room for training; None
+                asks all at once.
+        """
+        self._broker = broker
+        self._run_id = run_id
+        self._client_id = client_id
+        self._stream = broker.keys.replies(client_id)
+        self._sampling = sampling or SamplingParameters(temperature=0.0)
+        self._timeout_s = timeout_s
+        self._sample_timeout_s = sample_timeout_s
+        self._max_attempts = max_attempts
+        self._max_in_flight = max_in_flight
+
+    async def run(
+        self, tasks: Sequence[Task], on_result: Callable[[EvalResult], None] | None = None
+    ) -> list[EvalResult]:
+        """Ask every question and wait for the answers.
+
+        Args:
+            tasks: the questions.
+            on_result: called with each result as it comes, in order of completion.
+
+        Returns:
+            One result per task, in the order of `tasks`; those without an answer within
+            `timeout_s` have `scored` None.
+        """
+        questions = [_Question(task) for task in tasks]
+        try:
+            async with self._broker.consumer(
+                self._stream, ScoredTrajectory, group="client", consumer=self._client_id
+            ) as consumer:
+                await self._gather(questions, consumer, on_result)
+        finally:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._broker.delete_stream(self._stream), CLEAN_UP_TIMEOUT_S)
+        return [EvalResult(question.task, question.scored) for question in questions]
+
+    async def _gather(
+        self,
+        questions: list[_Question],
+        consumer: StreamConsumer[ScoredTrajectory],
+        on_result: Callable[[EvalResult], None] | None,
+    ) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        left = len(questions)
+        while left:
+            await self._ask(questions)
+            wait_s = min(READ_BLOCK_S, deadline - time.monotonic())
+            if wait_s <= 0:
+                logger.warning(
+                    "evaluation ran out of time client_id=%s missing=%d timeout_s=%g",
+                    self._client_id,
+                    left,
+                    self._timeout_s,
+                )
+                return
+            entries = await consumer.read(READ_COUNT, wait_s)
+            for entry in entries:
+                question = self._question_of(entry.message, questions)
+                if question is None or question.scored is not None:
+                    continue  # a late duplicate, or another client's of the same name
+                question.scored = entry.message
+                left -= 1
+                if on_result is not None:
+                    on_result(EvalResult(question.task, question.scored))
+            await consumer.finish_many(entries)
+
+    async def _ask(self, questions: list[_Question]) -> None:
+        now = time.monotonic()
+        waiting = [q for q in questions if q.attempt >= 0 and q.scored is None]
+        overdue = [q for q in waiting if now - q.asked_at >= self._sample_timeout_s]
+        fresh = [q for q in questions if q.attempt < 0]
+        if self._max_in_flight is not None:
+            fresh = fresh[: max(0, self._max_in_flight - len(waiting))]
+        index_of = {id(question): index for index, question in enumerate(questions)}
+        messages: list[RolloutTask] = []
+        for question in [*overdue, *fresh]:
+            question.attempt += 1
+            question.asked_at = now
+            messages.append(self._message(question, index_of[id(question)]))
+        if overdue:
+            logger.warning(
+                "asking overdue questions again client_id=%s count=%d",
+                self._client_id,
+                len(overdue),
+            )
+        await self._broker.publish_many(self._broker.keys.tasks, messages)
+
+    def _message(self, question: _Question, index: int) -> RolloutTask:
+        return RolloutTask(
+            key=RolloutKey(
+                run_id=self._run_id,
+                incarnation=0,
+                group_id=index,
+                sample_index=0,
+                attempt=question.attempt,
+            ),
+            group_size=1,
+            task=question.task,
+            purpose="eval",
+            sampling=self._sampling,
+            reply_stream=self._stream,
+            max_attempts=question.attempt + self._max_attempts,
+        )
+
+    @staticmethod
+    def _question_of(scored: ScoredTrajectory, questions: list[_Question]) -> _Question | None:
+        rollout = scored.trajectory.rollout
+        index = rollout.key.group_id
+        if index >= len(questions) or questions[index].task.id != rollout.task.id:
+            return None
+        return questions[index]
+
+
+class EvalScores(Message):
+    """Means over a set of questions; questions that failed count in `failed` only."""
+
+    n: int
+    """Questions that were answered and scored."""
+    failed: int
+    """Questions without a scored answer (an outage, or no result in time)."""
+    em: float | None
+    """Mean exact match; None without questions, or without that component."""
+    f1: float | None
+    reward: float | None
+    """Mean outcome reward."""
+    mean_searches: float | None
+    """Calls of the tool `search` per question that the tool answered."""
+    mean_calls: float | None
+    """Calls of any tool per question, malformed ones included."""
+
+
+class SetScores(EvalScores):
+    """Scores of one set, and of each question type in it."""
+
+    types: dict[str, EvalScores] = {}
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _scores(results: Sequence[EvalResult]) -> dict[str, float | int | None]:
+    answered = [
+        (result.scored.trajectory, result.scored.reward)
+        for result in results
+        if not result.failed and result.scored is not None and result.scored.reward is not None
+    ]
+    calls = [trajectory.calls() for trajectory, _ in answered]
+    searches = [
+        sum(call.tool == SEARCH_TOOL and call.status in REACHED_TOOL for call in group)
+        for group in calls
+    ]
+    components = [reward.components for _, reward in answered]
+    return {
+        "n": len(answered),
+        "failed": len(results) - len(answered),
+        "em": _mean([c["exact_match"] for c in components if "exact_match" in c]),
+        "f1": _mean([c["f1"] for c in components if "f1" in c]),
+        "reward": _mean([reward.total for _, reward in answered]),
+        "mean_searches": _mean(searches),
+        "mean_calls": _mean([len(group) for group in calls]),
+    }
+
+
+def _grouped(results: Sequence[EvalResult], key: str) -> dict[str, list[EvalResult]]:
+    groups: dict[str, list[EvalResult]] = {}
+    for result in results:
+        groups.setdefault(str(result.task.metadata.get(key, "all")), []).append(result)
+    return groups
+
+
+def summarise(results: Sequence[EvalResult]) -> dict[str, SetScores]:
+    """Average results per `metadata.set` and, within it, per `metadata.type`.
+
+    Tasks without one of them count under "all".
+    """
+    summary: dict[str, SetScores] = {}
+    for name, members in _grouped(results, "set").items():
+        types = {
+            kind: EvalScores.model_validate(_scores(group))
+            for kind, group in _grouped(members, "type").items()
+        }
+        summary[name] = SetScores.model_validate({**_scores(members), "types": types})
+    return summary
+
+
+def mean_over_sets(summary: dict[str, SetScores], field: str, sets: Sequence[str]) -> float | None:
+    """Return the plain mean of one field over the named sets; None when none has it.
+
+    Args:
+        summary: what `summarise` returned.
+        field: name of a number in `EvalScores`.
+        sets: names of the sets to average over; each weighs the same.
+    """
+    values = [getattr(summary[name], field) for name in sets if name in summary]
+    return _mean([value for value in values if value is not None])

@@ -1,0 +1,274 @@
+"""The learner's ledger and its checkpoints: everything a run needs to go on after any end.
+
+train.py --numbers--> `ledger.json`, --state--> `checkpoints/step_000012/` (`learner.json`,
+`engine/`, `model/`); a resumed train.py reads the newest checkpoint and takes the next numbers.
+
+Both are written under a temporary name, flushed to disk and renamed, so that a kill -9 or a full
+disk leaves the last complete one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import logging
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from agent_r1.learner.engine import PolicyEngine
+from agent_r1_proto.messages import StrictMessage
+
+logger = logging.getLogger(__name__)
+
+LEDGER_FILE = "ledger.json"
+CHECKPOINTS_DIR = "checkpoints"
+STATE_FILE = "learner.json"
+SCORES_FILE = "scores.json"
+ENGINE_DIR = "engine"
+MODEL_DIR = "model"
+TEMPORARY_PREFIX = ".tmp-"
+HEADROOM = 1.1
+"""Free disk asked for at start, as a multiple of the estimate."""
+
+
+class DiskFullError(RuntimeError):
+    """The disk is full; what was complete before is kept."""
+
+
+@contextlib.contextmanager
+def disk_errors(what: str, path: Path) -> Iterator[None]:
+    """Turn "no space left" into a message that says what was kept and what to do."""
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(
+            f"the disk is full while writing {what} ({path}); everything complete before is kept. "
+            "Free space (or lower learner.keep_last and learner.keep_best) and go on with --resume"
+        ) from exc
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that readers, and a crash, see the old text or the new."""
+    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
+    with disk_errors(path.name, path):
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            _fsync_directory(path.parent)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+class LedgerNumbers(StrictMessage):
+    """The numbers that are never used twice in one run."""
+
+    incarnation: int = 0
+    """Starts of the learner so far."""
+    last_policy_version: int = 0
+    """Highest policy version ever assigned, published or not."""
+
+
+class Ledger:
+    """Hands out incarnations and policy versions; each is on disk before it is used."""
+
+    def __init__(self, run_folder: Path) -> None:
+        self.path = run_folder / LEDGER_FILE
+        self._numbers = LedgerNumbers()
+        if self.path.exists():
+            try:
+                self._numbers = LedgerNumbers.model_validate_json(self.path.read_bytes())
+            except ValidationError as exc:
+                raise ValueError(
+                    f"{self.path} does not parse ({exc.errors()[0]['msg']}); restore it, with "
+                    "`incarnation` and `last_policy_version` at least as high as the run ever used"
+                ) from exc
+
+    @property
+    def last_policy_version(self) -> int:
+        """Highest policy version ever assigned."""
+        return self._numbers.last_policy_version
+
+    def next_incarnation(self) -> int:
+        """Take the next incarnation (the first is 1)."""
+        self._write(incarnation=self._numbers.incarnation + 1)
+        return self._numbers.incarnation
+
+    def next_policy_version(self) -> int:
+        """Take the next policy version (the first is 1; 0 is the configured model)."""
+        self._write(last_policy_version=self._numbers.last_policy_version + 1)
+        return self._numbers.last_policy_version
+
+    def _write(self, **changes: int) -> None:
+        numbers = self._numbers.model_copy(update=changes)
+        write_atomically(self.path, numbers.model_dump_json(indent=2) + "\n")
+        self._numbers = numbers
+
+
+class LearnerState(StrictMessage):
+    """Where the learner stood: all that is not in the engine's own state."""
+
+    step: int = 0
+    """Batches trained."""
+    policy_version: int = 0
+    """Version of the weights in this checkpoint; a resume publishes them under a new one."""
+    next_group_id: int = 0
+    """Prompt cursor: the first group that was never opened."""
+    outstanding_groups: list[int] = []
+    """Groups opened but not trained; a resume issues them again."""
+    prompt_fingerprint: str = ""
+    """Digest of tasks and seed: the order the cursor counts in."""
+    best_score: float | None = None
+    """Highest mean exact match of an evaluation so far."""
+    canary_floor: float | None = None
+    """Mean |difference| of log-probabilities at the first version."""
+    wall_s: float = 0.0
+    """Seconds spent by the run so far, all its starts together."""
+    totals: dict[str, float] = {}
+    """Counters of the summary."""
+    evaluations: dict[str, dict[str, Any]] = {}
+    """Summaries of the evaluations so far, by name (`before`, `step_000010`)."""
+    counts: dict[str, int] = {}
+    """Verdicts on results and failures by kind."""
+    history: dict[str, list[float]] = Field(default={})
+    """Per-step values of which the summary gives medians."""
+
+
+def checkpoint_name(step: int) -> str:
+    """Return the folder name of a step's checkpoint."""
+    return f"step_{step:06d}"
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, run_folder: Path, *, keep_last: int, keep_best: int) -> None:
+        self.directory = run_folder / CHECKPOINTS_DIR
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for leftover in self.directory.glob(f"{TEMPORARY_PREFIX}*"):
+            if leftover.is_dir():
+                shutil.rmtree(leftover)
+
+    def check_disk(self, checkpoint_bytes: int) -> None:
+        """Refuse to start a run whose checkpoints will not fit.
+
+        Raises:
+            ValueError: free space is below keep_last + keep_best + 1 checkpoints (one is written
+                before an old one is deleted), those already there counted.
+        """
+        wanted = self._keep_last + self._keep_best + 1
+        missing = max(0, wanted - len(self.steps()))
+        need = int(missing * checkpoint_bytes * HEADROOM)
+        free = shutil.disk_usage(self.directory).free
+        if free < need:
+            raise ValueError(
+                f"{self.directory} has {free / 1e9:.2f} GB free; {missing} checkpoints of "
+                f"{checkpoint_bytes / 1e9:.2f} GB need {need / 1e9:.2f} GB; free space, or lower "
+                f"learner.keep_last ({self._keep_last}) and learner.keep_best ({self._keep_best})"
+            )
+
+    def steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints, oldest first."""
+        return sorted(
+            int(path.name.removeprefix("step_"))
+            for path in self.directory.glob("step_*")
+            if (path / STATE_FILE).is_file()
+        )
+
+    def path(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint."""
+        return self.directory / checkpoint_name(step)
+
+    def save(self, engine: PolicyEngine, state: LearnerState) -> Path:
+        """Write one checkpoint (blocking), then delete those beyond `keep_last` and `keep_best`.
+
+        Where the step has a complete one, only the learner's state is written again: the weights
+        of a step never change.
+
+        Raises:
+            DiskFullError: the disk is full; older checkpoints are untouched.
+        """
+        final = self.path(state.step)
+        text = state.model_dump_json(indent=2) + "\n"
+        if (final / STATE_FILE).is_file():
+            write_atomically(final / STATE_FILE, text)
+            return final
+        temporary = self.directory / f"{TEMPORARY_PREFIX}{final.name}"
+        with disk_errors("a checkpoint", final):
+            try:
+                temporary.mkdir()
+                engine.save_state(temporary / ENGINE_DIR)
+                engine.export_model(temporary / MODEL_DIR)
+                write_atomically(temporary / STATE_FILE, text)
+            except BaseException:
+                shutil.rmtree(temporary, ignore_errors=True)
+                raise
+            temporary.rename(final)
+            _fsync_directory(self.directory)
+        self._delete_surplus()
+        logger.info("checkpoint written step=%d path=%s", state.step, final)
+        return final
+
+    def record_score(self, step: int, score: float) -> None:
+        """Note the evaluation score of a step, by which `keep_best` chooses."""
+        scores = self._scores()
+        scores[str(step)] = score
+        write_atomically(self.directory / SCORES_FILE, json.dumps(scores, indent=2) + "\n")
+        self._delete_surplus()
+
+    def _scores(self) -> dict[str, float]:
+        path = self.directory / SCORES_FILE
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def _delete_surplus(self) -> None:
+        steps = self.steps()
+        scores = self._scores()
+        scored = sorted(
+            (step for step in steps if str(step) in scores),
+            key=lambda step: (scores[str(step)], step),
+            reverse=True,
+        )
+        keep = set(steps[-self._keep_last :]) | set(scored[: self._keep_best])
+        for step in steps:
+            if step not in keep:
+                shutil.rmtree(self.path(step))
+
+    def load(self, engine: PolicyEngine) -> LearnerState | None:
+        """Restore the newest checkpoint into the engine (blocking); None when there is none.
+
+        Raises:
+            ValueError: the checkpoint is damaged; the message names it and an older one.
+        """
+        steps = self.steps()
+        if not steps:
+            return None
+        path = self.path(steps[-1])
+        older = f"; to go on from step {steps[-2]} instead, delete it" if len(steps) > 1 else ""
+        try:
+            state = LearnerState.model_validate_json((path / STATE_FILE).read_bytes())
+            engine.load_state(path / ENGINE_DIR)
+        except (ValueError, OSError) as exc:
+            raise ValueError(f"checkpoint {path} cannot be restored: {exc}{older}") from exc
+        logger.info("checkpoint restored step=%d path=%s", state.step, path)
+        return state

@@ -1,0 +1,283 @@
+"""Group slots: the learner's book of the work it has asked for. Pure: no clock, no Redis.
+
+train.py opens a group (one prompt, `group_size` samples), hands in every scored trajectory that
+comes back, and takes complete groups out as batches. Each (group, sample) slot is filled once: the
+first final result wins, whatever its attempt; everything else is counted and dropped.
+
+Credits: at most `(max_staleness + 1) * groups_per_batch` groups are outstanding. A group holds its
+credit from `open` until it is dropped, or until the weights trained on it are published
+(`advance`): a prompt asked for in between would be answered by weights one step older.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
+from agent_r1_proto.trajectory import Trajectory
+
+
+class Verdict(StrEnum):
+    """What became of a result that was handed in."""
+
+    FILLED = "filled"
+    FAILED = "failed"
+    """The slot is final without a trajectory to train on."""
+    STALE = "stale"
+    """Sampled under weights older than `max_staleness` allows; the slot is final without it."""
+    DUPLICATE = "duplicate"
+    """The slot was final already, or its group trained or dropped."""
+    OLD_INCARNATION = "old_incarnation"
+    FOREIGN = "foreign"
+    """Not one of this run's samples: another run id, or a sample index that does not exist."""
+
+
+@dataclass(frozen=True)
+class BookRules:
+    """What a book needs to know of the run."""
+
+    run_id: str
+    incarnation: int
+    group_size: int
+    groups_per_batch: int
+    max_staleness: int
+    """Learner steps."""
+    sample_timeout_s: float
+    """A slot without a final result for so long is issued again, in seconds."""
+    max_attempts: int = 3
+    """Attempts a rollout server makes on one issue of a sample before it gives up."""
+
+    @property
+    def max_outstanding(self) -> int:
+        """Most groups outstanding at one time."""
+        return (self.max_staleness + 1) * self.groups_per_batch
+
+    @property
+    def min_survivors(self) -> int:
+        """Fewest trajectories a group may be trained on: one alone has no advantage."""
+        return min(2, self.group_size)
+
+
+@dataclass
+class Slot:
+    """One sample of a group."""
+
+    issued_at: float
+    attempt: int = 0
+    final: bool = False
+    result: ScoredTrajectory | None = None
+    """None while not final, and for a final slot without a trajectory to train on."""
+
+
+@dataclass
+class Group:
+    """One prompt and its samples."""
+
+    group_id: int
+    task: Task
+    opened_at: float
+    slots: list[Slot]
+    failures: list[ScoredTrajectory] = field(default_factory=list)
+    """Final results that are not trained on: failed or too old."""
+
+    @property
+    def complete(self) -> bool:
+        """Every slot is final."""
+        return all(slot.final for slot in self.slots)
+
+    @property
+    def survivors(self) -> list[ScoredTrajectory]:
+        """The trajectories to train on, by sample index."""
+        return [slot.result for slot in self.slots if slot.result is not None]
+
+
+def staleness(trajectory: Trajectory, newest_version: int) -> int:
+    """Return newest published version - lowest version among the trajectory's action tokens."""
+    versions = trajectory.policy_versions()
+    return max(0, newest_version - versions[0]) if versions else 0
+
+
+class GroupBook:
+    """Every group that was asked for and is neither trained nor dropped."""
+
+    def __init__(
+        self, rules: BookRules, sampling: SamplingParameters, newest_version: int = 0
+    ) -> None:
+        self.rules = rules
+        self.newest_version = newest_version
+        self.counts: Counter[str] = Counter()
+        """Verdicts by name, and `reissued` samples and `dropped_groups`."""
+        self._sampling = sampling
+        self._groups: dict[int, Group] = {}
+        self._ready: list[int] = []
+        """Complete groups worth training on, in order of completion."""
+        self._taken: set[int] = set()
+        self._held = 0
+        """Credits of groups that were trained, until the new weights are published."""
+
+    def __len__(self) -> int:
+        """Return the number of groups neither trained nor dropped."""
+        return len(self._groups)
+
+    @property
+    def num_ready(self) -> int:
+        """Complete groups that wait for a batch."""
+        return len(self._ready)
+
+    def room(self) -> int:
+        """Return how many groups may be opened now."""
+        return self.rules.max_outstanding - len(self._groups) - self._held
+
+    def outstanding_ids(self) -> list[int]:
+        """Return the ids of the groups that are neither trained nor dropped, lowest first."""
+        return sorted(self._groups)
+
+    def open(self, group_id: int, task: Task, now: float) -> list[RolloutTask]:
+        """Take one credit and return the samples to ask for.
+
+        Raises:
+            ValueError: no credit is left, or the group is outstanding already.
+        """
+        if self.room() <= 0:
+            raise ValueError(
+                f"group {group_id} cannot be opened: {self.rules.max_outstanding} groups are "
+                f"outstanding, the most that max_staleness ({self.rules.max_staleness}) allows"
+            )
+        if group_id in self._groups:
+            raise ValueError(f"group {group_id} is outstanding already")
+        slots = [Slot(issued_at=now) for _ in range(self.rules.group_size)]
+        group = Group(group_id, task, now, slots)
+        self._groups[group_id] = group
+        return [self._task(group, index) for index in range(self.rules.group_size)]
+
+    def _task(self, group: Group, sample_index: int) -> RolloutTask:
+        attempt = group.slots[sample_index].attempt
+        return RolloutTask(
+            key=RolloutKey(
+                run_id=self.rules.run_id,
+                incarnation=self.rules.incarnation,
+                group_id=group.group_id,
+                sample_index=sample_index,
+                attempt=attempt,
+            ),
+            group_size=self.rules.group_size,
+            task=group.task,
+            purpose="train",
+            sampling=self._sampling,
+            max_attempts=attempt + self.rules.max_attempts,
+        )
+
+    def accept(self, scored: ScoredTrajectory) -> Verdict:
+        """Fill a slot with a final result, or say why it is dropped."""
+        verdict = self._judge(scored)
+        self.counts[verdict] += 1
+        if verdict not in (Verdict.FILLED, Verdict.FAILED, Verdict.STALE):
+            return verdict
+        key = scored.trajectory.rollout.key
+        group = self._groups[key.group_id]
+        slot = group.slots[key.sample_index]
+        slot.final = True
+        if verdict is Verdict.FILLED:
+            slot.result = scored
+        else:
+            group.failures.append(scored)
+        if group.complete:
+            self._close(group)
+        return verdict
+
+    def _judge(self, scored: ScoredTrajectory) -> Verdict:
+        trajectory = scored.trajectory
+        key = trajectory.rollout.key
+        if key.run_id != self.rules.run_id or trajectory.rollout.purpose != "train":
+            return Verdict.FOREIGN
+        if key.incarnation != self.rules.incarnation:
+            return Verdict.OLD_INCARNATION
+        if key.sample_index >= self.rules.group_size:
+            return Verdict.FOREIGN
+        group = self._groups.get(key.group_id)
+        if group is None or group.slots[key.sample_index].final:
+            return Verdict.DUPLICATE
+        if trajectory.status == "FAILED" or scored.reward is None:
+            return Verdict.FAILED
+        return Verdict.STALE if self._too_old(scored) else Verdict.FILLED
+
+    def _too_old(self, scored: ScoredTrajectory) -> bool:
+        age = staleness(scored.trajectory, self.newest_version)
+        return age > self.rules.max_staleness
+
+    def _close(self, group: Group) -> None:
+        if len(group.survivors) >= self.rules.min_survivors:
+            self._ready.append(group.group_id)
+        else:
+            self._drop(group)
+
+    def _drop(self, group: Group) -> None:
+        self.counts["dropped_groups"] += 1
+        del self._groups[group.group_id]
+        if group.group_id in self._ready:
+            self._ready.remove(group.group_id)
+
+    def advance(self, newest_version: int) -> None:
+        """Note that new weights were published.
+
+        Credits of the groups they were trained on come back, and what became too old is dropped.
+        """
+        self.newest_version = newest_version
+        self._held = 0
+        for group in list(self._groups.values()):
+            if group.group_id in self._taken:
+                continue
+            stale = [slot for slot in group.slots if slot.result and self._too_old(slot.result)]
+            for slot in stale:
+                assert slot.result is not None
+                self.counts[Verdict.STALE] += 1
+                group.failures.append(slot.result)
+                slot.result = None
+            if stale and group.complete and len(group.survivors) < self.rules.min_survivors:
+                self._drop(group)
+
+    def overdue(self, now: float) -> list[RolloutTask]:
+        """Return the samples to issue again because they gave no final result in time."""
+        return self._reissue(now, self.rules.sample_timeout_s)
+
+    def reissue_open(self, now: float) -> list[RolloutTask]:
+        """Return every sample without a final result, to issue again (Redis lost its data)."""
+        return self._reissue(now, 0.0)
+
+    def _reissue(self, now: float, timeout_s: float) -> list[RolloutTask]:
+        tasks: list[RolloutTask] = []
+        for group in self._groups.values():
+            for index, slot in enumerate(group.slots):
+                if slot.final or now - slot.issued_at < timeout_s:
+                    continue
+                slot.attempt += 1
+                slot.issued_at = now
+                tasks.append(self._task(group, index))
+        self.counts["reissued"] += len(tasks)
+        return tasks
+
+    def take_batch(self) -> list[Group] | None:
+        """Take the groups that completed first, sorted by id; None while there are too few."""
+        size = self.rules.groups_per_batch
+        if len(self._ready) < size:
+            return None
+        ids, self._ready = self._ready[:size], self._ready[size:]
+        self._taken.update(ids)
+        return [self._groups[group_id] for group_id in sorted(ids)]
+
+    def retire(self, groups: Sequence[Group]) -> None:
+        """Note that groups were trained; their credits come back with `advance`.
+
+        Raises:
+            ValueError: a group was not taken with `take_batch`.
+        """
+        for group in groups:
+            if group.group_id not in self._taken:
+                raise ValueError(f"group {group.group_id} was not taken for training")
+            self._taken.remove(group.group_id)
+            del self._groups[group.group_id]
+            self._held += 1

@@ -1,0 +1,136 @@
+"""The numbers of one learner step: from trained groups to a flat `area/name` dictionary.
+
+train.py --groups, advantages--> `batch_metrics` --> run_folder.py (`metrics.jsonl`, TensorBoard).
+Pure; every mean runs over the trajectories that were trained on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from agent_r1.learner.groups import Group, staleness
+from agent_r1_proto.rewards import ScoredTrajectory
+
+TOOL_FAILURES = ("error", "malformed", "unknown_tool", "over_limit", "failed")
+
+
+def process_reward(scored: ScoredTrajectory) -> float:
+    """Return the sum of the process rewards ToolEnv gave to the calls."""
+    return sum(call.process_reward or 0.0 for call in scored.trajectory.calls())
+
+
+def total_reward(scored: ScoredTrajectory) -> float:
+    """Return outcome reward plus process rewards.
+
+    Raises:
+        ValueError: the trajectory has no outcome reward (it failed).
+    """
+    if scored.reward is None:
+        raise ValueError(f"trajectory {scored.trajectory.rollout_id} has no reward")
+    return scored.reward.total + process_reward(scored)
+
+
+def _spread(area: str, values: Sequence[float]) -> dict[str, float]:
+    array = np.asarray(values, dtype=np.float64)
+    return {
+        f"{area}/mean": float(array.mean()),
+        f"{area}/std": float(array.std()),
+        f"{area}/min": float(array.min()),
+        f"{area}/max": float(array.max()),
+    }
+
+
+def _reward_metrics(
+    groups: Sequence[Group], trajectories: Sequence[ScoredTrajectory]
+) -> dict[str, float]:
+    values = _spread("reward", [total_reward(scored) for scored in trajectories])
+    values["reward/process_mean"] = float(np.mean([process_reward(s) for s in trajectories]))
+    components: dict[str, list[float]] = {}
+    for scored in trajectories:
+        assert scored.reward is not None
+        for name, value in scored.reward.components.items():
+            components.setdefault(name, []).append(value)
+    for name, component in components.items():
+        values[f"reward/{name}"] = float(np.mean(component))
+    equal = [len({total_reward(s) for s in group.survivors}) == 1 for group in groups]
+    values["group/equal_reward_share"] = float(np.mean(equal))
+    values["group/survivors_mean"] = len(trajectories) / len(groups)
+    return values
+
+
+def _tool_metrics(trajectories: Sequence[ScoredTrajectory]) -> dict[str, float]:
+    calls = [scored.trajectory.calls() for scored in trajectories]
+    flat = [call for group in calls for call in group]
+    values = {
+        "turns/mean": float(np.mean([len(s.trajectory.turns) for s in trajectories])),
+        "tools/calls_mean": len(flat) / len(trajectories),
+        "tools/calls_max": float(max(len(group) for group in calls)),
+    }
+    if flat:
+        failed = [call.status in TOOL_FAILURES for call in flat]
+        values["tools/error_share"] = float(np.mean(failed))
+        values["tools/latency_ms_mean"] = float(np.mean([call.latency_ms for call in flat]))
+    return values
+
+
+def batch_metrics(
+    groups: Sequence[Group], advantages: Sequence[float], newest_version: int
+) -> dict[str, float]:
+    """Describe one batch.
+
+    Args:
+        groups: the groups trained on.
+        advantages: one advantage per surviving trajectory, in the order of groups and samples.
+        newest_version: newest published policy version when the batch was taken.
+
+    Returns:
+        Values by `area/name`; lengths in tokens, latencies in ms, staleness in learner steps.
+    """
+    trajectories = [scored for group in groups for scored in group.survivors]
+    sampled = [scored.trajectory.num_action_tokens for scored in trajectories]
+    lengths = [len(scored.trajectory.token_ids) for scored in trajectories]
+    ages = [staleness(scored.trajectory, newest_version) for scored in trajectories]
+    truncated = [scored.trajectory.status == "TRUNCATED" for scored in trajectories]
+    return {
+        **_reward_metrics(groups, trajectories),
+        **_spread("advantage", advantages),
+        "response/length_mean": float(np.mean(sampled)),
+        "response/length_max": float(max(sampled)),
+        "trajectory/length_mean": float(np.mean(lengths)),
+        "trajectory/length_max": float(max(lengths)),
+        "trajectory/truncated_share": float(np.mean(truncated)),
+        "trajectory/latency_ms_mean": float(
+            np.mean([scored.trajectory.latency_ms for scored in trajectories])
+        ),
+        "mask/share": sum(sampled) / max(1, sum(lengths)),
+        "staleness/mean": float(np.mean(ages)),
+        "staleness/max": float(max(ages)),
+        **_tool_metrics(trajectories),
+    }
+
+
+def reward_delay_s(groups: Sequence[Group]) -> float:
+    """Return the mean time from the end of a trajectory to its score, in seconds.
+
+    It holds publishing, waiting in the stream and scoring; clocks of two machines may differ, so
+    it is never below 0.
+    """
+    delays = [
+        max(0.0, s.scored_at - s.trajectory.started_at - s.trajectory.latency_ms / 1000.0)
+        for group in groups
+        for s in group.survivors
+        if s.trajectory.started_at > 0 and s.scored_at > 0
+    ]
+    return float(np.mean(delays)) if delays else 0.0
+
+
+def format_duration(seconds: float) -> str:
+    """Render seconds as `1h02m`, `3m20s` or `12s`."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    minutes, secs = divmod(rest, 60)
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"

@@ -1,0 +1,159 @@
+"""The run folder: train.py --numbers, trajectories, summary--> files that people and tools read.
+
+`metrics.jsonl` (one line a step), `evaluations.jsonl` (one line an evaluation), `tensorboard/`,
+`trajectories/step_000012.jsonl`, `summary.json`. The ledger and checkpoints live beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent_r1.learner.checkpoint import (
+    CHECKPOINTS_DIR,
+    LEDGER_FILE,
+    disk_errors,
+    write_atomically,
+)
+from agent_r1.learner.event_log import EventLog
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+SUMMARY_FILE = "summary.json"
+CONFIG_FILE = "config.json"
+TRAJECTORIES_DIR = "trajectories"
+TENSORBOARD_DIR = "tensorboard"
+LOGS_DIR = "logs"
+
+
+def _finite(value: Any) -> Any:
+    """Return a value that JSON can hold: NaN and infinities become None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _lines_up_to(path: Path, step: int) -> list[str]:
+    kept: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # cut off by a crash in the middle of the write
+        if record["step"] <= step:
+            kept.append(line + "\n")
+    return kept
+
+
+class RunFolder:
+    """Writes the learner's files of one run; every write is complete when the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._events: EventLog | None = None
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the services' logs."""
+        return self.path / LOGS_DIR
+
+    def prepare(self, *, resume: bool) -> None:
+        """Create the folder, or check that it can be resumed.
+
+        Raises:
+            ValueError: a fresh run would mix with an earlier one, or there is none to resume.
+        """
+        has_run = [
+            name
+            for name in (LEDGER_FILE, METRICS_FILE, SUMMARY_FILE)
+            if (self.path / name).exists()
+        ]
+        has_checkpoint = any((self.path / CHECKPOINTS_DIR).glob("step_*"))
+        if resume and not (self.path / LEDGER_FILE).exists():
+            raise ValueError(
+                f"{self.path} holds no run to resume ({LEDGER_FILE} is missing); start one "
+                "without --resume"
+            )
+        if not resume and (has_run or has_checkpoint):
+            found = has_run[0] if has_run else CHECKPOINTS_DIR
+            raise ValueError(
+                f"run folder {self.path} is not empty (it has {found}); go on with "
+                f"`agent-r1 train --resume {self.path}`, or name another folder with --run-dir"
+            )
+        with disk_errors("the run folder", self.path):
+            (self.path / TRAJECTORIES_DIR).mkdir(parents=True, exist_ok=True)
+
+    def open_at(self, step: int) -> None:
+        """Forget everything after `step` and open the event log for the steps that follow."""
+        with disk_errors("metrics", self.path):
+            for name in (METRICS_FILE, EVALUATIONS_FILE):
+                path = self.path / name
+                if path.exists():
+                    write_atomically(path, "".join(_lines_up_to(path, step)))
+            for path in (self.path / TRAJECTORIES_DIR).glob("step_*.jsonl"):
+                if int(path.stem.removeprefix("step_")) > step:
+                    path.unlink()
+            self._events = EventLog(self.path / TENSORBOARD_DIR, step + 1 if step else 0)
+
+    def write_config(self, resolved: Mapping[str, Any]) -> None:
+        """Write `config.json` unless the command that started the run has written it."""
+        path = self.path / CONFIG_FILE
+        if not path.exists():
+            write_atomically(path, json.dumps(resolved, indent=2, default=str) + "\n")
+
+    def write_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one step to `metrics.jsonl` and to the TensorBoard events."""
+        self._append(METRICS_FILE, [{"step": step, **values}])
+        self._write_events(step, values)
+
+    def write_evaluation(self, step: int, name: str, record: Mapping[str, Any]) -> None:
+        """Append one evaluation to `evaluations.jsonl`."""
+        self._append(EVALUATIONS_FILE, [{"step": step, "name": name, **record}])
+
+    def _write_events(self, step: int, values: Mapping[str, float]) -> None:
+        if self._events is None:
+            raise RuntimeError("the run folder is not open; call open_at first")
+        with disk_errors("TensorBoard events", self.path / TENSORBOARD_DIR):
+            self._events.write(step, {k: v for k, v in values.items() if math.isfinite(v)})
+
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Append numbers to the TensorBoard events only (an evaluation's, at its own step)."""
+        self._write_events(step, values)
+
+    def write_trajectories(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write readable trajectories to `trajectories/{name}.jsonl`; nothing for no records."""
+        text = "".join(_line(record) for record in records)
+        if text:
+            path = self.path / TRAJECTORIES_DIR / f"{name}.jsonl"
+            with disk_errors("trajectories", path):
+                path.write_text(text, encoding="utf-8")
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`."""
+        text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)
+        write_atomically(self.path / SUMMARY_FILE, text + "\n")
+
+    def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        path = self.path / name
+        with disk_errors(name, path), path.open("a", encoding="utf-8") as file:
+            file.writelines(_line(record) for record in records)
+
+    def close(self) -> None:
+        """Close the event log."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None

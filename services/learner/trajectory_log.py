@@ -1,0 +1,123 @@
+"""Readable trajectories: train.py --ScoredTrajectory--> one JSON object a line.
+
+`agent-r1 show` reads these files. Sampled text and tool text stay apart: a turn's `text` is what
+the policy sampled, a call's `text` what the tool answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.learner.metrics import process_reward
+from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.tools import TextPart
+from agent_r1_proto.trajectory import ToolCallRecord, Turn
+
+
+def mask_spans(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
+    """Return the half-open ranges [start, end) where a [T] mask is True."""
+    padded = np.concatenate(([False], mask, [False])).astype(np.int8)
+    edges = np.diff(padded)
+    starts, ends = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+    return [[int(start), int(end)] for start, end in zip(starts, ends, strict=True)]
+
+
+def _call(call: ToolCallRecord) -> dict[str, Any]:
+    text = "\n".join(
+        part.text if isinstance(part, TextPart) else f"[{part.media_type}]" for part in call.parts
+    )
+    return {
+        "tool": call.tool,
+        "arguments": call.arguments,
+        "status": call.status,
+        "text": text,
+        "error": call.error,
+        "version": call.version,
+        "instance": call.instance,
+        "attempt": call.attempt,
+        "latency_ms": round(call.latency_ms, 3),
+        "process_reward": call.process_reward,
+        "end_token_index": call.end_token_index,
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "start": turn.start,
+        "end": turn.end,
+        "text": turn.text,
+        "finish_reason": turn.finish_reason,
+        "calls": [_call(call) for call in turn.calls],
+    }
+
+
+def readable(
+    scored: ScoredTrajectory, *, step: int, advantage: float | None, trained: bool
+) -> dict[str, Any]:
+    """Render one trajectory for people.
+
+    Args:
+        scored: the trajectory and its reward.
+        step: learner step it belongs to.
+        advantage: what it was trained with; None when it was not.
+        trained: False for failed, stale and evaluation trajectories.
+    """
+    trajectory, reward = scored.trajectory, scored.reward
+    rollout = trajectory.rollout
+    return {
+        "step": step,
+        "rollout_id": trajectory.rollout_id,
+        "purpose": rollout.purpose,
+        "group_id": rollout.key.group_id,
+        "sample_index": rollout.key.sample_index,
+        "attempt": rollout.key.attempt,
+        "task_id": rollout.task.id,
+        "metadata": rollout.task.metadata,
+        "payload": rollout.task.payload,
+        "prompt": [message.model_dump() for message in rollout.task.messages()],
+        "status": trajectory.status,
+        "reason": trajectory.reason,
+        "trained": trained,
+        "turns": [_turn(turn) for turn in trajectory.turns],
+        "reward": None if reward is None else reward.model_dump(mode="json"),
+        "process_reward": process_reward(scored),
+        "advantage": advantage,
+        "policy_versions": trajectory.policy_versions(),
+        "version_spans": [
+            [span.policy_version, span.start, span.end] for span in trajectory.version_spans
+        ],
+        "num_tokens": len(trajectory.token_ids),
+        "prompt_length": trajectory.prompt_length,
+        "mask_spans": mask_spans(trajectory.action_mask),
+        "temperature": trajectory.temperature,
+        "seed": trajectory.seed,
+        "server_id": trajectory.server_id,
+        "latency_ms": round(trajectory.latency_ms, 3),
+    }
+
+
+def step_lines(
+    trajectories: Sequence[ScoredTrajectory],
+    advantages: Sequence[float],
+    failures: Sequence[ScoredTrajectory],
+    *,
+    step: int,
+    limit: int,
+) -> Iterator[dict[str, Any]]:
+    """Render the first `limit` trained trajectories (whole groups first) and `limit` failed ones.
+
+    Args:
+        trajectories: what was trained on, by group and sample.
+        advantages: one per trajectory.
+        failures: results since the last step that could not be trained on.
+        step: learner step.
+        limit: most lines of each of the two kinds.
+    """
+    for scored, advantage in list(zip(trajectories, advantages, strict=True))[:limit]:
+        yield readable(scored, step=step, advantage=advantage, trained=True)
+    for scored in list(failures)[:limit]:
+        yield readable(scored, step=step, advantage=None, trained=False)
