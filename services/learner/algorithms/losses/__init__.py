@@ -1,0 +1,1 @@
+"""Losses of the policy, per token, and how they become one number."""

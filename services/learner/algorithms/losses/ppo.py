@@ -1,0 +1,60 @@
+"""PPO's clipped policy loss, with separate bounds below and above, and optional dual clip.
+
+The engine calls it on the trained tokens of one micro-batch; aggregation.py sums the result.
+
+Source: PPO, arXiv:1707.06347, section 3; asymmetric bounds: DAPO, arXiv:2503.14476, section 3.1;
+dual clip: arXiv:1912.09729, section 4.3.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are limited to +-20, so that exp() of an outlier stays finite."""
+
+
+class PolicyLoss(NamedTuple):
+    """Result of `clipped_policy_loss`, token by token."""
+
+    loss: torch.Tensor
+    """[N] loss; gradient flows through it."""
+    clipped: torch.Tensor
+    """[N] bool, True where the clip decides the loss, so the token has no gradient."""
+    ratio: torch.Tensor
+    """[N] probability ratio, detached."""
+
+
+def clipped_policy_loss(
+    logprobs_N: torch.Tensor,
+    old_logprobs_N: torch.Tensor,
+    advantages_N: torch.Tensor,
+    *,
+    clip_low: float,
+    clip_high: float,
+    dual_clip: float | None = None,
+) -> PolicyLoss:
+    """Compute max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)) for each token.
+
+    Args:
+        logprobs_N: [N] learner log-probabilities, nats; gradient flows through them.
+        old_logprobs_N: [N] the ratio's denominator: log-probabilities at sampling.
+        advantages_N: [N] advantages.
+        clip_low: the ratio is clipped below at 1 - clip_low.
+        clip_high: the ratio is clipped above at 1 + clip_high.
+        dual_clip: where A < 0 the loss is at most -dual_clip * A; None is no bound.
+    """
+    log_ratio = torch.clamp(logprobs_N - old_logprobs_N, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    ratio = torch.exp(log_ratio)
+    plain = -advantages_N * ratio
+    bounded = -advantages_N * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    clipped = bounded > plain
+    loss = torch.maximum(plain, bounded)
+    if dual_clip is not None:
+        ceiling = -dual_clip * advantages_N
+        capped = (advantages_N < 0) & (loss > ceiling)
+        loss = torch.where(capped, ceiling, loss)
+        clipped = clipped | capped
+    return PolicyLoss(loss, clipped.detach(), ratio.detach())
