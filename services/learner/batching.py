@@ -11,6 +11,7 @@ Dimension key: B = trajectories in a micro-batch, L = its longest, N = its train
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -160,4 +161,4 @@ def split_evenly(count: int, parts: int) -> list[range]:
             "learner.optimizer_steps_per_batch"
         )
     bounds = [count * part // parts for part in range(parts + 1)]
-    return [range(start, end) for start, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [range(start, end) for start, end in itertools.pairwise(bounds)]

@@ -1,0 +1,103 @@
+"""Files that survive a crash: written under a temporary name, synced, renamed into place.
+
+snapshot.py and checkpoint_io.py write weights and checkpoints through it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from agent_r1.learner.engine import EngineError
+
+_MIB = 1024 * 1024
+_HASH_BLOCK = 4 * _MIB
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskFullError(EngineError):
+    """A file could not be written for want of space; nothing that existed before was lost."""
+
+
+@contextmanager
+def report_full_disk(what: str, directory: Path, need_bytes: int, remedy: str) -> Iterator[None]:
+    """Turn a full disk inside the block into a DiskFullError that says how much is missing.
+
+    Args:
+        what: what is being written, for the message.
+        directory: where; its file system's free space is reported.
+        need_bytes: about how much is needed in all, in bytes.
+        remedy: what the user can do, for the message.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError) as exc:
+        # torch.save reports a failed write as a RuntimeError; then free space tells.
+        full = exc.errno in _FULL if isinstance(exc, OSError) else _free(directory) < _MIB
+        if not full:
+            raise
+        raise DiskFullError(
+            f"{what} needs about {need_bytes / _MIB:.1f} MiB in {directory} and "
+            f"{_free(directory) / _MIB:.1f} MiB are free; free space there or {remedy}"
+        ) from exc
+
+
+def _free(directory: Path) -> int:
+    """Return free bytes on the file system of `directory` or its nearest existing parent."""
+    while not directory.exists():
+        directory = directory.parent
+    return shutil.disk_usage(directory).free
+
+
+@contextmanager
+def replace_directory(directory: Path) -> Iterator[Path]:
+    """Give a temporary directory that becomes `directory` when the block ends without an error.
+
+    A directory already there is replaced; after an error it is untouched and the temporary one is
+    removed.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    staging = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    retired = directory.with_name(f".{directory.name}.{os.getpid()}.old")
+    for leftover in (staging, retired):
+        shutil.rmtree(leftover, ignore_errors=True)
+    staging.mkdir()
+    try:
+        yield staging
+        sync_tree(staging)
+        if directory.exists():
+            directory.rename(retired)
+        staging.rename(directory)
+        sync_path(directory.parent)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+        shutil.rmtree(retired, ignore_errors=True)
+
+
+def sync_tree(directory: Path) -> None:
+    """Flush every file and directory under `directory` to the disk."""
+    for path in [*directory.rglob("*"), directory]:
+        sync_path(path)
+
+
+def sync_path(path: Path) -> None:
+    """Flush one file or directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file, as hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASH_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
