@@ -20,6 +20,10 @@ PARENT_GAP = (2, 5)
 """A parent is born this many steps of `YEARS` earlier (at least, at most)."""
 
 
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
 def _combine(heads: str, tails: str) -> tuple[str, ...]:
     return tuple(head + tail for head in heads.split() for tail in tails.split())
 
@@ -27,38 +31,40 @@ def _combine(heads: str, tails: str) -> tuple[str, ...]:
 NAME_POOLS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "person": (
         _combine("Bel Cor Dar Fen Gil Har Jor Kal Lor Mar Nel Per", "an eo im ud wyn ok ath ix"),
-        _combine("Ab Ebr Igl Ocr Umb Zad Vosk Tarn Rusk Quil Plov Sten", "ak ero um ild onna u ey osz"),
+        _combine(
+            "Ab Ebr Igl Ocr Umb Zad Vosk Tarn Rusk Quil Plov Sten", "ak ero um ild onna u ey osz"
+        ),
     ),
     "city": (
         _combine("Ash Bram Cald Dun Elm Fair Grim Holt", "mere wick by stow ham ley"),
-        tuple(
+        _words(
             "Bay Bridge Cross Falls Fields Ford Gate Green Grove Harbor Heath Hill "
-            "Landing Market Mill Moor Point Quay Ridge Shore Spring Vale Water Wells".split()
+            "Landing Market Mill Moor Point Quay Ridge Shore Spring Vale Water Wells"
         ),
     ),
     "country": (
-        tuple("North South East West Upper Lower Inner Outer".split()),
+        _words("North South East West Upper Lower Inner Outer"),
         _combine("Zor Vel Tham Ryn Osk Mund", "land avia istan ora"),
     ),
     "work": (
-        tuple(
+        _words(
             "Silent Golden Broken Hidden Burning Frozen Distant Empty Bitter Crimson Gentle Hollow "
             "Iron Jade Lonely Marble Narrow Ancient Pale Quiet Restless Scarlet Tender Velvet "
             "Wandering Yellow Amber Bright Cold Dark Endless Fallen Grey Humble Ivory Last "
-            "Misty Noble Open Proud Rapid Secret Twisted Unseen Violet White Young Azure".split()
+            "Misty Noble Open Proud Rapid Secret Twisted Unseen Violet White Young Azure"
         ),
-        tuple(
+        _words(
             "Anchor Bell Candle Door Echo Feather Garden Hammer Island Journey Key Lantern "
             "Mirror Needle Orchard Painter Queen River Shadow Tower Umbrella Voyage Winter Window "
             "Arrow Basket Clock Dream Ember Flute Glass Horse Ink Jewel Kettle Letter "
-            "Meadow Night Ocean Promise Rose Stone Thread Valley Whisper Youth Apple Bird".split()
+            "Meadow Night Ocean Promise Rose Stone Thread Valley Whisper Youth Apple Bird"
         ),
     ),
     "company": (
         _combine("Acu Bio Cyra Dyna Exo Flux Gyro Helio", "dex lon mark nova tron vex"),
-        tuple(
-            "Motors Works Foods Textiles Airlines Mining Press Bank Optics Chemicals Shipping Steel "
-            "Radio Toys Paper Tools".split()
+        _words(
+            "Motors Works Foods Textiles Airlines Mining Press Bank Optics Chemicals Shipping "
+            "Steel Radio Toys Paper Tools"
         ),
     ),
 }
