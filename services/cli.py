@@ -1,0 +1,212 @@
+"""The `agent-r1` command: parses the command line and hands over to the command's module.
+
+Every command's module is imported only when the command runs, so that `agent-r1 --help` answers at
+once. A `ValueError` (a configuration, a file, a port) is printed as one message with exit status 2;
+a run that stopped for a reason of its own likewise. Anything else is a defect and keeps its
+traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+EXIT_REASON = 2
+EXIT_INTERRUPTED = 130
+ERROR_PREFIX = "agent-r1: error: "
+"""The local launcher looks for it in the log of a service that stopped."""
+
+logger = logging.getLogger(__name__)
+
+CONFIG_HELP = "configuration: a .toml file, or the config.json of a run folder"
+
+
+def _add_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    parser.add_argument(
+        "config", type=Path, metavar="CONFIG", nargs=None if required else "?", help=CONFIG_HELP
+    )
+    _add_set(parser)
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set one key, over file and environment: --set learner.steps=10 (repeatable)",
+    )
+
+
+def _train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="start every service on this machine and train",
+        description="Start every service as a process of its own on this machine, and train. "
+        "Ctrl-C stops cleanly and keeps a run that --resume continues.",
+    )
+    _add_config(parser, required=False)
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (run.dir)")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run folder")
+    parser.set_defaults(run="agent_r1.cli_run:train")
+
+
+def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="run one service in the foreground",
+        description="Run one service in the foreground. SERVICE is rollout, reward, learner, or "
+        "the name of a tool in the configuration; `tool` with --name is the same, and --name may "
+        "be left out when there is one tool. Redis and tools that run elsewhere are named by "
+        "redis.url and tools.<name>.url, or AGENT_R1__REDIS__URL and AGENT_R1__TOOLS__<NAME>__URL.",
+    )
+    parser.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, tool")
+    _add_config(parser)
+    parser.add_argument("--name", metavar="TOOL", help="which tool, with `serve tool`")
+    parser.add_argument("--resume", action="store_true", help="learner: go on with the run folder")
+    parser.add_argument("--announce-dir", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--resume-if-begun", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(run="agent_r1.cli_run:serve")
+
+
+def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("config", help="check or show a configuration")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in (
+        ("check", "validate everything without starting anything"),
+        ("show", "print every value and where it came from"),
+    ):
+        action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        _add_config(action)
+        action.set_defaults(run=f"agent_r1.cli_config:{name}")
+
+
+def _policy_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="score a policy on the evaluation sets",
+        description="Start tools, reward and rollout on this machine with a given policy, ask "
+        "every question of evaluation.sets, and write the scores.",
+    )
+    _add_config(evaluate)
+    evaluate.add_argument(
+        "--policy",
+        required=True,
+        metavar="MODEL_OR_RUN",
+        help="model directory, or a run folder (its last checkpoint)",
+    )
+    evaluate.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON file to write"
+    )
+    evaluate.set_defaults(run="agent_r1.cli_run:evaluate")
+
+    sft = commands.add_parser(
+        "sft",
+        help="supervised warm start",
+        description="Train a model on demonstrations (table [sft]).",
+    )
+    _add_config(sft)
+    sft.set_defaults(run="agent_r1.cli_run:sft")
+
+    chat = commands.add_parser(
+        "chat",
+        help="ask the agent a question and watch its turns",
+        description="Start tools and rollout on this machine, then ask the agent questions: your "
+        "own, or held-out ones (`:pick`). Text the model sampled and text that tools returned "
+        "have different colours.",
+    )
+    chat.add_argument(
+        "policy", metavar="MODEL_OR_RUN", help="model directory, or a run folder (its last one)"
+    )
+    chat.add_argument(
+        "--config", type=Path, metavar="CONFIG", help=f"{CONFIG_HELP}; a run folder has its own"
+    )
+    _add_set(chat)
+    chat.add_argument("--question", metavar="TEXT", help="ask this one question and leave")
+    chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    chat.set_defaults(run="agent_r1.cli_chat:chat")
+
+
+def _reading_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    show = commands.add_parser(
+        "show",
+        help="read stored trajectories of a run",
+        description="Print stored trajectories: sampled text and tool text in different colours, "
+        "calls, rewards, policy versions.",
+    )
+    show.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+    show.add_argument("--step", type=int, metavar="N", help="only this learner step")
+    show.add_argument("--group", type=int, metavar="ID", help="only this group")
+    show.add_argument("--failed", action="store_true", help="only FAILED trajectories")
+    show.add_argument("--eval", metavar="NAME", help="an evaluation's, such as before or after")
+    show.add_argument("--limit", type=int, default=8, metavar="N", help="at most so many (8)")
+    show.set_defaults(run="agent_r1.cli_show:show")
+
+    letters = commands.add_parser(
+        "dead-letters",
+        help="messages that could not be processed",
+        description="Messages that could not be processed, of a run that is running (or of one "
+        "that has ended, as it left them).",
+    )
+    actions = letters.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, text in (
+        ("list", "one line each: id, stream, key, reason"),
+        ("show", "print one in full"),
+        ("retry", "put one, or all, back on the stream they came from"),
+    ):
+        action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        action.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+        if name != "list":
+            action.add_argument(
+                "id", metavar="ID", help="as listed" + (", or `all`" if name == "retry" else "")
+            )
+        action.set_defaults(run=f"agent_r1.cli_dead_letters:{name}_letters")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="agent-r1",
+        description="Train LLM agents end to end with reinforcement learning.",
+        epilog="`agent-r1 COMMAND --help` explains a command.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    _train_parser(commands)
+    _serve_parser(commands)
+    _config_parser(commands)
+    _policy_parsers(commands)
+    _reading_parsers(commands)
+    return parser
+
+
+def _load(target: str) -> Callable[[argparse.Namespace], int]:
+    import importlib
+
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return _load(arguments.run)(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone (`agent-r1 show RUN | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except ValueError as exc:
+        if arguments.command == "serve":
+            logger.exception("service stopped")
+        print(f"{ERROR_PREFIX}{exc}", file=sys.stderr)
+        return EXIT_REASON
+
+
+if __name__ == "__main__":
+    sys.exit(main())

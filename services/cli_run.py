@@ -1,0 +1,194 @@
+"""`agent-r1 train|serve|evaluate|sft`: the commands that run something.
+
+Reads the configuration; `train` and `evaluate` hand it to the local launcher, `serve` and `sft` to
+one service's entry point in this process, with the tables that service needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import logging.config
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from agent_r1 import config_checks
+from agent_r1.cli_policy import with_policy
+from agent_r1.config import ConfigError, LoadedConfig, RunConfig, dump_config, load_config
+from agent_r1.config_sources import ENV_PREFIX
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+LEDGER_FILE = "ledger.json"
+"""The learner writes it before anything else; without it there is nothing to resume."""
+SERVICES = ("rollout", "reward", "learner", "tool")
+
+
+def configure_logging(level: str) -> None:
+    """Log to stderr in the format of `deploy/logging.json`, at `run.log_level`."""
+    text = resources.files("agent_r1_deploy").joinpath("logging.json").read_text()
+    settings: dict[str, Any] = json.loads(text)
+    settings["root"]["level"] = level
+    logging.config.dictConfig(settings)
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Run a whole training run on this machine."""
+    from agent_r1_deploy import local
+
+    if (arguments.config is None) == (arguments.resume is None):
+        raise ConfigError("name a CONFIG to start a run, or --resume DIR to go on with one")
+    options = list(arguments.options)
+    if arguments.resume is not None:
+        if arguments.run_dir is not None:
+            raise ConfigError(
+                "--run-dir and --resume exclude each other; --resume names the folder"
+            )
+        loaded = load_resumed(arguments.resume, options)
+    else:
+        if arguments.run_dir is not None:
+            options.append(f"run.dir={json.dumps(str(arguments.run_dir))}")
+        loaded = load_config(arguments.config, options)
+    return local.run_training(loaded.config, resume=arguments.resume is not None)
+
+
+def load_resumed(folder: Path, options: list[str]) -> LoadedConfig:
+    """Load the configuration of a run folder.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"{folder} holds no run to resume ({CONFIG_FILE} is missing); start one with "
+            "`agent-r1 train CONFIG`"
+        )
+    here = [*options, f"run.dir={json.dumps(str(folder))}"]
+    return load_config(folder / CONFIG_FILE, here)
+
+
+def _redis(config: RunConfig) -> None:
+    if config.redis.url is None:
+        raise ConfigError(
+            "redis.url is not set; a service started by hand must be told where Redis is: set "
+            f"{ENV_PREFIX}REDIS__URL=redis://HOST:6379/0 (`agent-r1 train` starts one by itself)"
+        )
+
+
+def _tool_name(config: RunConfig, service: str, name: str | None) -> str:
+    if service != "tool":
+        wanted = service
+    elif name is not None:
+        wanted = name
+    elif len(config.started_tools()) == 1:
+        wanted = next(iter(config.started_tools()))
+    else:
+        raise ConfigError(f"name the tool: --name, one of {sorted(config.tools)}")
+    if wanted not in config.tools:
+        raise ConfigError(
+            f"no service {wanted!r}; there are {', '.join(SERVICES)}, and the configured tools "
+            f"are {sorted(config.tools)}"
+        )
+    return wanted
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Run one service in this process until it is told to stop."""
+    loaded = load_config(arguments.config, arguments.options)
+    config = loaded.config
+    configure_logging(config.run.log_level)
+    config_checks.use_plugins(config)
+    announce_dir: Path | None = arguments.announce_dir
+    if arguments.service == "rollout":
+        _serve_rollout(config, announce_dir)
+    elif arguments.service == "reward":
+        from agent_r1.reward import main as reward
+
+        _redis(config)
+        config_checks.check_port(config.reward, "reward")
+        reward.serve(
+            run=config.run, redis=config.redis, reward=config.reward, announce_dir=announce_dir
+        )
+    elif arguments.service == "learner":
+        begun = (config.run.folder() / LEDGER_FILE).is_file()
+        resume = arguments.resume or (arguments.resume_if_begun and begun)
+        _serve_learner(config, announce_dir, resume=resume)
+    else:
+        from agent_r1.tools import main as tools
+
+        name = _tool_name(config, arguments.service, arguments.name)
+        config_checks.check_port(config.tools[name], f"tools.{name}")
+        tools.serve(name=name, run=config.run, tool=config.tools[name], announce_dir=announce_dir)
+    return 0
+
+
+def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> None:
+    _redis(config)
+    tools = config.tool_urls()
+    config_checks.check_port(config.rollout, "rollout")
+    from agent_r1.rollout import main as rollout
+
+    rollout.serve(
+        run=config.run,
+        model=config.model,
+        redis=config.redis,
+        env=config.env,
+        rollout=config.rollout,
+        tools=tools,
+        announce_dir=announce_dir,
+    )
+
+
+def _serve_learner(config: RunConfig, announce_dir: Path | None, *, resume: bool) -> None:
+    _redis(config)
+    if config.data is None:
+        raise ConfigError("table [data] is missing; the learner needs data.train")
+    from agent_r1.learner import main as learner
+    from agent_r1.learner.checkpoint import DiskFullError
+    from agent_r1.learner.failures import RunFailedError
+
+    try:
+        learner.train(
+            run=config.run,
+            model=config.model,
+            redis=config.redis,
+            data=config.data,
+            learner=config.learner,
+            evaluation=config.evaluation,
+            resume=resume,
+            announce_dir=announce_dir,
+            resolved_config=dump_config(config)[0],
+        )
+    except (RunFailedError, DiskFullError) as exc:
+        # Not defects: the message is the whole story, and a restart would not help.
+        raise ValueError(str(exc)) from exc
+
+
+def sft(arguments: argparse.Namespace) -> int:
+    """Run the supervised warm start in this process."""
+    config = load_config(arguments.config, arguments.options).config
+    configure_logging(config.run.log_level)
+    config_checks.check(config, "sft")
+    if config.sft is None:
+        raise ConfigError("table [sft] is missing; the warm start needs sft.data and sft.output")
+    from agent_r1.learner import sft as warm_start
+    from agent_r1.learner.checkpoint import DiskFullError
+
+    try:
+        warm_start.run(run=config.run, model=config.model, sft=config.sft)
+    except DiskFullError as exc:
+        raise ValueError(str(exc)) from exc
+    return 0
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Score a policy on the evaluation sets, on services of its own."""
+    from agent_r1_deploy import local
+
+    loaded = load_config(arguments.config, arguments.options)
+    config = with_policy(loaded.config, arguments.policy)
+    config_checks.check(config, "evaluate")
+    return local.run_evaluation(config, policy=arguments.policy, out=arguments.out)

@@ -1,0 +1,253 @@
+"""The configuration of a run: every table of `run.toml`, read, merged and checked.
+
+`load_config` reads file < environment (`AGENT_R1__ROLLOUT__THREADS`) < `--set`, and gives each
+service its tables through `cli.py`. `write_config` writes `config.json` into the run folder: the
+same values, resolved, without secrets; services and `--resume` read that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from agent_r1 import config_sources
+from agent_r1.config_sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
+from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable, SftTable
+from agent_r1.reward.config import RewardTable
+from agent_r1.rollout.config import EnvTable, RolloutTable
+from agent_r1.tools.config import ToolTable
+from agent_r1_proto.config import ConfigTable, ModelTable, RedisTable, RunTable
+
+__all__ = ["ConfigError", "LoadedConfig", "PlacementTable", "RunConfig", "load_config"]
+
+ToolName = Annotated[str, Field(pattern=f"^{config_sources.NAME_PATTERN}$")]
+
+OUTPUT_KEYS: frozenset[Key] = frozenset(
+    {
+        ("run", "dir"),
+        ("learner", "weights_dir"),
+        ("sft", "output"),
+        ("sft", "work_dir"),
+    }
+)
+"""Paths that are written; relative ones mean the current folder, not the configuration file's."""
+
+_URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@/]*)@", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(^|_)(password|secret|api_key|access_token)$")
+
+
+class PlacementTable(ConfigTable):
+    """`[placement]`: how many processes the local launcher starts, and how it watches them."""
+
+    rollout_replicas: Annotated[int, Field(ge=1)] = 1
+    """Rollout servers started on this machine."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest a service may take to be up, in seconds."""
+    stop_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time a service gets to stop cleanly (the learner checkpoints), in seconds."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Restarts of one service within `restart_window_s`; one more death stops the run."""
+    restart_window_s: Annotated[float, Field(gt=0)] = 300.0
+    """Deaths older than this are forgotten, in seconds."""
+
+
+class RunConfig(ConfigTable):
+    """Every table of `run.toml`."""
+
+    run: RunTable = RunTable()
+    model: ModelTable
+    data: DataTable | None = None
+    """Needed for training."""
+    env: EnvTable = EnvTable()
+    tools: dict[ToolName, ToolTable] = {}
+    reward: RewardTable = RewardTable()
+    redis: RedisTable = RedisTable()
+    rollout: RolloutTable = RolloutTable()
+    learner: LearnerTable = LearnerTable()
+    placement: PlacementTable = PlacementTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    sft: SftTable | None = None
+    """Needed for `agent-r1 sft`."""
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Self:
+        for name in self.env.enable_tools or []:
+            if name not in self.tools:
+                raise ValueError(
+                    f"env.enable_tools names {name!r}, and the configured tools are "
+                    f"{sorted(self.tools)}; add a table [tools.{name}] or take the name out"
+                )
+        if self.env.max_tokens_per_turn >= self.model.max_context:
+            raise ValueError(
+                f"env.max_tokens_per_turn ({self.env.max_tokens_per_turn}) must be smaller than "
+                f"model.max_context ({self.model.max_context}), which holds the prompt as well; "
+                "lower it or raise model.max_context"
+            )
+        replicas = self.placement.rollout_replicas
+        if replicas > 1 and self.rollout.port != 0:
+            raise ValueError(
+                f"rollout.port ({self.rollout.port}) must be 0 with placement.rollout_replicas = "
+                f"{replicas}: servers of one machine cannot share a port"
+            )
+        if replicas > 1 and self.rollout.server_id is not None:
+            raise ValueError(
+                f"rollout.server_id ({self.rollout.server_id!r}) must be unset with "
+                f"placement.rollout_replicas = {replicas}: every server needs its own"
+            )
+        return self
+
+    def started_tools(self) -> dict[str, ToolTable]:
+        """Return the tools that this run starts; the others run already."""
+        return {name: tool for name, tool in self.tools.items() if tool.url is None}
+
+    def tool_urls(self) -> dict[str, str]:
+        """Return the base URL of every tool.
+
+        Raises:
+            ConfigError: a tool has none.
+        """
+        urls = {}
+        for name, tool in self.tools.items():
+            if tool.url is None:
+                raise ConfigError(
+                    f"tools.{name}.url is not set; a service started by hand must be told where "
+                    f"the tool is: set {ENV_PREFIX}TOOLS__{name.upper()}__URL (`agent-r1 train` "
+                    "does so by itself)"
+                )
+            urls[name] = tool.url
+        return urls
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A validated configuration and where its values came from."""
+
+    config: RunConfig
+    origins: Mapping[Key, str]
+
+    def origin(self, key: Key) -> str:
+        """Say where the value at `key` came from."""
+        for size in range(len(key), 0, -1):
+            if key[:size] in self.origins:
+                return self.origins[key[:size]]
+        inner = [source for other, source in self.origins.items() if other[: len(key)] == key]
+        return inner[-1] if inner else "default"
+
+
+def load_config(
+    file: Path | None,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """Read a configuration: defaults < file < environment < options.
+
+    Args:
+        file: `.toml` file, or the `config.json` of a run folder.
+        options: `KEY=VALUE` texts, as given to `--set`.
+        environ: environment variables; None takes this process's.
+
+    Raises:
+        ConfigError: a source is unreadable, a key unknown or a value not allowed.
+    """
+    values, origins = config_sources.collect(
+        RunConfig,
+        file=file,
+        environ=os.environ if environ is None else environ,
+        options=options,
+        outputs=OUTPUT_KEYS,
+    )
+    base = file.resolve().parent if file is not None else Path.cwd()
+    _resolve_names(values, origins, base, file)
+    _refuse_redacted(values)
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as exc:
+        raise ConfigError(config_sources.explain(exc, origins)) from exc
+    return LoadedConfig(config=config, origins=origins)
+
+
+def _resolve_names(
+    values: dict[str, Any], origins: Mapping[Key, str], base: Path, file: Path | None
+) -> None:
+    """Make folders absolute where a value may be a folder or a name (of a model, a package)."""
+
+    def resolved(value: Any, key: Key) -> Any:
+        from_file = file is not None and origins.get(key) == f"file {file}"
+        folder = base if from_file else Path.cwd()
+        path = folder / Path(str(value)).expanduser()
+        looks_like_path = str(value).startswith((".", "~", "/"))
+        return str(path.resolve()) if path.is_dir() or looks_like_path else value
+
+    model = values.get("model")
+    if isinstance(model, dict) and isinstance(model.get("path"), str):
+        model["path"] = resolved(model["path"], ("model", "path"))
+    run = values.get("run")
+    if isinstance(run, dict) and isinstance(run.get("plugins"), list):
+        run["plugins"] = [resolved(item, ("run", "plugins")) for item in run["plugins"]]
+
+
+def _refuse_redacted(values: Any, key: Key = ()) -> None:
+    """Complain about a secret that `config.json` leaves out and nothing has filled in."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            _refuse_redacted(value, (*key, str(name)))
+    elif isinstance(values, str) and (values == REDACTED or f":{REDACTED}@" in values):
+        variable = ENV_PREFIX + "__".join(key).upper()
+        raise ConfigError(
+            f"{dotted(key)} is a secret, which config.json does not hold; set the environment "
+            f"variable {variable}"
+        )
+
+
+def _redact(value: Any, key: Key, secrets: dict[str, str]) -> Any:
+    """Return `value` without secrets, and collect them by variable name."""
+    if isinstance(value, dict):
+        return {name: _redact(inner, (*key, name), secrets) for name, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+    variable = ENV_PREFIX + "__".join(key).upper()
+    if key and _SECRET_NAME.search(key[-1].lower()):
+        secrets[variable] = value
+        return REDACTED
+    match = _URL_SECRET.match(value)
+    if match is None or ":" not in match[2]:
+        return value
+    secrets[variable] = value
+    user = match[2].partition(":")[0]
+    return f"{match[1]}{user}:{REDACTED}@{value[match.end() :]}"
+
+
+def dump_config(config: RunConfig) -> tuple[dict[str, Any], dict[str, str]]:
+    """Turn a configuration into JSON values without secrets.
+
+    Returns:
+        The values, which `load_config` reads back, and the secrets by environment variable.
+    """
+    values = config.model_dump(mode="json")
+    for name, tool in config.tools.items():
+        if tool.type != "search":  # such a table refuses the search tool's keys, set or not
+            values["tools"][name] = tool.model_dump(mode="json", exclude_unset=True)
+    run_dir = config.run.folder()
+    values["run"]["dir"] = str(run_dir.resolve())
+    secrets: dict[str, str] = {}
+    return _redact(values, (), secrets), secrets
+
+
+def write_config(config: RunConfig, path: Path) -> dict[str, str]:
+    """Write `config.json`.
+
+    Returns:
+        The secrets it leaves out, as environment variables for the services.
+    """
+    values, secrets = dump_config(config)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return secrets
