@@ -1,0 +1,96 @@
+"""Reward components: the table of built-in ones, and loading of the user's.
+
+A component reads one finished interaction (`ScoreRequest`: the task's payload and the model's
+turns) and returns a number; `scorer.py` weighs and sums them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from agent_r1.reward import scoring
+from agent_r1_proto.rewards import ScoreRequest
+
+Component = Callable[[ScoreRequest], float | Awaitable[float]]
+"""A component of a user's: a function or an `async` function."""
+
+
+def prediction_of(request: ScoreRequest) -> str | None:
+    """Return the answer given in the last turn; earlier turns do not count."""
+    return scoring.extract_answer(request.turns[-1].text)
+
+
+def accepted_answers(request: ScoreRequest) -> list[str]:
+    """Return the payload's `answers`.
+
+    Raises:
+        ValueError: there are none, or they are not texts.
+    """
+    answers = request.payload.get("answers")
+    if not isinstance(answers, list) or not answers:
+        raise ValueError(
+            f'payload has answers = {answers!r}; this component needs "answers": [text, …] in the '
+            "payload of every task; add it or remove the component from reward.components"
+        )
+    texts = [answer for answer in answers if isinstance(answer, str)]
+    if len(texts) != len(answers):
+        raise ValueError(f"payload has answers = {answers!r}; every answer must be a text")
+    return texts
+
+
+def _of_answer(score: Callable[[str | None, Sequence[str]], float]) -> Callable[..., float]:
+    def component(request: ScoreRequest) -> float:
+        return score(prediction_of(request), accepted_answers(request))
+
+    return component
+
+
+def _format(request: ScoreRequest) -> float:
+    return scoring.format_score([turn.text for turn in request.turns])
+
+
+def _answered(request: ScoreRequest) -> float:
+    return float(bool(prediction_of(request)))
+
+
+def _tool_calls(request: ScoreRequest) -> float:
+    return float(sum(turn.num_calls for turn in request.turns))
+
+
+BUILT_IN: dict[str, Callable[[ScoreRequest], float]] = {
+    "exact_match": _of_answer(scoring.exact_match),
+    "f1": _of_answer(scoring.f1),
+    "substring_match": _of_answer(scoring.substring_match),
+    "format": _format,
+    "answered": _answered,  # 1.0 when the last turn gives a non-empty answer
+    "tool_calls": _tool_calls,  # number of calls, failed and malformed ones included
+}
+
+NEEDS_ANSWERS = frozenset({"exact_match", "f1", "substring_match"})
+
+
+def load_component(name: str) -> Component:
+    """Return a built-in component, or the function that `module:Name` names.
+
+    Raises:
+        ValueError: it cannot be loaded or is no function.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module_name, _, attribute = name.partition(":")
+    try:
+        found: Any = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as exc:
+        raise ValueError(
+            f"reward.components: {name!r} cannot be loaded: {exc}; check the name, and that its "
+            "folder is in run.plugins"
+        ) from exc
+    if not callable(found):
+        raise ValueError(
+            f"reward.components: {name!r} is no function; it must take a ScoreRequest and return "
+            "a number"
+        )
+    component: Component = found
+    return component

@@ -1,0 +1,95 @@
+"""Starts the reward service: the stream worker and the HTTP side in one process.
+
+`agent_r1.cli` calls `serve` with the tables of one run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import uuid
+from pathlib import Path
+
+from agent_r1.reward.app import create_app
+from agent_r1.reward.config import RewardTable
+from agent_r1.reward.scorer import Scorer
+from agent_r1.reward.server import serve_app
+from agent_r1.reward.worker import READ_BLOCK_S, STOP_GRACE_S, RewardWorker
+from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1_proto.streams import Broker
+
+logger = logging.getLogger(__name__)
+
+NAME = "reward"
+_WORKER_STOP_TIMEOUT_S = READ_BLOCK_S + STOP_GRACE_S + 1.0
+_CANCEL_TIMEOUT_S = 1.0
+
+
+def serve(
+    *, run: RunTable, redis: RedisTable, reward: RewardTable, announce_dir: Path | None
+) -> None:
+    """Score the run's trajectories, and requests over HTTP, until SIGTERM or SIGINT.
+
+    Raises:
+        ValueError: a table or a component of the user's is wrong; the text says what to do.
+    """
+    if redis.url is None:
+        raise ValueError("redis.url is not set; give the address of the run's Redis server")
+    scorer = Scorer(reward)
+    asyncio.run(_serve(run, redis.url, redis, reward, scorer, announce_dir))
+
+
+async def _serve(
+    run: RunTable,
+    url: str,
+    redis: RedisTable,
+    reward: RewardTable,
+    scorer: Scorer,
+    announce_dir: Path | None,
+) -> None:
+    consumer_name = f"{NAME}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
+    broker = await Broker.connect(
+        url,
+        run.id,
+        lease_s=redis.lease_s,
+        max_processing_failures=redis.max_processing_failures,
+    )
+    async with broker:
+        worker = RewardWorker(
+            broker,
+            scorer,
+            consumer_name=consumer_name,
+            max_concurrent=reward.max_concurrent,
+        )
+        stop = asyncio.Event()
+        working = asyncio.create_task(worker.run(stop))
+        logger.info(
+            "reward serves consumer=%s run_id=%s components=%s",
+            consumer_name,
+            run.id,
+            ",".join(reward.components),
+        )
+
+        async def stop_worker() -> None:
+            stop.set()
+            await asyncio.wait({working}, timeout=_WORKER_STOP_TIMEOUT_S)
+
+        try:
+            await serve_app(
+                create_app(scorer, worker),
+                name=NAME,
+                listen=reward,
+                announce_dir=announce_dir,
+                before_stop=stop_worker,
+                until=working,
+            )
+        finally:
+            # Twice: with Redis away, giving entries back waits for it too.
+            for _ in range(2):
+                if not working.done():
+                    working.cancel()
+                    await asyncio.wait({working}, timeout=_CANCEL_TIMEOUT_S)
+        if not working.cancelled():
+            await working

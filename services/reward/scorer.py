@@ -1,0 +1,117 @@
+"""Scores one finished interaction: runs the components and applies the rule.
+
+`worker.py` (stream) and `app.py` (HTTP) hand it a `ScoreRequest` and get a `Reward`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from concurrent.futures import ThreadPoolExecutor
+
+from agent_r1.reward import scoring
+from agent_r1.reward.components import (
+    BUILT_IN,
+    NEEDS_ANSWERS,
+    Component,
+    load_component,
+    prediction_of,
+)
+from agent_r1.reward.config import RewardTable
+from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
+from agent_r1_proto.trajectory import Trajectory
+
+
+class ComponentError(Exception):
+    """A component raised, took too long, or returned no number; the text names it."""
+
+
+class Scorer:
+    """The configured components and rule.
+
+    Args:
+        table: which components, with which weights, under which rule.
+
+    Raises:
+        ValueError: a component cannot be loaded.
+    """
+
+    def __init__(self, table: RewardTable) -> None:
+        self._table = table
+        named = dict(table.components)
+        if table.rule == "paper":
+            named |= {"exact_match": 0.0, "format": 0.0}
+        self._weights = named
+        self._own: dict[str, Component] = {
+            name: load_component(name) for name in named if name not in BUILT_IN
+        }
+        self._threads = ThreadPoolExecutor(table.max_concurrent, thread_name_prefix="component")
+
+    async def score(self, request: ScoreRequest) -> Reward:
+        """Score one interaction as it stands, whether COMPLETED or TRUNCATED.
+
+        Raises:
+            ValueError: the status is FAILED, or the payload lacks what a named component needs.
+            ComponentError: a component of the user's failed.
+        """
+        if request.status == "FAILED":
+            raise ValueError(
+                "status FAILED has no reward: an outage is not the model's failure; send "
+                "COMPLETED or TRUNCATED interactions"
+            )
+        has_answers = "answers" in request.payload
+        values = {
+            name: measure(request)
+            for name, measure in BUILT_IN.items()
+            if name in self._weights or has_answers or name not in NEEDS_ANSWERS
+        }
+        for name, component in self._own.items():
+            values[name] = await self._run_own(name, component, request)
+        return Reward(
+            total=self._total(values), components=values, prediction=prediction_of(request)
+        )
+
+    def _total(self, values: dict[str, float]) -> float:
+        if self._table.rule == "paper":
+            return scoring.paper_reward(values["exact_match"], values["format"])
+        return math.fsum(weight * values[name] for name, weight in self._weights.items())
+
+    async def _run_own(self, name: str, component: Component, request: ScoreRequest) -> float:
+        timeout_s = self._table.component_timeout_s
+        deadline = asyncio.timeout(timeout_s)
+        try:
+            async with deadline:
+                value = await self._call(component, request)
+        except Exception as exc:
+            if deadline.expired():
+                raise ComponentError(
+                    f"reward component {name!r} did not answer within {timeout_s:g} s; raise "
+                    "reward.component_timeout_s or speed it up"
+                ) from exc
+            raise ComponentError(
+                f"reward component {name!r} raised {type(exc).__name__}: {exc}"
+            ) from exc
+        if isinstance(value, int | float) and math.isfinite(value):
+            return float(value)
+        raise ComponentError(
+            f"reward component {name!r} returned {value!r}; it must return a finite number"
+        )
+
+    async def _call(self, component: Component, request: ScoreRequest) -> object:
+        if inspect.iscoroutinefunction(component):
+            return await component(request)
+        # In a thread: a plain function of a user's may block.
+        loop = asyncio.get_running_loop()
+        value = await loop.run_in_executor(self._threads, component, request)
+        return await value if inspect.isawaitable(value) else value
+
+
+def request_of(trajectory: Trajectory) -> ScoreRequest:
+    """Return a trajectory as the components see it; one without turns has one empty turn."""
+    turns = [ScoreTurn(text=turn.text, num_calls=len(turn.calls)) for turn in trajectory.turns]
+    return ScoreRequest(
+        payload=trajectory.rollout.task.payload,
+        turns=turns or [ScoreTurn(text="")],
+        status=trajectory.status,
+    )

@@ -1,0 +1,136 @@
+"""Scores of an answer and of a dialogue's form, as pure functions.
+
+`components.py` calls these on finished trajectories; evaluation reports the same numbers. Strict
+exact match, F1 and substring match are three different measures and never go by one name.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_CLOSED_ANSWERS = {"yes", "no", "noanswer"}
+
+# What the sampler's tokenizer writes at the end of a turn: <|im_end|>, <|eot_id|>, </s>.
+_END_OF_TURN = re.compile(r"(?:<\|[^<>|\s]+\|>|</s>)$")
+_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+
+
+def _block(tag: str) -> str:
+    """Pattern of one `<tag>…</tag>` whose content opens no tag of the format."""
+    return rf"<{tag}>(?:(?!</?(?:think|tool_call|answer)>).)*</{tag}>"
+
+
+_CALL_TURN = re.compile(rf"\s*{_block('think')}(?:\s*{_block('tool_call')})+\s*", re.DOTALL)
+_ANSWER_TURN = re.compile(rf"\s*{_block('think')}\s*{_block('answer')}\s*", re.DOTALL)
+
+
+def normalize_answer(text: str) -> str:
+    """Lower the case; drop ASCII punctuation, then the words a, an, the; collapse white space.
+
+    Source: the SQuAD evaluation, arXiv:1606.05250, which HotpotQA, 2WikiMultihopQA and MuSiQue
+    took over. Punctuation is removed, not replaced: "U.S." is "us" and "well-known" "wellknown".
+    """
+    bare = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", bare).split())
+
+
+def extract_answer(text: str) -> str | None:
+    """Return the content of the last closed `<answer>` of a turn, stripped; None without one."""
+    found = _ANSWER.findall(text)
+    return found[-1].strip() if found else None
+
+
+def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
+    """Return 1.0 when the prediction equals one of the answers after normalization, else 0.0."""
+    _check_answers(answers)
+    if prediction is None:
+        return 0.0
+    predicted = normalize_answer(prediction)
+    return float(any(predicted == normalize_answer(answer) for answer in answers))
+
+
+def f1(prediction: str | None, answers: Sequence[str]) -> float:
+    """Return the best token F1 of the prediction over the answers, 0.0 to 1.0.
+
+    Tokens are the normalized words, counted with repetition. Where prediction or answer is yes, no
+    or noanswer, only equality counts: such an answer is no bag of words.
+
+    Source: the HotpotQA evaluation, arXiv:1809.09600.
+    """
+    _check_answers(answers)
+    if prediction is None:
+        return 0.0
+    return max(_token_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers)
+
+
+def substring_match(prediction: str | None, answers: Sequence[str]) -> float:
+    """Return 1.0 when the normalized prediction contains one of the normalized answers, else 0.0.
+
+    Looser than exact match: a prediction that lists every candidate passes. An answer that
+    normalizes to nothing matches only a prediction that does too.
+    """
+    _check_answers(answers)
+    if prediction is None:
+        return 0.0
+    predicted = normalize_answer(prediction)
+    golds = [normalize_answer(answer) for answer in answers]
+    return float(any(gold in predicted if gold else not predicted for gold in golds))
+
+
+def format_score(turns: Sequence[str]) -> float:
+    """Return the mean of two checks on the form of a dialogue: 0.0, 0.5 or 1.0.
+
+    Args:
+        turns: the model's turns, in order, as text.
+
+    1. Every turn but the last is exactly `<think>…</think>` and one or more
+       `<tool_call>…</tool_call>`; true when there is no such turn.
+    2. The last turn is exactly `<think>…</think>` and one `<answer>…</answer>`.
+
+    White space between and around the blocks and end-of-turn tokens are free; any other text
+    outside the blocks, and any of these tags inside a block, fails the check.
+
+    Source: Agent-R1, arXiv:2511.14460: the format reward is the mean of two binary checks.
+    """
+    if not turns:
+        return 0.0
+    *earlier, last = [_without_end_of_turn(turn) for turn in turns]
+    calls_first = all(_CALL_TURN.fullmatch(turn) for turn in earlier)
+    answers_last = _ANSWER_TURN.fullmatch(last) is not None
+    return (float(calls_first) + float(answers_last)) / 2
+
+
+def paper_reward(exact: float, form: float) -> float:
+    """Return exact match when the format is right (1.0), else format - 1: -1.0 or -0.5.
+
+    Source: Agent-R1, arXiv:2511.14460.
+    """
+    return exact if form == 1.0 else form - 1.0
+
+
+def _without_end_of_turn(text: str) -> str:
+    text = text.rstrip()
+    while _END_OF_TURN.search(text):
+        text = _END_OF_TURN.sub("", text).rstrip()
+    return text
+
+
+def _check_answers(answers: Sequence[str]) -> None:
+    if not answers:
+        raise ValueError("answers is empty; a question needs at least one accepted answer")
+
+
+def _token_f1(predicted: str, gold: str) -> float:
+    if predicted != gold and (predicted in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS):
+        return 0.0
+    predicted_words, gold_words = predicted.split(), gold.split()
+    same = sum((Counter(predicted_words) & Counter(gold_words)).values())
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(predicted_words), same / len(gold_words)
+    return 2 * precision * recall / (precision + recall)

@@ -1,0 +1,117 @@
+"""The reward worker: scores trajectories as they arrive.
+
+Reads stream `trajectories` (group `reward`), writes `scored_trajectories`, or the reply stream the
+task names (evaluation, chat). Publishing, acknowledging and deleting are one step, so a worker that
+dies in the middle leaves the trajectory to another. A FAILED trajectory passes unscored.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.streams import Broker, Entry, StreamConsumer
+from agent_r1_proto.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
+
+GROUP = "reward"
+READ_BLOCK_S = 1.0
+"""Longest one read waits, so that a stop is noticed."""
+STOP_GRACE_S = 5.0
+"""On shutdown, scorings in flight get this long; the rest is given back."""
+
+
+class RewardWorker:
+    """One member of the consumer group that scores.
+
+    Args:
+        broker: where trajectories come from and go to.
+        scorer: computes the rewards.
+        consumer_name: unique among the living workers of the run.
+        max_concurrent: trajectories scored at once.
+    """
+
+    def __init__(
+        self, broker: Broker, scorer: Scorer, *, consumer_name: str, max_concurrent: int = 32
+    ) -> None:
+        self._broker = broker
+        self._scorer = scorer
+        self._consumer_name = consumer_name
+        self._max_concurrent = max_concurrent
+        self._tasks: dict[asyncio.Task[None], Entry[Trajectory]] = {}
+        self.num_scored = 0
+        """Trajectories scored and passed on."""
+        self.num_passed = 0
+        """FAILED trajectories passed on."""
+        self.num_dead = 0
+        """Trajectories dead-lettered because a component failed on them."""
+
+    @property
+    def num_in_flight(self) -> int:
+        """Trajectories being scored."""
+        return len(self._tasks)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Score until `stop` is set; then finish or give back what is in flight."""
+        keys = self._broker.keys
+        async with self._broker.consumer(
+            keys.trajectories, Trajectory, group=GROUP, consumer=self._consumer_name
+        ) as consumer:
+            try:
+                while not stop.is_set():
+                    await self._take(consumer)
+            finally:
+                await self._wind_up(consumer)
+
+    async def _take(self, consumer: StreamConsumer[Trajectory]) -> None:
+        room = self._max_concurrent - len(self._tasks)
+        if room == 0:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            for entry in await consumer.read(room, READ_BLOCK_S):
+                task = asyncio.create_task(self._process(consumer, entry))
+                self._tasks[task] = entry
+        for task in [task for task in self._tasks if task.done()]:
+            self._tasks.pop(task)
+            task.result()  # what `_process` does not handle ends the worker
+
+    async def _wind_up(self, consumer: StreamConsumer[Trajectory]) -> None:
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=STOP_GRACE_S)
+        for task, entry in self._tasks.items():
+            if not task.done():
+                task.cancel()
+                logger.info("trajectory given back rollout_id=%s", entry.message.rollout_id)
+                await consumer.release(entry)
+        self._tasks.clear()
+
+    async def _process(
+        self, consumer: StreamConsumer[Trajectory], entry: Entry[Trajectory]
+    ) -> None:
+        trajectory = entry.message
+        reward = None
+        if trajectory.status != "FAILED":
+            try:
+                reward = await self._scorer.score(request_of(trajectory))
+            except (ComponentError, ValueError) as exc:
+                logger.exception("scoring failed rollout_id=%s", trajectory.rollout_id)
+                if await consumer.fail(entry, str(exc)):
+                    self.num_dead += 1
+                return
+        scored = ScoredTrajectory(trajectory=trajectory, reward=reward, scored_at=time.time())
+        stream = trajectory.rollout.reply_stream or self._broker.keys.scored
+        await consumer.finish(entry, [(stream, scored)])
+        if reward is None:
+            self.num_passed += 1
+        else:
+            self.num_scored += 1
+        logger.debug(
+            "trajectory scored rollout_id=%s status=%s reward=%s",
+            trajectory.rollout_id,
+            trajectory.status,
+            None if reward is None else reward.total,
+        )
