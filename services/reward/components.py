@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 from agent_r1.reward import scoring
 from agent_r1_proto.rewards import ScoreRequest
@@ -92,5 +92,4 @@ def load_component(name: str) -> Component:
             f"reward.components: {name!r} is no function; it must take a ScoreRequest and return "
             "a number"
         )
-    component: Component = found
-    return component
+    return cast(Component, found)
