@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -38,8 +37,10 @@ class EnvTable(ConfigTable):
     """Names of the tools offered to the model; None offers all of `[tools.<name>]`, [] none."""
     tool_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Time one tool call may take, retries included, in seconds; then the attempt has FAILED."""
-    tool_retries: Annotated[int, Field(ge=0)] = 3
+    tool_retries: Annotated[int, Field(ge=0)] = 6
     """Retries of one call on lost connections, 5xx and 429, within `tool_timeout_s`."""
+    step_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time one `ToolEnv.step` may take, in seconds; then the attempt has FAILED."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Variables given to the model's chat template, such as `enable_thinking`."""
 
@@ -83,18 +84,3 @@ class RolloutTable(ListenTable):
     """HTTP requests to tool services in flight at a time; further ones wait."""
     announce_expiry_s: Annotated[float, Field(gt=0)] = 15.0
     """An announcement in Redis that is not renewed for this long disappears, in seconds."""
-
-
-def advertised_url(listen: ListenTable, port: int) -> str:
-    """Return the base URL under which other services reach a service bound to `port`."""
-    host = listen.advertise_host or listen.host
-    if host in {"0.0.0.0", "::"}:
-        raise ValueError(
-            f"host ({host}) listens on every address, so other services cannot be told it; "
-            "set advertise_host to a name they can reach"
-        )
-    return (
-        f"http://[{host}]:{port}"
-        if re.fullmatch(r"[0-9a-fA-F:]*:[0-9a-fA-F:]*", host)
-        else (f"http://{host}:{port}")
-    )

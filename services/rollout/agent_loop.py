@@ -1,0 +1,307 @@
+"""One coroutine per trajectory: the model writes, its calls run, the results come back as tokens.
+
+worker.py hands in a `RolloutTask` and gets the `Trajectory`. In between: prompt tokens from
+chat_format.py, sampled tokens from the `Policy`, tool results from tool_client.py, and what they
+mean from the `ToolEnv`.
+
+Every sampled token is kept as it was sampled, with mask 1 and its log-probability; everything else
+(prompt, glue, tool text) has mask 0. A limit ends a trajectory as TRUNCATED, an outage as FAILED.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from agent_r1.rollout.calls import CallRunner
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1.rollout.parsing import TurnText, parse_turn
+from agent_r1.rollout.policy import EngineDeadError, Generation, Policy, PolicyError
+from agent_r1.rollout.record import TrajectoryRecord, turn_seed
+from agent_r1.rollout.tool_client import ToolClient
+from agent_r1_proto.tasks import ChatMessage, Role, RolloutTask, Task
+from agent_r1_proto.tools import ToolSpec
+from agent_r1_proto.trajectory import Status, Trajectory
+
+logger = logging.getLogger(__name__)
+
+
+class _AttemptFailedError(Exception):
+    """This attempt ends as FAILED; the message is the trajectory's reason."""
+
+
+class AgentLoop:
+    """Runs trajectories against one policy. Safe to use from many coroutines at once.
+
+    Args:
+        policy: samples tokens.
+        chat: the model's chat template, in tokens.
+        tools: calls tools; its specs are known.
+        env: limits.
+        make_env: makes the environment of one trajectory.
+        max_context: most tokens of one trajectory, prompt included (`model.max_context`).
+        run_seed: `run.seed`.
+        server_id: name of this rollout server.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy,
+        chat: ChatFormat,
+        tools: ToolClient,
+        env: EnvTable,
+        make_env: Callable[[Task], ToolEnv],
+        max_context: int,
+        run_seed: int,
+        server_id: str,
+    ) -> None:
+        unknown = sorted(set(env.enable_tools or ()) - set(tools.specs))
+        if unknown:
+            raise ValueError(
+                f"env.enable_tools names {', '.join(unknown)}, which no [tools.<name>] configures; "
+                f"configured: {', '.join(sorted(tools.specs)) or 'none'}"
+            )
+        self._policy = policy
+        self._chat = chat
+        self._tools = tools
+        self._env = env
+        self._make_env = make_env
+        self._max_context = min(max_context, policy.max_context)
+        self._run_seed = run_seed
+        self._server_id = server_id
+        self._prompt_logged = False
+        self._long_prompt_logged = False
+
+    async def run(self, rollout: RolloutTask) -> Trajectory:
+        """Run one attempt to its end.
+
+        Raises:
+            EngineDeadError: the policy cannot sample any more; the attempt is nobody's fault.
+        """
+        started_at, started = time.time(), time.monotonic()
+        record = TrajectoryRecord()
+        calls: CallRunner | None = None
+        env: ToolEnv | None = None
+        status: Status = "FAILED"
+        try:
+            specs = self._offered_tools(rollout.task)
+            calls = CallRunner(self._tools, self._env, specs, rollout)
+            record.add_prompt(self._prompt(rollout.task, specs))
+            env = self._open_env(rollout.task)
+            status, reason = await self._interact(rollout, record, env, calls)
+        except _AttemptFailedError as exc:
+            reason = str(exc)
+        except EngineDeadError:
+            raise
+        except PolicyError as exc:
+            logger.error("policy failed rollout_id=%s error=%s", rollout.key, exc)
+            reason = f"policy_error: {exc}"
+        finally:
+            await asyncio.shield(self._close(rollout, calls, env))
+        return record.finish(
+            rollout,
+            status,
+            reason,
+            seed=turn_seed(self._run_seed, rollout, 0),
+            server_id=self._server_id,
+            started_at=started_at,
+            latency_ms=(time.monotonic() - started) * 1000,
+        )
+
+    async def _interact(
+        self, rollout: RolloutTask, record: TrajectoryRecord, env: ToolEnv, calls: CallRunner
+    ) -> tuple[Status, str]:
+        """Alternate turns of the model and the environment; return how it ended."""
+        if record.prompt_length >= self._max_context:
+            return self._refuse_prompt(rollout, record)
+        max_turns = rollout.sampling.max_turns or self._env.max_turns
+        for number in range(max_turns):
+            generation = await self._sample(rollout, record, number)
+            text = self._chat.decode_turn(generation.token_ids)
+            start = record.add_sampled(generation, text)
+            if generation.finish_reason == "length":
+                full = len(record.token_ids) >= self._max_context
+                return "TRUNCATED", "max_trajectory_tokens" if full else "max_tokens_per_turn"
+            step = await self._react(record, env, calls, number, start)
+            if step.done:
+                return "COMPLETED", step.reason or "done"
+            if number + 1 == max_turns:
+                break
+            reply = self._reply(step)
+            if len(record.token_ids) + len(reply) >= self._max_context:
+                return "TRUNCATED", "max_trajectory_tokens"
+            record.token_ids += reply
+        return "TRUNCATED", "max_turns"
+
+    async def _react(
+        self, record: TrajectoryRecord, env: ToolEnv, calls: CallRunner, number: int, start: int
+    ) -> EnvStep:
+        """Run the calls of the turn that begins at `start`, and ask the environment."""
+        turn = parse_turn(record.turns[-1].text)
+        sampled = record.token_ids[start:]
+        ends = self._chat.call_end_indexes(sampled, turn.text, turn.calls)
+        outcomes = await calls.run(number, turn, [start + end for end in ends])
+        record.set_calls([outcome.record for outcome in outcomes])
+        results: list[CallResult] = []
+        for outcome in outcomes:
+            if outcome.outage is not None:
+                raise _AttemptFailedError(outcome.outage.reason) from outcome.outage
+            if outcome.result is not None:
+                results.append(outcome.result)
+        step = await self._step(env, number, turn, results)
+        if step.process_rewards:
+            pairs = zip(outcomes, step.process_rewards, strict=True)
+            record.set_calls(
+                [o.record.model_copy(update={"process_reward": reward}) for o, reward in pairs]
+            )
+        return step
+
+    # -- prompt and turns ------------------------------------------------------------------------
+
+    def _offered_tools(self, task: Task) -> dict[str, ToolSpec]:
+        names = self._tools.specs if self._env.enable_tools is None else self._env.enable_tools
+        if task.tools is not None:
+            missing = sorted(set(task.tools) - set(names))
+            if missing:
+                raise _AttemptFailedError(
+                    f"unknown_tool_in_task: {', '.join(missing)}; offered: "
+                    f"{', '.join(sorted(names)) or 'none'}"
+                )
+            names = task.tools
+        return {name: self._tools.specs[name] for name in names}
+
+    def _prompt(self, task: Task, specs: Mapping[str, ToolSpec]) -> list[int]:
+        messages = task.messages()
+        if self._env.system_prompt is not None and messages[0].role != "system":
+            messages.insert(0, ChatMessage(role="system", content=self._env.system_prompt))
+        rendered = self._chat.render_prompt(messages, list(specs.values()))
+        if not self._prompt_logged:
+            self._prompt_logged = True
+            logger.info(
+                "first prompt task_id=%s num_tokens=%d\n%s",
+                task.id,
+                len(rendered.token_ids),
+                rendered.text,
+            )
+        return rendered.token_ids
+
+    def _refuse_prompt(self, rollout: RolloutTask, record: TrajectoryRecord) -> tuple[Status, str]:
+        """End a trajectory whose prompt leaves no room: the task's fault, so no retry helps.
+
+        The tokens are cut to the context, so that no reader meets a longer sequence than allowed.
+        """
+        level = logging.DEBUG if self._long_prompt_logged else logging.ERROR
+        self._long_prompt_logged = True
+        logger.log(
+            level,
+            "prompt leaves no room for an answer task_id=%s num_tokens=%d limit=%d; raise "
+            "model.max_context or shorten the task; its trajectories end as TRUNCATED "
+            "(further ones are logged at DEBUG)",
+            rollout.task.id,
+            record.prompt_length,
+            self._max_context,
+        )
+        record.cut_prompt(self._max_context)
+        return "TRUNCATED", "prompt_too_long"
+
+    async def _sample(
+        self, rollout: RolloutTask, record: TrajectoryRecord, number: int
+    ) -> Generation:
+        room = self._max_context - len(record.token_ids)
+        generation = await self._policy.generate(
+            record.token_ids,
+            max_tokens=min(self._env.max_tokens_per_turn, room),
+            temperature=rollout.sampling.temperature,
+            seed=turn_seed(self._run_seed, rollout, number),
+            request_id=f"{rollout.key}/{number}",
+        )
+        if not generation.token_ids or len(generation.logprobs) != len(generation.token_ids):
+            raise PolicyError(
+                f"the policy returned {len(generation.token_ids)} tokens with "
+                f"{len(generation.logprobs)} log-probabilities; expected one each, at least one"
+            )
+        return generation
+
+    def _reply(self, step: EnvStep) -> list[int]:
+        """Return the tokens of the environment's reaction, generation prompt included."""
+        roles: list[Role] = ["tool"] * len(step.observations)
+        texts = list(step.observations)
+        if step.message is not None:
+            roles.append("user")
+            texts.append(step.message)
+        bodies = [
+            self._chat.encode_limited(
+                text,
+                max_chars=self._env.max_tool_response_chars,
+                max_tokens=self._env.max_tool_response_tokens,
+            )[1]
+            for text in texts
+        ]
+        return self._chat.encode_reply(roles, bodies)
+
+    # -- the environment -------------------------------------------------------------------------
+
+    def _open_env(self, task: Task) -> ToolEnv:
+        try:
+            return self._make_env(task)
+        except Exception as exc:
+            logger.exception("environment not created task_id=%s", task.id)
+            raise _AttemptFailedError(f"env_error: {type(exc).__name__}: {exc}") from exc
+
+    async def _step(
+        self, env: ToolEnv, number: int, turn: TurnText, results: Sequence[CallResult]
+    ) -> EnvStep:
+        view = ModelTurn(number=number, text=turn.text, thought=turn.thought, answer=turn.answer)
+        try:
+            async with asyncio.timeout(self._env.step_timeout_s):
+                step = await env.step(view, results)
+            _check_step(env, step, len(results))
+        except TimeoutError as exc:
+            name = f"{type(env).__name__}.step took over {self._env.step_timeout_s:g} s"
+            raise _AttemptFailedError(f"env_timeout: {name} (env.step_timeout_s)") from exc
+        except Exception as exc:
+            logger.exception("environment failed env=%s turn=%d", type(env).__name__, number)
+            raise _AttemptFailedError(f"env_error: {type(exc).__name__}: {exc}") from exc
+        return step
+
+    async def _close(
+        self, rollout: RolloutTask, calls: CallRunner | None, env: ToolEnv | None
+    ) -> None:
+        if calls is not None:
+            await calls.close()
+        if env is None:
+            return
+        try:
+            async with asyncio.timeout(self._env.step_timeout_s):
+                await env.close()
+        except Exception:
+            logger.exception("environment not closed rollout_id=%s", rollout.key)
+
+
+def _check_step(env: ToolEnv, step: EnvStep, num_calls: int) -> None:
+    """Check what a user's environment returned."""
+    name = type(env).__name__
+    if len(step.process_rewards) not in (0, num_calls):
+        raise ValueError(
+            f"{name}.step returned {len(step.process_rewards)} process rewards for {num_calls} "
+            "calls; return one per call, or none"
+        )
+    if step.done:
+        return
+    if len(step.observations) != num_calls:
+        raise ValueError(
+            f"{name}.step returned {len(step.observations)} observations for {num_calls} calls; "
+            "return one per call"
+        )
+    if step.message is not None and not env.sends_messages:
+        raise ValueError(f"{name}.step returned a message; set {name}.sends_messages = True")
+    if num_calls == 0 and step.message is None:
+        raise ValueError(
+            f"{name}.step returned nothing to go on with after a turn without calls; return "
+            "done=True or a message"
+        )

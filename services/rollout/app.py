@@ -1,0 +1,76 @@
+"""HTTP routes of a rollout server: health, weight loads and the canary.
+
+The learner calls them (`/weights/load`, `/weights/canary`) and the launcher asks `/healthz`;
+samples come over the stream `tasks`, see worker.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from fastapi import FastAPI, HTTPException
+from fastapi.responses import JSONResponse, Response
+
+from agent_r1.rollout.policy import EngineDeadError, Policy, PolicyError, WeightsRefusedError
+from agent_r1.rollout.versions import OlderVersionError, WeightVersions
+from agent_r1_proto.messages import Message
+from agent_r1_proto.weights import CanaryReply, CanaryRequest, LoadReply, LoadRequest
+
+
+class RolloutHealth(Message):
+    """Answer of `GET /healthz`."""
+
+    status: Literal["ok", "dead"]
+    server_id: str
+    policy_version: int
+    in_flight: int
+    """Trajectories being worked on."""
+
+
+def create_app(
+    *, server_id: str, policy: Policy, versions: WeightVersions, in_flight: Callable[[], int]
+) -> FastAPI:
+    """Build the application; it holds no state of its own.
+
+    Args:
+        server_id: name of the server.
+        policy: asked whether it lives.
+        versions: loads weights and scores tokens.
+        in_flight: returns the number of trajectories being worked on.
+    """
+    app = FastAPI(title="Agent-R1 rollout", docs_url=None, redoc_url=None)
+
+    @app.get("/healthz")
+    async def health() -> Response:
+        dead = policy.death is not None
+        body = RolloutHealth(
+            status="dead" if dead else "ok",
+            server_id=server_id,
+            policy_version=versions.held,
+            in_flight=in_flight(),
+        )
+        return JSONResponse(body.model_dump(), status_code=503 if dead else 200)
+
+    @app.post("/weights/load")
+    async def load_weights(request: LoadRequest) -> LoadReply:
+        try:
+            return await versions.load(request)
+        except OlderVersionError as exc:
+            raise HTTPException(409, str(exc)) from exc
+        except WeightsRefusedError as exc:
+            raise HTTPException(422, str(exc)) from exc
+        except EngineDeadError as exc:
+            raise HTTPException(503, str(exc)) from exc
+
+    @app.post("/weights/canary")
+    async def score_canary(request: CanaryRequest) -> CanaryReply:
+        try:
+            policy_version, logprobs = await versions.score(request.token_ids)
+        except EngineDeadError as exc:
+            raise HTTPException(503, str(exc)) from exc
+        except PolicyError as exc:
+            raise HTTPException(422, str(exc)) from exc
+        return CanaryReply(policy_version=policy_version, logprobs=logprobs)
+
+    return app

@@ -1,0 +1,388 @@
+"""The model's chat template in tokens: prompts, the glue between turns, and where calls end.
+
+agent_loop.py gets prompt and reply tokens from here, and reads the model's turns through it. What
+the model sampled is never re-encoded: the glue that follows a sampled end-of-turn token is the
+difference of two renderings of a fixed dummy dialogue, tokenized once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agent_r1.rollout.parsing import CALL_CLOSE, MARKUP, ParsedCall
+from agent_r1_proto.tasks import ChatMessage, Role
+from agent_r1_proto.tools import ToolSpec
+
+TRUNCATION_MARKER = "\n[truncated]"
+# Words that no template writes by itself, without whitespace at their ends (templates may strip).
+_QUESTION, _THOUGHT, _SAID = "Question-7f3a", "Thought-7f3a", "Said-7f3a"
+_SPOKEN = f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}"
+_REPLY = "Reply-7f3a"
+_MAX_UTF8_TAIL = 4
+_LOOKS_LIKE_MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
+
+Dialogue = list[dict[str, str]]
+
+
+class ChatTemplateError(ValueError):
+    """The model's chat template or tokenizer cannot be used token by token."""
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """A prompt as text, for the log, and as the tokens the policy gets."""
+
+    text: str
+    token_ids: list[int]
+
+
+def load_tokenizer(model_path: str) -> Any:
+    """Load the tokenizer of a Hugging Face model directory.
+
+    Raises:
+        ChatTemplateError: there is none, it has no chat template or it is not a fast one.
+    """
+    from transformers import AutoTokenizer  # seconds to import; tests with fakes do without
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model_path)
+    except (OSError, ValueError) as exc:
+        raise ChatTemplateError(
+            f"model.path ({model_path}) has no tokenizer that transformers can load: {exc}"
+        ) from exc
+    if not getattr(tokenizer, "is_fast", False):
+        raise ChatTemplateError(
+            f"the tokenizer of model.path ({model_path}) has no tokenizer.json; convert it to a "
+            "fast tokenizer with transformers and save it beside the model"
+        )
+    if not tokenizer.chat_template:
+        raise ChatTemplateError(
+            f"the tokenizer of model.path ({model_path}) has no chat template; put a "
+            "chat_template.jinja beside the model"
+        )
+    return tokenizer
+
+
+class ChatFormat:
+    """Token-level view of one model's chat template.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer with a chat template.
+        end_of_turn_ids: tokens at which the policy ends a turn.
+        template_kwargs: `env.chat_template_kwargs`, given to every rendering.
+        reply_roles: roles of the messages that may follow a turn; each is checked now.
+
+    Raises:
+        ChatTemplateError: the template rewrites earlier turns, or ends a turn with anything but
+            one end-of-turn token, or text does not survive the tokenizer.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        end_of_turn_ids: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+        reply_roles: Sequence[Role] = ("tool",),
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._backend = tokenizer.backend_tokenizer
+        self._kwargs = dict(template_kwargs or {})
+        self._end_of_turn_ids = frozenset(end_of_turn_ids)
+        self._glue: dict[tuple[Role, ...], list[list[int]]] = {}
+        self._control: frozenset[int] = frozenset()
+        self._control_pattern = re.compile(r"(?!)")
+        close_ids = self._encode(CALL_CLOSE)
+        self._call_close_id = close_ids[0] if len(close_ids) == 1 else None
+        for role in reply_roles:
+            self._check_keeps_turns(role)
+        glue = {
+            token for role in reply_roles for piece in self._glue_of((role,)) for token in piece
+        }
+        self._find_control_tokens(glue)
+        for role in reply_roles:
+            self._check_round_trip((role, role) if role == "tool" else (role,))
+        self._marker_ids = self.encode_text(TRUNCATION_MARKER)
+
+    # -- prompts and replies ---------------------------------------------------------------------
+
+    def render_prompt(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> Rendered:
+        """Render a dialogue up to the first token the model samples."""
+        dialogue = [{"role": m.role, "content": m.content} for m in messages]
+        functions = [tool.as_function() for tool in tools] or None
+        text = self._render(dialogue, tools=functions)
+        return Rendered(text, self._encode(text))
+
+    def encode_text(self, text: str) -> list[int]:
+        """Encode text from outside (a tool's) so that nothing in it becomes a control token.
+
+        `<|im_end|>` inside a passage is spelled out in ordinary tokens.
+        """
+        token_ids = self._encode(text)
+        if self._control.isdisjoint(token_ids):
+            return token_ids
+        pieces: list[str] = []
+        last = 0
+        for match in self._control_pattern.finditer(text):
+            pieces += [text[last : match.start() + 1], text[match.start() + 1 : match.end()]]
+            last = match.end()
+        pieces.append(text[last:])
+        token_ids = [token for piece in pieces if piece for token in self._encode(piece)]
+        if self._control.isdisjoint(token_ids):
+            return token_ids
+        # A normalizer may turn other characters into a control token's: spell everything out.
+        token_ids = [token for character in text for token in self._encode(character)]
+        return [token for token in token_ids if token not in self._control]
+
+    def encode_limited(
+        self, text: str, *, max_chars: int, max_tokens: int | None
+    ) -> tuple[str, list[int]]:
+        """Encode outside text, cut to both limits with a visible marker where it was cut.
+
+        Returns:
+            The text as the model sees it, and its tokens (never more than `max_tokens`).
+        """
+        kept = text
+        if len(kept) > max_chars:
+            kept = kept[: max(max_chars - len(TRUNCATION_MARKER), 0)] + TRUNCATION_MARKER
+        token_ids = self.encode_text(kept)
+        if max_tokens is None or len(token_ids) <= max_tokens:
+            return kept, token_ids
+        budget = max(max_tokens - len(self._marker_ids), 0)
+        body = text[: len(kept)]
+        while True:
+            offsets = self._backend.encode(body, add_special_tokens=False).offsets
+            body = body[: offsets[budget][0]] if len(offsets) > budget else body[:-1]
+            body_ids = self.encode_text(body)
+            if len(body_ids) + len(self._marker_ids) <= max_tokens:
+                return body + TRUNCATION_MARKER, body_ids + self._marker_ids
+            if not body:
+                return TRUNCATION_MARKER, self._marker_ids[:max_tokens]
+
+    def encode_reply(self, roles: Sequence[Role], bodies: Sequence[list[int]]) -> list[int]:
+        """Return the tokens between a sampled end-of-turn token and the model's next turn.
+
+        Args:
+            roles: role of each message; several tool results go in one rendering, in order.
+            bodies: tokens of each message's text, from `encode_text` or `encode_limited`.
+        """
+        glue = self._glue_of(tuple(roles))
+        token_ids = list(glue[0])
+        for body, piece in zip(bodies, glue[1:], strict=True):
+            token_ids += body
+            token_ids += piece
+        return token_ids
+
+    # -- the model's turns -----------------------------------------------------------------------
+
+    def decode_turn(self, token_ids: Sequence[int]) -> str:
+        """Decode one turn for reading, without its end-of-turn token."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self._end_of_turn_ids:
+            ids.pop()
+        return self.decode(ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Decode tokens as they are, control tokens included."""
+        return self._backend.decode(list(token_ids), skip_special_tokens=False)
+
+    def call_end_indexes(
+        self, token_ids: Sequence[int], text: str, calls: Sequence[ParsedCall]
+    ) -> list[int]:
+        """Return, for each call, the index of the sampled token that closes it.
+
+        That is the last token of the shortest prefix of `token_ids` whose text has the whole call.
+
+        Args:
+            token_ids: [N] one turn as sampled.
+            text: `decode_turn(token_ids)`.
+            calls: what `parse_turn(text)` found.
+        """
+        if not calls:
+            return []
+        if self._call_close_id is not None:
+            closing = [i for i, token in enumerate(token_ids) if token == self._call_close_id]
+            tag_ends = [m.end() for m in re.finditer(re.escape(CALL_CLOSE), text)]
+            # Equal counts: every tag in the text is one token, so they pair off in order.
+            if len(closing) == len(tag_ends):
+                index_of = dict(zip(tag_ends, closing, strict=True))
+                found = [index_of.get(call.end) for call in calls]
+                if all(index is not None for index in found):
+                    return [index for index in found if index is not None]
+        return [self._closing_token(token_ids, text[: call.end]) for call in calls]
+
+    def _closing_token(self, token_ids: Sequence[int], wanted: str) -> int:
+        """Find the token by decoding prefixes: bisection, then a walk back.
+
+        A prefix that ends inside a character of several byte tokens decodes to something else, so
+        "has the whole call" may be false again shortly after it was true; such a gap is shorter
+        than a UTF-8 character, and the walk back crosses it.
+        """
+
+        def has_it(length: int) -> bool:
+            return self.decode(token_ids[:length]).startswith(wanted)
+
+        low, high = 0, len(token_ids)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if has_it(middle):
+                high = middle
+            else:
+                low = middle
+        while True:
+            nearer = [n for n in range(max(high - _MAX_UTF8_TAIL, 1), high) if has_it(n)]
+            if not nearer:
+                return high - 1
+            high = nearer[0]
+
+    # -- the template ----------------------------------------------------------------------------
+
+    def _encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def _render(
+        self,
+        dialogue: Dialogue,
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        generation_prompt: bool = True,
+        extra: Mapping[str, Any] | None = None,
+    ) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self._tokenizer.apply_chat_template(
+                dialogue,
+                tools=tools,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **{**self._kwargs, **(extra or {})},
+            )
+        except (TemplateError, TypeError, ValueError) as exc:
+            roles = ", ".join(message["role"] for message in dialogue)
+            raise ChatTemplateError(
+                f"the chat template cannot render a dialogue of the roles {roles}: {exc}"
+            ) from exc
+
+    def _glue_of(self, roles: tuple[Role, ...]) -> list[list[int]]:
+        """Return the tokens before, between and after the messages of a reply."""
+        if roles not in self._glue:
+            self._glue[roles] = self._make_glue(roles)
+        return self._glue[roles]
+
+    def _make_glue(self, roles: tuple[Role, ...]) -> list[list[int]]:
+        replies = [f"{_REPLY}-{i}." for i in range(len(roles))]
+        full = self._render(_dialogue(roles, replies))
+        before, _, rest = full.rpartition(_SAID)
+        if not before:
+            raise ChatTemplateError(
+                "the chat template drops what the assistant said earlier; "
+                + self._keep_key(_dialogue(roles, replies))
+            )
+        pieces: list[str] = []
+        for reply in replies:
+            piece, found, rest = rest.partition(reply)
+            if not found:
+                raise ChatTemplateError(
+                    f"the chat template does not show messages of role {roles[len(pieces)]!r} "
+                    "after an assistant turn; use a template that does"
+                )
+            pieces.append(piece)
+        pieces.append(rest)
+        encoded = [self._encode(piece) for piece in pieces]
+        if not encoded[0] or encoded[0][0] not in self._end_of_turn_ids:
+            raise ChatTemplateError(
+                f"the chat template ends an assistant turn with {pieces[0][:40]!r}, whose first "
+                f"token is none of the model's end-of-turn tokens {sorted(self._end_of_turn_ids)}; "
+                "list that token under eos_token_id in the model's generation_config.json"
+            )
+        return [encoded[0][1:], *encoded[1:]]
+
+    def _check_keeps_turns(self, role: Role) -> None:
+        """Refuse a template that renders earlier turns differently once there is a later one."""
+        if not self._keeps_turns(role, {}):
+            raise ChatTemplateError(
+                "the chat template rewrites earlier turns (drops their thinking, say), so the "
+                "model would be trained on a dialogue it never saw; "
+                + self._keep_key(_dialogue((role,), [_REPLY]))
+            )
+
+    def _keeps_turns(self, role: Role, extra: Mapping[str, Any]) -> bool:
+        question: Dialogue = [{"role": "user", "content": _QUESTION}]
+        one = _dialogue((role,), [_REPLY])
+        two = [*one, *one[1:]]
+        asked = self._render(question, generation_prompt=False, extra=extra)
+        first = self._render(one, generation_prompt=False, extra=extra)
+        second = self._render(two, generation_prompt=False, extra=extra)
+        turn = first[len(asked) :]
+        return first.startswith(asked) and second == first + turn and turn.count(_THOUGHT) == 1
+
+    def _keep_key(self, dialogue: Dialogue) -> str:
+        """Name the setting under which this template keeps earlier turns, by trying them."""
+        from jinja2 import Environment, TemplateError, meta
+
+        template = self._tokenizer.chat_template
+        role: Role = "user" if dialogue[-1]["role"] == "user" else "tool"
+        names: set[str] = set()
+        try:
+            parsed = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=False).parse(
+                template
+            )
+            names = meta.find_undeclared_variables(parsed)
+        except TemplateError:
+            pass
+        for name in sorted(n for n in names if re.search("think|reason|keep|preserve|clear", n)):
+            for value in (True, False):
+                try:
+                    keeps = self._keeps_turns(role, {name: value})
+                except ChatTemplateError:
+                    continue
+                if keeps:
+                    return f"set env.chat_template_kwargs = {{{name} = {json.dumps(value)}}}"
+        return (
+            "env.chat_template_kwargs has no variable of this template that keeps them; put a "
+            "chat_template.jinja that renders every turn as it was written beside the model"
+        )
+
+    def _find_control_tokens(self, glue: set[int]) -> None:
+        tokens: Mapping[int, Any] = self._tokenizer.added_tokens_decoder
+        # A word may be a token of its own and stand in the glue ("user"); it controls nothing.
+        control = {
+            token_id: token.content
+            for token_id, token in tokens.items()
+            if token.special
+            or (_LOOKS_LIKE_MARKUP.match(token.content) and token_id in glue)
+            or token.content in MARKUP
+        }
+        self._control = frozenset(control)
+        longest_first = sorted(control.values(), key=len, reverse=True)
+        if longest_first:
+            self._control_pattern = re.compile("|".join(map(re.escape, longest_first)))
+
+    def _check_round_trip(self, roles: tuple[Role, ...]) -> None:
+        """Check that glue and text, tokenized apart, read as the template's own rendering."""
+        replies = [f"{_REPLY}-{i}." for i in range(len(roles))]
+        expected = self._render(_dialogue(roles, replies))
+        before = expected[: expected.rindex(_SAID) + len(_SAID)]
+        end = self._encode(expected[len(before) :])[0]
+        reply = self.encode_reply(roles, [self.encode_text(text) for text in replies])
+        rendered = self.decode([*self._encode(before), end, *reply])
+        if rendered != expected:
+            raise ChatTemplateError(
+                f"text does not survive this tokenizer: {rendered!r} instead of {expected!r}; "
+                "use a byte-level tokenizer without a normalizer or an added prefix space"
+            )
+
+
+def _dialogue(roles: Sequence[Role], replies: Sequence[str]) -> Dialogue:
+    return [
+        {"role": "user", "content": _QUESTION},
+        {"role": "assistant", "content": _SPOKEN},
+        *({"role": role, "content": text} for role, text in zip(roles, replies, strict=True)),
+    ]

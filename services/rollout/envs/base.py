@@ -1,0 +1,60 @@
+"""What a turn led to, as the environment says it: the types between agent_loop.py and a ToolEnv.
+
+A `Tool` says what happened (one call, its raw result); a `ToolEnv` says what that means: what the
+model sees next, what a call was worth, and whether the interaction is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import JsonValue
+
+CallStatus = Literal["ok", "error", "malformed", "unknown_tool", "over_limit"]
+
+
+@dataclass(frozen=True)
+class CallResult:
+    """One tool call of a turn and what came of it."""
+
+    name: str
+    """Tool the model named; "" when the call could not be read."""
+    arguments: dict[str, JsonValue]
+    status: CallStatus
+    """ok and error come from the tool; the others say why it was not run."""
+    text: str
+    """Text of the result, already cut to the limits of `[env]`."""
+    data: JsonValue = None
+    """What the tool sent beside its text, for the environment only."""
+
+
+@dataclass(frozen=True)
+class ModelTurn:
+    """One turn of the model, read."""
+
+    number: int
+    """0 for the first turn."""
+    text: str
+    """The whole turn, decoded."""
+    thought: str | None
+    """Inside its first `<think>` block; None without one."""
+    answer: str | None
+    """Inside its last `<answer>` block; None without one."""
+
+
+@dataclass(frozen=True)
+class EnvStep:
+    """The environment's reaction to one turn."""
+
+    observations: Sequence[str] = ()
+    """What the model sees of each call: one text per call, in call order. Cut to the limits."""
+    process_rewards: Sequence[float | None] = ()
+    """Reward of each call, placed on the token that closes it; empty: none."""
+    message: str | None = None
+    """Text shown as a message of role user after the observations; see `ToolEnv.sends_messages`."""
+    done: bool = False
+    """True ends the trajectory as COMPLETED; the observations are then not shown."""
+    reason: str = field(default="")
+    """Why it is done, in a word or two: "answer", "solved"."""

@@ -1,0 +1,112 @@
+"""What the model wrote in one turn: its thought, its answer and its tool calls (Hermes markup).
+
+agent_loop.py gives the decoded text of a turn and gets `TurnText`; chat_format.py maps the end of
+each call back to the sampled token that closes it. Text is only ever read here, never re-encoded.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import JsonValue
+
+CALL_OPEN = "<tool_call>"
+CALL_CLOSE = "</tool_call>"
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+ANSWER_OPEN = "<answer>"
+ANSWER_CLOSE = "</answer>"
+MARKUP = (CALL_OPEN, CALL_CLOSE, THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
+MAX_NAME_LENGTH = 64
+
+_BLOCK = re.compile(
+    rf"{THINK_OPEN}.*?{THINK_CLOSE}|{CALL_OPEN}(?P<call>.*?)(?:{CALL_CLOSE}|\Z)"
+    rf"|{ANSWER_OPEN}(?P<answer>.*?){ANSWER_CLOSE}",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """One tool call as the model wrote it."""
+
+    name: str
+    """Name of the tool; "" when the call could not be read."""
+    arguments: dict[str, JsonValue]
+    end: int
+    """One past the call's last character in the turn's text, its closing tag included."""
+    error: str = ""
+    """Why the call cannot be read, as the model is told; "" when it can."""
+
+
+@dataclass(frozen=True)
+class TurnText:
+    """One turn of the model, read."""
+
+    text: str
+    """The whole turn, without its end-of-turn token."""
+    thought: str | None
+    """Inside the first `<think>` block; None without one."""
+    answer: str | None
+    """Inside the last `<answer>` block; None without one."""
+    calls: tuple[ParsedCall, ...]
+    """Tool calls, in order; those inside a thought do not count."""
+
+
+def parse_turn(text: str) -> TurnText:
+    """Read one turn.
+
+    A thought that the generation prompt opened (text with `</think>` before any `<think>`) counts
+    as a thought. A call that is never closed ends with the text and cannot be read.
+    """
+    start = 0
+    thought: str | None = None
+    closed = text.find(THINK_CLOSE)
+    opened = text.find(THINK_OPEN)
+    if closed >= 0 and not 0 <= opened < closed:
+        start = closed + len(THINK_CLOSE)
+        thought = text[:closed].strip()
+    answer: str | None = None
+    calls: list[ParsedCall] = []
+    for block in _BLOCK.finditer(text, start):
+        if block["call"] is not None:
+            is_closed = block.group().endswith(CALL_CLOSE)
+            calls.append(_read_call(block["call"], block.end(), is_closed=is_closed))
+        elif block["answer"] is not None:
+            answer = block["answer"].strip()
+        elif thought is None:
+            thought = block.group()[len(THINK_OPEN) : -len(THINK_CLOSE)].strip()
+    return TurnText(text=text, thought=thought, answer=answer, calls=tuple(calls))
+
+
+def _reject_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _read_call(body: str, end: int, *, is_closed: bool) -> ParsedCall:
+    def malformed(reason: str) -> ParsedCall:
+        return ParsedCall(name="", arguments={}, end=end, error=reason)
+
+    if not is_closed:
+        return malformed(f"the tool call is not closed by {CALL_CLOSE}")
+    try:
+        call: Any = json.loads(body, parse_constant=_reject_constant)
+        # A lone surrogate is legal in JSON and cannot travel as UTF-8.
+        json.dumps(call, ensure_ascii=False).encode()
+    except json.JSONDecodeError as exc:
+        return malformed(f"the tool call is not valid JSON: {exc.msg} at character {exc.pos}")
+    except (ValueError, RecursionError):
+        return malformed("the tool call is not valid JSON: a value in it is out of range")
+    if not isinstance(call, dict):
+        return malformed('the tool call must be a JSON object {"name": ..., "arguments": {...}}')
+    name, arguments = call.get("name"), call.get("arguments", {})
+    if not isinstance(name, str) or not name:
+        return malformed('the tool call has no "name"')
+    if len(name) > MAX_NAME_LENGTH:
+        return malformed(f'"name" is longer than {MAX_NAME_LENGTH} characters')
+    if not isinstance(arguments, dict):
+        return malformed('"arguments" of the tool call must be a JSON object')
+    return ParsedCall(name=name, arguments=arguments, end=end)

@@ -1,0 +1,267 @@
+"""The stream worker: samples from `tasks`, trajectories to `trajectories`.
+
+Takes a sample only when it has room and holds the newest weights, runs each as a coroutine of its
+own (agent_loop.py), and publishes a trajectory the moment it ends, in one MULTI with the
+acknowledgement of its sample. Killed at any point, its samples go to another server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from typing import Protocol
+
+from agent_r1.rollout.policy import EngineDeadError, PolicyError
+from agent_r1.rollout.versions import WeightVersions
+from agent_r1_proto.registry import Registry
+from agent_r1_proto.streams import Entry, StreamConsumer
+from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.trajectory import Trajectory
+
+logger = logging.getLogger(__name__)
+
+READ_BLOCK_S = 1.0
+"""Longest wait for a sample; also how long a shutdown may wait for the read to return."""
+VERSION_POLL_S = 0.25
+CATCH_UP_RETRY_S = 2.0
+STOP_TIMEOUT_S = 10.0
+REPORT_EVERY = 100
+
+
+class Attempts(Protocol):
+    """Runs one attempt to its end: `AgentLoop`."""
+
+    async def run(self, rollout: RolloutTask) -> Trajectory:
+        """Return the trajectory of one attempt."""
+        ...
+
+
+class FailureLog:
+    """Logs the first failure of each kind at once, then counts."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def note(self, trajectory: Trajectory, *, final: bool) -> None:
+        """Count one FAILED attempt."""
+        kind = ": ".join(trajectory.reason.split(": ")[:2])
+        self.counts[kind] += 1
+        count = self.counts[kind]
+        first = count == 1
+        failed = [call.error for call in trajectory.calls() if call.status == "failed"]
+        logger.log(
+            logging.WARNING if first or count % REPORT_EVERY == 0 else logging.DEBUG,
+            "attempt failed rollout_id=%s reason=%s count=%d final=%s detail=%s",
+            trajectory.rollout_id,
+            trajectory.reason,
+            count,
+            final,
+            failed[-1] if failed else "none",
+        )
+
+
+class RolloutWorker:
+    """Works on samples of one run until it is stopped.
+
+    Args:
+        consumer: of the stream `tasks`; entered by the caller.
+        registry: newest version and incarnation.
+        attempts: runs one attempt.
+        versions: the weights of this server.
+        trajectories: name of the stream that gets the results.
+        max_concurrent: most samples worked on at a time.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: StreamConsumer[RolloutTask],
+        registry: Registry,
+        attempts: Attempts,
+        versions: WeightVersions,
+        trajectories: str,
+        max_concurrent: int,
+    ) -> None:
+        self._consumer = consumer
+        self._registry = registry
+        self._attempts = attempts
+        self._versions = versions
+        self._trajectories = trajectories
+        self._max_concurrent = max_concurrent
+        self._working: dict[asyncio.Task[None], Entry[RolloutTask]] = {}
+        self._changed = asyncio.Event()
+        self._stopping = False
+        self._fatal: EngineDeadError | None = None
+        self.failures = FailureLog()
+
+    @property
+    def in_flight(self) -> int:
+        """Samples being worked on."""
+        return len(self._working)
+
+    def stop(self) -> None:
+        """Take no more samples and let `run` return; samples in flight are given back."""
+        self._stopping = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Work until `stop`.
+
+        Raises:
+            EngineDeadError: the policy cannot sample any more; everything in flight is given back.
+        """
+        try:
+            while not self._stopping:
+                if self.in_flight >= self._max_concurrent:
+                    await self._wait_for_change()
+                    continue
+                if not await self._holds_newest():
+                    continue
+                room = self._max_concurrent - self.in_flight
+                entries = await self._consumer.read(room, READ_BLOCK_S)
+                if entries:
+                    await self._start(entries)
+            if self._fatal is not None:
+                raise self._fatal
+        finally:
+            await self._give_back()
+
+    # -- taking samples --------------------------------------------------------------------------
+
+    async def _wait_for_change(self, timeout_s: float | None = None) -> None:
+        """Wait until a sample ends or the worker is stopped."""
+        self._changed.clear()
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            return
+
+    async def _holds_newest(self) -> bool:
+        """Make sure the newest version is known and held; False means ask again."""
+        newest = await self._registry.newest_version()
+        if newest is None:
+            await self._wait_for_change(VERSION_POLL_S)
+            return False
+        try:
+            await self._versions.catch_up(newest)
+        except EngineDeadError as exc:
+            self._die(exc)
+            return False
+        except PolicyError as exc:
+            logger.error(
+                "server stays behind and takes no samples held=%d policy_version=%d error=%s",
+                self._versions.held,
+                newest.policy_version,
+                exc,
+            )
+            await self._wait_for_change(CATCH_UP_RETRY_S)
+            return False
+        return True
+
+    async def _start(self, entries: list[Entry[RolloutTask]]) -> None:
+        """Start the samples that are still wanted, under weights that are the newest now.
+
+        The learner sets the newest version before it issues samples, so a version read after a
+        sample is never older than the one the sample was issued for.
+        """
+        incarnation = await self._registry.incarnation()
+        wanted: list[Entry[RolloutTask]] = []
+        for entry in entries:
+            task = entry.message
+            is_old = incarnation is not None and task.key.incarnation < incarnation
+            if is_old and task.purpose == "train":
+                logger.debug("sample of an earlier incarnation dropped rollout_id=%s", task.key)
+                await self._consumer.finish(entry)
+            else:
+                wanted.append(entry)
+        while wanted and not await self._holds_newest():
+            if self._stopping:
+                break
+        for entry in wanted:
+            if self._stopping:
+                await self._consumer.release(entry)
+                continue
+            work = asyncio.create_task(self._work(entry))
+            self._working[work] = entry
+            work.add_done_callback(self._ended)
+
+    async def drop_earlier_incarnations(self) -> None:
+        """Cancel and drop training samples in flight that an earlier learner start issued."""
+        incarnation = await self._registry.incarnation()
+        if incarnation is None:
+            return
+        for work, entry in list(self._working.items()):
+            task = entry.message
+            if task.purpose == "train" and task.key.incarnation < incarnation:
+                work.cancel()
+                await asyncio.wait([work])
+                if work.cancelled():
+                    await self._consumer.finish(entry)
+
+    # -- working ---------------------------------------------------------------------------------
+
+    async def _work(self, entry: Entry[RolloutTask]) -> None:
+        """Run the attempts of one sample and publish the last."""
+        task = entry.message
+        try:
+            while True:
+                trajectory = await self._attempts.run(task)
+                if trajectory.status != "FAILED":
+                    break
+                final = task.key.attempt + 1 >= task.max_attempts
+                self.failures.note(trajectory, final=final)
+                if final:
+                    break
+                key = task.key.model_copy(update={"attempt": task.key.attempt + 1})
+                task = task.model_copy(update={"key": key})
+            await self._consumer.finish(entry, [(self._trajectories, trajectory)])
+        except EngineDeadError as exc:
+            self._die(exc)
+            await self._consumer.release(entry)
+        except Exception as exc:
+            logger.exception("sample could not be processed rollout_id=%s", task.key)
+            await self._consumer.fail(entry, f"{type(exc).__name__}: {exc}")
+        else:
+            logger.info(
+                "trajectory published rollout_id=%s group_id=%d status=%s reason=%s num_turns=%d "
+                "num_tokens=%d policy_versions=%s latency_ms=%.0f",
+                trajectory.rollout_id,
+                task.key.group_id,
+                trajectory.status,
+                trajectory.reason,
+                len(trajectory.turns),
+                len(trajectory.token_ids),
+                trajectory.policy_versions(),
+                trajectory.latency_ms,
+            )
+
+    def _die(self, exc: EngineDeadError) -> None:
+        if self._fatal is None:
+            logger.error("policy is dead; giving every sample back error=%s", exc)
+        self._fatal = exc
+        self.stop()
+
+    def _ended(self, work: asyncio.Task[None]) -> None:
+        self._working.pop(work, None)
+        self._changed.set()
+        if not work.cancelled() and work.exception() is not None:
+            logger.error("sample ended with an error", exc_info=work.exception())
+
+    async def _give_back(self) -> None:
+        """Cancel what is in flight and release its entries for other servers."""
+        unfinished = dict(self._working)
+        for work in unfinished:
+            work.cancel()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT_S):
+                await asyncio.gather(*unfinished, return_exceptions=True)
+                for work, entry in unfinished.items():
+                    if work.cancelled():
+                        await self._consumer.release(entry)
+        except TimeoutError:
+            logger.warning(
+                "samples not given back within %g s; others get them when their lease ends",
+                STOP_TIMEOUT_S,
+            )
