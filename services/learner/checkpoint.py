@@ -148,7 +148,9 @@ class LearnerState(StrictMessage):
     evaluations: dict[str, dict[str, Any]] = {}
     """Summaries of the evaluations so far, by name (`before`, `step_000010`)."""
     counts: dict[str, int] = {}
-    """Verdicts on results and failures by kind."""
+    """Verdicts on results, by name."""
+    failures: dict[str, int] = {}
+    """Failures by kind."""
     history: dict[str, list[float]] = Field(default={})
     """Per-step values of which the summary gives medians."""
 

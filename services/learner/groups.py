@@ -101,6 +101,18 @@ def staleness(trajectory: Trajectory, newest_version: int) -> int:
     return max(0, newest_version - versions[0]) if versions else 0
 
 
+def failure_reason(scored: ScoredTrajectory) -> str | None:
+    """Return why a result cannot be trained on; None when it can."""
+    trajectory = scored.trajectory
+    if trajectory.status == "FAILED":
+        return trajectory.reason or "failed without a reason"
+    if scored.reward is None:
+        return "the reward service gave no reward"
+    if trajectory.num_action_tokens == 0:
+        return f"no token was sampled ({trajectory.reason})"
+    return None
+
+
 class GroupBook:
     """Every group that was asked for and is neither trained nor dropped."""
 
@@ -201,7 +213,7 @@ class GroupBook:
         group = self._groups.get(key.group_id)
         if group is None or group.slots[key.sample_index].final:
             return Verdict.DUPLICATE
-        if trajectory.status == "FAILED" or scored.reward is None:
+        if failure_reason(scored) is not None:
             return Verdict.FAILED
         return Verdict.STALE if self._too_old(scored) else Verdict.FILLED
 

@@ -66,6 +66,10 @@ class PromptOrder:
             self._orders[epoch] = epoch_order(len(self._tasks), self._seed, epoch)
         return self._tasks[self._orders[epoch][position]]
 
+    def set_names(self) -> set[str]:
+        """Return the values of `metadata.set` that occur."""
+        return {str(t.metadata["set"]) for t in self._tasks if "set" in t.metadata}
+
     def fingerprint(self) -> str:
         """Return a digest of tasks and seed: a resumed run must see the same order."""
         digest = hashlib.sha256(f"{self._seed}/{self._shuffle}".encode())

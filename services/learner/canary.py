@@ -1,0 +1,89 @@
+"""The canary: do rollout servers sample with the weights the learner thinks they have?
+
+weight_sync.py asks a server for the log-probabilities of a few tokens and compares them with the
+learner's. Pure: bounds and verdicts only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1_proto.config import Dtype
+
+
+class CanaryError(RuntimeError):
+    """A rollout server does not sample with the weights that were published."""
+
+
+@dataclass(frozen=True)
+class CanaryBounds:
+    """How far the log-probabilities of learner and rollout may differ."""
+
+    dtype: Dtype
+    max_dlogp: float
+    """float32: largest |difference| allowed."""
+    mean_dlogp: float
+    """bfloat16: mean |difference| always allowed."""
+    fail_factor: float
+    """bfloat16: mean allowed, as a multiple of the noise floor."""
+    warn_factor: float
+    """bfloat16: mean that is warned of, as a multiple of the noise floor."""
+
+
+@dataclass(frozen=True)
+class CanaryReading:
+    """One comparison, in nats."""
+
+    mean: float
+    max: float
+
+
+def compare(
+    learner_logprobs: npt.NDArray[np.float32], rollout_logprobs: list[float]
+) -> CanaryReading:
+    """Compare [T-1] log-probabilities of the same tokens.
+
+    Raises:
+        CanaryError: the lengths differ, or a value is not finite.
+    """
+    rollout = np.asarray(rollout_logprobs, dtype=np.float64)
+    learner = learner_logprobs.astype(np.float64)
+    if rollout.shape != learner.shape:
+        raise CanaryError(
+            f"canary: the rollout server gave {len(rollout)} log-probabilities, the learner "
+            f"{len(learner)}"
+        )
+    difference = np.abs(rollout - learner)
+    if not np.all(np.isfinite(difference)):
+        raise CanaryError("canary: a log-probability is not finite")
+    return CanaryReading(mean=float(difference.mean()), max=float(difference.max()))
+
+
+def judge(
+    reading: CanaryReading, bounds: CanaryBounds, floor: float | None
+) -> tuple[Literal["ok", "warn", "fail"], str]:
+    """Say whether a reading is within bounds, and what the bound is.
+
+    Args:
+        reading: the comparison.
+        bounds: limits from the configuration.
+        floor: mean |difference| at version 0 (the noise of the number format); None when this is
+            that reading: in bfloat16 it has no bound then.
+    """
+    if bounds.dtype == "float32":
+        text = f"max |dlogp| {reading.max:.3g}, allowed {bounds.max_dlogp:.3g} in float32"
+        return ("fail" if reading.max > bounds.max_dlogp else "ok"), text
+    if floor is None:
+        return "ok", f"mean |dlogp| {reading.mean:.3g}, the noise floor"
+    limit = max(bounds.fail_factor * floor, bounds.mean_dlogp)
+    text = (
+        f"mean |dlogp| {reading.mean:.3g}, allowed {limit:.3g} in bfloat16 (noise floor "
+        f"{floor:.3g}, max {reading.max:.3g})"
+    )
+    if reading.mean > limit:
+        return "fail", text
+    return ("warn" if reading.mean > bounds.warn_factor * floor else "ok"), text

@@ -1,0 +1,80 @@
+"""Ending a run in order: a signal or a failed background task reaches the loop at its next wait.
+
+Nothing is cancelled in the middle of a learner step, so that a checkpoint can be written at any
+stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class StopRequested(Exception):  # noqa: N818 - a request, not an error
+    """The run was asked to stop (SIGTERM, SIGINT)."""
+
+
+class Halt:
+    """Races the loop's waits against a stop; owns the background tasks."""
+
+    def __init__(self) -> None:
+        self._halted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._background: set[asyncio.Task[Any]] = set()
+
+    def request_stop(self, why: str) -> None:
+        """End the run in order at its next wait."""
+        if not self._halted.done():
+            logger.info("stopping, a checkpoint is written first reason=%s", why)
+            self._halted.set_exception(StopRequested(why))
+
+    def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
+        """Run a background task; its failure ends the run."""
+        task = asyncio.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._background.discard(task)
+        if task.cancelled() or self._halted.done():
+            return
+        error = task.exception()
+        if error is not None:
+            self._halted.set_exception(error)
+
+    async def or_stop(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for `work`; on a stop, cancel it and raise what stopped the run.
+
+        Raises:
+            StopRequested: the run was asked to stop.
+        """
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task, self._halted}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+        if self._halted.done() and (task.cancelled() or not task.exception()):
+            # The stop comes first, unless the work has failed with a reason of its own.
+            await self._halted
+        return task.result()
+
+    async def close(self) -> None:
+        """Cancel the background tasks and wait for them."""
+        tasks = list(self._background)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._halted.done():
+            self._halted.exception()  # it was looked at, or another error ended the run
+        else:
+            self._halted.cancel()

@@ -1,0 +1,365 @@
+"""The training loop: rank 0 of the learner.
+
+- consumes: batches of complete groups (work.py);
+- waits for: a batch; the engine; at least one rollout server that has the new weights;
+- unblocked by: the last slot of a group becoming final; `/weights/load` answered;
+- produces: weight versions (weight_sync.py), checkpoints, metrics, evaluations, the summary.
+
+Engine calls run in a thread of their own; collecting, issuing overdue samples again and
+evaluations during training go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+
+from agent_r1.learner.canary import CanaryError
+from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger
+from agent_r1.learner.engine import PolicyEngine
+from agent_r1.learner.engine_thread import EngineThread
+from agent_r1.learner.evaluations import Evaluations
+from agent_r1.learner.failures import FailureMonitor, RunFailedError
+from agent_r1.learner.groups import BookRules, GroupBook
+from agent_r1.learner.halting import Halt, StopRequested
+from agent_r1.learner.plan import TrainingPlan
+from agent_r1.learner.records import Records
+from agent_r1.learner.samples import build_samples, loss_spec
+from agent_r1.learner.step_log import StepLog, StepReport
+from agent_r1.learner.training_evaluation import TrainingEvaluation
+from agent_r1.learner.weight_sync import WeightSync
+from agent_r1.learner.work import Work
+from agent_r1_proto.registry import Registry
+from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import SamplingParameters
+
+logger = logging.getLogger(__name__)
+
+GROUP = "learner"
+CONSUMER = "learner"
+
+
+class Learner:
+    """One start of a training run: restores, then drives `Training` to its end."""
+
+    def __init__(self, plan: TrainingPlan, engine: PolicyEngine) -> None:
+        self._plan = plan
+        self._engine = engine
+        self._halt: Halt | None = None
+
+    def request_stop(self, why: str) -> None:
+        """End the run in order: checkpoint, summary, return."""
+        if self._halt is not None:
+            self._halt.request_stop(why)
+
+    async def run(self) -> None:
+        """Train to the last step, or until a stop is requested.
+
+        Raises:
+            RunFailedError: a stop rule was met; a checkpoint was written.
+            CanaryError: a rollout server samples with other weights; a checkpoint was written.
+            DiskFullError: the disk is full; the last checkpoint is kept.
+            ValueError: the checkpoint is damaged, or Redis or the disk is too small.
+        """
+        plan = self._plan
+        self._halt = halt = Halt()
+        with EngineThread(self._engine) as engine:
+            try:
+                checkpoints = Checkpoints(
+                    plan.folder.path,
+                    keep_last=plan.learner.keep_last,
+                    keep_best=plan.learner.keep_best,
+                )
+                state = await _restore(plan, engine, checkpoints)
+                ledger = Ledger(plan.folder.path)
+                incarnation = ledger.next_incarnation()
+                plan.folder.open_at(state.step)
+                async with await halt.or_stop(_connect(plan)) as broker:
+                    plan.check_memory(await halt.or_stop(broker.memory_limit()))
+                    training = Training(
+                        plan, engine, broker, halt, checkpoints, ledger, incarnation, state
+                    )
+                    await training.run()
+            except StopRequested:
+                logger.info("stopped before training began")
+            finally:
+                await halt.close()
+                plan.folder.close()
+
+
+async def _connect(plan: TrainingPlan) -> Broker:
+    assert plan.redis.url is not None  # make_plan has checked it
+    return await Broker.connect(
+        plan.redis.url,
+        plan.run.id,
+        lease_s=plan.redis.lease_s,
+        max_processing_failures=plan.redis.max_processing_failures,
+    )
+
+
+async def _restore(
+    plan: TrainingPlan, engine: EngineThread, checkpoints: Checkpoints
+) -> LearnerState:
+    """Load the newest checkpoint of a resumed run into the engine; an empty state else."""
+    fingerprint = plan.prompts.fingerprint()
+    state = await engine.call(checkpoints.load) if plan.resume else None
+    if state is not None and state.prompt_fingerprint != fingerprint:
+        raise ValueError(
+            "data.train, data.shuffle or run.seed changed since the checkpoint of step "
+            f"{state.step}: the prompt order would skip and repeat prompts; restore them, or "
+            "start a new run"
+        )
+    checkpoints.check_disk(await engine.call(lambda e: e.checkpoint_bytes()))
+    return state or LearnerState(prompt_fingerprint=fingerprint)
+
+
+class Training:
+    """The loop itself, with everything it needs connected."""
+
+    def __init__(
+        self,
+        plan: TrainingPlan,
+        engine: EngineThread,
+        broker: Broker,
+        halt: Halt,
+        checkpoints: Checkpoints,
+        ledger: Ledger,
+        incarnation: int,
+        state: LearnerState,
+    ) -> None:
+        table = plan.learner
+        self.plan = plan
+        self.step = state.step
+        self._table = table
+        self._engine = engine
+        self._broker = broker
+        self._halt = halt
+        self._checkpoints = checkpoints
+        self._fingerprint = state.prompt_fingerprint
+        self._incarnation = incarnation
+        self._registry = Registry(broker)
+        self._records = Records(state)
+        self._canary_checked = False
+        self._monitor = FailureMonitor(
+            max_failed_share=table.max_failed_share,
+            samples_per_batch=plan.samples_per_batch,
+            stall_timeout_s=table.stall_timeout_s,
+            log_dir=plan.folder.logs,
+        )
+        self._monitor.counts.update(state.failures)
+        self._work = self._make_work(state)
+        self._sync = WeightSync(
+            engine=engine,
+            registry=self._registry,
+            ledger=ledger,
+            weights_dir=table.weights_dir or plan.folder.path / "weights",
+            run_id=plan.run.id,
+            dtype=plan.model.dtype,
+            table=table,
+        )
+        self._sync.canary_floor = state.canary_floor
+        self._log = StepLog(
+            folder=plan.folder,
+            records=self._records,
+            work=self._work,
+            total_steps=plan.total_steps,
+            trajectories_per_step=table.trajectories_per_step,
+        )
+        self._evaluations = Evaluations(
+            runner=TrainingEvaluation(
+                sets=plan.eval_sets,
+                trained_sets=plan.prompts.set_names(),
+                table=plan.evaluation,
+                learner=table,
+                broker=broker,
+                run_id=plan.run.id,
+                incarnation=incarnation,
+                monitor=self._monitor,
+            ),
+            folder=plan.folder,
+            records=self._records,
+            checkpoints=checkpoints,
+            shown_per_set=table.trajectories_per_step,
+        )
+
+    def _make_work(self, state: LearnerState) -> Work:
+        table = self._table
+        rules = BookRules(
+            run_id=self.plan.run.id,
+            incarnation=self._incarnation,
+            group_size=table.group_size,
+            groups_per_batch=table.groups_per_batch,
+            max_staleness=table.max_staleness,
+            sample_timeout_s=table.sample_timeout_s,
+            max_attempts=table.max_attempts,
+        )
+        book = GroupBook(rules, SamplingParameters(temperature=table.temperature))
+        book.counts.update(state.counts)
+        return Work(
+            broker=self._broker,
+            registry=self._registry,
+            book=book,
+            prompts=self.plan.prompts,
+            monitor=self._monitor,
+            next_group_id=state.next_group_id,
+            reopen=state.outstanding_groups,
+            groups_to_train=max(0, self.plan.total_steps - state.step) * table.groups_per_batch,
+        )
+
+    async def run(self) -> None:
+        """Train to the last step, or until a stop; see `Learner.run`."""
+        consumer = self._broker.consumer(
+            self._broker.keys.scored, ScoredTrajectory, group=GROUP, consumer=CONSUMER
+        )
+        halt = self._halt
+        async with consumer, self._sync:
+            try:
+                await halt.or_stop(self._registry.set_incarnation(self._incarnation))
+                await self._publish_first_weights()
+                halt.spawn(self._work.collect_forever(consumer), "collect")
+                watch = self._work.watch_forever(lambda: self._sync.newest, self._sync.announce)
+                halt.spawn(watch, "watch")
+                await self._train()
+                await self._end()
+            except StopRequested as exc:
+                await self._save()
+                self._write_summary("interrupted", str(exc))
+            except (RunFailedError, CanaryError) as exc:
+                await self._save()
+                self._write_summary("failed", str(exc))
+                raise
+            except Exception as exc:
+                with contextlib.suppress(Exception):  # the first error is the one to report
+                    self._write_summary("failed", str(exc))
+                raise
+            finally:
+                await halt.close()
+
+    async def _publish_first_weights(self) -> None:
+        if self.plan.resume:
+            # Servers may hold the weights of a step that is no longer part of this run.
+            report = await self._halt.or_stop(self._sync.push())
+            self._work.book.advance(report.policy_version)
+        else:
+            await self._halt.or_stop(self._sync.announce())  # version 0: the configured model
+
+    async def _train(self) -> None:
+        await self._halt.or_stop(self._work.fill())
+        await self._halt.or_stop(self._sync.wait_for_server())
+        table = self.plan.evaluation
+        if table.before and self.step == 0 and not self._records.has_evaluation("before"):
+            await self._halt.or_stop(self._evaluations.run("before", 0, self._version))
+        while self.step < self.plan.total_steps:
+            await self._one_step()
+            await self._after_step()
+
+    @property
+    def _version(self) -> int:
+        return self._sync.newest.policy_version
+
+    async def _one_step(self) -> None:
+        started = time.monotonic()
+        groups = await self._halt.or_stop(self._work.next_batch())
+        rollout_s = time.monotonic() - started
+        newest = self._version
+        samples, advantages = build_samples(groups, self._table)
+        canary_tokens = groups[0].survivors[0].trajectory.token_ids.tolist()
+        await self._check_first_canary(canary_tokens)
+        learn_started = time.monotonic()
+        spec = loss_spec(self._table)
+        learned = await self._engine.call(lambda engine: engine.train_batch(samples, spec))
+        # Nothing awaits from here to the push: a stop finds the whole step done, or not begun.
+        self.step += 1
+        self._work.retire(groups)
+        report = StepReport(
+            step=self.step,
+            groups=groups,
+            advantages=advantages,
+            newest_version=newest,
+            engine=learned,
+            rollout_s=rollout_s,
+            learn_s=time.monotonic() - learn_started,
+            evaluation=self._evaluations.take_metrics(),
+        )
+        self._records.add_batch(len(samples), report.sampled_tokens, report.max_staleness)
+        try:
+            report.push = await self._halt.or_stop(self._sync.push(canary_tokens))
+            await self._halt.or_stop(self._work.advance(self._version))
+        finally:
+            report.step_s = time.monotonic() - started
+            self._log.write(report)
+
+    async def _check_first_canary(self, tokens: Sequence[int]) -> None:
+        """Compare once before the first step of a start: in bf16, version 0 is the noise floor."""
+        if not self._canary_checked:
+            self._canary_checked = True
+            await self._halt.or_stop(self._sync.check_canary(tokens))
+
+    async def _after_step(self) -> None:
+        step, every = self.step, self._table.checkpoint_every
+        last = step >= self.plan.total_steps
+        eval_every = self.plan.evaluation.every
+        evaluates = eval_every > 0 and step % eval_every == 0 and not last
+        # keep_best chooses among evaluated steps, so those are checkpointed too.
+        due = every > 0 and (step % every == 0 or (evaluates and self._table.keep_best > 0))
+        if due or last:
+            await self._save()
+        if evaluates:
+            self._evaluations.start(self._halt, step, self._version)
+
+    async def _end(self) -> None:
+        await self._halt.or_stop(self._evaluations.wait())
+        if self.plan.evaluation.after:
+            await self._halt.or_stop(self._evaluations.run("after", self.step, self._version))
+        await self._save()
+        self._write_summary("finished", "")
+
+    async def _save(self) -> None:
+        """Write a checkpoint of this step, or its newest bookkeeping; a stop does not cut it."""
+        self._records.note_canary(self._sync.canary_max_dlogp)
+        state = self._records.save_into(
+            LearnerState(
+                step=self.step,
+                policy_version=self._version,
+                next_group_id=self._work.next_group_id,
+                outstanding_groups=self._work.outstanding_ids(),
+                prompt_fingerprint=self._fingerprint,
+                canary_floor=self._sync.canary_floor,
+                counts=dict(self._work.book.counts),
+                failures=dict(self._monitor.counts),
+            )
+        )
+        started = time.monotonic()
+        path = await asyncio.shield(
+            self._engine.call(lambda engine: self._checkpoints.save(engine, state))
+        )
+        logger.info(
+            "state saved step=%d path=%s duration_s=%.2f",
+            self.step,
+            path,
+            time.monotonic() - started,
+        )
+
+    def _write_summary(self, status: str, reason: str) -> None:
+        self._records.note_canary(self._sync.canary_max_dlogp)
+        summary = {
+            "status": status,
+            "reason": reason,
+            "run_id": self.plan.run.id,
+            "model": self.plan.model.path,
+            "algorithm": self._table.advantage,
+            "seed": self.plan.run.seed,
+            "steps": self.step,
+            "total_steps": self.plan.total_steps,
+            "starts": self._incarnation,
+            "policy_version": self._version,
+            **self._records.summary(self._evaluations.in_domain),
+            "results": dict(self._work.book.counts),
+            "failures": dict(self._monitor.counts.most_common()),
+            "dead_letters": self._work.depths.get("dead_letters", 0),
+        }
+        self.plan.folder.write_summary(summary)
