@@ -1,0 +1,191 @@
+"""The embedded BM25 index: what it finds, when it is built, what it refuses."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from agent_r1.tools.backends.tantivy_bm25 import ENGLISH_STOP_WORDS, open_index
+from agent_r1.tools.corpus import read_passages
+
+PASSAGES = [
+    {"id": "p0", "title": "Ada Lovelace", "text": "Ada Lovelace was born in London in 1815."},
+    {"id": "p1", "title": "London", "text": "London is the capital of England."},
+    {"id": "p2", "title": "Charles Babbage", "text": "He designed engines and ran a workshop."},
+]
+
+
+def write_corpus(path: Path, passages: list[dict[str, str]] | None = None) -> Path:
+    lines = [json.dumps(p, ensure_ascii=False) for p in passages or PASSAGES]
+    data = ("\n".join(lines) + "\n").encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    return path
+
+
+def ids(path: Path, query: str, top_k: int = 3) -> list[str]:
+    index = open_index(path)
+    return [hit.passage.id for hit in index.search([query], top_k)[0]]
+
+
+def builds(caplog: pytest.LogCaptureFixture) -> int:
+    return sum("index build finished" in record.message for record in caplog.records)
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return write_corpus(tmp_path / "corpus.jsonl")
+
+
+def test_passages_come_back_whole_and_best_first(corpus: Path):
+    hits = open_index(corpus).search(["Where was Ada Lovelace born?"], 3)[0]
+    assert hits[0].passage.model_dump() == PASSAGES[0]
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+
+def test_title_words_count_and_words_are_stemmed(corpus: Path):
+    assert ids(corpus, "babbage") == ["p2"]
+    assert ids(corpus, "engine designs") == ["p2"]  # engines, designed
+
+
+def test_scores_are_bm25(tmp_path: Path):
+    # By hand, k1 = 1.2, b = 0.75, N = 2, df = 1: idf = ln(1 + (2 - 1 + 0.5) / (1 + 0.5)) = ln 2.
+    # Both documents have 2 words, so the length norm is 1: score = ln 2 * 2.2 * 1 / (1 + 1.2).
+    corpus = write_corpus(
+        tmp_path / "c.jsonl",
+        [{"id": "a", "title": "x", "text": "word"}, {"id": "b", "title": "x", "text": "other"}],
+    )
+    (hit,) = open_index(corpus).search(["word"], 5)[0]
+    assert hit.score == pytest.approx(math.log(2), rel=1e-5)
+
+
+def test_a_repeated_query_word_counts_again(corpus: Path):
+    index = open_index(corpus)
+    once, twice = index.search(["capital", "capital capital"], 1)
+    assert twice[0].score == pytest.approx(2 * once[0].score, rel=1e-5)
+
+
+def test_the_33_stop_words_match_nothing(corpus: Path):
+    assert len(set(ENGLISH_STOP_WORDS)) == 33
+    assert ids(corpus, " ".join(ENGLISH_STOP_WORDS)) == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    ['"unbalanced', "a AND (b OR", "title:x^2~", '+-&&||!(){}[]^"~*?:\\/', "\x00", "", "漢字"],
+)
+def test_no_text_is_query_syntax(corpus: Path, query: str):
+    assert ids(corpus, query) == []
+    assert ids(corpus, f"{query} capital") == ["p1"]
+
+
+def test_ties_keep_the_order_of_the_corpus(tmp_path: Path):
+    same = [{"id": f"p{n:03}", "title": "t", "text": "same words"} for n in range(200)]
+    corpus = write_corpus(tmp_path / "c.jsonl", same)
+    assert ids(corpus, "same words", 4) == ["p000", "p001", "p002", "p003"]
+
+
+def test_gzip_corpora_are_read(tmp_path: Path):
+    corpus = write_corpus(tmp_path / "corpus.jsonl.gz")
+    assert ids(corpus, "capital") == ["p1"]
+
+
+def test_the_index_is_built_once(corpus: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    first = open_index(corpus)
+    second = open_index(corpus)
+    assert builds(caplog) == 1
+    assert first.fingerprint == second.fingerprint
+    assert second.num_passages == 3
+
+
+def test_a_touched_corpus_is_not_built_again_and_a_changed_one_is(
+    corpus: Path, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    before = open_index(corpus).fingerprint
+    os.utime(corpus, ns=(1, 1))
+    assert open_index(corpus).fingerprint == before
+    assert builds(caplog) == 1
+    changed = [PASSAGES[0] | {"text": "Ada wrote notes."}, *PASSAGES[1:]]
+    write_corpus(corpus, changed)
+    assert open_index(corpus).fingerprint != before
+    assert builds(caplog) == 2
+    assert ids(corpus, "notes") == ["p0"]
+
+
+def test_other_settings_build_again(
+    corpus: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level(logging.INFO)
+    index_dir = corpus.parent / "index"
+    before = open_index(corpus, index_dir).fingerprint
+    monkeypatch.setattr("agent_r1.tools.backends.tantivy_bm25.SETTINGS", {"format": 2})
+    assert open_index(corpus, index_dir).fingerprint != before
+    assert builds(caplog) == 2
+
+
+def test_what_a_killed_build_left_is_replaced(corpus: Path):
+    index_dir = corpus.parent / "index"
+    leftover = corpus.parent / "index.building"
+    leftover.mkdir()
+    (leftover / "meta.json").write_text("half written")
+    index_dir.mkdir()
+    (index_dir / "index.json").write_text("{")  # not a finished index either
+    assert open_index(corpus, index_dir).num_passages == 3
+    assert not leftover.exists()
+
+
+def test_a_failed_build_leaves_the_old_index(corpus: Path):
+    index_dir = corpus.parent / "index"
+    open_index(corpus, index_dir)
+    good = sorted(path.name for path in index_dir.iterdir())
+    corpus.write_text(json.dumps(PASSAGES[0]) + "\n{broken\n")
+    with pytest.raises(ValueError, match=r"corpus\.jsonl:2: "):
+        open_index(corpus, index_dir)
+    assert sorted(path.name for path in index_dir.iterdir()) == good
+    assert not (corpus.parent / "index.building").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{broken", "Invalid JSON"),
+        (b"", "the line is empty"),
+        (b'{"id": "x", "title": "t"}', "text: Field required"),
+        (b'{"id": 7, "title": "t", "text": "x"}', "id: Input should be a valid string"),
+        (b'{"id": "x", "title": "t", "text": "x", "url": "u"}', "url: Extra inputs"),
+        (b'{"id": "\xff", "title": "t", "text": "x"}', "id|Invalid"),
+    ],
+)
+def test_a_malformed_line_is_named_by_file_and_number(tmp_path: Path, line: bytes, problem: str):
+    path = tmp_path / "c.jsonl"
+    path.write_bytes(json.dumps(PASSAGES[0]).encode() + b"\n" + line + b"\n")
+    with pytest.raises(ValueError, match=rf"c\.jsonl:2: .*({problem})"):
+        list(read_passages(path))
+
+
+def test_a_cut_gzip_file_is_named(tmp_path: Path):
+    path = write_corpus(tmp_path / "c.jsonl.gz")
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(ValueError, match=r"c\.jsonl\.gz:\d+: cannot be read further"):
+        list(read_passages(path))
+
+
+def test_a_missing_and_an_empty_corpus_are_errors(tmp_path: Path):
+    with pytest.raises(ValueError, match="does not exist"):
+        open_index(tmp_path / "nowhere.jsonl")
+    (tmp_path / "empty.jsonl").write_bytes(b"")
+    with pytest.raises(ValueError, match="is empty"):
+        open_index(tmp_path / "empty.jsonl")
+
+
+def test_an_index_folder_that_cannot_be_made_names_the_key(corpus: Path):
+    (corpus.parent / "file").write_text("")
+    with pytest.raises(ValueError, match="set index_dir to a folder"):
+        open_index(corpus, corpus.parent / "file" / "index")

@@ -1,0 +1,103 @@
+"""`[tools.<name>]`: wrong tables are refused with value and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agent_r1.tools.config import ToolTable
+from agent_r1.tools.main import load_tool, serve
+from agent_r1_proto.config import RunTable
+
+CORPUS = Path("c.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({}, 'type = "search" needs corpus'),
+        ({"corpus": CORPUS, "settings": {"a": 1}}, "belong to a tool of type module:Name"),
+        ({"type": "sarch"}, 'must be "search" or "module:Name"'),
+        ({"type": "mine:Tool", "top_k": 3}, "top_k: keys of the search tool"),
+        ({"url": "localhost:80"}, "must start with http"),
+        ({"corpus": CORPUS, "passage_template": "{nummer}"}, "its fields are {number}"),
+        ({"corpus": CORPUS, "passage_template": "{}{text}"}, "does not format"),
+        ({"corpus": CORPUS, "passage_template": "{number}"}, "neither {title} nor {text}"),
+        ({"corpus": CORPUS, "backend": "bm52"}, "'bm25'"),
+        ({"corpus": CORPUS, "topk": 3}, "topk"),
+    ],
+)
+def test_a_wrong_table_is_refused(values: dict[str, Any], message: str):
+    with pytest.raises(ValidationError) as caught:
+        ToolTable(**values)
+    assert message in str(caught.value)
+
+
+def test_a_service_that_runs_elsewhere_needs_only_its_url():
+    assert ToolTable(url="http://search:8000").corpus is None
+
+
+def test_a_resolved_table_is_valid_again():
+    table = ToolTable(corpus=CORPUS, top_k=3)
+    assert ToolTable.model_validate(table.model_dump(mode="json")) == table
+
+
+TOOL_CODE = """
+from agent_r1.tools.base import Tool
+
+class Add(Tool):
+    name = "add"
+    description = "Adds."
+    parameters = {"type": "object"}
+
+    def __init__(self, offset=0):
+        self.offset = offset
+
+    async def call(self, arguments, context):
+        return str(self.offset)
+
+class NotATool:
+    pass
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "adding_tool.py").write_text(TOOL_CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "adding_tool"
+
+
+def test_a_users_tool_is_built_with_its_settings(plugin: str):
+    tool = load_tool("add", ToolTable(type=f"{plugin}:Add", settings={"offset": 3}))
+    assert tool.spec().name == "add"
+    assert vars(tool) == {"offset": 3}
+
+
+@pytest.mark.parametrize(
+    ("name", "type_", "settings", "message"),
+    [
+        ("add", "Missing", {}, "cannot be loaded: module .* has no attribute 'Missing'"),
+        ("add", "NotATool", {}, "is not a subclass of agent_r1.Tool"),
+        ("add", "Add", {"ofset": 3}, r"settings .* do not fit Add: .*unexpected keyword"),
+        ("plus", "Add", {}, r"\[tools.plus\] serves .* whose name is 'add'"),
+    ],
+)
+def test_a_users_tool_that_cannot_be_served_is_explained(
+    plugin: str, name: str, type_: str, settings: dict[str, Any], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        load_tool(name, ToolTable(type=f"{plugin}:{type_}", settings=settings))
+
+
+def test_a_module_that_is_not_on_the_path_names_run_plugins():
+    with pytest.raises(ValueError, match=r"cannot be loaded: No module .* run\.plugins"):
+        load_tool("add", ToolTable(type="nowhere_at_all:Add"))
+
+
+def test_a_tool_that_runs_elsewhere_is_not_served_here():
+    with pytest.raises(ValueError, match="names a service that already runs"):
+        serve(name="x", run=RunTable(), tool=ToolTable(url="http://x"), announce_dir=None)
