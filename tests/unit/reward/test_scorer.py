@@ -1,0 +1,242 @@
+"""Scorer: components by name, weights, the paper's rule, users' components, the HTTP side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from agent_r1.reward.app import create_app
+from agent_r1.reward.components import BUILT_IN
+from agent_r1.reward.config import COMPONENT_NAMES, RewardTable
+from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
+from agent_r1_proto.trajectory import ToolCallRecord
+from tests.builders import rollout_task, trajectory
+
+CALL = "<think>look</think><tool_call>{}</tool_call>"
+
+
+def request(
+    *turns: str, payload: dict[str, Any] | None = None, status: Any = "COMPLETED"
+) -> ScoreRequest:
+    return ScoreRequest(
+        payload={"answers": ["Ada Lovelace"]} if payload is None else payload,
+        turns=[ScoreTurn(text=turn, num_calls=turn.count("<tool_call>")) for turn in turns],
+        status=status,
+    )
+
+
+def answered(answer: str) -> str:
+    return f"<think>so</think><answer>{answer}</answer><|im_end|>"
+
+
+async def test_every_built_in_component_is_reported_by_name():
+    reward = await Scorer(RewardTable()).score(request(CALL, answered("Ada")))
+    # F1 by hand: 1 shared word, precision 1/1, recall 1/2: 2/3
+    assert reward.components == pytest.approx(
+        {
+            "exact_match": 0.0,
+            "f1": 2 / 3,
+            "substring_match": 0.0,
+            "format": 1.0,
+            "answered": 1.0,
+            "tool_calls": 1.0,
+        }
+    )
+    assert reward.total == 0.0
+    assert reward.prediction == "Ada"
+    assert set(reward.components) == set(BUILT_IN) == set(COMPONENT_NAMES)
+
+
+async def test_the_total_is_the_weighted_sum():
+    table = RewardTable(components={"exact_match": 1.0, "format": 0.25, "tool_calls": -0.1})
+    reward = await Scorer(table).score(request(CALL, CALL, answered("Ada Lovelace")))
+    assert reward.total == pytest.approx(1.0 + 0.25 - 0.2)
+
+
+@pytest.mark.parametrize(
+    ("turns", "total"),
+    [
+        ((CALL, answered("Ada Lovelace")), 1.0),
+        ((CALL, answered("Babbage")), 0.0),
+        (("plain", answered("Ada Lovelace")), -0.5),
+        (("plain", "text"), -1.0),
+    ],
+)
+async def test_the_papers_rule(turns: tuple[str, ...], total: float):
+    assert (await Scorer(RewardTable(rule="paper")).score(request(*turns))).total == total
+
+
+async def test_only_the_last_turn_answers():
+    reward = await Scorer(RewardTable()).score(request(answered("Ada Lovelace"), CALL))
+    assert reward.prediction is None
+    assert reward.total == 0.0
+
+
+async def test_a_truncated_interaction_is_scored_as_it_stands():
+    text = "<think>so</think><answer>Ada Lovelace</answer> and fur"
+    reward = await Scorer(RewardTable()).score(request(text, status="TRUNCATED"))
+    assert reward.total == 1.0
+    assert reward.components["format"] == 0.5
+
+
+async def test_a_failed_interaction_has_no_reward():
+    with pytest.raises(ValueError, match="an outage is not the model's failure"):
+        await Scorer(RewardTable()).score(request("x", status="FAILED"))
+
+
+@pytest.mark.parametrize("answers", [None, [], "Ada", ["Ada", 7]])
+async def test_a_payload_without_usable_answers_is_named(answers: Any):
+    payload = {} if answers is None else {"answers": answers}
+    with pytest.raises(ValueError, match="payload has answers = "):
+        await Scorer(RewardTable()).score(request(answered("x"), payload=payload))
+
+
+async def test_tasks_without_answers_score_by_the_components_that_need_none():
+    reward = await Scorer(RewardTable(components={"format": 1.0})).score(
+        request(answered("x"), payload={"tests": "assert True"})
+    )
+    assert reward.components == {"format": 1.0, "answered": 1.0, "tool_calls": 0.0}
+
+
+USER_CODE = """
+import asyncio, time
+
+def length(request):
+    return len(request.turns[-1].text)
+
+async def judged(request):
+    await asyncio.sleep(0)
+    return 0.5
+
+def broken(request):
+    raise KeyError("tests")
+
+def wordy(request):
+    return "good"
+
+def undefined(request):
+    return float("nan")
+
+async def slow(request):
+    await asyncio.Event().wait()
+
+constant = 3
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "my_rewards.py").write_text(USER_CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return "my_rewards"
+
+
+async def test_users_components_are_functions_or_coroutines_kept_by_their_name(plugin: str):
+    names = {f"{plugin}:length": 0.01, f"{plugin}:judged": 2.0}
+    reward = await Scorer(RewardTable(components=names)).score(request("12345"))
+    assert reward.components[f"{plugin}:length"] == 5.0
+    assert reward.total == pytest.approx(0.05 + 1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("broken", "raised KeyError: 'tests'"),
+        ("wordy", "returned 'good'; it must return a finite number"),
+        ("undefined", "returned nan"),
+        ("slow", r"did not answer within 0\.05 s; raise reward\.component_timeout_s"),
+    ],
+)
+async def test_a_failing_component_is_named(plugin: str, name: str, message: str):
+    table = RewardTable(components={f"{plugin}:{name}": 1.0}, component_timeout_s=0.05)
+    with pytest.raises(ComponentError, match=f"{plugin}:{name}.*{message}"):
+        await Scorer(table).score(request("x"))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_rewards:missing", "has no attribute 'missing'"),
+        ("my_rewards:constant", "is no function"),
+        ("nowhere_at_all:f", r"No module .* run\.plugins"),
+    ],
+)
+def test_a_component_that_cannot_be_loaded_is_explained(plugin: str, name: str, message: str):
+    with pytest.raises(ValueError, match=message):
+        Scorer(RewardTable(components={name: 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"components": {"exactmatch": 1.0}}, "did you mean 'exact_match'?"),
+        ({"components": {"zzz": 1.0}}, "built-in are exact_match, f1,"),
+        ({"components": {"f1": 0.0}}, "gives every trajectory reward 0"),
+        ({"rule": "paper", "components": {"f1": 1.0}}, "gives some to f1"),
+        ({"rule": "papre"}, "'weighted' or 'paper'"),
+        ({"weights": {}}, "weights"),
+    ],
+)
+def test_a_wrong_table_is_refused(values: dict[str, Any], message: str):
+    with pytest.raises(ValidationError) as caught:
+        RewardTable(**values)
+    assert message in str(caught.value)
+
+
+def test_a_trajectory_is_scored_by_its_turns_and_payload():
+    call = ToolCallRecord(end_token_index=3, tool="search", status="malformed")
+    seen = request_of(trajectory(answer="Ada", calls=[call]))
+    assert seen.payload == {"answers": ["Ada"]}
+    assert [turn.num_calls for turn in seen.turns] == [1]
+    assert seen.turns[0].text == "<think>I know.</think><answer>Ada</answer>"
+
+
+async def test_a_trajectory_cut_before_its_first_turn_scores_as_an_empty_turn():
+    cut = trajectory(
+        rollout_task(),
+        num_sampled=0,
+        turns=[],
+        status="TRUNCATED",
+        version_spans=[],
+    )
+    reward = await Scorer(RewardTable()).score(request_of(cut))
+    assert (reward.total, reward.prediction) == (0.0, None)
+
+
+# --- HTTP ----------------------------------------------------------------------------------------
+
+
+def client(table: RewardTable) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_app(Scorer(table)), raise_app_exceptions=False)
+    return httpx.AsyncClient(transport=transport, base_url="http://reward")
+
+
+async def test_score_answers_a_reward():
+    async with client(RewardTable()) as http:
+        body = request(CALL, answered("Ada Lovelace")).model_dump_json()
+        response = await http.post("/score", content=body)
+        health = await http.get("/healthz")
+    reward = Reward.model_validate_json(response.content)
+    assert (reward.total, reward.prediction) == (1.0, "Ada Lovelace")
+    assert health.json()["status"] == "ok"
+
+
+async def test_score_refuses_what_it_cannot_score(plugin: str):
+    table = RewardTable(components={"exact_match": 1.0, f"{plugin}:broken": 0.0})
+    async with client(table) as http:
+        extra = await http.post("/score", json={"payload": {}, "turns": [{"text": ""}], "x": 1})
+        empty = await http.post("/score", json={"payload": {}, "turns": []})
+        answers = await http.post("/score", json={"payload": {}, "turns": [{"text": ""}]})
+        broken = await http.post(
+            "/score", json={"payload": {"answers": ["a"]}, "turns": [{"text": ""}]}
+        )
+    assert [r.status_code for r in (extra, empty, answers, broken)] == [422, 422, 422, 500]
+    assert "x: Extra inputs are not permitted (got 1)" in extra.json()["detail"]
+    assert "turns: List should have at least 1 item" in empty.json()["detail"]
+    assert "payload has answers = None" in answers.json()["detail"]
+    assert "raised KeyError" in broken.json()["detail"]
