@@ -21,6 +21,7 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
+from agent_r1.learner.durable import DiskFullError, sync_path, sync_tree
 from agent_r1.learner.engine import PolicyEngine
 from agent_r1_proto.messages import StrictMessage
 
@@ -37,10 +38,6 @@ HEADROOM = 1.1
 """Free disk asked for at start, as a multiple of the estimate."""
 
 
-class DiskFullError(RuntimeError):
-    """The disk is full; what was complete before is kept."""
-
-
 @contextlib.contextmanager
 def disk_errors(what: str, path: Path) -> Iterator[None]:
     """Turn "no space left" into a message that says what was kept and what to do."""
@@ -55,14 +52,6 @@ def disk_errors(what: str, path: Path) -> Iterator[None]:
         ) from exc
 
 
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_atomically(path: Path, text: str) -> None:
     """Write a small file so that readers, and a crash, see the old text or the new."""
     temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
@@ -73,7 +62,7 @@ def write_atomically(path: Path, text: str) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            _fsync_directory(path.parent)
+            sync_path(path.parent)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
@@ -226,8 +215,9 @@ class Checkpoints:
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
+            sync_tree(temporary)
             temporary.rename(final)
-            _fsync_directory(self.directory)
+            sync_path(self.directory)
         self._delete_surplus()
         logger.info("checkpoint written step=%d path=%s", state.step, final)
         return final

@@ -6,6 +6,7 @@ main.py builds the plan from its arguments; train.py carries it out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
 from agent_r1.learner.prompts import PromptOrder
@@ -36,6 +37,13 @@ class TrainingPlan:
         if self.learner.steps is not None:
             return self.learner.steps
         return max(1, self.learner.epochs * len(self.prompts) // self.learner.groups_per_batch)
+
+    @property
+    def weights_dir(self) -> Path:
+        """Where weight versions of this run are published."""
+        if self.learner.weights_dir is None:
+            return self.folder.path / "weights"
+        return self.learner.weights_dir / self.run.id
 
     @property
     def samples_per_batch(self) -> int:

@@ -83,10 +83,12 @@ class RunFolder:
             if (self.path / name).exists()
         ]
         has_checkpoint = any((self.path / CHECKPOINTS_DIR).glob("step_*"))
-        if resume and not (self.path / LEDGER_FILE).exists():
+        # A run that was interrupted before its first start was counted has a config only.
+        started = any((self.path / name).exists() for name in (CONFIG_FILE, LEDGER_FILE))
+        if resume and not started:
             raise ValueError(
-                f"{self.path} holds no run to resume ({LEDGER_FILE} is missing); start one "
-                "without --resume"
+                f"{self.path} holds no run to resume ({CONFIG_FILE} and {LEDGER_FILE} are "
+                "missing); start one without --resume"
             )
         if not resume and (has_run or has_checkpoint):
             found = has_run[0] if has_run else CHECKPOINTS_DIR

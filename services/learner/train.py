@@ -156,7 +156,7 @@ class Training:
             engine=engine,
             registry=self._registry,
             ledger=ledger,
-            weights_dir=table.weights_dir or plan.folder.path / "weights",
+            weights_dir=plan.weights_dir,
             run_id=plan.run.id,
             dtype=plan.model.dtype,
             table=table,

@@ -131,6 +131,8 @@ class WeightSync:
             self._table.push_timeout_s, connect=self._table.push_connect_timeout_s
         )
         self._client = httpx.AsyncClient(transport=AiohttpTransport(), timeout=timeout)
+        for unfinished in self._weights_dir.glob(".v*"):  # of a learner that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

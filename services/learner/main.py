@@ -1,0 +1,115 @@
+"""Starts the learner: `agent_r1.cli` calls `train` with the tables of one run.
+
+Reads the data files and the run folder, builds the engine over its ranks, and drives train.py to
+the end of the run or until SIGTERM or SIGINT.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from agent_r1.learner.algorithms import find_estimator
+from agent_r1.learner.checkpoint import write_atomically
+from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
+from agent_r1.learner.engine import PolicyEngine
+from agent_r1.learner.plan import TrainingPlan, make_plan
+from agent_r1.learner.train import Learner
+from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+
+logger = logging.getLogger(__name__)
+
+NAME = "learner"
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def train(
+    *,
+    run: RunTable,
+    model: ModelTable,
+    redis: RedisTable,
+    data: DataTable,
+    learner: LearnerTable,
+    evaluation: EvaluationTable,
+    resume: bool,
+    announce_dir: Path | None,
+    resolved_config: Mapping[str, Any],
+) -> None:
+    """Train until the last step; return after a clean stop too, with a checkpoint written.
+
+    Raises:
+        ValueError: a data file, the run folder, a checkpoint or a setting is wrong; the text says
+            what to do.
+        RunFailedError: a stop rule was met; the text gives the most frequent reasons.
+        CanaryError: a rollout server samples with other weights than were published.
+        EngineError: the engine or the disk gave up; the last checkpoint is kept.
+    """
+    find_estimator(learner.advantage)
+    plan = make_plan(
+        run=run,
+        model=model,
+        redis=redis,
+        data=data,
+        learner=learner,
+        evaluation=evaluation,
+        resume=resume,
+    )
+    plan.folder.write_config(resolved_config)
+    try:
+        with _interruptible(), closing(build_engine(plan)) as engine:
+            asyncio.run(run_until_stopped(plan, engine, announce_dir))
+    except KeyboardInterrupt:
+        logger.info("stopped while the model was being loaded; nothing was trained")
+
+
+def build_engine(plan: TrainingPlan) -> PolicyEngine:
+    """Load the model over all ranks."""
+    # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
+    from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
+
+    table = plan.learner
+    return DeepSpeedPolicyEngine(
+        plan.model,
+        table,
+        seed=plan.run.seed,
+        total_steps=plan.total_steps * table.optimizer_steps_per_batch,
+        with_reference=table.kl_coef > 0,
+    )
+
+
+async def run_until_stopped(
+    plan: TrainingPlan, engine: PolicyEngine, announce_dir: Path | None
+) -> None:
+    """Run the learner; SIGTERM and SIGINT end it in order."""
+    learner = Learner(plan, engine)
+    loop = asyncio.get_running_loop()
+    for number in STOP_SIGNALS:
+        loop.add_signal_handler(number, learner.request_stop, signal.Signals(number).name)
+    if announce_dir is not None:
+        announcement = {"name": NAME, "url": "", "pid": os.getpid()}
+        write_atomically(announce_dir / f"{NAME}.json", json.dumps(announcement) + "\n")
+    try:
+        await learner.run()
+    finally:
+        for number in STOP_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM, like SIGINT, raise KeyboardInterrupt where no event loop handles it."""
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
