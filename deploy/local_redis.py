@@ -7,6 +7,7 @@ know, keeps nothing on disk, and refuses writes when full (eviction would lose m
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import re
@@ -15,6 +16,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from redis.asyncio import Redis
@@ -27,6 +30,9 @@ OLDEST_VERSION = (6, 2)
 """XAUTOCLAIM came with 6.2."""
 VERSION_TIMEOUT_S = 10.0
 PING_TIMEOUT_S = 2.0
+WAIT_S = 10.0
+"""How long a configured Redis may stay silent when a run starts."""
+POLL_S = 0.2
 STOP_RANK = 9
 
 
@@ -91,6 +97,35 @@ async def answers(url: str) -> bool:
         return False
     finally:
         await client.aclose()
+
+
+def hide_password(url: str) -> str:
+    """Return a URL that may be shown."""
+    return re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:***@", url)
+
+
+async def wait_for_redis(url: str, report: Callable[[str], None]) -> None:
+    """Wait a moment for a configured Redis.
+
+    Args:
+        url: `redis.url`.
+        report: called with a line when Redis does not answer at once.
+
+    Raises:
+        ValueError: it does not answer.
+    """
+    deadline = time.monotonic() + WAIT_S
+    waiting = False
+    while not await answers(url):
+        if time.monotonic() >= deadline:
+            raise ValueError(
+                f"redis.url ({hide_password(url)}) does not answer within {WAIT_S:g} s; start "
+                "Redis there, correct redis.url, or leave it out for a server of this run's own"
+            )
+        if not waiting:
+            report(f"waiting for Redis at {hide_password(url)}")
+        waiting = True
+        await asyncio.sleep(POLL_S)
 
 
 def local_redis(state_dir: Path, maxmemory_mb: int) -> tuple[ServiceSpec, str]:

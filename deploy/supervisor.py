@@ -61,7 +61,7 @@ class ServiceSpec:
     name: str
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of the launcher's environment."""
+    """Set on top of the supervisor's environment."""
     announce_dir: Path | None = None
     """Folder where the service writes `{name}.json` once it is bound; None: it announces nothing
     and counts as up when `probe` says so."""
@@ -102,6 +102,7 @@ class _Service:
         self.deaths: deque[float] = deque()
         self.restart_asked = False
         self.num_starts = 0
+        self.up = False
 
     @property
     def running(self) -> bool:
@@ -151,6 +152,7 @@ class Supervisor:
         *,
         policy: RestartPolicy | None = None,
         report: Callable[[str], None] | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Prepare; starts nothing.
 
@@ -158,7 +160,9 @@ class Supervisor:
             log_dir: folder of the log files, one `{name}.log` a service.
             policy: how often a service may die.
             report: called with each line the user must see.
+            environment: environment of every service; None is this process's.
         """
+        self._environment = dict(os.environ if environment is None else environment)
         self._log_dir = log_dir
         self._policy = policy or RestartPolicy()
         self._report = report or (lambda line: None)
@@ -225,6 +229,10 @@ class Supervisor:
         for service in self._services.values():
             service.send(signal.SIGQUIT)
 
+    def starting(self) -> list[str]:
+        """Return the services that are not up yet."""
+        return [name for name, service in self._services.items() if not service.up]
+
     def pids(self) -> dict[str, int]:
         """Return the process id of every running service's guard, by name."""
         return {
@@ -238,7 +246,7 @@ class Supervisor:
         command = spec.command
         if service.num_starts and spec.restart_command is not None:
             command = spec.restart_command
-        environment = {**os.environ, **spec.environment}
+        environment = {**self._environment, **spec.environment}
         if spec.port_variable is not None and service.port is not None:
             environment[spec.port_variable] = str(service.port)
         if spec.announce_dir is not None:
@@ -259,6 +267,7 @@ class Supervisor:
                 start_new_session=True,
             )
         service.num_starts += 1
+        service.up = False
         logger.info("service started name=%s guard_pid=%d", spec.name, service.process.pid)
 
     async def _wait_until_up(self, service: _Service) -> None:
@@ -270,6 +279,7 @@ class Supervisor:
                 how = describe_exit(service.process.returncode or 0)
                 raise ServiceError(self._explain(service, f"did not start: {how}"))
             if await self._is_up(service):
+                service.up = True
                 logger.info("service up name=%s url=%s", spec.name, service.url)
                 return
             if time.monotonic() >= deadline:

@@ -1,0 +1,70 @@
+"""What user code builds on: `from agent_r1 import Tool, ToolEnv`.
+
+Names are loaded when they are first asked for, so that importing `agent_r1` costs nothing and never
+brings in torch or vllm.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+    from agent_r1.tools.base import (
+        CallContext,
+        Tool,
+        ToolUnavailableError,
+        error_result,
+        text_result,
+    )
+    from agent_r1_proto.rewards import ScoreRequest
+    from agent_r1_proto.tasks import Task
+    from agent_r1_proto.tools import ImagePart, TextPart, ToolResult, ToolSpec
+
+__all__ = [
+    "CallContext",
+    "CallResult",
+    "EnvStep",
+    "ImagePart",
+    "ModelTurn",
+    "ScoreRequest",
+    "Task",
+    "TextPart",
+    "Tool",
+    "ToolEnv",
+    "ToolResult",
+    "ToolSpec",
+    "ToolUnavailableError",
+    "error_result",
+    "text_result",
+]
+
+_HOMES = {
+    "agent_r1.rollout.envs": ("CallResult", "EnvStep", "ModelTurn", "ToolEnv"),
+    "agent_r1.tools.base": (
+        "CallContext",
+        "Tool",
+        "ToolUnavailableError",
+        "error_result",
+        "text_result",
+    ),
+    "agent_r1_proto.rewards": ("ScoreRequest",),
+    "agent_r1_proto.tasks": ("Task",),
+    "agent_r1_proto.tools": ("ImagePart", "TextPart", "ToolResult", "ToolSpec"),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name from its module."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'agent_r1' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOME_OF[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List what can be imported."""
+    return sorted({*globals(), *__all__})

@@ -18,6 +18,10 @@ from agent_r1 import config_checks
 from agent_r1.cli_policy import with_policy
 from agent_r1.config import ConfigError, LoadedConfig, RunConfig, dump_config, load_config
 from agent_r1.config_sources import ENV_PREFIX
+from agent_r1.evaluation.config import QuestioningTable
+from agent_r1.evaluation.main import run_evaluation
+from agent_r1_deploy.threads import in_thread
+from agent_r1_proto.evaluation import EvalScores, SetScores
 
 logger = logging.getLogger(__name__)
 
@@ -130,16 +134,21 @@ def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> None:
     tools = config.tool_urls()
     config_checks.check_port(config.rollout, "rollout")
     from agent_r1.rollout import main as rollout
+    from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
 
-    rollout.serve(
-        run=config.run,
-        model=config.model,
-        redis=config.redis,
-        env=config.env,
-        rollout=config.rollout,
-        tools=tools,
-        announce_dir=announce_dir,
-    )
+    try:
+        rollout.serve(
+            run=config.run,
+            model=config.model,
+            redis=config.redis,
+            env=config.env,
+            rollout=config.rollout,
+            tools=tools,
+            announce_dir=announce_dir,
+        )
+    except (PolicySetupError, PolicyOutOfMemoryError) as exc:
+        # Not defects: the message is the whole story, and a restart would not help.
+        raise ValueError(str(exc)) from exc
 
 
 def _serve_learner(config: RunConfig, announce_dir: Path | None, *, resume: bool) -> None:
@@ -147,7 +156,7 @@ def _serve_learner(config: RunConfig, announce_dir: Path | None, *, resume: bool
     if config.data is None:
         raise ConfigError("table [data] is missing; the learner needs data.train")
     from agent_r1.learner import main as learner
-    from agent_r1.learner.checkpoint import DiskFullError
+    from agent_r1.learner.canary import CanaryError
     from agent_r1.learner.failures import RunFailedError
 
     try:
@@ -162,9 +171,15 @@ def _serve_learner(config: RunConfig, announce_dir: Path | None, *, resume: bool
             announce_dir=announce_dir,
             resolved_config=dump_config(config)[0],
         )
-    except (RunFailedError, DiskFullError) as exc:
+    except (RunFailedError, CanaryError, *_disk_full()) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc
+
+
+def _disk_full() -> tuple[type[Exception], ...]:
+    from agent_r1.learner import checkpoint, durable
+
+    return checkpoint.DiskFullError, durable.DiskFullError
 
 
 def sft(arguments: argparse.Namespace) -> int:
@@ -175,11 +190,10 @@ def sft(arguments: argparse.Namespace) -> int:
     if config.sft is None:
         raise ConfigError("table [sft] is missing; the warm start needs sft.data and sft.output")
     from agent_r1.learner import sft as warm_start
-    from agent_r1.learner.checkpoint import DiskFullError
 
     try:
         warm_start.run(run=config.run, model=config.model, sft=config.sft)
-    except DiskFullError as exc:
+    except _disk_full() as exc:
         raise ValueError(str(exc)) from exc
     return 0
 
@@ -188,7 +202,42 @@ def evaluate(arguments: argparse.Namespace) -> int:
     """Score a policy on the evaluation sets, on services of its own."""
     from agent_r1_deploy import local
 
-    loaded = load_config(arguments.config, arguments.options)
-    config = with_policy(loaded.config, arguments.policy)
+    config = with_policy(load_config(arguments.config, arguments.options).config, arguments.policy)
     config_checks.check(config, "evaluate")
-    return local.run_evaluation(config, policy=arguments.policy, out=arguments.out)
+    configure_logging(config.run.log_level)
+    out: Path = arguments.out.resolve()
+    if out.is_dir():
+        raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")
+
+    async def ask(served: RunConfig) -> dict[str, SetScores]:
+        return await in_thread(
+            lambda: run_evaluation(
+                run=served.run,
+                redis=served.redis,
+                sets=served.evaluation.sets,
+                questioning=QuestioningTable(
+                    temperature=served.evaluation.temperature,
+                    max_questions=served.evaluation.max_questions,
+                    max_attempts=served.learner.max_attempts,
+                    sample_timeout_s=served.learner.sample_timeout_s,
+                ),
+                out=out,
+            )
+        )
+
+    print(f"policy: {config.model.path}")
+    summary = local.run_client(config, ask, print)
+    for name, scores in summary.items():
+        print(_scores_line(name, scores))
+        for kind, of_kind in scores.types.items():
+            print(_scores_line(f"  {kind}", of_kind))
+    print(f"answers: {out}")
+    print(f"scores:  {out.with_suffix('.summary.json')}")
+    return 0
+
+
+def _scores_line(name: str, scores: EvalScores) -> str:
+    values = {"EM": scores.em, "F1": scores.f1, "searches": scores.mean_searches}
+    shown = "  ".join(f"{k} {'-' if v is None else format(v, '.3f')}" for k, v in values.items())
+    failed = f"  failed {scores.failed}" if scores.failed else ""
+    return f"{name:<24} {shown}  n {scores.n}{failed}"

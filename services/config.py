@@ -27,8 +27,6 @@ from agent_r1_proto.config import ConfigTable, ModelTable, RedisTable, RunTable
 
 __all__ = ["ConfigError", "LoadedConfig", "PlacementTable", "RunConfig", "load_config"]
 
-ToolName = Annotated[str, Field(pattern=f"^{config_sources.NAME_PATTERN}$")]
-
 OUTPUT_KEYS: frozenset[Key] = frozenset(
     {
         ("run", "dir"),
@@ -38,6 +36,9 @@ OUTPUT_KEYS: frozenset[Key] = frozenset(
     }
 )
 """Paths that are written; relative ones mean the current folder, not the configuration file's."""
+
+RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool"}
+"""Names of services, which name their logs and commands; no tool may have them."""
 
 _URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@/]*)@", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"(^|_)(password|secret|api_key|access_token)$")
@@ -66,7 +67,7 @@ class RunConfig(ConfigTable):
     data: DataTable | None = None
     """Needed for training."""
     env: EnvTable = EnvTable()
-    tools: dict[ToolName, ToolTable] = {}
+    tools: dict[str, ToolTable] = {}
     reward: RewardTable = RewardTable()
     redis: RedisTable = RedisTable()
     rollout: RolloutTable = RolloutTable()
@@ -78,6 +79,11 @@ class RunConfig(ConfigTable):
 
     @model_validator(mode="after")
     def _check_tables(self) -> Self:
+        for name in sorted(RESERVED_NAMES & self.tools.keys()):
+            raise ValueError(
+                f"[tools.{name}] has the name of another service (taken are "
+                f"{', '.join(sorted(RESERVED_NAMES))}); call the tool something else"
+            )
         for name in self.env.enable_tools or []:
             if name not in self.tools:
                 raise ValueError(

@@ -19,6 +19,7 @@ from typing import Literal
 
 from agent_r1.config import RunConfig
 from agent_r1.config_sources import ConfigError, dotted
+from agent_r1.learner.training_evaluation import MAX_IN_FLIGHT
 from agent_r1_proto.config import ListenTable
 from agent_r1_proto.streams import worst_case_bytes
 from agent_r1_proto.task_files import TaskFileError, read_task_file
@@ -35,10 +36,8 @@ def worst_case_redis_bytes(config: RunConfig) -> int:
     """Return the most memory, in bytes, that a training run's messages can take in Redis."""
     learner = config.learner
     training = (learner.max_staleness + 1) * learner.groups_per_batch * learner.group_size
-    # Evaluation runs beside training: what the servers work on, and as much again being scored.
-    evaluating = 2 * config.rollout.max_concurrent * config.placement.rollout_replicas
-    num_trajectories = training + (evaluating if config.evaluation.sets else 0)
-    return worst_case_bytes(num_trajectories, config.model.max_context)
+    evaluating = MAX_IN_FLIGHT if config.evaluation.sets else 0
+    return worst_case_bytes(training + evaluating, config.model.max_context)
 
 
 def memory_problem(config: RunConfig, limit_bytes: int, limit_name: str) -> str | None:
@@ -52,7 +51,7 @@ def memory_problem(config: RunConfig, limit_bytes: int, limit_name: str) -> str 
         f"{need / MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "
         f"learner.groups_per_batch {learner.groups_per_batch} x learner.group_size "
         f"{learner.group_size} trajectories of model.max_context {config.model.max_context} "
-        "tokens, and evaluation beside them; raise it or lower one of these"
+        f"tokens, and up to {MAX_IN_FLIGHT} of evaluation; raise it or lower one of these"
     )
 
 

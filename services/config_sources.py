@@ -22,7 +22,8 @@ from typing import Any, Union, get_args, get_origin
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 ENV_PREFIX = "AGENT_R1__"
-NAME_PATTERN = r"[A-Za-z_][A-Za-z0-9_-]{0,63}"
+NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9-]|_(?!_)){0,63}"
+"""Names of tools. Without two underscores in a row, which separate the parts of a variable."""
 REDACTED = "***"
 """Stands in `config.json` for a secret; the service gets the value from the environment."""
 
@@ -174,7 +175,7 @@ def _leaves(
             if not re.fullmatch(NAME_PATTERN, inner):
                 raise ConfigError(
                     f"[{dotted(inner_key)}] ({source}) is not a usable name; use a letter or _ "
-                    "first, then up to 63 letters, digits, _ and -"
+                    "first, then up to 63 letters, digits, _ and -, never __"
                 )
             if not isinstance(inner_values, Mapping):
                 raise ConfigError(f"{dotted(inner_key)} ({inner_values!r}, {source}) is a table")

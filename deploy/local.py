@@ -1,0 +1,345 @@
+"""`agent-r1 train` on one machine: every service as a process of its own, from start to summary.
+
+cli_run.py --RunConfig--> here --> run folder (`config.json`, `logs/`), local_services.py (the
+processes), local_view.py (the terminal). `serving` lends the same services, without a learner, to
+`agent-r1 evaluate` and `agent-r1 chat`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent_r1 import config_checks
+from agent_r1.config import ConfigError, RunConfig, write_config
+from agent_r1_deploy.local_folder import claim_run_folder, launcher_state, save_letters
+from agent_r1_deploy.local_services import LocalServices
+from agent_r1_deploy.local_view import SUMMARY_FILE, TrainingView, print_result, print_stopped
+from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1_proto.registry import Registry
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.weights import NewestVersion
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+LAUNCHER_LOG = "launcher.log"
+EXIT_INTERRUPTED = 130
+CLAIM_POLL_S = 0.5
+CLAIM_MARGIN_S = 5.0
+DEAD_LETTERS_TIMEOUT_S = 5.0
+RUN_ID_LENGTH = 64
+
+T = TypeVar("T")
+
+
+class Interrupts:
+    """SIGINT, SIGTERM and SIGHUP: the first asks for a clean stop, the second kills."""
+
+    def __init__(self, kill: Callable[[], None], report: Callable[[str], None]) -> None:
+        self.asked = asyncio.Event()
+        self._kill = kill
+        self._report = report
+        loop = asyncio.get_running_loop()
+        for sig in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(sig, self._handle)
+
+    def _handle(self) -> None:
+        if self.asked.is_set():
+            self._report("killing every service")
+            self._kill()
+            return
+        self._report("stopping (the learner writes a checkpoint; again to kill at once)")
+        self.asked.set()
+
+
+async def _claim_run_id(broker: Broker, config: RunConfig, report: Callable[[str], None]) -> None:
+    """Take a run id on a Redis that others may use, and clear what an earlier start left there.
+
+    A start needs nothing of an earlier one: the learner issues its outstanding groups again.
+
+    Raises:
+        ConfigError: servers of a run with this id are at work.
+    """
+    registry = Registry(broker)
+    deadline = time.monotonic() + config.rollout.announce_expiry_s + CLAIM_MARGIN_S
+    waiting = False
+    while servers := await registry.rollout_servers():
+        if time.monotonic() >= deadline:
+            raise ConfigError(
+                f"run.id ({config.run.id!r}) is in use on this Redis: rollout server "
+                f"{servers[0].server_id} (process {servers[0].pid} on {servers[0].host}) serves "
+                "it; stop that run or choose another run.id"
+            )
+        if not waiting:
+            report(f"waiting for servers of an earlier start of run {config.run.id!r} to expire")
+        waiting = True
+        await asyncio.sleep(CLAIM_POLL_S)
+    keys = [key async for key in broker.redis.scan_iter(match=f"{broker.keys.prefix}*")]
+    if keys:
+        await broker.redis.delete(*keys)
+
+
+async def _check_memory(broker: Broker, config: RunConfig) -> None:
+    info = await broker.redis.info("memory")
+    policy = info.get("maxmemory_policy", "noeviction")
+    limit = await broker.memory_limit()
+    if limit is not None and policy != "noeviction":
+        raise ConfigError(
+            f"the Redis at redis.url evicts keys when it is full (maxmemory-policy {policy}), "
+            "which would lose messages; set `maxmemory-policy noeviction` there"
+        )
+    if limit is not None:
+        problem = config_checks.memory_problem(config, limit, "maxmemory of the Redis at redis.url")
+        if problem is not None:
+            raise ConfigError(problem)
+
+
+async def _prepare_redis(
+    services: LocalServices, config: RunConfig, report: Callable[[str], None], *, learner: bool
+) -> None:
+    url = await services.start_redis()
+    async with await Broker.connect(url, config.run.id) as broker:
+        await _claim_run_id(broker, config, report)
+        if learner:
+            await _check_memory(broker, config)
+        else:
+            # No learner will say which weights are the newest: the configured model's are.
+            await Registry(broker).set_newest_version(NewestVersion(policy_version=0))
+
+
+async def _first(*waiting: asyncio.Future[Any]) -> None:
+    """Wait for the first to end, and raise what it raised."""
+    done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+    for future in done:
+        future.result()
+
+
+async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _save_dead_letters(url: str, config: RunConfig, folder: Path) -> int:
+    """Keep what could not be processed; return how many there are."""
+    try:
+        async with asyncio.timeout(DEAD_LETTERS_TIMEOUT_S):
+            async with await Broker.connect(url, config.run.id) as broker:
+                letters = await broker.dead_letters()
+    except (TimeoutError, OSError) as exc:
+        logger.warning("dead letters not saved error=%r", exc)
+        return 0
+    if letters:
+        save_letters(folder, letters)
+    return len(letters)
+
+
+# --- Training ----------------------------------------------------------------------------------
+
+
+def _log_to(file: Path, level: str) -> None:
+    """Send the launcher's own log to a file: the terminal belongs to the view."""
+    handler = logging.FileHandler(file, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(level)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+def run_training(config: RunConfig, *, resume: bool) -> int:
+    """Run or resume training with every service on this machine.
+
+    Args:
+        config: the configuration; `run.dir` names the run folder.
+        resume: go on with the run in that folder.
+
+    Returns:
+        Exit status: 0 finished, 1 stopped for a reason that was printed, 130 interrupted.
+
+    Raises:
+        ConfigError: nothing was started, for the reason given.
+    """
+    config_checks.check(config, "train")
+    for key, listen in config_checks.listeners(config):
+        config_checks.check_port(listen, key)
+    folder = config.run.folder()
+    claim_run_folder(folder, resume=resume)
+    secrets = write_config(config, folder / CONFIG_FILE)
+    log_dir = folder / "logs"
+    _log_to(log_dir / LAUNCHER_LOG, config.run.log_level)
+    view = TrainingView(folder, config)
+    try:
+        with launcher_state(folder) as state_dir:
+            interrupted = asyncio.run(_train(config, folder, state_dir, secrets, resume, view))
+    except ServiceError as exc:
+        logger.error("run stopped reason=%s", exc)
+        print_stopped(folder, str(exc))
+        return 1
+    except ConfigError:
+        raise
+    except Exception as exc:
+        logger.exception("unexpected error in the launcher")
+        print_stopped(folder, f"{exc!r}; the traceback is in {log_dir / LAUNCHER_LOG}")
+        return 1
+    if interrupted or not _is_finished(folder):
+        print_stopped(folder, None)
+        return EXIT_INTERRUPTED
+    print_result(folder)
+    return 0
+
+
+def _is_finished(folder: Path) -> bool:
+    """Say whether the learner reached its last step: it also ends in order when it is stopped."""
+    try:
+        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return summary.get("status") == "finished"
+
+
+async def _train(
+    config: RunConfig,
+    folder: Path,
+    state_dir: Path,
+    secrets: dict[str, str],
+    resume: bool,
+    view: TrainingView,
+) -> bool:
+    """Run the services until the learner is done; return True when the user stopped the run."""
+    services = LocalServices(
+        config,
+        config_file=folder / CONFIG_FILE,
+        state_dir=state_dir,
+        log_dir=folder / "logs",
+        secrets=secrets,
+        report=view.event,
+    )
+    supervisor = services.supervisor
+    interrupts = Interrupts(supervisor.kill, view.event)
+    asked = asyncio.create_task(interrupts.asked.wait())
+    over = asyncio.create_task(supervisor.wait())
+    watching = asyncio.create_task(view.follow(supervisor.starting))
+    starting = asyncio.create_task(_start_training(services, config, view.event, resume))
+    try:
+        await _first(starting, over, asked)
+        if not (over.done() or asked.done()):
+            await _first(over, asked)
+    finally:
+        await _cancel(starting)
+        if services.redis_url:
+            num_letters = await _save_dead_letters(services.redis_url, config, folder)
+            if num_letters:
+                view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
+        await supervisor.stop()
+        await _cancel(watching, over, asked)
+        view.close()
+    return interrupts.asked.is_set()
+
+
+async def _start_training(
+    services: LocalServices, config: RunConfig, report: Callable[[str], None], resume: bool
+) -> None:
+    await _prepare_redis(services, config, report, learner=True)
+    await services.start_all(learner=True, resume=resume)
+
+
+# --- The same services, lent to a client ---------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    config: RunConfig, report: Callable[[str], None]
+) -> AsyncIterator[tuple[RunConfig, Supervisor]]:
+    """Run tools, reward and rollout (no learner) for as long as the block lasts.
+
+    Args:
+        config: the configuration; `model.path` is the policy.
+        report: called with each line the user must see.
+
+    Yields:
+        The configuration to use (`redis.url` set, `run.id` one of its own), and the supervisor.
+
+    Raises:
+        ServiceError: a service did not come up, or died too often.
+    """
+    work_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
+    suffix = f"-client-{os.getpid()}"
+    run = config.run.model_copy(
+        update={"id": config.run.id[: RUN_ID_LENGTH - len(suffix)] + suffix, "dir": work_dir}
+    )
+    own = config.model_copy(update={"run": run})
+    state_dir = work_dir / "state"
+    state_dir.mkdir(mode=0o700)
+    services = LocalServices(
+        own,
+        config_file=work_dir / CONFIG_FILE,
+        state_dir=state_dir,
+        log_dir=work_dir / "logs",
+        secrets=write_config(own, work_dir / CONFIG_FILE),
+        report=report,
+    )
+    try:
+        await _prepare_redis(services, own, report, learner=False)
+        await services.start_all(learner=False, resume=False)
+        redis = own.redis.model_copy(update={"url": services.redis_url})
+        yield own.model_copy(update={"redis": redis}), services.supervisor
+        await _forget_run(services.redis_url, own.run.id)
+    finally:
+        await asyncio.shield(services.supervisor.stop())
+    # Kept when something went wrong: the message names a log in it.
+    shutil.rmtree(work_dir, ignore_errors=True)
+
+
+async def _forget_run(url: str, run_id: str) -> None:
+    """Remove what a client's run left in Redis."""
+    async with await Broker.connect(url, run_id) as broker:
+        keys = [key async for key in broker.redis.scan_iter(match=f"{broker.keys.prefix}*")]
+        if keys:
+            await broker.redis.delete(*keys)
+
+
+def run_client(
+    config: RunConfig,
+    client: Callable[[RunConfig], Coroutine[Any, Any, T]],
+    report: Callable[[str], None],
+) -> T:
+    """Start the services, run a client against them, and stop them.
+
+    Args:
+        config: the configuration; `model.path` is the policy.
+        client: gets the configuration to use (see `serving`).
+        report: called with each line the user must see.
+
+    Raises:
+        ValueError: a service did not come up; the text says which and why.
+        KeyboardInterrupt: the user stopped it; everything is stopped.
+    """
+
+    async def run() -> T:
+        async with serving(config, report) as (served, supervisor):
+            over = asyncio.create_task(supervisor.wait())
+            working = asyncio.ensure_future(client(served))
+            try:
+                await _first(over, working)
+                return working.result()
+            finally:
+                await _cancel(over, working)
+
+    for key, listen in config_checks.listeners(config):
+        config_checks.check_port(listen, key)
+    try:
+        return asyncio.run(run())
+    except ServiceError as exc:
+        raise ValueError(str(exc)) from exc

@@ -1,0 +1,128 @@
+"""The run folder from the launcher's side: who may use it, who is using it, what was left undone.
+
+local.py claims a folder and keeps `launcher.json` in it while it runs; `agent-r1 dead-letters`
+reads it to find the Redis of a live run. `dead_letters.jsonl` holds what a run with a Redis of its
+own could not process, written before that Redis is stopped.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config_sources import ConfigError
+from agent_r1_proto.streams import DeadLetter
+
+LAUNCHER_FILE = "launcher.json"
+"""In the run folder while a run runs: the launcher's process id and its private folder."""
+REDIS_URL_FILE = "redis.url"
+"""In the private folder: how to reach the Redis of a live run."""
+DEAD_LETTERS_FILE = "dead_letters.jsonl"
+LEFT_BY_A_FAILED_START = {"config.json", "logs", LAUNCHER_FILE}
+
+
+def running_launcher(folder: Path) -> dict[str, Any] | None:
+    """Return what `launcher.json` says if the launcher it names is alive."""
+    try:
+        values = json.loads((folder / LAUNCHER_FILE).read_text(encoding="utf-8"))
+        command = Path(f"/proc/{int(values['pid'])}/cmdline").read_bytes()
+    except (OSError, ValueError, KeyError):
+        return None
+    return values if values.get("command") == command.decode(errors="replace") else None
+
+
+def _holds_a_run(folder: Path) -> bool:
+    """Say whether there is anything but what a start that failed early leaves behind."""
+    return any(path.name not in LEFT_BY_A_FAILED_START for path in folder.iterdir())
+
+
+def claim_run_folder(folder: Path, *, resume: bool) -> None:
+    """Create the run folder, or make sure that it can be resumed.
+
+    Raises:
+        ConfigError: it is not empty, holds nothing to resume, or its run is still running.
+    """
+    live = running_launcher(folder)
+    if live is not None:
+        raise ConfigError(
+            f"the run in {folder} is still running (process {live['pid']}); stop it first, or "
+            "name another folder with --run-dir"
+        )
+    if not resume and folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a folder with --run-dir")
+    if not resume and folder.is_dir() and _holds_a_run(folder):
+        raise ConfigError(
+            f"run folder {folder} is not empty; go on with `agent-r1 train --resume {folder}`, or "
+            "name another folder with --run-dir"
+        )
+    try:
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise ConfigError(
+            f"cannot create the run folder {folder}: {exc.strerror}; name another with --run-dir"
+        ) from exc
+
+
+@contextlib.contextmanager
+def launcher_state(folder: Path) -> Iterator[Path]:
+    """Make a private folder for this start, and say in the run folder where it is."""
+    state_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
+    values = {
+        "pid": os.getpid(),
+        "command": Path("/proc/self/cmdline").read_bytes().decode(errors="replace"),
+        "state_dir": str(state_dir),
+        "started_at": time.time(),
+    }
+    (folder / LAUNCHER_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    try:
+        yield state_dir
+    finally:
+        (folder / LAUNCHER_FILE).unlink(missing_ok=True)
+        shutil.rmtree(state_dir, ignore_errors=True)
+
+
+def save_letters(folder: Path, letters: list[DeadLetter]) -> None:
+    """Write dead letters to the run folder."""
+    lines = [
+        json.dumps(
+            {
+                "letter_id": letter.letter_id,
+                "stream": letter.stream,
+                "entry_id": letter.entry_id,
+                "reason": letter.reason,
+                "failed_at": letter.failed_at,
+                "fields_base64": {
+                    name.decode(errors="replace"): base64.b64encode(value).decode()
+                    for name, value in letter.fields.items()
+                },
+            }
+        )
+        for letter in letters
+    ]
+    (folder / DEAD_LETTERS_FILE).write_text("".join(line + "\n" for line in lines))
+
+
+def load_letters(folder: Path) -> list[DeadLetter]:
+    """Read the dead letters that an ended run left in its folder."""
+    path = folder / DEAD_LETTERS_FILE
+    if not path.is_file():
+        return []
+    letters = []
+    for line in path.read_text().splitlines():
+        values = json.loads(line)
+        fields = values.pop("fields_base64")
+        letters.append(
+            DeadLetter(
+                **values,
+                fields={k.encode(): base64.b64decode(v) for k, v in fields.items()},
+            )
+        )
+    return letters

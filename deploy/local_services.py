@@ -1,0 +1,204 @@
+"""The services of one run on one machine: which processes, in which order, with which settings.
+
+local.py --RunConfig--> LocalServices --ServiceSpec--> supervisor.py. Order: Redis first; then the
+learner, the reward worker and the tools side by side (the learner waits for a rollout server by
+itself); the rollout servers as soon as the tools have told their URLs. They stop the other way
+round, the learner first, so that it can checkpoint while everything it talks to is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config import RunConfig
+from agent_r1.config_sources import ENV_PREFIX
+from agent_r1_deploy import local_redis
+from agent_r1_deploy.local_folder import REDIS_URL_FILE
+from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, ServiceSpec, Supervisor
+
+LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
+REDIS_START_TRIES = 3
+PORT_TAKEN = "Address already in use"
+
+
+def tool_variable(name: str, key: str) -> str:
+    """Return the environment variable of one key of a tool's table."""
+    return f"{ENV_PREFIX}TOOLS__{name.upper().replace('-', '_')}__{key}"
+
+
+class LocalServices:
+    """Starts and stops the services of one run."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        config_file: Path,
+        state_dir: Path,
+        log_dir: Path,
+        secrets: Mapping[str, str],
+        report: Callable[[str], None],
+    ) -> None:
+        """Prepare; starts nothing.
+
+        Args:
+            config: the configuration of the run.
+            config_file: the same as a file, without its secrets; every service reads it.
+            state_dir: private folder of this start, for announcements and passwords.
+            log_dir: folder of the logs.
+            secrets: environment variables that hold what config_file leaves out.
+            report: called with each line the user must see.
+        """
+        self._config = config
+        self._config_file = config_file
+        self._state_dir = state_dir
+        self._secrets = dict(secrets)
+        self._report = report
+        self.redis_url = config.redis.url or ""
+        placement = config.placement
+        self.supervisor = Supervisor(
+            log_dir,
+            policy=RestartPolicy(placement.max_restarts, placement.restart_window_s),
+            report=report,
+            environment=self._base_environment(),
+        )
+
+    def _base_environment(self) -> dict[str, str]:
+        # config.json holds what the variables said; above it they would beat --set.
+        inherited = {k: v for k, v in os.environ.items() if not k.upper().startswith(ENV_PREFIX)}
+        defaults = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        return {**defaults, **inherited, **self._secrets}
+
+    async def start_redis(self) -> str:
+        """Start this run's own Redis unless one is configured; return its URL."""
+        if self._config.redis.url is None:
+            for attempt in range(1, REDIS_START_TRIES + 1):
+                spec, url = local_redis.local_redis(
+                    self._state_dir, self._config.redis.maxmemory_mb
+                )
+                try:
+                    await self.supervisor.start(spec)
+                except ServiceError as exc:
+                    # Another process may have taken the port since it was found free.
+                    if PORT_TAKEN not in str(exc) or attempt == REDIS_START_TRIES:
+                        raise
+                    continue
+                self.redis_url = url
+                break
+        else:
+            await local_redis.wait_for_redis(self._config.redis.url, self._report)
+        file = self._state_dir / REDIS_URL_FILE
+        file.touch(mode=0o600)
+        file.write_text(self.redis_url)
+        return self.redis_url
+
+    async def start_all(self, *, learner: bool, resume: bool) -> None:
+        """Start everything but Redis, as much side by side as the order allows.
+
+        Raises:
+            ServiceError: a service did not come up.
+        """
+        steps: list[Coroutine[Any, Any, object]] = [self._start_servers()]
+        if learner:
+            steps.append(self.supervisor.start(self._learner(resume)))
+        await _together(steps)
+
+    async def _start_servers(self) -> None:
+        tools = self._config.started_tools()
+        specs = [*(self._tool(name) for name in tools), self._reward()]
+        urls = await _together([self.supervisor.start(spec) for spec in specs])
+        variables = {
+            tool_variable(name, "URL"): url for name, url in zip(tools, urls, strict=False)
+        }
+        replicas = self._config.placement.rollout_replicas
+        await _together(
+            [self.supervisor.start(self._rollout(i, replicas, variables)) for i in range(replicas)]
+        )
+
+    def _command(self, service: str, name: str, *options: str) -> list[str]:
+        return [
+            # -P: the folder the command runs in must not shadow installed packages.
+            *(sys.executable, "-P", "-m", "agent_r1.cli", "serve", service),
+            *(str(self._config_file), "--announce-dir", str(self._announce_dir(name))),
+            *options,
+        ]
+
+    def _announce_dir(self, name: str) -> Path:
+        return self._state_dir / "announce" / name
+
+    def _environment(self) -> dict[str, str]:
+        return {f"{ENV_PREFIX}REDIS__URL": self.redis_url}
+
+    def _model_environment(self) -> dict[str, str]:
+        # A local model needs no hub, and asking for one that cannot be reached takes minutes.
+        if Path(self._config.model.path).is_dir() and "HF_HUB_OFFLINE" not in os.environ:
+            return {"HF_HUB_OFFLINE": "1"}
+        return {}
+
+    def _tool(self, name: str) -> ServiceSpec:
+        return ServiceSpec(
+            name=name,
+            command=self._command("tool", name, "--name", name),
+            announce_dir=self._announce_dir(name),
+            port_variable=tool_variable(name, "PORT"),
+            stop_rank=TOOL_RANK,
+            start_timeout_s=self._config.placement.start_timeout_s,
+            stop_timeout_s=self._config.placement.stop_timeout_s,
+        )
+
+    def _reward(self) -> ServiceSpec:
+        return ServiceSpec(
+            name="reward",
+            command=self._command("reward", "reward"),
+            environment=self._environment(),
+            announce_dir=self._announce_dir("reward"),
+            port_variable=f"{ENV_PREFIX}REWARD__PORT",
+            stop_rank=ROLLOUT_RANK,
+            start_timeout_s=self._config.placement.start_timeout_s,
+            stop_timeout_s=self._config.placement.stop_timeout_s,
+        )
+
+    def _rollout(self, index: int, replicas: int, tool_urls: Mapping[str, str]) -> ServiceSpec:
+        name = "rollout" if replicas == 1 else f"rollout-{index}"
+        return ServiceSpec(
+            name=name,
+            command=self._command("rollout", name),
+            environment={**self._environment(), **self._model_environment(), **tool_urls},
+            announce_dir=self._announce_dir(name),
+            stop_rank=ROLLOUT_RANK,
+            start_timeout_s=self._config.placement.start_timeout_s,
+            stop_timeout_s=self._config.placement.stop_timeout_s,
+        )
+
+    def _learner(self, resume: bool) -> ServiceSpec:
+        command = self._command("learner", "learner")
+        return ServiceSpec(
+            name="learner",
+            command=[*command, "--resume-if-begun"] if resume else command,
+            environment={**self._environment(), **self._model_environment()},
+            # It is up when it trains, and says so in its metrics; nothing waits for it.
+            probe=None,
+            restart_command=[*command, "--resume-if-begun"],
+            # An empty Redis has lost the version and the tasks; a resumed learner sets them anew.
+            restarts_with=("redis",),
+            ends_run=True,
+            stop_rank=LEARNER_RANK,
+            start_timeout_s=self._config.placement.start_timeout_s,
+            stop_timeout_s=self._config.placement.stop_timeout_s,
+        )
+
+
+async def _together(steps: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Run steps side by side; the first failure cancels the others and is raised."""
+    tasks = [asyncio.ensure_future(step) for step in steps]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

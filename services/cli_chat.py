@@ -1,0 +1,169 @@
+"""`agent-r1 chat MODEL_OR_RUN`: ask the agent, and watch its turns.
+
+Starts tools, reward and rollout on this machine, sends each question as a task of its own
+(`purpose` eval) and prints the trajectory that comes back: sampled text and tool text in different
+colours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from agent_r1 import config_checks
+from agent_r1.cli_policy import config_file_of, with_policy
+from agent_r1.config import RunConfig, load_config
+from agent_r1.config_sources import ConfigError
+from agent_r1.learner.trajectory_log import readable
+from agent_r1.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
+from agent_r1_proto.evaluation import EvalClient, EvalResult
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.task_files import read_task_file
+from agent_r1_proto.tasks import SamplingParameters, Task
+
+HELP = (
+    "Type a question. :pick [SET] asks a held-out one, :sets lists the sets, :help says this, "
+    ":quit leaves."
+)
+ANSWER_TIMEOUT_S = 300.0
+HIGHEST_TEMPERATURE = 10.0
+
+
+def chat(arguments: argparse.Namespace) -> int:
+    """Start the services and answer questions until the user leaves."""
+    from agent_r1_deploy import local
+
+    if not 0.0 <= arguments.temperature <= HIGHEST_TEMPERATURE:
+        raise ConfigError(
+            f"--temperature ({arguments.temperature}) must be from 0 (greedy) to "
+            f"{HIGHEST_TEMPERATURE:g}"
+        )
+    config = _config(arguments.policy, arguments.config, arguments.options)
+    config_checks.check(config, "serve")
+    console = Console(highlight=False)
+
+    async def talk(served: RunConfig) -> int:
+        return await _talk(served, console, arguments.question, arguments.temperature)
+
+    console.print(Text(f"policy: {config.model.path}", style="dim"))
+    return local.run_client(config, talk, lambda line: console.print(Text(line, style="dim")))
+
+
+def _config(policy: str, file: Path | None, options: list[str]) -> RunConfig:
+    """Find the configuration: the one named, else that of the run which made the policy."""
+    file = file or config_file_of(policy)
+    if file is None:
+        raise ConfigError(
+            f"{policy} belongs to no run folder, so its tools and prompts are not known; name a "
+            "configuration with --config"
+        )
+    config = with_policy(load_config(file, options).config, policy)
+    # A question of the user's has no answer to compare with; held-out ones have, and are compared.
+    reward = config.reward.model_copy(update={"rule": "weighted", "components": {"answered": 1.0}})
+    return config.model_copy(update={"reward": reward})
+
+
+def _pick(config: RunConfig, wanted: str, rng: random.Random) -> Task:
+    """Choose a held-out question at random.
+
+    Raises:
+        ValueError: there is no such set.
+    """
+    sets = config.evaluation.sets
+    if not sets:
+        raise ConfigError("the configuration names no held-out questions (evaluation.sets)")
+    if wanted and wanted not in sets:
+        raise ConfigError(f"no set {wanted!r}; there are {', '.join(sorted(sets))}")
+    return rng.choice(read_task_file(sets[wanted or rng.choice(sorted(sets))]))
+
+
+async def _read_line() -> str | None:
+    """Read a line of the terminal while services are watched; None at the end of input.
+
+    Without a thread: one that waits for input would keep the process from ending.
+    """
+    print("question> ", end="", flush=True)
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(sys.stdin.fileno(), ready.set)
+    except PermissionError:  # a file, which is always ready
+        ready.set()
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(sys.stdin.fileno())
+    line = sys.stdin.readline()
+    return line.strip() if line else None
+
+
+async def _talk(
+    config: RunConfig, console: Console, question: str | None, temperature: float
+) -> int:
+    assert config.redis.url is not None, "serving() sets redis.url"
+    async with await Broker.connect(config.redis.url, config.run.id) as broker:
+        ask = _asker(broker, config, temperature)
+        if question is not None:
+            return _show(await ask(Task(id="chat", prompt=question)), console)
+        legend = Text("text the model samples", style=SAMPLED_STYLE)
+        console.print(legend.append("  text a tool returns", style=TOOL_STYLE))
+        console.print(HELP)
+        rng = random.Random()
+        count = 0
+        while (line := await _read_line()) is not None:
+            command, _, argument = line.partition(" ")
+            if command in (":quit", ":q", ":exit"):
+                break
+            if not line or command == ":help":
+                console.print(HELP)
+                continue
+            if command == ":sets":
+                console.print(", ".join(sorted(config.evaluation.sets)) or "none")
+                continue
+            try:
+                task = (
+                    _pick(config, argument.strip(), rng)
+                    if command == ":pick"
+                    else Task(id=f"chat-{count}", prompt=line)
+                )
+            except ValueError as exc:
+                console.print(Text(str(exc), style="bold red"))
+                continue
+            count += 1
+            _show(await ask(task), console)
+    return 0
+
+
+def _asker(
+    broker: Broker, config: RunConfig, temperature: float
+) -> Callable[[Task], Awaitable[EvalResult]]:
+    client = EvalClient(
+        broker,
+        run_id=config.run.id,
+        client_id="chat",
+        sampling=SamplingParameters(temperature=temperature),
+        timeout_s=ANSWER_TIMEOUT_S,
+    )
+
+    async def ask(task: Task) -> EvalResult:
+        return (await client.run([task]))[0]
+
+    return ask
+
+
+def _show(result: EvalResult, console: Console) -> int:
+    if result.scored is None:
+        console.print(
+            Text(f"no answer within {ANSWER_TIMEOUT_S:g} s; see the logs", style="bold red")
+        )
+        return 1
+    print_transcript(readable(result.scored, step=0, advantage=None, trained=False), console)
+    sys.stdout.flush()
+    return 0

@@ -1,0 +1,86 @@
+"""A stored trajectory as a person reads it: who wrote what, which calls, which reward.
+
+`agent-r1 show`, `agent-r1 chat` and the end of `agent-r1 train` print records of
+`trajectories/*.jsonl` (made by the learner's `trajectory_log.py`). Text the model sampled and text
+tools returned have different colours, and different marks where there are no colours.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+SAMPLED_STYLE = "green"
+TOOL_STYLE = "cyan"
+PROMPT_STYLE = "dim"
+NOTE_STYLE = "dim"
+BAD_STYLE = "bold red"
+MARKS = {SAMPLED_STYLE: "model> ", TOOL_STYLE: "tool<  ", PROMPT_STYLE: "       "}
+
+
+def _block(console: Console, text: str, style: str) -> None:
+    mark = MARKS[style]
+    for i, line in enumerate(text.rstrip("\n").split("\n")):
+        console.print(Text((mark if i == 0 else " " * len(mark)) + line, style=style))
+
+
+def _call_note(call: dict[str, Any]) -> str:
+    arguments = json.dumps(call["arguments"], ensure_ascii=False)
+    parts = [f"{call['tool'] or '(not parsed)'} {arguments}", call["status"]]
+    if call.get("version"):
+        parts.append(f"version {call['version']}")
+    parts.append(f"{call['latency_ms']:.0f} ms")
+    if call.get("process_reward") is not None:
+        parts.append(f"process reward {call['process_reward']:g}")
+    if call.get("error"):
+        parts.append(call["error"])
+    return ", ".join(parts)
+
+
+def _versions(record: dict[str, Any]) -> str:
+    versions = record.get("policy_versions") or []
+    return ", ".join(f"v{version}" for version in versions) or "none"
+
+
+def heading(record: dict[str, Any]) -> str:
+    """Return one line that names a trajectory."""
+    where = f"step {record['step']}  group {record['group_id']}  sample {record['sample_index']}"
+    return f"{where}  {record['task_id']}  {record['status']}"
+
+
+def outcome(record: dict[str, Any]) -> str:
+    """Return one line on reward, versions and length."""
+    reward = record.get("reward")
+    parts = []
+    if reward is None:
+        parts.append("no reward")
+    else:
+        components = ", ".join(f"{k} {v:g}" for k, v in (reward.get("components") or {}).items())
+        parts.append(f"reward {reward['total']:g}" + (f" ({components})" if components else ""))
+    if record.get("advantage") is not None:
+        parts.append(f"advantage {record['advantage']:+.3f}")
+    parts.append(f"policy {_versions(record)}")
+    parts.append(f"{record['num_tokens']} tokens, {len(record['turns'])} turns")
+    parts.append(f"{record['latency_ms'] / 1000:.2f} s")
+    return "; ".join(parts)
+
+
+def print_transcript(record: dict[str, Any], console: Console) -> None:
+    """Print one trajectory."""
+    for message in record["prompt"]:
+        _block(console, f"{message['role']}: {message['content']}", PROMPT_STYLE)
+    answers = (record.get("payload") or {}).get("answers")
+    if answers:
+        console.print(Text(f"       expected: {answers}", style=NOTE_STYLE))
+    for turn in record["turns"]:
+        _block(console, turn["text"], SAMPLED_STYLE)
+        for call in turn["calls"]:
+            console.print(Text(f"       [{_call_note(call)}]", style=NOTE_STYLE))
+            if call["text"]:
+                _block(console, call["text"], TOOL_STYLE)
+    if record["status"] != "COMPLETED":
+        console.print(Text(f"       {record['status']}: {record['reason']}", style=BAD_STYLE))
+    console.print(Text(f"       {outcome(record)}", style=NOTE_STYLE))
