@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -134,35 +134,35 @@ async def serve_policy(policy: Policy, chat: ChatFormat, settings: RolloutSettin
         ValueError: an address cannot be bound, or a tool is not there or wrong.
         PolicyError: the policy did not start, or died while serving.
     """
-    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    serving_task = asyncio.create_task(_serve_until(stop, policy, chat, settings))
     stopped = asyncio.create_task(stop.wait())
+    serving_samples = asyncio.create_task(_serve_samples(policy, chat, settings))
     try:
-        await asyncio.wait([serving_task, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if not serving_task.done():
-            # `_serve_until` sees the event by itself; only a start that takes long is cut short.
-            await asyncio.wait([serving_task], timeout=WORKER_STOP_TIMEOUT_S)
-            serving_task.cancel()
-        with suppress(asyncio.CancelledError):
-            await serving_task
+        await asyncio.wait([serving_samples, stopped], return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            serving_samples.cancel()
+            await asyncio.wait([serving_samples])
+        if not serving_samples.cancelled():
+            serving_samples.result()  # raises what ended it
     finally:
         stopped.cancel()
+        serving_samples.cancel()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+    logger.info("rollout server has stopped run_id=%s", settings.run.id)
 
 
-async def _serve_until(
-    stop: asyncio.Event, policy: Policy, chat: ChatFormat, settings: RolloutSettings
-) -> None:
+async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSettings) -> None:
+    """Start the parts in order and work until cancelled; then stop them in reverse order."""
     run, env, rollout = settings.run, settings.env, settings.rollout
     async with AsyncExitStack() as stack:
         listener = bind(rollout)
         stack.callback(listener.close)
-        url = advertised_url(rollout, listener.getsockname()[1])
         port = listener.getsockname()[1]
+        url = advertised_url(rollout, port)
         server_id = rollout.server_id or f"{socket.gethostname()}-{port}-{os.getpid()}"
         tools = ToolClient(
             settings.tools,
@@ -172,37 +172,19 @@ async def _serve_until(
         )
         stack.push_async_callback(tools.stop)
         stack.push_async_callback(policy.stop)
-        async with asyncio.TaskGroup() as starting:
-            starting.create_task(tools.start(rollout.tool_start_timeout_s))
-            starting.create_task(policy.start())
-        redis = settings.redis
-        assert redis.url is not None, "the launcher sets redis.url"
-        broker = await Broker.connect(
-            redis.url,
-            run.id,
-            lease_s=redis.lease_s,
-            max_processing_failures=redis.max_processing_failures,
-        )
+        await _all_or_none(tools.start(rollout.tool_start_timeout_s), policy.start())
+        loop = _agent_loop(policy, chat, tools, settings, server_id)
+        broker = await _connect(settings)
         stack.push_async_callback(broker.close)
         consumer = await stack.enter_async_context(
             broker.consumer(broker.keys.tasks, RolloutTask, group=GROUP, consumer=server_id)
         )
         registry = Registry(broker)
         versions = WeightVersions(policy, run.id)
-        env_class = load_env_class(env.type, set(env.options))
         worker = RolloutWorker(
             consumer=consumer,
             registry=registry,
-            attempts=AgentLoop(
-                policy=policy,
-                chat=chat,
-                tools=tools,
-                env=env,
-                make_env=partial(env_class, **env.options),
-                max_context=settings.model.max_context,
-                run_seed=run.seed,
-                server_id=server_id,
-            ),
+            attempts=loop,
             versions=versions,
             trajectories=broker.keys.trajectories,
             max_concurrent=rollout.max_concurrent,
@@ -214,6 +196,7 @@ async def _serve_until(
             in_flight=lambda: worker.in_flight,
         )
         http = await stack.enter_async_context(serving(app, listener))
+        stack.push_async_callback(_withdraw, registry, server_id)
         announcing = announce_forever(
             registry,
             versions,
@@ -225,35 +208,75 @@ async def _serve_until(
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, url)
         logger.info("rollout server is up server_id=%s url=%s run_id=%s", server_id, url, run.id)
-        try:
-            await _work_until(stop, worker, http, asyncio.create_task(announcing))
-        finally:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                    await registry.withdraw_rollout_server(server_id)
-    logger.info("rollout server has stopped server_id=%s", server_id)
+        await _work(worker, http, announcing)
 
 
-async def _work_until(
-    stop: asyncio.Event,
-    worker: RolloutWorker,
-    http: asyncio.Task[None],
-    announcing: asyncio.Task[None],
-) -> None:
-    """Work until told to stop or one of the parts ends by itself, which is an error."""
-    working = asyncio.create_task(worker.run())
-    stopped = asyncio.create_task(stop.wait())
-    parts = {working, http, announcing}
+def _agent_loop(
+    policy: Policy,
+    chat: ChatFormat,
+    tools: ToolClient,
+    settings: RolloutSettings,
+    server_id: str,
+) -> AgentLoop:
+    env = settings.env
+    return AgentLoop(
+        policy=policy,
+        chat=chat,
+        tools=tools,
+        env=env,
+        make_env=partial(load_env_class(env.type, set(env.options)), **env.options),
+        max_context=settings.model.max_context,
+        run_seed=settings.run.seed,
+        server_id=server_id,
+    )
+
+
+async def _connect(settings: RolloutSettings) -> Broker:
+    redis = settings.redis
+    if redis.url is None:
+        raise ValueError(
+            "redis.url is not set; a rollout server needs the Redis of its run: set redis.url, or "
+            "start the whole run with `agent-r1 train`, which starts one"
+        )
+    return await Broker.connect(
+        redis.url,
+        settings.run.id,
+        lease_s=redis.lease_s,
+        max_processing_failures=redis.max_processing_failures,
+    )
+
+
+async def _withdraw(registry: Registry, server_id: str) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+            await registry.withdraw_rollout_server(server_id)
+
+
+async def _all_or_none(*starts: Coroutine[None, None, None]) -> None:
+    """Run all to their end; the first error cancels the others and is raised as it is."""
+    tasks = [asyncio.create_task(start) for start in starts]
     try:
-        await asyncio.wait({*parts, stopped}, return_when=asyncio.FIRST_COMPLETED)
-        worker.stop()
-        done, _ = await asyncio.wait([working], timeout=WORKER_STOP_TIMEOUT_S)
-        for part in parts:
-            if part.done():
-                part.result()  # raises what ended it
-        if not done:
-            logger.warning("worker did not stop in time; its samples go on after their lease")
+        await asyncio.gather(*tasks)
     finally:
-        for part in (working, announcing, stopped):
-            part.cancel()
-        await asyncio.gather(working, announcing, stopped, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _work(
+    worker: RolloutWorker, http: asyncio.Task[None], announcing: Coroutine[None, None, None]
+) -> None:
+    """Work until cancelled, or until one of the parts ends by itself, which is an error."""
+    working = asyncio.create_task(worker.run())
+    beating = asyncio.create_task(announcing)
+    try:
+        done, _ = await asyncio.wait([working, http, beating], return_when=asyncio.FIRST_COMPLETED)
+        for part in done:
+            part.result()  # raises what ended it
+        raise RuntimeError("a part of the rollout server ended; the lines above say why")
+    finally:
+        worker.stop()
+        await asyncio.wait([working], timeout=WORKER_STOP_TIMEOUT_S)
+        working.cancel()
+        beating.cancel()
+        await asyncio.gather(working, beating, return_exceptions=True)

@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import JsonValue
+from pydantic import JsonValue, TypeAdapter
 
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
@@ -21,12 +21,15 @@ ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
 MARKUP = (CALL_OPEN, CALL_CLOSE, THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 MAX_NAME_LENGTH = 64
+WIRE_DEPTH = 16
+OUT_OF_RANGE = "the tool call is not valid JSON: a value in it is out of range"
 
 _BLOCK = re.compile(
     rf"{THINK_OPEN}.*?{THINK_CLOSE}|{CALL_OPEN}(?P<call>.*?)(?:{CALL_CLOSE}|\Z)"
     rf"|{ANSWER_OPEN}(?P<answer>.*?){ANSWER_CLOSE}",
     re.DOTALL,
 )
+_JSON_OBJECT = TypeAdapter(dict[str, JsonValue])
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,21 @@ def parse_turn(text: str) -> TurnText:
     return TurnText(text=text, thought=thought, answer=answer, calls=tuple(calls))
 
 
+def _can_travel(call: dict[str, Any]) -> bool:
+    """Say whether values survive the wire: no infinity, lone surrogate or endless nesting.
+
+    They travel inside messages inside messages, whose nesting counts against a parser's limit.
+    """
+    try:
+        written = b'{"x":' * WIRE_DEPTH + _JSON_OBJECT.dump_json(call) + b"}" * WIRE_DEPTH
+        read: Any = _JSON_OBJECT.validate_json(written)
+        for _ in range(WIRE_DEPTH):
+            read = read["x"]
+        return read == call
+    except (ValueError, RecursionError):
+        return False
+
+
 def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
@@ -94,12 +112,10 @@ def _read_call(body: str, end: int, *, is_closed: bool) -> ParsedCall:
         return malformed(f"the tool call is not closed by {CALL_CLOSE}")
     try:
         call: Any = json.loads(body, parse_constant=_reject_constant)
-        # A lone surrogate is legal in JSON and cannot travel as UTF-8.
-        json.dumps(call, ensure_ascii=False).encode()
     except json.JSONDecodeError as exc:
         return malformed(f"the tool call is not valid JSON: {exc.msg} at character {exc.pos}")
     except (ValueError, RecursionError):
-        return malformed("the tool call is not valid JSON: a value in it is out of range")
+        return malformed(OUT_OF_RANGE)
     if not isinstance(call, dict):
         return malformed('the tool call must be a JSON object {"name": ..., "arguments": {...}}')
     name, arguments = call.get("name"), call.get("arguments", {})
@@ -109,4 +125,6 @@ def _read_call(body: str, end: int, *, is_closed: bool) -> ParsedCall:
         return malformed(f'"name" is longer than {MAX_NAME_LENGTH} characters')
     if not isinstance(arguments, dict):
         return malformed('"arguments" of the tool call must be a JSON object')
+    if not _can_travel({"name": name, "arguments": arguments}):
+        return malformed(OUT_OF_RANGE)
     return ParsedCall(name=name, arguments=arguments, end=end)
