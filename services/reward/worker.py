@@ -53,7 +53,7 @@ class RewardWorker:
     @property
     def num_in_flight(self) -> int:
         """Trajectories being scored."""
-        return len(self._tasks)
+        return sum(not task.done() for task in self._tasks)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Score until `stop` is set; then finish or give back what is in flight."""
