@@ -1,0 +1,339 @@
+"""The ranks of the learner: rank 0 is the learner's own process, the others follow its commands.
+
+policy_engine.py --command, one payload a rank--> RankGroup --> the same method on every rank's
+RankEngine --> rank 0's result
+
+`python -m agent_r1.learner.distributed` is a follower: it reads its setup from stdin, and ends when
+that pipe closes, so it never outlives rank 0, however that ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from agent_r1.learner.config import EngineTable
+from agent_r1.learner.engine import EngineError
+from agent_r1_proto.config import ModelTable
+
+if TYPE_CHECKING:
+    from agent_r1.learner.deepspeed_engine import RankEngine
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+IDLE_TIMEOUT = timedelta(days=30)
+"""Longest between two commands: rollouts may take any time; a lost peer is noticed by its exit."""
+JOIN_TIMEOUT_S = 300.0
+FOLLOWER_END_S = 10.0
+FAILURE_GRACE_S = 15.0
+"""A collective with a lost peer must have failed within this time, else the process is ended."""
+FATAL_EXIT_CODE = 70
+
+# torch's stubs hide this public class.
+_TcpStore: Any = dist.__dict__["TCPStore"]
+
+
+@dataclass(frozen=True)
+class EngineSetup:
+    """Everything a rank needs to build its part of the engine."""
+
+    model: ModelTable
+    table: EngineTable
+    seed: int
+    with_reference: bool
+    table_name: str
+    """"learner" or "sft": named in messages about keys."""
+
+
+@dataclass(frozen=True)
+class _Invitation:
+    """What a follower reads from stdin before anything else."""
+
+    rank: int
+    ranks: int
+    port: int
+    setup: EngineSetup
+    log_level: int
+
+
+def choose_device(table: EngineTable, rank: int) -> torch.device:
+    """Return the device of a rank.
+
+    Raises:
+        ValueError: GPUs are asked for and there are too few.
+    """
+    gpus = torch.cuda.device_count()
+    if table.device == "cpu" or (table.device == "auto" and gpus == 0):
+        return torch.device("cpu")
+    if rank >= gpus:
+        raise ValueError(
+            f"ranks ({table.ranks}) must be <= the {gpus} GPUs of this machine; lower ranks or set "
+            'device = "cpu"'
+        )
+    return torch.device("cuda", rank)
+
+
+class RankGroup:
+    """All ranks of one engine, driven from rank 0."""
+
+    def __init__(self, setup: EngineSetup) -> None:
+        self._setup = setup
+        self._ranks = setup.table.ranks
+        self._followers: list[subprocess.Popen[bytes]] = []
+        self._closing = False
+        self._busy = threading.Lock()
+        self._failure: str | None = None
+        for rank in range(self._ranks):
+            choose_device(setup.table, rank)
+        if dist.is_initialized():
+            if self._ranks != 1 or dist.get_world_size() != 1:
+                raise ValueError(
+                    f"this process already leads {dist.get_world_size()} rank(s); an engine of "
+                    f"{self._ranks} ranks needs a process of its own"
+                )
+            self._store: Any = None
+        else:
+            self._store = _TcpStore(HOST, 0, self._ranks, True, wait_for_workers=False)
+        try:
+            if self._ranks > 1:
+                self._start_followers()
+            self._control = _join(0, self._ranks, self._store, setup)
+            self._engine = self._guarded(lambda: _build_engine(0, setup))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def engine(self) -> RankEngine:
+        """Rank 0's part, for what needs no other rank."""
+        return self._engine
+
+    def run(self, method: str, payloads: list[Any] | None = None, *, fatal: bool = True) -> Any:
+        """Call a method of RankEngine on every rank; return rank 0's result.
+
+        Args:
+            method: name of the method.
+            payloads: its one argument, per rank; None calls it without arguments.
+            fatal: an error leaves even a single rank in an undefined state. Several ranks are
+                out of step after any error.
+
+        Raises:
+            EngineError: a rank failed, now or in an earlier call.
+        """
+        return self._guarded(lambda: self._run(method, payloads), fatal=fatal)
+
+    def gather(self, method: str, payloads: list[Any] | None = None) -> list[Any]:
+        """Call a method of RankEngine on every rank; return the results of all ranks."""
+
+        def run_and_gather() -> list[Any]:
+            own = self._run(method, payloads, gather=True)
+            return _gather(own, 0, self._ranks, self._control)
+
+        return self._guarded(run_and_gather)
+
+    def _run(self, method: str, payloads: list[Any] | None, gather: bool = False) -> Any:
+        commands = [
+            (method, () if payloads is None else (payloads[rank],), gather)
+            for rank in range(self._ranks)
+        ]
+        if self._ranks > 1:
+            dist.scatter_object_list([None], commands, src=0, group=self._control)
+        return getattr(self._engine, method)(*commands[0][1])
+
+    def _guarded(self, action: Any, *, fatal: bool = True) -> Any:
+        """Run `action`; what it raises ends the other ranks and is reported with their error."""
+        if self._failure is not None:
+            raise EngineError(self._failure)
+        with self._busy:
+            try:
+                return action()
+            except BaseException as exc:
+                if not fatal and self._ranks == 1:
+                    raise
+                told = self._followers_error()
+                own = exc if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
+                self._failure = f"the training engine ended: {told or own}"
+                self._end_followers()
+                if told is not None:
+                    raise EngineError(self._failure) from exc
+                raise
+
+    # Followers
+
+    def _start_followers(self) -> None:
+        for rank in range(1, self._ranks):
+            process = subprocess.Popen(
+                [sys.executable, "-m", "agent_r1.learner.distributed"],
+                stdin=subprocess.PIPE,
+                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
+            )
+            self._followers.append(process)
+            invitation = _Invitation(
+                rank, self._ranks, self._store.port, self._setup, logging.getLogger().level
+            )
+            assert process.stdin is not None
+            process.stdin.write(pickle.dumps(invitation))
+            process.stdin.flush()
+            threading.Thread(target=self._watch, args=(rank, process), daemon=True).start()
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        """Wait for a follower's end; one that comes unasked ends a call that hangs on it."""
+        code = process.wait()
+        if self._closing:
+            return
+        logger.error("learner rank ended rank=%d exit_code=%d", rank, code)
+        # The lock is free when no call waits on the lost rank, or when its collective failed.
+        if not self._busy.acquire(timeout=FAILURE_GRACE_S):
+            logger.critical("learner rank lost and a collective hangs on it rank=%d", rank)
+            os._exit(FATAL_EXIT_CODE)
+        try:
+            told = self._followers_error() or f"rank {rank} ended with exit code {code}"
+            self._failure = self._failure or f"the training engine ended: {told}"
+        finally:
+            self._busy.release()
+
+    def _followers_error(self) -> str | None:
+        """Return what a failed follower left in the store, or how one ended; None when all live."""
+        if not self._followers or self._store is None:
+            return None
+        for rank, process in enumerate(self._followers, start=1):
+            key = f"error/{rank}"
+            if self._store.check([key]):
+                return f"rank {rank}: {self._store.get(key).decode()}"
+            if process.poll() is not None:
+                return f"rank {rank} ended with exit code {process.returncode}"
+        return None
+
+    def _end_followers(self) -> None:
+        self._closing = True
+        for process in self._followers:
+            if process.stdin is not None and not process.stdin.closed:
+                process.stdin.close()
+        for process in self._followers:
+            try:
+                process.wait(timeout=FOLLOWER_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def close(self) -> None:
+        """End the followers; may be called twice."""
+        if self._closing:
+            return
+        self._end_followers()
+        self._failure = self._failure or "the training engine is closed"
+        if self._ranks > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _has_descriptor(stream: Any) -> bool:
+    try:
+        return stream.fileno() >= 0
+    except (AttributeError, OSError, ValueError):
+        return False
+
+
+def _join(rank: int, ranks: int, store: Any, setup: EngineSetup) -> Any:
+    """Join the process group; return the group that commands travel through."""
+    device = choose_device(setup.table, rank)
+    os.environ["DS_ACCELERATOR"] = device.type
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    threads = setup.table.torch_threads
+    if threads == 0 and ranks > 1 and device.type == "cpu":
+        threads = max(1, (os.cpu_count() or 1) // ranks)
+    if threads:
+        torch.set_num_threads(threads)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            store=store,
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=setup.table.collective_timeout_s),
+        )
+    return dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT) if ranks > 1 else None
+
+
+def _build_engine(rank: int, setup: EngineSetup) -> RankEngine:
+    """Build this rank's part; imports DeepSpeed, after the accelerator was chosen."""
+    from agent_r1.learner.deepspeed_engine import RankEngine
+
+    return RankEngine(
+        setup.model,
+        setup.table,
+        device=choose_device(setup.table, rank),
+        seed=setup.seed,
+        with_reference=setup.with_reference,
+        table_name=setup.table_name,
+    )
+
+
+def _gather(own: Any, rank: int, ranks: int, control: Any) -> list[Any]:
+    """Collect every rank's value on rank 0; [] elsewhere."""
+    if ranks == 1:
+        return [own]
+    values: list[Any] | None = [None] * ranks if rank == 0 else None
+    dist.gather_object(own, values, dst=0, group=control)
+    return values or []
+
+
+def _follow(invitation: _Invitation, store: Any) -> None:
+    """Carry out rank 0's commands until the process is ended."""
+    rank, ranks = invitation.rank, invitation.ranks
+    control = _join(rank, ranks, store, invitation.setup)
+    engine = _build_engine(rank, invitation.setup)
+    while True:
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, None, src=0, group=control)
+        method, arguments, gather = received[0]
+        result = getattr(engine, method)(*arguments)
+        if gather:
+            _gather(result, rank, ranks, control)
+
+
+def _end_with_parent() -> None:
+    """Wait until rank 0 closes our stdin, which it also does by dying; then end at once."""
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main() -> None:
+    """Be a follower."""
+    # Ctrl-C reaches the whole process group; rank 0 decides when we end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    invitation: _Invitation = pickle.load(sys.stdin.buffer)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.basicConfig(
+        level=invitation.log_level,
+        format=f"%(asctime)s %(levelname)s rank={invitation.rank} %(name)s %(message)s",
+    )
+    store = _TcpStore(
+        HOST, invitation.port, invitation.ranks, False, timeout=timedelta(seconds=JOIN_TIMEOUT_S)
+    )
+    try:
+        _follow(invitation, store)
+    except Exception as exc:  # noqa: BLE001 - the boundary of a rank: rank 0 reports it
+        logger.error("learner rank failed: %s", traceback.format_exc())
+        text = str(exc) if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
+        store.set(f"error/{invitation.rank}", text)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""The PolicyEngine that training uses: cuts batches, drives the ranks, writes what they gather.
+
+train.py, sft.py --TrainSample--> DeepSpeedPolicyEngine --TrainOrder--> RankEngine on every rank
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.learner import checkpoint_io, snapshot
+from agent_r1.learner.batching import (
+    MicroBatch,
+    build_microbatch,
+    plan_microbatches,
+    scoring_sample,
+    split_evenly,
+)
+from agent_r1.learner.config import EngineTable
+from agent_r1.learner.distributed import EngineSetup, RankGroup
+from agent_r1.learner.durable import report_full_disk
+from agent_r1.learner.engine import LossSpec, TrainSample
+from agent_r1.learner.orders import StepOrder, TrainOrder
+from agent_r1.learner.schedule import learning_rate
+from agent_r1.learner.snapshot import Weights
+from agent_r1_proto.config import ModelTable
+from agent_r1_proto.weights import WeightManifest
+
+ADAM_BYTES_PER_WEIGHT = 8
+"""Two float32 moments."""
+MASTER_BYTES_PER_WEIGHT = 4
+"""The float32 copy that bfloat16 training keeps."""
+
+
+@dataclass
+class _Counts:
+    """What the micro-batches of one batch hold."""
+
+    tokens: int = 0
+    padded: int = 0
+    microbatches: int = 0
+
+    def add(self, batch: MicroBatch) -> None:
+        """Count a micro-batch; an empty one counts as padding."""
+        self.tokens += batch.num_tokens
+        self.padded += batch.num_padded
+        self.microbatches += 1
+
+
+class DeepSpeedPolicyEngine:
+    """See `engine.PolicyEngine`, which this is."""
+
+    def __init__(
+        self,
+        model: ModelTable,
+        table: EngineTable,
+        *,
+        seed: int = 0,
+        total_steps: int | None = None,
+        with_reference: bool = False,
+        table_name: str = "learner",
+    ) -> None:
+        """Load the model on every rank, and start the ranks.
+
+        Args:
+            model: which model, dtype and attention.
+            table: engine settings; the fields of EngineTable are read.
+            seed: seeds torch on every rank.
+            total_steps: optimizer steps of the whole run; cosine and linear schedules need it.
+            with_reference: keep the configured model for the KL term.
+            table_name: "learner" or "sft", named in messages about keys.
+
+        Raises:
+            ValueError: the model cannot be loaded, or a setting does not fit the machine.
+            EngineError: a rank failed.
+        """
+        learning_rate(table, table.warmup_steps, total_steps)
+        fields = {name: getattr(table, name) for name in EngineTable.model_fields}
+        self._table = EngineTable(**fields)
+        self._model_table = model
+        self._total_steps = total_steps
+        self._has_reference = with_reference
+        setup = EngineSetup(model, self._table, seed, with_reference, table_name)
+        self._group = RankGroup(setup)
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps taken so far, those before a resume included."""
+        return self._group.engine.optimizer_steps
+
+    # Training
+
+    def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec) -> dict[str, float]:
+        """See `engine.PolicyEngine.train_batch`."""
+        if not samples:
+            raise ValueError("a batch of 0 samples cannot be trained on; wait for trajectories")
+        if spec.kl_coef > 0 and not self._has_reference:
+            raise ValueError(
+                f"kl_coef ({spec.kl_coef}) needs an engine with a reference; it was made without"
+            )
+        started = time.perf_counter()
+        orders, counts = self._plan_orders(samples, spec)
+        metrics: dict[str, float] = self._group.run("train", orders)
+        elapsed = time.perf_counter() - started
+        return metrics | {
+            "batch/tokens": float(sum(sample.num_tokens for sample in samples)),
+            "batch/action_tokens": float(sum(int(s.loss_mask.sum()) for s in samples)),
+            "batch/computed_tokens": float(counts.tokens),
+            "batch/padding_share": 1.0 - counts.tokens / counts.padded,
+            "batch/microbatches": float(counts.microbatches),
+            "time/learn_s": elapsed,
+            "tokens_per_s": counts.tokens / elapsed,
+        }
+
+    def _plan_orders(
+        self, samples: Sequence[TrainSample], spec: LossSpec
+    ) -> tuple[list[TrainOrder], _Counts]:
+        """Cut a batch into optimizer steps, ranks and micro-batches."""
+        counts = _Counts()
+        orders = [TrainOrder(spec, []) for _ in range(self._table.ranks)]
+        for offset, part in enumerate(split_evenly(len(samples), spec.optimizer_steps)):
+            chosen = [samples[i] for i in part]
+            weight = total_weight(chosen, spec)
+            lr = learning_rate(self._table, self.optimizer_steps + offset, self._total_steps)
+            kept = [sample for sample in chosen if not _is_skipped(sample, spec)]
+            for order, batches in zip(orders, self._cut(kept, counts), strict=True):
+                order.steps.append(StepOrder(batches, weight, lr))
+        return orders, counts
+
+    def _cut(self, samples: Sequence[TrainSample], counts: _Counts) -> list[list[MicroBatch]]:
+        """Return the micro-batches of each rank, and count them."""
+        plan = plan_microbatches(
+            [sample.num_tokens for sample in samples],
+            self._table.ranks,
+            self._table.max_tokens_per_microbatch,
+            self._table.max_padding_share,
+        )
+        cut = [[build_microbatch(samples, indices) for indices in share] for share in plan]
+        for batches in cut:
+            for batch in batches:
+                counts.add(batch)
+        return cut
+
+    def logprobs(
+        self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
+    ) -> list[npt.NDArray[np.float32]]:
+        """See `engine.PolicyEngine.logprobs`."""
+        samples = [scoring_sample(ids, temperature) for ids in token_ids]
+        if not samples:
+            return []
+        cut = self._cut(samples, _Counts())
+        scored = self._group.gather("score", cut)
+        result: list[npt.NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(samples)
+        for batches, values in zip(cut, scored, strict=True):
+            for batch, flat in zip(batches, values, strict=True):
+                start = 0
+                for index in batch.indices:
+                    end = start + samples[index].num_tokens - 1
+                    result[index] = flat[start:end]
+                    start = end
+        return result
+
+    # Weights and state
+
+    def _collect(self) -> Weights:
+        return self._group.run("collect", fatal=False)
+
+    def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
+        """See `engine.PolicyEngine.write_snapshot`."""
+        return snapshot.write_snapshot(directory, run_id, policy_version, self._collect())
+
+    def export_model(self, directory: Path) -> None:
+        """See `engine.PolicyEngine.export_model`."""
+        weights = self._collect()
+        model = self._group.engine.model
+        checkpoint_io.export_model(directory, weights, model, self._model_table.path)
+
+    def save_state(self, directory: Path) -> None:
+        """See `engine.PolicyEngine.save_state`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        remedy = "lower learner.keep_last and learner.keep_best, or move run.dir to a larger disk"
+        with report_full_disk("a checkpoint", directory, self.checkpoint_bytes(), remedy):
+            self._group.run("save", [directory] * self._table.ranks, fatal=False)
+            checkpoint_io.seal_state(directory, self._group.engine.facts())
+
+    def load_state(self, directory: Path) -> None:
+        """See `engine.PolicyEngine.load_state`."""
+        checkpoint_io.open_state(directory, self._group.engine.facts())
+        self._group.run("load", [directory] * self._table.ranks)
+
+    def checkpoint_bytes(self) -> int:
+        """See `engine.PolicyEngine.checkpoint_bytes`."""
+        numel = self._group.engine.num_weights()
+        bf16 = self._model_table.dtype == "bfloat16"
+        weight_bytes = 2 if bf16 else 4
+        state_bytes = ADAM_BYTES_PER_WEIGHT + (MASTER_BYTES_PER_WEIGHT if bf16 else 0)
+        return numel * (2 * weight_bytes + state_bytes)
+
+    def close(self) -> None:
+        """See `engine.PolicyEngine.close`."""
+        self._group.close()
+
+
+def total_weight(samples: Sequence[TrainSample], spec: LossSpec) -> float:
+    """Return what the summed token losses of one optimizer batch are divided by.
+
+    Raises:
+        ValueError: no token counts in the loss.
+    """
+    if spec.kind == "nll":
+        weight = sum(float(s.advantages[s.loss_mask].sum(dtype=np.float64)) for s in samples)
+    else:
+        weight = float(sum(int(sample.loss_mask.sum()) for sample in samples))
+    if not weight > 0:
+        raise ValueError(
+            f"none of the tokens of {len(samples)} samples counts in the loss; a batch needs at "
+            "least one sampled token"
+        )
+    return weight
+
+
+def _is_skipped(sample: TrainSample, spec: LossSpec) -> bool:
+    """Whether a sample's gradient is exactly 0, so that it need not be computed."""
+    if not spec.drop_zero_advantages or spec.kl_coef > 0 or spec.entropy_coef > 0:
+        return False
+    return not np.any(sample.advantages[sample.loss_mask])
