@@ -1,0 +1,299 @@
+"""The supervisor and the guard, with real processes that start children, die and hang."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from agent_r1_deploy import guard
+from agent_r1_deploy.supervisor import (
+    RESTART_DELAY_S,
+    RestartPolicy,
+    ServiceError,
+    ServiceSpec,
+    Supervisor,
+    describe_exit,
+)
+
+FAKE_SERVICE = Path(__file__).with_name("fake_service.py")
+WAIT_S = 20.0
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the launcher needs Linux")
+
+
+class Scene:
+    """A folder for one test's services and what they wrote down."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.journal = folder / "journal"
+        self.journal.touch()
+        self.reports: list[str] = []
+
+    def supervisor(self, **policy: float) -> Supervisor:
+        return Supervisor(
+            self.folder / "logs",
+            policy=RestartPolicy(**policy),  # pyright: ignore[reportArgumentType]
+            report=self.reports.append,
+        )
+
+    def spec(self, name: str, *options: str, **changes: object) -> ServiceSpec:
+        announce_dir = self.folder / "announce" / name
+        command = [sys.executable, str(FAKE_SERVICE), name, str(self.journal)]
+        values: dict[str, object] = {
+            "name": name,
+            "command": [*command, "--announce-dir", str(announce_dir), *options],
+            "announce_dir": announce_dir,
+            "port_variable": "FAKE_PORT",
+            "start_timeout_s": WAIT_S,
+            "stop_timeout_s": 5.0,
+        }
+        return ServiceSpec(**{**values, **changes})  # pyright: ignore[reportArgumentType]
+
+    def lines(self, event: str) -> list[list[str]]:
+        rows = [line.split() for line in self.journal.read_text().splitlines()]
+        return [row[1:] for row in rows if row[0] == event]
+
+    def pids(self) -> list[int]:
+        return [int(row[1]) for row in self.lines("start") + self.lines("child")]
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Scene:
+    return Scene(tmp_path)
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        await asyncio.sleep(0.02)
+
+
+async def test_a_started_service_answers_at_the_announced_url(scene: Scene):
+    supervisor = scene.supervisor()
+    url = await supervisor.start(scene.spec("one"))
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{url}/healthz")).status_code == 200
+    await supervisor.stop()
+    assert scene.lines("stop") == [["one"]]
+    assert not any(alive(pid) for pid in scene.pids())
+
+
+async def test_services_stop_rank_by_rank_and_take_their_children_along(scene: Scene):
+    supervisor = scene.supervisor()
+    for name, rank in (("last", 9), ("middle", 1), ("first", 0)):
+        slow = ("--stop-s", "0.3") if name != "last" else ()
+        await supervisor.start(scene.spec(name, "--child", *slow, stop_rank=rank))
+    await until(lambda: len(scene.lines("child")) == 3)
+    await supervisor.stop()
+    assert scene.lines("stop") == [["first"], ["middle"], ["last"]]
+    assert [alive(pid) for pid in scene.pids()] == [False] * 6
+
+
+async def test_a_service_that_ignores_sigterm_is_killed_when_its_time_is_up(scene: Scene):
+    supervisor = scene.supervisor()
+    await supervisor.start(scene.spec("deaf", "--stubborn", "--child", stop_timeout_s=0.3))
+    await supervisor.stop()
+    assert scene.lines("sigterm") == [["deaf"]]
+    assert scene.lines("stop") == []
+    assert any("did not stop within 0.3 s" in line for line in scene.reports)
+    assert not any(alive(pid) for pid in scene.pids())
+
+
+async def test_kill_ends_a_slow_stop_at_once(scene: Scene):
+    supervisor = scene.supervisor()
+    await supervisor.start(scene.spec("slow", "--stop-s", "60", "--child", stop_timeout_s=60.0))
+    stopping = asyncio.create_task(supervisor.stop())
+    await until(lambda: scene.lines("sigterm"))
+    supervisor.kill()
+    await asyncio.wait_for(stopping, 10.0)
+    assert not any(alive(pid) for pid in scene.pids())
+
+
+async def test_a_killed_service_restarts_on_its_port_without_its_old_children(scene: Scene):
+    supervisor = scene.supervisor()
+    url = await supervisor.start(scene.spec("tool", "--child"))
+    await until(lambda: scene.lines("child"))
+    old = scene.pids()
+    os.kill(int(scene.lines("start")[0][1]), signal.SIGKILL)
+    await until(lambda: "tool is up again" in scene.reports)
+    assert not any(alive(pid) for pid in old)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{url}/healthz")).status_code == 200
+    assert any(
+        line.startswith("!! tool died (killed by SIGKILL") and "1 of 3" in line
+        for line in scene.reports
+    )
+    await supervisor.stop()
+
+
+async def test_a_killed_guard_does_not_leave_the_service_behind(scene: Scene):
+    supervisor = scene.supervisor()
+    await supervisor.start(scene.spec("tool"))
+    old = scene.pids()
+    os.kill(supervisor.pids()["tool"], signal.SIGKILL)
+    await until(lambda: "tool is up again" in scene.reports)
+    assert not any(alive(pid) for pid in old)
+    await supervisor.stop()
+
+
+async def test_a_service_that_dies_too_often_ends_the_run(scene: Scene):
+    supervisor = scene.supervisor(max_restarts=1)
+    trigger = scene.folder / "die"
+    spec = scene.spec("fragile", "--exit-when", str(trigger), "--exit-code", "7")
+    await supervisor.start(spec)
+    trigger.touch()
+    with pytest.raises(ServiceError, match=r"fragile stopped: exit status 7, for the 2\. time"):
+        await asyncio.wait_for(supervisor.wait(), WAIT_S)
+    assert len(scene.lines("start")) >= 2
+    await supervisor.stop()
+
+
+async def test_deaths_outside_the_window_are_forgotten(scene: Scene):
+    # The window is shorter than the pause before a restart, so each death is the first one.
+    supervisor = scene.supervisor(max_restarts=1, window_s=RESTART_DELAY_S / 2)
+    await supervisor.start(scene.spec("tool"))
+    for _ in range(2):
+        num_reports = len(scene.reports)
+        os.kill(int(scene.lines("start")[-1][1]), signal.SIGKILL)
+        await until(lambda seen=num_reports: "tool is up again" in scene.reports[seen:])
+    await supervisor.stop()
+
+
+async def test_a_service_that_says_why_it_stops_is_not_restarted(scene: Scene):
+    supervisor = scene.supervisor()
+    trigger = scene.folder / "stop"
+    await supervisor.start(scene.spec("tool", "--exit-when", str(trigger), "--exit-code", "2"))
+    trigger.touch()
+    with pytest.raises(ServiceError, match="tool stopped: exit status 2"):
+        await asyncio.wait_for(supervisor.wait(), WAIT_S)
+    assert len(scene.lines("start")) == 1
+    await supervisor.stop()
+
+
+async def test_a_failed_start_shows_the_message_and_not_the_whole_log(scene: Scene):
+    supervisor = scene.supervisor()
+    complaint = "Traceback: noise\nagent-r1: error: port 80 cannot be taken; choose another"
+    spec = scene.spec("tool", "--complaint", complaint, "--exit-code", "2")
+    with pytest.raises(ServiceError) as caught:
+        await supervisor.start(spec)
+    message = str(caught.value)
+    assert "port 80 cannot be taken; choose another" in message
+    assert "noise" not in message
+    assert "tool.log" in message
+    await supervisor.stop()
+
+
+async def test_a_failed_start_without_a_message_shows_the_end_of_the_log(scene: Scene):
+    supervisor = scene.supervisor()
+    complaint = "\n".join(f"line {i}" for i in range(100))
+    with pytest.raises(ServiceError) as caught:
+        await supervisor.start(scene.spec("tool", "--complaint", complaint, "--exit-code", "1"))
+    assert "line 99" in str(caught.value)
+    assert "line 50" not in str(caught.value)
+    await supervisor.stop()
+
+
+async def test_a_service_that_never_announces_itself_fails_in_time(scene: Scene):
+    supervisor = scene.supervisor()
+    spec = scene.spec("mute", announce_dir=scene.folder / "elsewhere", start_timeout_s=0.5)
+    with pytest.raises(ServiceError, match=r"was not up after 0\.5 s"):
+        await supervisor.start(spec)
+    assert not any(alive(pid) for pid in scene.pids())
+    await supervisor.stop()
+
+
+async def test_a_missing_program_is_named(scene: Scene):
+    supervisor = scene.supervisor()
+    spec = scene.spec("tool", command=["/nonexistent/program"])
+    with pytest.raises(ServiceError, match="cannot start '/nonexistent/program'"):
+        await supervisor.start(spec)
+    await supervisor.stop()
+
+
+async def test_the_run_is_over_when_the_service_that_ends_it_is_done(scene: Scene):
+    supervisor = scene.supervisor()
+    trigger = scene.folder / "done"
+    await supervisor.start(scene.spec("tool"))
+    await supervisor.start(scene.spec("learner", "--exit-when", str(trigger), ends_run=True))
+    over = asyncio.create_task(supervisor.wait())
+    await asyncio.sleep(0)
+    assert not over.done()
+    trigger.touch()
+    await asyncio.wait_for(over, WAIT_S)
+    await supervisor.stop()
+
+
+async def test_a_restart_of_redis_restarts_the_learner_with_its_restart_command(scene: Scene):
+    supervisor = scene.supervisor()
+    await supervisor.start(scene.spec("redis"))
+    learner = scene.spec("learner", restarts_with=("redis",), ends_run=True)
+    again = [part if part != "learner" else "resumed" for part in learner.command]
+    await supervisor.start(dataclasses.replace(learner, restart_command=again))
+    os.kill(int(scene.lines("start")[0][1]), signal.SIGKILL)
+    await until(lambda: "learner is up again" in scene.reports)
+    assert [row[0] for row in scene.lines("start")] == ["redis", "learner", "redis", "resumed"]
+    assert not supervisor.starting()
+    await supervisor.stop()
+
+
+LAUNCHER = """
+import asyncio, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from agent_r1_deploy import supervisor
+from test_launcher_supervisor import Scene
+
+supervisor.ORPHAN_GRACE_S = 1.0
+
+async def main():
+    scene = Scene(Path({folder!r}))
+    supervisor = scene.supervisor()
+    await supervisor.start(scene.spec("one", "--child"))
+    await supervisor.start(scene.spec("two", "--child", "--stubborn"))
+    print("up", flush=True)
+    await supervisor.wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_no_process_survives_a_launcher_that_was_killed(scene: Scene):
+    source = LAUNCHER.format(tests=str(Path(__file__).parent), folder=str(scene.folder))
+    launcher = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", source, stdout=asyncio.subprocess.PIPE
+    )
+    assert launcher.stdout is not None
+    assert await asyncio.wait_for(launcher.stdout.readline(), WAIT_S) == b"up\n"
+    await until(lambda: len(scene.lines("child")) == 2)
+    processes = [*scene.pids(), *guard.descendants(launcher.pid)]
+    assert len(processes) >= 4
+    launcher.kill()
+    await launcher.wait()
+    await until(lambda: not any(alive(pid) for pid in processes))
+    assert scene.lines("stop") == [["one"]]  # told to stop in order; the other would not
+
+
+def test_an_exit_status_is_put_into_words():
+    assert describe_exit(3) == "exit status 3"
+    assert describe_exit(128 + 15) == "killed by SIGTERM"
+    assert describe_exit(-11) == "killed by SIGSEGV"
+    assert "lower rollout.kv_cache_gib" in describe_exit(128 + 9)
