@@ -158,7 +158,7 @@ def _leaves(
         if field is None:
             raise ConfigError(_unknown(root, prefix, name, source, list(table.model_fields)))
         nested, named = _table(field.annotation), _table_of_names(field.annotation)
-        if value is None or (nested is None and named is None):
+        if value is None or value == {} or (nested is None and named is None):
             yield key, value
             continue
         if not isinstance(value, Mapping):
@@ -177,6 +177,9 @@ def _leaves(
                     f"[{dotted(inner_key)}] ({source}) is not a usable name; use a letter or _ "
                     "first, then up to 63 letters, digits, _ and -, never __"
                 )
+            if inner_values is None or inner_values == {}:
+                yield inner_key, inner_values
+                continue
             if not isinstance(inner_values, Mapping):
                 raise ConfigError(f"{dotted(inner_key)} ({inner_values!r}, {source}) is a table")
             yield from _leaves(root, named, inner_values, source, inner_key)
@@ -241,7 +244,7 @@ def _resolve_name(names: Mapping[str, Any], wanted: str) -> str:
     if wanted in names:
         return wanted
     folded = {name.lower().replace("-", "_"): name for name in names}
-    return folded.get(wanted.lower(), wanted.lower())
+    return folded.get(wanted.lower().replace("-", "_"), wanted.lower())
 
 
 def _walk_variable(tables: type[BaseModel], variable: str, so_far: Mapping[str, Any]) -> Key:

@@ -1,0 +1,56 @@
+"""A folder with everything a configuration can name, for tests of the configuration and the CLI."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RUN_TOML = """
+[run]
+id = "demo"
+dir = "runs/demo"
+
+[model]
+path = "model"
+max_context = 512
+
+[data]
+train = ["train.jsonl"]
+
+[env]
+max_tokens_per_turn = 64
+
+[tools.search]
+corpus = "corpus.jsonl"
+top_k = 2
+
+[learner]
+steps = 3
+groups_per_batch = 2
+group_size = 4
+
+[evaluation.sets]
+held_out = "held_out.jsonl"
+"""
+
+
+def task_line(name: str, **changes: object) -> str:
+    """Return one line of a task file."""
+    task = {"id": name, "prompt": "Where?", "payload": {"answers": ["there"]}}
+    return json.dumps({**task, **changes}) + "\n"
+
+
+def write_scene(folder: Path, toml: str = RUN_TOML) -> Path:
+    """Write a model directory, data, a corpus and `run.toml`; return the latter."""
+    model = folder / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
+    (model / "tokenizer.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"")
+    (folder / "train.jsonl").write_text(task_line("a") + task_line("b"))
+    (folder / "held_out.jsonl").write_text(task_line("c"))
+    passage = {"id": "1", "title": "There", "text": "It is there."}
+    (folder / "corpus.jsonl").write_text(json.dumps(passage) + "\n")
+    config = folder / "run.toml"
+    config.write_text(toml)
+    return config
