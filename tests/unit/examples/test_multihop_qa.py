@@ -216,7 +216,7 @@ def test_the_real_files_convert_whole(convert: ModuleType, real_data_dir: Path, 
         held_out = read_task_file(tmp_path / f"{name}_eval.jsonl")
         assert (len(train), len(held_out)) == (num_train, num_eval)
         assert not {task.id for task in train} & {task.id for task in held_out}
-        assert {task.metadata["set"] for task in [*train, *held_out]} == {name}
+        assert {str(task.metadata["set"]) for task in [*train, *held_out]} == {name}
         assert all(task.payload["answers"] for task in [*train, *held_out])
     assert sum(1 for _ in read_passages(tmp_path / "corpus.jsonl")) == 15447 + 12050 + 12988
     limited = tmp_path / "limited"
