@@ -1,0 +1,432 @@
+"""The sampler: vLLM's AsyncLLM, token ids in, token ids and log-probabilities out.
+
+agent_loop.py calls `generate`; app.py calls `load_weights` with the learner's manifests and
+`score` for its canary. The engine runs in a process of its own, which loads weights through
+weight_transfer_plugin.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import inspect
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
+from typing import Any
+
+from agent_r1.rollout.policy import (
+    EngineDeadError,
+    Generation,
+    LoadTiming,
+    PolicyError,
+    PolicyOutOfMemoryError,
+    PolicySetupError,
+    PromptError,
+    PromptTooLongError,
+    WeightsRefusedError,
+)
+from agent_r1.rollout.vllm_answers import (
+    death_reason,
+    to_generation,
+    to_prompt_logprobs,
+    wait_for_exit,
+)
+from agent_r1.rollout.vllm_settings import (
+    GIB,
+    OUT_OF_MEMORY_REMEDY,
+    PLUGIN,
+    ModelFacts,
+    VllmSettings,
+    check_cpu_fit,
+    engine_environment,
+    prepare_environment,
+    read_model,
+)
+from agent_r1.rollout.weight_snapshot import verify_snapshot
+from agent_r1_proto.weights import WeightManifest
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCHED_TOKENS = 2048
+SCORE_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 15.0
+
+
+class VllmPolicy:
+    """A vLLM engine with versioned weights; implements `Policy`.
+
+    Requests in flight when weights are loaded go on: they are computed again under the new
+    weights from their first token, so a token labelled v has v's log-probability over its whole
+    prefix.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        """Keep the settings; `start` does the work."""
+        self._settings = settings
+        self._policy_version = 0
+        self._in_flight: set[str] = set()
+        self._num_scores = 0
+        self._death: str | None = "the sampler has not been started"
+        self._load_lock = asyncio.Lock()
+        self._loading: asyncio.Future[LoadTiming] | None = None
+        self._engine: Any = None
+        self._facts: ModelFacts | None = None
+        self._own_lm_head = False
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights new tokens are sampled with."""
+        return self._policy_version
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Tokens that end a turn."""
+        return self._model().eos_token_ids
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and generation together."""
+        return self._settings.max_context
+
+    @property
+    def num_in_flight(self) -> int:
+        """Generations that have started and not ended."""
+        return len(self._in_flight)
+
+    @property
+    def death(self) -> str | None:
+        """None while the engine is alive; else one line that says why it stopped."""
+        if self._death is None and self._engine.errored:
+            return death_reason(self._engine)
+        return self._death
+
+    async def start(self) -> None:
+        """Start the engine with the configured model as version 0."""
+        started = time.perf_counter()
+        prepare_environment(self._settings)
+        self._facts = await asyncio.to_thread(read_model, self._settings)
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await asyncio.to_thread(self._start_engine)
+                self._death = None
+                await self._fill_own_lm_head()
+                await self._engine.update_weight_version("0")
+                # The first step of an engine takes seconds: take them before requests wait.
+                await self.score([self._facts.eos_token_ids[0]] * 2)
+        except TimeoutError as exc:
+            await self.stop()
+            raise PolicySetupError(
+                f"the engine did not start within {self._settings.start_timeout_s:g} s; raise "
+                "rollout.engine_start_timeout_s"
+            ) from exc
+        except EngineDeadError as exc:
+            await self.stop()
+            raise PolicySetupError(str(exc)) from exc
+        logger.info(
+            "policy started model=%s dtype=%s start_s=%.1f",
+            self._facts.directory,
+            self._settings.dtype,
+            time.perf_counter() - started,
+        )
+
+    async def generate(
+        self,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        request_id: str,
+    ) -> Generation:
+        """Sample after a prompt; see `Policy.generate`."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        room = self._check_prompt(token_ids, min_tokens=1, spare=1)
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens ({max_tokens}) must be >= 1")
+        params = SamplingParams(
+            max_tokens=min(max_tokens, room),
+            temperature=temperature,
+            top_p=1.0,
+            top_k=-1,
+            seed=seed,
+            stop_token_ids=list(self._model().eos_token_ids),
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        if request_id in self._in_flight:
+            raise ValueError(f"request_id ({request_id}) is in flight already")
+        self._in_flight.add(request_id)
+        try:
+            async with self._engine_errors():
+                output = await self._run(token_ids, params, request_id)
+        finally:
+            self._in_flight.discard(request_id)
+        return to_generation(output.outputs[0])
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Return [T-1] log-probabilities under the weights in use; see `Policy.score`."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        self._check_prompt(token_ids, min_tokens=2, spare=1)
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=1.0,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._num_scores += 1
+        async with self._engine_errors(), asyncio.timeout(SCORE_TIMEOUT_S):
+            output = await self._run(token_ids, params, f"score-{self._num_scores}")
+        return to_prompt_logprobs(output)
+
+    async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
+        """Verify a snapshot, then pause, load it, and go on; see `Policy.load_weights`."""
+        # Shielded: a caller that gives up must not leave the engine paused.
+        self._loading = asyncio.ensure_future(self._load_next(manifest))
+        return await asyncio.shield(self._loading)
+
+    async def _load_next(self, manifest: WeightManifest) -> LoadTiming:
+        async with self._load_lock, self._engine_errors():
+            started = time.perf_counter()
+            path = await asyncio.to_thread(
+                verify_snapshot, manifest, self._model().layout, self._settings.dtype
+            )
+            await self._map_files([str(path)])
+            fetch_s = time.perf_counter() - started
+            pause_s = await self._swap_weights(manifest.policy_version)
+        logger.info(
+            "weights loaded policy_version=%d fetch_s=%.3f pause_s=%.3f in_flight=%d",
+            manifest.policy_version,
+            fetch_s,
+            pause_s,
+            self.num_in_flight,
+        )
+        return LoadTiming(fetch_s=fetch_s, pause_s=pause_s)
+
+    async def stop(self) -> None:
+        """Shut the engine down; generations in flight end with EngineDeadError."""
+        engine, self._engine = self._engine, None
+        self._death = self._death or "the sampler was stopped"
+        if engine is None:
+            return
+        if self._in_flight and not engine.errored:
+            await engine.abort(list(self._in_flight))
+        # It would log the end of the engine process as an error.
+        handler, engine.output_handler = engine.output_handler, None
+        if handler is not None:
+            handler.cancel()
+        await asyncio.to_thread(engine.shutdown, timeout=STOP_TIMEOUT_S)
+        del engine
+        # AsyncLLM shuts down again when it is collected; at interpreter exit that fails loudly.
+        gc.collect()
+
+    def _model(self) -> ModelFacts:
+        if self._facts is None:
+            raise EngineDeadError("the sampler has not been started; call start() first")
+        return self._facts
+
+    def _start_engine(self) -> None:
+        _check_release()
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        on_cpu = current_platform.is_cpu()
+        if on_cpu:
+            # Imports torch's compiled operators, which only a CPU build of vLLM has.
+            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+            check_cpu_fit(
+                self._settings, self._model(), CPUAttentionBackend.get_supported_head_sizes()
+            )
+        self._own_lm_head = on_cpu and self._model().tied
+        args = self._engine_args(on_cpu)
+        try:
+            with engine_environment(self._settings, compiled=not args.enforce_eager):
+                self._engine = AsyncLLM.from_engine_args(args)
+        except (RuntimeError, ValueError, OSError) as exc:
+            raise PolicySetupError(
+                f"the engine did not start: {exc} (the lines it logged before say more). If it "
+                f"ran out of memory: {OUT_OF_MEMORY_REMEDY}"
+            ) from exc
+
+    def _engine_args(self, on_cpu: bool) -> Any:
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        from agent_r1.rollout.weight_transfer_plugin import BACKEND
+
+        settings = self._settings
+        batched_tokens = settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS
+        platform: dict[str, Any] = {}
+        if on_cpu:
+            platform["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
+            # A seeded request that is prefilled in chunks ends a CPU engine ("CPU Generator does
+            # not use offset"), so a prompt must fit one step.
+            platform["enable_chunked_prefill"] = False
+            batched_tokens = max(batched_tokens, settings.max_context)
+            if settings.tensor_parallel_size == 1:
+                # By default a CPU engine puts its one worker into a third process.
+                platform["distributed_executor_backend"] = UniProcExecutor
+        else:
+            platform["gpu_memory_utilization"] = settings.gpu_memory_utilization
+        if self._own_lm_head:
+            platform["hf_overrides"] = {"tie_word_embeddings": False}
+            # The checkpoint has no lm_head; _fill_own_lm_head loads all of it a moment later.
+            platform["load_format"] = "dummy"
+        eager = settings.enforce_eager
+        return AsyncEngineArgs(
+            model=str(self._model().directory),
+            dtype=settings.dtype,
+            seed=settings.seed,
+            skip_tokenizer_init=True,
+            max_model_len=settings.max_context,
+            max_num_seqs=settings.max_concurrent,
+            max_num_batched_tokens=batched_tokens,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            enforce_eager=on_cpu if eager is None else eager,
+            logprobs_mode="processed_logprobs",
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+            disable_log_stats=True,
+            **platform,
+        )
+
+    async def _fill_own_lm_head(self) -> None:
+        """Load the model's own files once more, where its tied lm_head must be filled too."""
+        if self._own_lm_head:
+            async with self._engine_errors():
+                await self._map_files([str(file) for file in self._model().layout.files])
+                await self._swap_weights(0)
+
+    async def _map_files(self, locations: list[str]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        aliases = dict(self._model().layout.aliases) if self._own_lm_head else {}
+        request = WeightTransferInitRequest({"locations": locations, "aliases": aliases})
+        try:
+            await self._engine.init_weight_transfer_engine(request)
+        except Exception as exc:
+            if self.death is not None:
+                raise
+            raise WeightsRefusedError(f"the engine cannot open the weights: {exc}") from exc
+
+    async def _swap_weights(self, policy_version: int) -> float:
+        """Pause, load the mapped files, resume; return the seconds generation stood still."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        engine = self._engine
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._settings.load_timeout_s):
+                await engine.pause_generation(mode="keep", clear_cache=True)
+                await engine.start_weight_update()
+                await engine.update_weights(WeightTransferUpdateRequest({}))
+                await engine.finish_weight_update(str(policy_version))
+                self._policy_version = policy_version
+                await engine.resume_generation()
+        except Exception as exc:
+            # Half the parameters may be new: nothing sampled from now on could be labelled.
+            self._death = (
+                f"loading weights of version {policy_version} failed half-way "
+                f"({type(exc).__name__}: {exc}); start the rollout service again"
+            )
+            raise EngineDeadError(self._death) from exc
+        return time.perf_counter() - started
+
+    async def _run(self, token_ids: list[int], params: Any, request_id: str) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        final: Any = None
+        async for output in self._engine.generate(tokens_input(token_ids), params, request_id):
+            final = output
+        if final is None or final.outputs[0].finish_reason == "abort":
+            raise EngineDeadError(f"request {request_id} was cut off: the sampler is stopping")
+        return final
+
+    @asynccontextmanager
+    async def _engine_errors(self) -> AsyncIterator[None]:
+        """Turn what goes wrong in the engine into PolicyError."""
+        if self.death is not None:
+            raise EngineDeadError(self._death)
+        try:
+            yield
+        except (PolicyError, asyncio.CancelledError):
+            raise
+        except Exception as exc:
+            if self._engine is not None and self._engine.errored:
+                await asyncio.to_thread(wait_for_exit, self._engine)
+            reason = self.death
+            if reason is None:
+                raise PolicyError(f"the engine failed ({type(exc).__name__}: {exc})") from exc
+            memory = "out of memory" in reason
+            raise (PolicyOutOfMemoryError if memory else EngineDeadError)(reason) from exc
+
+    def _check_prompt(self, token_ids: list[int], *, min_tokens: int, spare: int) -> int:
+        """Return how many tokens the context has left after the prompt."""
+        room = self._settings.max_context - len(token_ids)
+        if len(token_ids) < min_tokens:
+            raise PromptError(f"prompt has {len(token_ids)} tokens; at least {min_tokens} needed")
+        if room < spare:
+            raise PromptTooLongError(
+                f"prompt has {len(token_ids)} tokens; with model.max_context "
+                f"({self._settings.max_context}) at most {self._settings.max_context - spare} "
+                "leave room to sample; shorten the prompt or raise model.max_context"
+            )
+        vocab_size = self._model().vocab_size
+        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+            raise PromptError(
+                f"prompt holds a token id outside the model's vocabulary of {vocab_size}; the "
+                "tokenizer does not belong to this model"
+            )
+        return room
+
+
+def _check_release() -> None:
+    """Refuse a vLLM release, or an installation, without what this module needs.
+
+    Raises:
+        PolicySetupError: names what is missing.
+    """
+    try:
+        import vllm
+        from vllm.config.weight_transfer import WeightTransferConfig as _Config
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest as _Request
+        from vllm.outputs import CompletionOutput
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as exc:
+        raise PolicySetupError(
+            f"vLLM cannot be used ({exc}); install the release this version is made for: "
+            "pip install 'agent-r1[rollout]' (CPU) or 'agent-r1[rollout-gpu]'"
+        ) from exc
+    del _Config, _Request
+    missing = [
+        name
+        for name, present in {
+            "weight version spans": "weight_versions"
+            in {field.name for field in dataclasses.fields(CompletionOutput)},
+            "finish_weight_update(weight_version)": "weight_version"
+            in inspect.signature(
+                getattr(AsyncLLM, "finish_weight_update", lambda: None)
+            ).parameters,
+            "update_weight_version": hasattr(AsyncLLM, "update_weight_version"),
+        }.items()
+        if not present
+    ]
+    if missing:
+        raise PolicySetupError(
+            f"vLLM {vllm.__version__} lacks {', '.join(missing)}; install release 0.32"
+        )
+    if PLUGIN not in {entry.name for entry in entry_points(group="vllm.general_plugins")}:
+        raise PolicySetupError(
+            f"vLLM's processes cannot find the entry point {PLUGIN}; install this project "
+            "(pip install -e .) instead of only putting it on the import path"
+        )
