@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import re
+import selectors
 import shutil
 import subprocess
 import sys
@@ -29,7 +30,9 @@ PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 PYTORCH_OPTIONS = ("--timeout", "10", "--retries", "1")
 # What builds the packages that come as source (DeepSpeed) and this project itself.
 BUILD_TOOLS = ("setuptools",)
-PROGRESS_EVERY_S = 10.0
+QUIET_PROGRESS_S = 30.0
+# The lines of pip that say what it is doing.
+STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)")
 
 # First match wins: (pattern in pip's output, what to tell the user).
 FAILURES = (
@@ -43,8 +46,11 @@ FAILURES = (
         r"NewConnectionError|ConnectTimeout|ReadTimeout|NameResolutionError|ConnectionResetError"
         r"|Temporary failure in name resolution|Network is unreachable|ProxyError|SSLError"
         r"|Connection broken|IncompleteRead",
-        "a package index could not be reached. Check the network (and HTTPS_PROXY, PIP_INDEX_URL, "
-        "PIP_CERT if you use them) and run the same command again; finished downloads are kept.",
+        "a package index could not be reached. Needed are PyPI and, for the CPU build of torch, "
+        + PYTORCH_INDEX
+        + " or a folder with that wheel (PIP_FIND_LINKS=folder). Check the network "
+        "(and HTTPS_PROXY, PIP_INDEX_URL, PIP_CERT if you use them) and run the same command "
+        "again; finished downloads are kept.",
     ),
     (
         r"No matching distribution found|not a supported wheel",
@@ -117,8 +123,43 @@ def remove_half_installed() -> None:
         shutil.rmtree(leftover)
 
 
+def follow(process: subprocess.Popen[bytes], started: float) -> str:
+    """Read a pip process until it ends, write its output to the log and show where it is.
+
+    Returns:
+        the whole output.
+    """
+    assert process.stdout is not None
+    is_terminal = sys.stdout.isatty()
+    every_s = 1.0 if is_terminal else QUIET_PROGRESS_S
+    shown = started
+    output = b""
+    with LOG.open("ab") as log, selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if selector.select(timeout=every_s):
+                chunk = os.read(process.stdout.fileno(), 1 << 16)
+                if not chunk:
+                    break
+                log.write(chunk)
+                output += chunk
+            now = time.monotonic()
+            if now - shown < every_s:
+                continue
+            shown = now
+            steps = [x for x in output.decode(errors="replace").splitlines() if STEP.match(x)]
+            count = len(list(VENV.glob("lib/python*/site-packages/*.dist-info")))
+            step = steps[-1].strip()[:50] if steps else ""
+            text = f"  {now - started:4.0f} s  {count} packages installed  {step}"
+            print(f"\r\x1b[2K{text}" if is_terminal else text, end="" if is_terminal else "\n")
+            sys.stdout.flush()
+    if is_terminal:
+        print("\r\x1b[2K", end="", flush=True)
+    return output.decode(errors="replace")
+
+
 def run_pip(title: str, arguments: list[str]) -> None:
-    """Run `pip install`, with one line of progress on a terminal and the rest in the log.
+    """Run `pip install` into `.venv`.
 
     Raises:
         InstallError: pip failed.
@@ -131,37 +172,20 @@ def run_pip(title: str, arguments: list[str]) -> None:
         [*command, "--no-build-isolation", "--no-input", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
         env=environment,
         cwd=REPOSITORY,
     )
-    assert process.stdout is not None
-    started = shown = time.monotonic()
-    is_terminal = sys.stdout.isatty()
-    output: list[str] = []
+    started = time.monotonic()
     print(f"{title} ...", flush=True)
     try:
-        with LOG.open("a") as log:
-            for line in process.stdout:
-                log.write(line)
-                output.append(line)
-                text = re.sub(r"file://\S+|https?://\S+", "", line.strip())
-                now = time.monotonic()
-                if is_terminal and text:
-                    print(f"\r\x1b[2K  {text[:90]}", end="", flush=True)
-                elif text and now - shown > PROGRESS_EVERY_S:
-                    shown = now
-                    print(f"  {now - started:4.0f} s  {text[:90]}", flush=True)
+        output = follow(process, started)
         code = process.wait()
     finally:
         if process.poll() is None:
             process.terminate()
             process.wait()
-        if is_terminal:
-            print("\r\x1b[2K", end="", flush=True)
     if code != 0:
-        raise InstallError("".join(output))
+        raise InstallError(output)
     print(f"  done in {time.monotonic() - started:.0f} s", flush=True)
 
 

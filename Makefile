@@ -1,0 +1,32 @@
+# The commands of the project. `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit check schemas bench-rollout clean
+BIN := .venv/bin
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+setup: ## make .venv with exactly the locked packages (a second run ends at once)
+	@scripts/setup
+
+demo: setup ## train a search agent on this machine through all services, into runs/demo
+	@$(BIN)/python scripts/demo
+
+test: setup ## the whole test suite, real Redis, vLLM and DeepSpeed included
+	@$(BIN)/python -m pytest
+
+test-unit: setup ## the fast part of the tests
+	@$(BIN)/python -m pytest tests/unit tests/contract -m "not slow and not vllm"
+
+check: setup ## the quality gate: format, lint, types, imports, schemas, words
+	@scripts/check
+
+schemas: setup ## write proto/schemas from the message classes
+	@$(BIN)/python scripts/schemas
+
+bench-rollout: setup ## rollout service against raw vLLM, into runs/bench/rollout.json
+	@$(BIN)/python scripts/bench_rollout.py
+
+clean: ## remove .venv and the tools' caches; runs stay
+	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info
+	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +

