@@ -273,6 +273,8 @@ class FakeToolServer:
     parameters: Mapping[str, Any] = field(default_factory=lambda: SEARCH_PARAMETERS)
     statuses: list[int] = field(default_factory=list)
     """Status codes of the next requests to /call, /open and /close; 200 once it is empty."""
+    spec_statuses: list[int] = field(default_factory=list)
+    """Status codes of the next requests to /spec."""
     always: int = 200
     """Status code of every request once `statuses` is empty."""
     reply: bytes | None = None
@@ -323,6 +325,8 @@ class FakeToolServer:
         return None if status == 200 else web.Response(status=status, text="out of order")
 
     async def _spec(self, _: web.Request) -> web.Response:
+        if self.spec_statuses:
+            return web.Response(status=self.spec_statuses.pop(0))
         return web.Response(body=self.spec.model_dump_json(), content_type="application/json")
 
     async def _call(self, request: web.Request) -> web.Response:

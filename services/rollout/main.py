@@ -142,16 +142,14 @@ async def serve_policy(policy: Policy, chat: ChatFormat, settings: RolloutSettin
     serving_samples = asyncio.create_task(_serve_samples(policy, chat, settings))
     try:
         await asyncio.wait([serving_samples, stopped], return_when=asyncio.FIRST_COMPLETED)
-        if stop.is_set():
-            serving_samples.cancel()
-            await asyncio.wait([serving_samples])
-        if not serving_samples.cancelled():
-            serving_samples.result()  # raises what ended it
     finally:
         stopped.cancel()
         serving_samples.cancel()
+        await asyncio.wait([serving_samples])
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
+    if not serving_samples.cancelled():
+        serving_samples.result()  # raises what ended it
     logger.info("rollout server has stopped run_id=%s", settings.run.id)
 
 

@@ -1,0 +1,510 @@
+"""The whole rollout server over a real Redis and real HTTP tools; only the sampler is scripted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.config import EnvTable, RolloutTable
+from agent_r1.rollout.main import RolloutSettings, serve_policy
+from agent_r1.rollout.policy import EngineDeadError
+from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+from agent_r1_proto.registry import Registry
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.trajectory import Trajectory
+from agent_r1_proto.weights import (
+    CanaryReply,
+    CanaryRequest,
+    LoadReply,
+    LoadRequest,
+    NewestVersion,
+    WeightManifest,
+)
+from tests.builders import rollout_task
+from tests.conftest import REPOSITORY
+from tests.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
+
+pytestmark = pytest.mark.redis
+
+WAIT_S = 20.0
+POLL_S = 0.005
+ANSWER = "<think>done</think><answer>Ada</answer>"
+SEARCH = "<think>look</think>" + call_text(query="Ada")
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def end_id(tokenizer: Any) -> int:
+    return tokenizer.convert_tokens_to_ids("<|im_end|>")
+
+
+@pytest.fixture(scope="module")
+def chat(tokenizer: Any, end_id: int) -> ChatFormat:
+    return ChatFormat(tokenizer, end_of_turn_ids=[end_id])
+
+
+@pytest.fixture
+async def broker(redis_url: str, run_id: str) -> AsyncIterator[Broker]:
+    async with await Broker.connect(redis_url, run_id, lease_s=60.0) as connected:
+        yield connected
+
+
+@dataclass
+class Bench:
+    """What a test needs to start servers of one run and to look at their work."""
+
+    broker: Broker
+    registry: Registry
+    chat: ChatFormat
+    end_id: int
+    redis_url: str
+    folder: Path
+
+    def policy(self, *turns: str, **options: Any) -> FakePolicy:
+        """A model that writes these turns."""
+        script = [[*self.chat._encode(turn), self.end_id] for turn in turns]
+        return FakePolicy(script, eos_token_ids=[self.end_id], **options)
+
+    def gated_policy(self, gate: asyncio.Event, text: str = ANSWER) -> FakePolicy:
+        """A model that answers once the gate is open."""
+
+        async def script(_: list[int], __: int) -> list[int]:
+            await gate.wait()
+            return [*self.chat._encode(text), self.end_id]
+
+        return FakePolicy(script, eos_token_ids=[self.end_id])
+
+    @asynccontextmanager
+    async def server(
+        self,
+        policy: FakePolicy,
+        *tools: FakeToolServer,
+        env: dict[str, Any] | None = None,
+        rollout: dict[str, Any] | None = None,
+        lease_s: float = 60.0,
+    ) -> AsyncIterator[asyncio.Task[None]]:
+        """Run a server until the block ends; it is then stopped in order."""
+        settings = RolloutSettings(
+            run=RunTable(id=self.run_id),
+            model=ModelTable(path="scripted"),
+            redis=RedisTable(url=self.redis_url, lease_s=lease_s),
+            env=EnvTable(**({"tool_retries": 0} | (env or {}))),
+            rollout=RolloutTable(**(rollout or {})),
+            tools={tool.name: tool.url for tool in tools},
+            announce_dir=self.folder,
+        )
+        serving = asyncio.create_task(serve_policy(policy, self.chat, settings))
+        try:
+            await until(lambda: (self.folder / "rollout.json").exists() or serving.done())
+            yield serving
+        finally:
+            serving.cancel()
+            with suppress(asyncio.CancelledError, EngineDeadError):
+                await serving
+            (self.folder / "rollout.json").unlink(missing_ok=True)
+
+    @property
+    def run_id(self) -> str:
+        """Id of the run."""
+        return self.broker.keys.prefix.split(":")[1]
+
+    async def num_pending(self) -> int:
+        """Number of samples that a server has taken and not finished."""
+        group = await self.broker.redis.xpending(self.broker.keys.tasks, "rollout")
+        return int(group["pending"])
+
+    @property
+    def url(self) -> str:
+        """Base URL of the server that announced itself last."""
+        return json.loads((self.folder / "rollout.json").read_text())["url"]
+
+    async def submit(self, *tasks: RolloutTask) -> None:
+        """Put samples on the stream."""
+        await self.broker.publish_many(self.broker.keys.tasks, tasks)
+
+    async def trajectories(self, count: int) -> list[Trajectory]:
+        """Take this many results from the stream."""
+        taken: list[Trajectory] = []
+        async with (
+            asyncio.timeout(WAIT_S),
+            self.broker.consumer(
+                self.broker.keys.trajectories, Trajectory, group="reward", consumer="test"
+            ) as consumer,
+        ):
+            while len(taken) < count:
+                for entry in await consumer.read(count - len(taken), 1.0):
+                    taken.append(entry.message)
+                    await consumer.finish(entry)
+        return sorted(taken, key=lambda trajectory: trajectory.rollout_id)
+
+    def manifest(self, version: int, *, run_id: str | None = None) -> str:
+        """Write a manifest of a version and return its path."""
+        path = self.folder / f"v{version}.json"
+        manifest = WeightManifest(
+            run_id=run_id or self.run_id,
+            policy_version=version,
+            location=str(self.folder / "model.safetensors"),
+            size_bytes=0,
+            tensors=[],
+        )
+        path.write_text(manifest.model_dump_json())
+        return str(path)
+
+
+@pytest.fixture
+async def bench(
+    broker: Broker, redis_url: str, chat: ChatFormat, end_id: int, tmp_path: Path
+) -> Bench:
+    registry = Registry(broker)
+    await registry.set_newest_version(NewestVersion(policy_version=0))
+    await registry.set_incarnation(1)
+    return Bench(broker, registry, chat, end_id, redis_url, tmp_path)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition of this process holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not condition():  # noqa: ASYNC110 - what changes is not ours to signal
+            await asyncio.sleep(POLL_S)
+
+
+async def until_true(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until a condition that must be asked for holds."""
+    async with asyncio.timeout(WAIT_S):
+        while not await condition():  # noqa: ASYNC110 - Redis changes, not this process
+            await asyncio.sleep(POLL_S)
+
+
+async def until_empty(bench: Bench) -> None:
+    """Wait until every sample is finished and deleted."""
+
+    async def is_empty() -> bool:
+        return await bench.broker.depth(bench.broker.keys.tasks) == 0
+
+    await until_true(is_empty)
+
+
+def keys(trajectories: Sequence[Trajectory]) -> list[tuple[int, int, int, int]]:
+    """Return incarnation, group, sample and attempt of each."""
+    found = [trajectory.rollout.key for trajectory in trajectories]
+    return [(k.incarnation, k.group_id, k.sample_index, k.attempt) for k in found]
+
+
+def task(bench: Bench, **fields: Any) -> RolloutTask:
+    return rollout_task(bench.run_id, **fields)
+
+
+async def test_samples_become_trajectories_and_leave_the_stream(bench: Bench):
+    async with FakeToolServer() as search:
+        policy = bench.policy(SEARCH, ANSWER)
+        async with bench.server(policy, search):
+            samples = [task(bench, group_id=g, sample_index=s) for g in (0, 1) for s in (0, 1)]
+            await bench.submit(*samples)
+            done = await bench.trajectories(4)
+            await until_empty(bench)
+            (server,) = await bench.registry.rollout_servers()
+            async with httpx.AsyncClient() as client:
+                health = (await client.get(f"{bench.url}/healthz")).json()
+        assert await bench.registry.rollout_servers() == []
+    assert keys(done) == [(1, 0, 0, 0), (1, 0, 1, 0), (1, 1, 0, 0), (1, 1, 1, 0)]
+    assert {(t.status, t.reason, len(t.turns)) for t in done} == {("COMPLETED", "answer", 2)}
+    assert [t.rollout for t in done] == samples
+    assert server.url.startswith("http://127.0.0.1:")
+    assert done[0].server_id == server.server_id
+    assert health == {
+        "status": "ok",
+        "server_id": server.server_id,
+        "policy_version": 0,
+        "in_flight": 0,
+    }
+    assert len({request.seed for request in policy.requests}) == 8  # 4 samples of 2 turns
+
+
+async def test_malformed_call_is_answered_and_the_trajectory_goes_on(bench: Bench):
+    async with FakeToolServer() as search:
+        policy = bench.policy("<tool_call>search Ada</tool_call>", SEARCH, ANSWER)
+        async with bench.server(policy, search):
+            await bench.submit(task(bench))
+            (done,) = await bench.trajectories(1)
+    assert done.status == "COMPLETED"
+    assert [call.status for call in done.calls()] == ["malformed", "ok"]
+    assert "Error: the tool call is not valid JSON" in bench.chat.decode(done.token_ids.tolist())
+
+
+async def test_tool_that_is_down_fails_the_sample_after_all_attempts(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    async with FakeToolServer(always=503) as search:
+        async with bench.server(bench.policy(SEARCH, ANSWER), search):
+            samples = [task(bench, sample_index=i, max_attempts=3) for i in range(3)]
+            await bench.submit(*samples)
+            done = await bench.trajectories(3)
+            await until_empty(bench)
+        assert sorted({call.rollout_id.rsplit("/", 1)[1] for call in search.calls}) == [
+            "0",
+            "1",
+            "2",
+        ]
+    assert keys(done) == [(1, 0, 0, 2), (1, 0, 1, 2), (1, 0, 2, 2)]
+    assert {(t.status, t.reason) for t in done} == {("FAILED", "tool_http_503: search")}
+    # Nine attempts failed the same way; the first is shown with what happened, the rest counted.
+    (shown,) = [
+        r.getMessage()
+        for r in caplog.records
+        if r.levelno == logging.WARNING and "attempt failed" in r.getMessage()
+    ]
+    assert "out of order" in shown
+
+
+async def test_attempt_after_a_short_outage_succeeds(bench: Bench):
+    async with (
+        FakeToolServer(statuses=[500]) as search,
+        bench.server(bench.policy(SEARCH, ANSWER), search),
+    ):
+        await bench.submit(task(bench))
+        (done,) = await bench.trajectories(1)
+    assert (done.status, done.rollout.key.attempt) == ("COMPLETED", 1)
+
+
+async def test_samples_of_an_earlier_incarnation_are_dropped(bench: Bench):
+    await bench.registry.set_incarnation(2)
+    async with bench.server(bench.policy(ANSWER)):
+        await bench.submit(
+            task(bench, incarnation=1, group_id=0),
+            task(bench, incarnation=1, group_id=1, purpose="eval"),
+            task(bench, incarnation=2, group_id=2),
+        )
+        done = await bench.trajectories(2)
+        await until_empty(bench)
+    assert keys(done) == [(1, 1, 0, 0), (2, 2, 0, 0)]
+    assert await bench.broker.depth(bench.broker.keys.trajectories) == 0
+
+
+async def test_samples_in_flight_of_an_earlier_incarnation_are_stopped(bench: Bench):
+    policy = bench.gated_policy(asyncio.Event())
+    async with bench.server(policy, rollout={"announce_expiry_s": 0.3}):
+        await bench.submit(task(bench))
+        await until(lambda: policy.num_in_flight == 1)
+        await bench.registry.set_incarnation(2)
+        await until_empty(bench)
+        assert policy.num_in_flight == 0
+
+
+async def test_no_more_samples_are_taken_than_fit(bench: Bench):
+    gate = asyncio.Event()
+    policy = bench.gated_policy(gate)
+    async with bench.server(policy, rollout={"max_concurrent": 2}):
+        await bench.submit(*(task(bench, sample_index=i) for i in range(5)))
+        await until(lambda: policy.num_in_flight == 2)
+        assert await bench.num_pending() == 2  # the others are still anybody's
+        gate.set()
+        done = await bench.trajectories(5)
+    assert len(done) == 5
+
+
+# -- weights -------------------------------------------------------------------------------------
+
+
+async def test_no_sample_is_taken_before_the_newest_version_is_known(bench: Bench):
+    await bench.broker.redis.delete(bench.broker.keys.newest_version)
+    policy = bench.policy(ANSWER)
+    async with bench.server(policy):
+        await bench.submit(task(bench))
+        async with httpx.AsyncClient() as client:
+            for _ in range(3):
+                assert (await client.get(f"{bench.url}/healthz")).json()["in_flight"] == 0
+                await asyncio.sleep(0.1)
+        assert policy.requests == []
+        await bench.registry.set_newest_version(NewestVersion(policy_version=0))
+        await bench.trajectories(1)
+
+
+async def test_server_that_is_behind_fetches_the_newest_version_by_itself(bench: Bench):
+    policy = bench.policy(ANSWER)
+    newest = NewestVersion(policy_version=3, manifest_location=bench.manifest(3))
+    await bench.registry.set_newest_version(newest)
+    async with bench.server(policy):
+        await bench.submit(task(bench))
+        (done,) = await bench.trajectories(1)
+
+        async def is_announced() -> bool:
+            return (await bench.registry.rollout_servers())[0].policy_version == 3
+
+        await until_true(is_announced)
+    assert done.policy_versions() == [3]
+    assert policy.loaded == [3]
+
+
+async def test_sample_read_while_a_push_is_announced_waits_for_the_new_weights(bench: Bench):
+    # The server is idle in its read, holding version 0, when the learner publishes version 1 and
+    # then issues a sample: that sample must not see version 0.
+    policy = bench.policy(ANSWER)
+    async with bench.server(policy):
+        await bench.submit(task(bench, group_id=0))
+        (first,) = await bench.trajectories(1)
+        newest = NewestVersion(policy_version=1, manifest_location=bench.manifest(1))
+        await bench.registry.set_newest_version(newest)
+        await bench.submit(task(bench, group_id=1))
+        (second,) = await bench.trajectories(1)
+    assert (first.policy_versions(), second.policy_versions()) == ([0], [1])
+
+
+async def test_server_that_cannot_load_the_newest_version_takes_no_samples(
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.rollout.worker.CATCH_UP_RETRY_S", 0.05)
+    policy = bench.policy(ANSWER)
+    policy.refuse_weights = "checksum of model.norm.weight does not fit"
+    newest = NewestVersion(policy_version=1, manifest_location=bench.manifest(1))
+    await bench.registry.set_newest_version(newest)
+    async with bench.server(policy):
+        await bench.submit(task(bench))
+        await until(lambda: sum("stays behind" in r.message for r in caplog.records) >= 2)
+        assert policy.requests == []
+        policy.refuse_weights = None
+        (done,) = await bench.trajectories(1)
+    assert done.policy_versions() == [1]
+
+
+async def test_weight_routes(bench: Bench):
+    policy = bench.policy(ANSWER)
+    async with bench.server(policy), httpx.AsyncClient(base_url=bench.url) as client:
+
+        async def load(version: int, manifest: str) -> httpx.Response:
+            request = LoadRequest(manifest_location=manifest, policy_version=version)
+            return await client.post("/weights/load", json=request.model_dump())
+
+        loaded = await load(2, bench.manifest(2))
+        assert LoadReply.model_validate(loaded.json()) == LoadReply(
+            policy_version=2, fetch_s=0.25, pause_s=0.125
+        )
+        again = await load(2, bench.manifest(2))
+        assert (again.status_code, policy.loaded) == (200, [2])
+        older = await load(1, bench.manifest(1))
+        assert (older.status_code, "older than 2" in older.text) == (409, True)
+        missing = await load(3, str(bench.folder / "none.json"))
+        assert (missing.status_code, "cannot be read" in missing.text) == (422, True)
+        mislabelled = await load(4, bench.manifest(3))
+        assert (mislabelled.status_code, "is of version 3" in mislabelled.text) == (422, True)
+        foreign = await load(5, bench.manifest(5, run_id="other"))
+        assert (foreign.status_code, "of the run 'other'" in foreign.text) == (422, True)
+        policy.refuse_weights = "checksum"
+        refused = await load(6, bench.manifest(6))
+        assert (refused.status_code, refused.json()) == (422, {"detail": "checksum"})
+        unknown = await client.post("/weights/load", json={"version": 1})
+        assert unknown.status_code == 422
+
+        request = CanaryRequest(token_ids=[5, 6, 7])
+        canary = await client.post("/weights/canary", json=request.model_dump())
+        # The scripted policy scores a token as minus its id.
+        assert CanaryReply.model_validate(canary.json()) == CanaryReply(
+            policy_version=2, logprobs=[-6.0, -7.0]
+        )
+
+
+# -- ends ----------------------------------------------------------------------------------------
+
+
+async def test_stopped_server_gives_its_samples_back_at_once(bench: Bench):
+    policy = bench.gated_policy(asyncio.Event())
+    async with bench.server(policy):
+        await bench.submit(task(bench, sample_index=0), task(bench, sample_index=1))
+        await until(lambda: policy.num_in_flight == 2)
+    # The lease is 60 s: only a sample that was given back reaches the next server in time.
+    async with bench.server(bench.policy(ANSWER)):
+        done = await bench.trajectories(2)
+    assert keys(done) == [(1, 0, 0, 0), (1, 0, 1, 0)]
+
+
+async def test_dead_engine_ends_the_server_and_gives_the_samples_back(bench: Bench):
+    gate = asyncio.Event()
+    policy = bench.gated_policy(gate)
+    async with bench.server(policy) as serving:
+        await bench.submit(task(bench))
+        await until(lambda: policy.num_in_flight == 1)
+        policy.die("the engine was killed")
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{bench.url}/healthz")).status_code == 503
+        gate.set()
+        with pytest.raises(EngineDeadError, match="was killed"):
+            await asyncio.wait_for(serving, WAIT_S)
+    async with bench.server(bench.policy(ANSWER)):
+        (done,) = await bench.trajectories(1)
+    assert done.rollout.key.attempt == 0
+
+
+async def test_sample_that_cannot_be_published_is_dead_lettered(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: object, **__: object) -> None:
+        raise TypeError("a bug of ours")
+
+    monkeypatch.setattr("agent_r1.rollout.record.TrajectoryRecord.finish", broken)
+    async with bench.server(bench.policy(ANSWER)):
+        await bench.submit(task(bench))
+        await until_empty(bench)
+        (letter,) = await bench.broker.dead_letters()
+    assert "a bug of ours" in letter.reason
+
+
+@asynccontextmanager
+async def server_process(
+    bench: Bench, lease_s: float, num_samples: int
+) -> AsyncIterator[subprocess.Popen[bytes]]:
+    """A server process that has taken samples and is in the middle of them."""
+    folder = bench.folder / "process"
+    command = [sys.executable, "-m", "tests.integration.rollout_process", bench.redis_url]
+    command += [bench.run_id, str(folder), str(lease_s)]
+    process = await asyncio.to_thread(subprocess.Popen, command, cwd=REPOSITORY)
+
+    async def has_taken_them() -> bool:
+        return await bench.num_pending() == num_samples
+
+    try:
+        await until(lambda: (folder / "rollout.json").exists() or process.poll() is not None)
+        await bench.submit(*(task(bench, sample_index=i) for i in range(num_samples)))
+        await until_true(has_taken_them)
+        yield process
+    finally:
+        process.kill()
+        process.wait(WAIT_S)
+
+
+async def test_killed_server_loses_nothing(bench: Bench):
+    async with server_process(bench, 1.0, 3) as process:
+        process.send_signal(signal.SIGKILL)
+        process.wait(WAIT_S)
+    survivor = {"server_id": "survivor"}
+    async with bench.server(bench.policy(ANSWER), rollout=survivor, lease_s=1.0):
+        done = await bench.trajectories(3)
+        await until_empty(bench)
+    assert keys(done) == [(1, 0, 0, 0), (1, 0, 1, 0), (1, 0, 2, 0)]
+    assert {trajectory.server_id for trajectory in done} == {"survivor"}
+
+
+async def test_sigterm_stops_a_server_process_in_order(bench: Bench):
+    async with server_process(bench, 60.0, 1) as process:
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, WAIT_S) == 0
+    assert await bench.registry.rollout_servers() == []
+    async with bench.server(bench.policy(ANSWER)):
+        (done,) = await bench.trajectories(1)
+    assert keys([done]) == [(1, 0, 0, 0)]

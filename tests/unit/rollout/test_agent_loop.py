@@ -1,0 +1,510 @@
+"""One trajectory: tokens, masks, calls, limits, and how it ends."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.rollout.chat_format import TRUNCATION_MARKER, ChatFormat
+from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1.rollout.policy import EngineDeadError
+from agent_r1.rollout.record import derive_seed
+from agent_r1_proto.messages import decode_entry, encode_entry
+from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task
+from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_proto.trajectory import Trajectory
+from tests.builders import rollout_task
+from tests.fakes import FakeToolServer, call_text
+from tests.unit.rollout.loops import ANSWER, agent_loop, sampled
+
+
+def spoken(chat: ChatFormat, trajectory: Trajectory) -> list[str]:
+    """The masked-in tokens of each turn, decoded, end-of-turn token included."""
+    return [chat.decode(trajectory.token_ids[t.start : t.end].tolist()) for t in trajectory.turns]
+
+
+async def test_two_turns_are_one_sequence_with_mask_and_logprobs(chat: ChatFormat, end_id: int):
+    search = "<think>look</think>" + call_text(query="Ada")
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [search, ANSWER], server) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task(run_id="run"))
+
+    assert (trajectory.status, trajectory.reason) == ("COMPLETED", "answer")
+    # The whole sequence reads as the dialogue, in the template's own words.
+    assert chat.decode(trajectory.token_ids.tolist()).endswith(
+        "<|im_start|>user\nwho?<|im_end|>\n<|im_start|>assistant\n"
+        f"{search}<|im_end|>\n<|im_start|>user\n<tool_response>\n"
+        'result of {"query": "Ada"}\n</tool_response><|im_end|>\n<|im_start|>assistant\n'
+        f"{ANSWER}<|im_end|>"
+    )
+    # Mask and log-probabilities: exactly what was sampled, end-of-turn token included.
+    first, second = sampled(chat, end_id, search), sampled(chat, end_id, ANSWER)
+    assert trajectory.token_ids[trajectory.action_mask].tolist() == first + second
+    expected = [-(i + 1) / 100 for turn in (first, second) for i in range(len(turn))]
+    np.testing.assert_allclose(
+        trajectory.rollout_logprobs[trajectory.action_mask], expected, rtol=1e-6
+    )
+    assert spoken(chat, trajectory) == [f"{search}<|im_end|>", f"{ANSWER}<|im_end|>"]
+    assert [turn.text for turn in trajectory.turns] == [search, ANSWER]
+    assert trajectory.prompt_length == trajectory.turns[0].start
+    # The second prompt is the first with what was sampled and the reply, token for token.
+    turn = trajectory.turns[1]
+    assert built.policy.requests[1].token_ids == trajectory.token_ids[: turn.start].tolist()
+
+    (call,) = trajectory.turns[0].calls
+    close = chat._call_close_id
+    assert trajectory.token_ids[call.end_token_index] == close
+    assert (call.tool, call.arguments, call.status) == ("search", {"query": "Ada"}, "ok")
+    assert (call.version, call.instance, call.attempt) == ("7", "fake-1", 0)
+    assert call.latency_ms > 0
+    assert call.parts == [TextPart(text='result of {"query": "Ada"}')]
+    # It survives the wire.
+    assert decode_entry(Trajectory, encode_entry(trajectory)).turns == trajectory.turns
+
+
+async def test_calls_of_a_turn_all_run_and_are_answered_in_order(chat: ChatFormat, end_id: int):
+    turn = "".join(
+        [
+            call_text(query="a"),
+            "<tool_call>{oops}</tool_call>",
+            call_text("teleport"),
+            call_text(query=3),
+            call_text(query="b"),
+        ]
+    )
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [turn, ANSWER], server, env={"max_calls_per_turn": 4}) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    statuses = [call.status for call in trajectory.turns[0].calls]
+    assert statuses == ["ok", "malformed", "unknown_tool", "malformed", "over_limit"]
+    ends = [call.end_token_index for call in trajectory.turns[0].calls]
+    assert ends == sorted(set(ends))
+    assert [call.arguments for call in server.calls] == [{"query": "a"}]
+    shown = built.policy.requests[1].token_ids
+    text = chat.decode(shown[trajectory.turns[0].end :])
+    responses = [part.split("\n</tool_response>")[0] for part in text.split("<tool_response>\n")]
+    assert responses[1:] == [
+        'result of {"query": "a"}',
+        "Error: the tool call is not valid JSON: Expecting property name enclosed in double "
+        "quotes at character 1",
+        "Error: there is no tool 'teleport'; tools: search",
+        "Error: the arguments do not fit search: query: 3 is not of type 'string'",
+        "Error: only the first 4 tool calls of a turn are run; this one was not",
+    ]
+
+
+async def test_calls_of_one_turn_run_at_once(chat: ChatFormat, end_id: int):
+    turn = call_text(query="a") + call_text(query="b")
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [turn, ANSWER], server) as built,
+    ):
+        await built.loop.run(rollout_task())
+    assert [len(request.calls) for request in server.requests] == [2]
+
+
+async def test_tool_error_is_an_answer(chat: ChatFormat, end_id: int):
+    def no_such_page(_: ToolCall) -> ToolResult:
+        return ToolResult(status="error", parts=[TextPart(text="no such page")])
+
+    async with (
+        FakeToolServer(answer=no_such_page) as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert trajectory.status == "COMPLETED"
+    assert trajectory.turns[0].calls[0].status == "error"
+    assert "no such page" in chat.decode(trajectory.token_ids.tolist())
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason", "attempts"),
+    [
+        ({"always": 503}, "tool_http_503: search", 3),
+        ({"always": 404}, "tool_http_404: search", 1),
+        ({"reply": b"<html>"}, "tool_bad_reply: search", 1),
+    ],
+)
+async def test_outage_fails_the_attempt_and_is_no_observation(
+    chat: ChatFormat, end_id: int, fault: dict[str, Any], reason: str, attempts: int
+):
+    async with (
+        FakeToolServer(**fault) as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server, retries=2) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert (trajectory.status, trajectory.reason) == ("FAILED", reason)
+    (call,) = trajectory.turns[0].calls
+    assert (call.status, call.attempt) == ("failed", attempts - 1)
+    assert call.error.startswith(reason)
+    assert len(server.requests) == attempts
+    # Nothing follows the sampled turn.
+    assert trajectory.turns[0].end == len(trajectory.token_ids)
+    assert len(built.policy.requests) == 1
+
+
+async def test_short_outage_is_retried_and_recorded(chat: ChatFormat, end_id: int):
+    async with (
+        FakeToolServer(statuses=[503, 429]) as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server, retries=2) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert trajectory.status == "COMPLETED"
+    assert trajectory.turns[0].calls[0].attempt == 2
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+
+async def test_max_turns_truncates_after_the_last_calls_ran(chat: ChatFormat, end_id: int):
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [call_text(query="a")], server, env={"max_turns": 2}) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert (trajectory.status, trajectory.reason) == ("TRUNCATED", "max_turns")
+    assert len(trajectory.turns) == 2
+    assert trajectory.action_mask[-1]  # ends with what was sampled, no unread result
+    assert trajectory.turns[1].calls[0].status == "ok"
+
+
+async def test_task_overrides_max_turns(chat: ChatFormat, end_id: int):
+    task = rollout_task(sampling=SamplingParameters(max_turns=1))
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server) as built,
+    ):
+        trajectory = await built.loop.run(task)
+    assert (trajectory.reason, len(trajectory.turns)) == ("max_turns", 1)
+
+
+async def test_turn_cut_by_its_limit_ends_without_an_end_token(chat: ChatFormat, end_id: int):
+    text = call_text(query="a") * 3
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [text], server, env={"max_tokens_per_turn": 10}) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert (trajectory.status, trajectory.reason) == ("TRUNCATED", "max_tokens_per_turn")
+    assert trajectory.turns[0].finish_reason == "length"
+    assert trajectory.num_action_tokens == 10
+    assert end_id not in trajectory.token_ids[trajectory.prompt_length :]
+    assert server.calls == []
+
+
+async def test_context_limit_cuts_a_turn(chat: ChatFormat, end_id: int):
+    async with agent_loop(chat, end_id, ["x" * 500], max_context=120) as built:
+        trajectory = await built.loop.run(rollout_task())
+    assert (trajectory.status, trajectory.reason) == ("TRUNCATED", "max_trajectory_tokens")
+    assert len(trajectory.token_ids) == 120
+
+
+async def test_result_that_leaves_no_room_ends_the_trajectory(chat: ChatFormat, end_id: int):
+    def long(_: ToolCall) -> ToolResult:
+        return ToolResult(parts=[TextPart(text="y" * 1000)])
+
+    async with (
+        FakeToolServer(answer=long) as server,
+        agent_loop(chat, end_id, [call_text(query="a")], server, max_context=900) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert (trajectory.status, trajectory.reason) == ("TRUNCATED", "max_trajectory_tokens")
+    assert trajectory.action_mask[-1]
+    assert len(built.policy.requests) == 1
+
+
+async def test_long_tool_results_are_cut_with_a_marker(chat: ChatFormat, end_id: int):
+    def long(_: ToolCall) -> ToolResult:
+        return ToolResult(parts=[TextPart(text="y" * 300)])
+
+    limits = {"max_tool_response_chars": 100, "max_tool_response_tokens": 40}
+    async with (
+        FakeToolServer(answer=long) as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server, env=limits) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    text = chat.decode(built.policy.requests[1].token_ids)
+    response = text.rsplit("<tool_response>\n", 1)[1].split("\n</tool_response>")[0]
+    assert response.endswith(TRUNCATION_MARKER)
+    assert len(chat.encode_text(response)) <= 40
+    (part,) = trajectory.turns[0].calls[0].parts
+    assert isinstance(part, TextPart)
+    assert len(part.text) == 100
+
+
+async def test_prompt_longer_than_the_context_is_the_tasks_fault(
+    chat: ChatFormat, end_id: int, caplog: pytest.LogCaptureFixture
+):
+    task = rollout_task(task=Task(id="long", prompt="z" * 500))
+    async with agent_loop(chat, end_id, [ANSWER], max_context=200) as built:
+        trajectory = await built.loop.run(task)
+        await built.loop.run(task)
+    assert (trajectory.status, trajectory.reason) == ("TRUNCATED", "prompt_too_long")
+    assert len(trajectory.token_ids) == trajectory.prompt_length == 200
+    assert built.policy.requests == []
+    (loud,) = [r for r in caplog.records if r.levelno == logging.ERROR]
+    assert "task_id=long" in loud.getMessage()
+    assert "limit=200; raise model.max_context" in loud.getMessage()
+
+
+# -- prompts, seeds, versions --------------------------------------------------------------------
+
+
+async def test_first_prompt_is_logged_in_full(
+    chat: ChatFormat, end_id: int, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO)
+    env = {"system_prompt": "You find things."}
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [ANSWER], server, env=env) as built,
+    ):
+        for _ in range(2):
+            await built.loop.run(rollout_task())
+    (line,) = [r.getMessage() for r in caplog.records if "first prompt" in r.getMessage()]
+    assert "<|im_start|>system\nYou find things.\n<tools>" in line
+    assert "Looks things up." in line
+
+
+async def test_own_system_message_stands(chat: ChatFormat, end_id: int):
+    prompt = [ChatMessage(role="system", content="Mine."), ChatMessage(role="user", content="q")]
+    task = rollout_task(task=Task(id="t", prompt=prompt, payload={"answers": ["secret"]}))
+    async with agent_loop(chat, end_id, [ANSWER], env={"system_prompt": "Yours."}) as built:
+        trajectory = await built.loop.run(task)
+    text = chat.decode(trajectory.token_ids.tolist())
+    assert "Mine." in text
+    assert "Yours." not in text
+    assert "secret" not in text
+
+
+async def test_task_chooses_its_tools(chat: ChatFormat, end_id: int):
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server) as built,
+    ):
+        none = rollout_task(task=Task(id="t", prompt="q", tools=[]))
+        trajectory = await built.loop.run(none)
+        assert "<tools>" not in chat.decode(trajectory.token_ids.tolist())
+        assert trajectory.turns[0].calls[0].status == "unknown_tool"
+        missing = rollout_task(task=Task(id="t", prompt="q", tools=["maps"]))
+        failed = await built.loop.run(missing)
+    assert (failed.status, failed.reason) == (
+        "FAILED",
+        "unknown_tool_in_task: maps; offered: search",
+    )
+
+
+async def test_unknown_enabled_tool_is_refused_at_start(chat: ChatFormat, end_id: int):
+    with pytest.raises(ValueError, match=r"env\.enable_tools names maps"):
+        async with agent_loop(chat, end_id, [ANSWER], env={"enable_tools": ["maps"]}):
+            pass
+
+
+async def test_every_turn_has_its_own_seed_and_the_samples_temperature(
+    chat: ChatFormat, end_id: int
+):
+    task = rollout_task(sampling=SamplingParameters(temperature=0.7))
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server) as built,
+    ):
+        trajectory = await built.loop.run(task)
+    seeds = [request.seed for request in built.policy.requests]
+    assert seeds == [derive_seed(5, task.key, 0), derive_seed(5, task.key, 1)]
+    assert trajectory.seed == seeds[0]
+    assert {request.temperature for request in built.policy.requests} == {0.7}
+    assert trajectory.temperature == 0.7
+    assert len({request.request_id for request in built.policy.requests}) == 2
+
+
+def test_seeds_are_stable_and_differ_by_sample_and_attempt_but_not_incarnation():
+    # `printf 0/3/1/0/2 | b2sum -l 64`, halved: pinned, so that runs repeat across releases.
+    key = rollout_task(group_id=3, sample_index=1).key
+    assert derive_seed(0, key, 2) == 3409881853848135412
+    others = [
+        rollout_task(group_id=3, sample_index=1, attempt=1).key,
+        rollout_task(group_id=3, sample_index=0).key,
+        rollout_task(group_id=4, sample_index=1).key,
+    ]
+    assert len({derive_seed(0, k, 2) for k in [key, *others]}) == 4
+    assert derive_seed(0, rollout_task(group_id=3, sample_index=1, incarnation=9).key, 2) == (
+        derive_seed(0, key, 2)
+    )
+
+
+async def test_seed_of_the_task_is_used_for_the_first_turn(chat: ChatFormat, end_id: int):
+    task = rollout_task(sampling=SamplingParameters(seed=11))
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server) as built,
+    ):
+        trajectory = await built.loop.run(task)
+    first, second = (request.seed for request in built.policy.requests)
+    assert (first, trajectory.seed) == (11, 11)
+    assert second != 11
+
+
+async def test_version_spans_follow_the_tokens_across_a_weight_load(chat: ChatFormat, end_id: int):
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server) as built,
+    ):
+        policy = built.policy
+
+        def load_then_answer(call: ToolCall) -> ToolResult:
+            policy._policy_version = 4
+            return ToolResult(parts=[TextPart(text="x")])
+
+        server.answer = load_then_answer
+        trajectory = await built.loop.run(rollout_task())
+    first, second = trajectory.turns
+    assert [(s.policy_version, s.start, s.end) for s in trajectory.version_spans] == [
+        (0, first.start, first.end),
+        (4, second.start, second.end),
+    ]
+    assert trajectory.policy_versions() == [0, 4]
+
+
+async def test_dead_engine_is_nobodys_attempt(chat: ChatFormat, end_id: int):
+    async with agent_loop(chat, end_id, [ANSWER]) as built:
+        built.policy.die()
+        with pytest.raises(EngineDeadError):
+            await built.loop.run(rollout_task())
+
+
+# -- sessions and environments -------------------------------------------------------------------
+
+
+async def test_session_is_opened_at_the_first_call_and_closed_however_it_ends(
+    chat: ChatFormat, end_id: int
+):
+    async with (
+        FakeToolServer(sessions=True) as server,
+        agent_loop(
+            chat,
+            end_id,
+            [call_text(query="a"), call_text(query="b")],
+            server,
+            retries=0,
+            env={"max_turns": 2},
+        ) as built,
+    ):
+        done = await built.loop.run(rollout_task())
+        assert (server.opened, server.closed) == ([done.rollout_id], [done.rollout_id])
+        server.statuses = [200, 500]
+        failed = await built.loop.run(rollout_task(attempt=1))
+    assert failed.reason == "tool_http_500: search"
+    assert server.closed == [done.rollout_id, failed.rollout_id]
+
+
+async def test_calls_of_one_session_keep_their_order(chat: ChatFormat, end_id: int):
+    turn = call_text(query="a") + call_text(query="b") + call_text(query="c")
+    async with (
+        FakeToolServer(sessions=True) as server,
+        agent_loop(chat, end_id, [turn, ANSWER], server) as built,
+    ):
+        await built.loop.run(rollout_task())
+    assert [[c.arguments["query"] for c in r.calls] for r in server.requests] == [
+        ["a"],
+        ["b"],
+        ["c"],
+    ]
+
+
+class Scored(ToolEnv):
+    """Rewards calls, stops after the tool says so."""
+
+    def __init__(self, task: Task, bonus: float = 0.5) -> None:
+        super().__init__(task)
+        self.bonus = bonus
+        self.closed = False
+
+    async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
+        step = await super().step(turn, results)
+        found = [self.bonus if result.data == "hit" else None for result in results]
+        step = replace(step, process_rewards=found)
+        if any(result.data == "goal" for result in results):
+            return replace(step, done=True, reason="goal")
+        return step
+
+
+async def test_environment_rewards_calls_and_ends_the_trajectory(chat: ChatFormat, end_id: int):
+    def answer(call: ToolCall) -> ToolResult:
+        return ToolResult(parts=[TextPart(text="x")], data=call.arguments["query"])
+
+    async with (
+        FakeToolServer(answer=answer) as server,
+        agent_loop(
+            chat,
+            end_id,
+            [call_text(query="hit") + call_text(query="miss"), call_text(query="goal")],
+            server,
+            make_env=Scored,
+        ) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert (trajectory.status, trajectory.reason) == ("COMPLETED", "goal")
+    assert [call.process_reward for call in trajectory.calls()] == [0.5, None, None]
+
+
+class Insisting(ToolEnv):
+    """Asks again, once, when the model answers without a call."""
+
+    sends_messages = True
+
+    async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
+        if turn.number == 0:
+            return EnvStep(message="Are you sure?")
+        return await super().step(turn, results)
+
+
+async def test_environment_may_speak_as_the_user(tokenizer: Any, end_id: int):
+    chat = ChatFormat(tokenizer, end_of_turn_ids=[end_id], reply_roles=("tool", "user"))
+    async with agent_loop(chat, end_id, [ANSWER], make_env=Insisting) as built:
+        trajectory = await built.loop.run(rollout_task())
+    assert trajectory.status == "COMPLETED"
+    assert chat.decode(trajectory.token_ids.tolist()).endswith(
+        f"{ANSWER}<|im_end|>\n<|im_start|>user\nAre you sure?<|im_end|>\n"
+        f"<|im_start|>assistant\n{ANSWER}<|im_end|>"
+    )
+
+
+class Broken(ToolEnv):
+    """Raises."""
+
+    async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
+        raise KeyError("goal")
+
+
+class Silent(ToolEnv):
+    """Says nothing to go on with."""
+
+    async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
+        return EnvStep()
+
+
+@pytest.mark.parametrize(
+    ("make_env", "reason"),
+    [(Broken, "env_error: KeyError: 'goal'"), (Silent, "env_error: ValueError: Silent.step")],
+)
+async def test_environment_that_fails_fails_the_attempt(
+    chat: ChatFormat,
+    end_id: int,
+    make_env: Any,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+):
+    async with agent_loop(chat, end_id, [ANSWER], make_env=make_env) as built:
+        trajectory = await built.loop.run(rollout_task())
+    assert trajectory.status == "FAILED"
+    assert trajectory.reason.startswith(reason)
+    assert any(record.exc_info for record in caplog.records)  # the traceback is in the log
