@@ -156,6 +156,7 @@ class Checkpoints:
         self.directory = run_folder / CHECKPOINTS_DIR
         self._keep_last = keep_last
         self._keep_best = keep_best
+        self._being_scored: set[int] = set()
         self.directory.mkdir(parents=True, exist_ok=True)
         for leftover in self.directory.glob(f"{TEMPORARY_PREFIX}*"):
             if leftover.is_dir():
@@ -222,11 +223,16 @@ class Checkpoints:
         logger.info("checkpoint written step=%d path=%s", state.step, final)
         return final
 
-    def record_score(self, step: int, score: float) -> None:
+    def expect_score(self, step: int) -> None:
+        """Keep the checkpoint of a step that is being evaluated until its score is known."""
+        self._being_scored.add(step)
+
+    def record_score(self, step: int, score: float | None) -> None:
         """Note the evaluation score of a step, by which `keep_best` chooses."""
-        scores = self._scores()
-        scores[str(step)] = score
-        write_atomically(self.directory / SCORES_FILE, json.dumps(scores, indent=2) + "\n")
+        self._being_scored.discard(step)
+        if score is not None and step in self.steps():
+            scores = self._scores() | {str(step): score}
+            write_atomically(self.directory / SCORES_FILE, json.dumps(scores, indent=2) + "\n")
         self._delete_surplus()
 
     def _scores(self) -> dict[str, float]:
@@ -242,6 +248,8 @@ class Checkpoints:
             reverse=True,
         )
         keep = set(steps[-self._keep_last :]) | set(scored[: self._keep_best])
+        if self._keep_best:
+            keep |= self._being_scored
         for step in steps:
             if step not in keep:
                 shutil.rmtree(self.path(step))

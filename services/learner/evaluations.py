@@ -67,6 +67,7 @@ class Evaluations:
                 step,
             )
             return
+        self._checkpoints.expect_score(step)
         self._running = halt.spawn(self.run("during", step, policy_version), "evaluate")
 
     async def wait(self) -> None:
@@ -84,8 +85,7 @@ class Evaluations:
         during = evaluation.name == "during"
         label = f"step_{evaluation.step:06d}" if during else evaluation.name
         self._folder.write_trajectories(f"eval_{label}", self._readable(evaluation))
-        if score is not None and evaluation.step in self._checkpoints.steps():
-            self._checkpoints.record_score(evaluation.step, score)
+        self._checkpoints.record_score(evaluation.step, score)
 
     def _readable(self, evaluation: Evaluation) -> list[dict[str, Any]]:
         """Render the first answers of each set: the same questions at every evaluation."""

@@ -7,18 +7,30 @@ stop.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 logger = logging.getLogger(__name__)
 
+CANCEL_AGAIN_S = 0.2
+
 T = TypeVar("T")
 
 
 class StopRequested(Exception):  # noqa: N818 - a request, not an error
     """The run was asked to stop (SIGTERM, SIGINT)."""
+
+
+async def cancel_and_wait(tasks: set[asyncio.Task[Any]]) -> None:
+    """Cancel tasks until they have ended; what they raise stays with them."""
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        # More than once: `asyncio.wait_for` of Python 3.11 loses a cancellation that meets the end
+        # of what it waits for, and clients use it inside.
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 class Halt:
@@ -59,22 +71,16 @@ class Halt:
         try:
             await asyncio.wait({task, self._halted}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await task
+            await cancel_and_wait({task})
         if self._halted.done() and (task.cancelled() or not task.exception()):
             # The stop comes first, unless the work has failed with a reason of its own.
             await self._halted
         return task.result()
 
     async def close(self) -> None:
-        """Cancel the background tasks and wait for them."""
-        tasks = list(self._background)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._halted.done():
-            self._halted.exception()  # it was looked at, or another error ended the run
-        else:
+        """Cancel the background tasks and wait for them; may be called twice."""
+        await cancel_and_wait(set(self._background))
+        if not self._halted.done():
             self._halted.cancel()
+        elif not self._halted.cancelled():
+            self._halted.exception()  # what ended the run has been raised; asyncio need not warn

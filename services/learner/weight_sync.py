@@ -36,6 +36,7 @@ from agent_r1.learner.checkpoint import Ledger, disk_errors
 from agent_r1.learner.config import LearnerTable
 from agent_r1.learner.engine_thread import EngineThread
 from agent_r1.learner.failures import RunFailedError
+from agent_r1.learner.halting import cancel_and_wait
 from agent_r1_proto.config import Dtype
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.registry import Registry, RolloutServer
@@ -137,9 +138,7 @@ class WeightSync:
 
     async def __aexit__(self, *exc_info: object) -> None:
         """Give up on servers that are still loading and close the HTTP client."""
-        for task in self._stragglers:
-            task.cancel()
-        await asyncio.gather(*self._stragglers, return_exceptions=True)
+        await cancel_and_wait(self._stragglers)
         if self._client is not None:
             await self._client.aclose()
 

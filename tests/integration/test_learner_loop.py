@@ -1,0 +1,267 @@
+"""The learner's loop with a real Redis, real HTTP and real files; engine and services are fakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.learner.failures import RunFailedError
+from agent_r1.learner.train import Learner
+from agent_r1_proto.registry import RolloutServer
+from agent_r1_proto.rewards import Reward, ScoredTrajectory
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import RolloutTask
+from tests.learner_fakes import (
+    FakeEngine,
+    FakeServices,
+    answered,
+    eventually,
+    samples_of,
+    training_plan,
+    write_tasks,
+)
+
+pytestmark = pytest.mark.redis
+
+
+def metrics_lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "summary.json").read_text())
+
+
+async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    sets = {name: write_tasks(tmp_path / f"{name}.jsonl", 6, name=name) for name in ("near", "far")}
+    write_tasks(tmp_path / "run-data" / "train.jsonl", 6, name="near")
+    plan = training_plan(
+        folder,
+        redis_url,
+        run_id,
+        evaluation={"sets": sets, "every": 2},
+        checkpoint_every=2,
+        keep_last=1,
+    )
+    engine = FakeEngine()
+
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
+        scored = answered(rollout, version)
+        if rollout.purpose == "eval" and version == 2:  # step 2 answers best, the last one worse
+            right = Reward(total=1.0, components={"exact_match": 1.0, "f1": 1.0})
+            return scored.replace(reward=right)
+        return scored
+
+    async with await Broker.connect(redis_url, run_id) as broker:
+        async with FakeServices(broker, answer=answer).running() as services:
+            await asyncio.wait_for(Learner(plan, engine).run(), 30)
+        assert services.loads == [1, 2, 3]
+        assert await broker.depth(broker.keys.tasks) == 0
+        assert await broker.depth(broker.keys.scored) == 0
+        leftover = [key async for key in broker.redis.scan_iter(f"{broker.keys.prefix}replies*")]
+        assert leftover == []
+    assert engine.trained == samples_of(range(6))
+    lines = metrics_lines(folder)
+    assert [line["step"] for line in lines] == [1, 2, 3]
+    # Rewards of a group are 0 and 1: mean 1/2, population std 1/2, advantages of opposite sign.
+    assert lines[0]["reward/mean"] == 0.5
+    assert lines[0]["reward/std"] == 0.5
+    assert lines[0]["advantage/mean"] == pytest.approx(0.0, abs=1e-6)
+    assert lines[0]["advantage/max"] == pytest.approx(0.70711, abs=1e-4)
+    assert lines[0]["mask/share"] == 6 / 8
+    assert [line["policy/version"] for line in lines] == [1, 2, 3]
+    assert {line["staleness/max"] for line in lines} == {0.0}
+    assert all(line["canary/dlogp_max"] <= 1e-4 for line in lines)
+    assert lines[0]["eval/near/n"] == 6
+    result = summary(folder)
+    assert result["status"] == "finished"
+    assert result["algorithm"] == "grpo"
+    assert (result["steps"], result["seed"]) == (3, 1)
+    assert result["trajectories_trained"] == 12
+    assert result["sampled_tokens"] == 12 * 6
+    assert result["reward_s"] == pytest.approx(0.25)
+    assert set(result["sets"]) == {"near", "far"}
+    assert result["sets"]["far"]["in_domain"] is False
+    assert result["sets"]["near"]["after"]["types"]["a"]["n"] == 3
+    assert result["em_before"] == 0.0  # one sample a question, sample 0 is wrong
+    assert result["canary_max_dlogp"] <= 1e-4
+    assert sorted(path.name for path in (folder / "checkpoints").glob("step_*")) == [
+        "step_000002",
+        "step_000003",
+    ]
+    assert sorted(path.name for path in (folder / "weights").iterdir()) == ["v2", "v3"]
+    assert (folder / "trajectories" / "step_000001.jsonl").exists()
+    assert (folder / "trajectories" / "eval_after.jsonl").exists()
+
+
+async def test_staleness_one_trains_on_mixed_versions(tmp_path: Path, redis_url: str, run_id: str):
+    plan = training_plan(tmp_path / "run", redis_url, run_id, steps=4, max_staleness=1)
+    engine = FakeEngine(train_s=0.05)
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running() as services,
+    ):
+        await asyncio.wait_for(Learner(plan, engine).run(), 30)
+    assert sorted(engine.trained) == samples_of(range(8))
+    ages = [line["staleness/max"] for line in metrics_lines(tmp_path / "run")]
+    # Two batches are asked for at version 0; every later one while the batch before is trained.
+    assert ages == [0.0, 1.0, 1.0, 1.0]
+    versions = {s.trajectory.policy_versions()[0] for s in services.published}
+    assert versions == {0, 1, 2}
+    assert summary(tmp_path / "run")["max_staleness_seen"] == 1
+
+
+async def test_rollouts_and_evaluation_go_on_while_the_engine_trains(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    sets = {"held": write_tasks(tmp_path / "held.jsonl", 8, name="held")}
+    plan = training_plan(
+        tmp_path / "run",
+        redis_url,
+        run_id,
+        evaluation={"sets": sets, "every": 1, "before": False, "after": False},
+        max_staleness=1,
+        steps=3,
+    )
+    engine = FakeEngine(train_s=0.6)
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running(),
+    ):
+        await asyncio.wait_for(Learner(plan, engine).run(), 30)
+    lines = metrics_lines(tmp_path / "run")
+    # Batch 2 was gathered while batch 1 trained, and the evaluation of step 1 while batch 2 did.
+    assert lines[1]["time/rollout_s"] < 0.3
+    assert lines[1]["eval/step"] == 1
+    evaluations = (tmp_path / "run" / "evaluations.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in evaluations] == [1, 2]
+
+
+async def test_a_stop_writes_a_checkpoint_and_resume_goes_on(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    engine = FakeEngine(train_s=0.1)
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running() as services,
+    ):
+        learner = Learner(training_plan(folder, redis_url, run_id, steps=6), engine)
+        running = asyncio.create_task(learner.run())
+        await eventually(lambda: engine.steps >= 2)
+        learner.request_stop("SIGTERM")
+        await asyncio.wait_for(running, 10)
+        stopped = summary(folder)
+        assert stopped["status"] == "interrupted"
+        assert 2 <= stopped["steps"] < 6
+        assert [line["step"] for line in metrics_lines(folder)] == list(
+            range(1, stopped["steps"] + 1)
+        )
+        again = FakeEngine()
+        plan = training_plan(folder, redis_url, run_id, steps=6, resume=True)
+        await asyncio.wait_for(Learner(plan, again).run(), 30)
+    assert sorted(again.trained) == samples_of(range(12))
+    assert [line["step"] for line in metrics_lines(folder)] == [1, 2, 3, 4, 5, 6]
+    assert summary(folder)["starts"] == 2
+    assert services.loads == sorted(set(services.loads))  # no version twice
+
+
+async def test_weights_that_a_server_acknowledged_but_does_not_use_end_the_run(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        services.stale_weights = True
+        async with services.running():
+            with pytest.raises(RuntimeError, match="does not sample with the learner's weights"):
+                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+    assert summary(tmp_path / "run")["status"] == "failed"
+
+
+async def test_a_wrong_canary_is_a_warning_when_so_configured(
+    tmp_path: Path, redis_url: str, run_id: str, caplog: pytest.LogCaptureFixture
+):
+    plan = training_plan(tmp_path / "run", redis_url, run_id, canary_action="warn")
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        services.stale_weights = True
+        async with services.running():
+            await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+    assert "does not sample with the learner's weights of policy version 1" in caplog.text
+    # Weights 0 against 3 steps: |-0.53 - -0.50|.
+    assert summary(tmp_path / "run")["canary_max_dlogp"] == pytest.approx(0.03, abs=1e-6)
+
+
+async def test_a_server_that_refuses_the_weights_ends_the_run_with_its_reason(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        services.refuse_loads = True
+        async with services.running():
+            with pytest.raises(RunFailedError, match="checksum of lm_head differs"):
+                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+
+
+async def test_a_dead_server_does_not_hold_up_a_push(tmp_path: Path, redis_url: str, run_id: str):
+    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        async with services.running():
+            dead = RolloutServer(
+                server_id="dead",
+                url="http://127.0.0.1:9",
+                policy_version=0,
+                pid=1,
+                host="localhost",
+                started_at=0.0,
+            )
+            await services.registry.announce_rollout_server(dead, 60.0)
+            await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
+async def test_without_any_rollout_server_the_run_stops_with_that_reason(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    plan = training_plan(tmp_path / "run", redis_url, run_id, first_server_timeout_s=0.5)
+    with pytest.raises(RunFailedError, match=r"first_server_timeout_s allows 0\.5 s"):
+        await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+
+
+async def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    engine = FakeEngine(full_disk_at=2)
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running(),
+    ):
+        plan = training_plan(folder, redis_url, run_id, checkpoint_every=1)
+        with pytest.raises(RuntimeError, match="the disk is full while writing a checkpoint"):
+            await asyncio.wait_for(Learner(plan, engine).run(), 30)
+        assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000001"]
+        again = FakeEngine()
+        plan = training_plan(folder, redis_url, run_id, checkpoint_every=1, resume=True)
+        await asyncio.wait_for(Learner(plan, again).run(), 30)
+    assert sorted(again.trained) == samples_of(range(6))
+
+
+async def test_a_redis_that_is_too_small_is_refused_at_start(
+    tmp_path: Path, redis_server: Any, run_id: str
+):
+    redis_server.stop()
+    redis_server.start(maxmemory="10mb")
+    plan = training_plan(tmp_path / "run", redis_server.url, run_id, groups_per_batch=500)
+    with pytest.raises(ValueError, match=r"raise redis\.maxmemory_mb"):
+        await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)

@@ -1,0 +1,345 @@
+"""Stand-ins around the learner: an engine without a model, and rollout and reward in one coroutine.
+
+Their Redis, their HTTP and their files are real. The first two tokens of every trajectory name its
+group and sample, so that the engine knows what it was trained on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from aiohttp import web
+
+from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
+from agent_r1.learner.engine import LossSpec, TrainSample
+from agent_r1.learner.plan import TrainingPlan, make_plan
+from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+from agent_r1_proto.registry import Registry, RolloutServer
+from agent_r1_proto.rewards import Reward, ScoredTrajectory
+from agent_r1_proto.streams import Broker, Entry, StreamConsumer
+from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.trajectory import Status, ToolCallRecord
+from agent_r1_proto.weights import (
+    CanaryReply,
+    CanaryRequest,
+    LoadReply,
+    LoadRequest,
+    WeightManifest,
+)
+from tests.builders import trajectory
+
+GROUP_TOKEN = 1_000_000
+SAMPLE_TOKEN = 2_000_000
+NUM_SAMPLED = 6
+KILL_CODE = 9
+
+
+def fake_logprob(weights: int) -> float:
+    """Log-probability of any token under weights that took so many steps."""
+    return -0.5 - 0.01 * weights
+
+
+class FakeEngine:
+    """A PolicyEngine whose weights are the number of steps it took. Implements `PolicyEngine`.
+
+    Args:
+        kill_at: end the process, as kill -9 would, in the middle of this step (1 is the first).
+        full_disk_at: find the disk full when the state of this step is saved.
+        train_s: how long a step takes, in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        kill_at: int | None = None,
+        full_disk_at: int | None = None,
+        train_s: float = 0.0,
+    ) -> None:
+        self.steps = 0
+        self.trained: list[tuple[int, int]] = []
+        """(group, sample) of everything these weights were trained on."""
+        self.batches: list[list[TrainSample]] = []
+        self._kill_at = kill_at
+        self._train_s = train_s
+        self._full_disk_at = full_disk_at
+
+    @property
+    def optimizer_steps(self) -> int:
+        return self.steps
+
+    def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec) -> dict[str, float]:
+        if self.steps + 1 == self._kill_at:
+            os._exit(KILL_CODE)
+        time.sleep(self._train_s)
+        self.batches.append(list(samples))
+        for sample in samples:
+            group, index = int(sample.token_ids[0]), int(sample.token_ids[1])
+            self.trained.append((group - GROUP_TOKEN, index - SAMPLE_TOKEN))
+        self.steps += 1
+        return {"loss/policy": 0.1, "policy/entropy": 1.0, "grad_norm": 0.5, "lr": 1e-6}
+
+    def logprobs(
+        self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
+    ) -> list[npt.NDArray[np.float32]]:
+        value = fake_logprob(self.steps)
+        return [np.full(len(ids) - 1, value, np.float32) for ids in token_ids]
+
+    def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
+        directory.mkdir(parents=True)
+        weights = directory / "model.safetensors"
+        weights.write_text(str(self.steps))
+        manifest = WeightManifest(
+            run_id=run_id,
+            policy_version=policy_version,
+            location=str(weights),
+            size_bytes=1,
+            tensors=[],
+        )
+        (directory / "manifest.json").write_text(manifest.model_dump_json())
+        return manifest
+
+    def save_state(self, directory: Path) -> None:
+        if self.steps == self._full_disk_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        directory.mkdir()
+        state = {"steps": self.steps, "trained": self.trained}
+        (directory / "state.json").write_text(json.dumps(state))
+
+    def load_state(self, directory: Path) -> None:
+        state = json.loads((directory / "state.json").read_text())
+        self.steps = state["steps"]
+        self.trained = [(group, index) for group, index in state["trained"]]
+
+    def export_model(self, directory: Path) -> None:
+        directory.mkdir()
+        (directory / "config.json").write_text("{}")
+
+    def checkpoint_bytes(self) -> int:
+        return 1000
+
+    def close(self) -> None:
+        return
+
+
+Answer = Callable[[RolloutTask, int], "ScoredTrajectory | None"]
+
+
+def answered(
+    rollout: RolloutTask,
+    version: int,
+    *,
+    status: Status = "COMPLETED",
+    reason: str = "answer",
+    calls: list[ToolCallRecord] | None = None,
+) -> ScoredTrajectory:
+    """Return a trajectory for a sample: odd samples are right, even ones wrong."""
+    key = rollout.key
+    total = 2 + NUM_SAMPLED
+    tokens = np.full(total, 5, np.int32)
+    tokens[:2] = (GROUP_TOKEN + key.group_id, SAMPLE_TOKEN + key.sample_index)
+    record = trajectory(
+        rollout,
+        num_sampled=NUM_SAMPLED,
+        policy_version=version,
+        token_ids=tokens,
+        status=status,
+        reason=reason,
+        calls=calls,
+        temperature=rollout.sampling.temperature,
+        server_id="fake",
+        started_at=1000.0,
+        latency_ms=500.0,
+    )
+    right = float(key.sample_index % 2)
+    components = {"exact_match": right, "f1": right}
+    reward = None if status == "FAILED" else Reward(total=right, components=components)
+    return ScoredTrajectory(trajectory=record, reward=reward, scored_at=1000.75)
+
+
+class FakeServices:
+    """Rollout and reward of one run: takes samples, holds weights, answers over HTTP."""
+
+    def __init__(
+        self, broker: Broker, *, answer: Answer | None = None, server_id: str = "fake"
+    ) -> None:
+        self.registry = Registry(broker)
+        self.version = 0
+        self.weights = 0
+        self.seen: list[RolloutTask] = []
+        self.loads: list[int] = []
+        self.published: list[ScoredTrajectory] = []
+        self.answer: Answer = answer or answered
+        self.refuse_loads = False
+        self.stale_weights = False
+        """Acknowledge new weights and go on sampling with the old ones."""
+        self._broker = broker
+        self._server_id = server_id
+        self._url = ""
+
+    async def publish(self, scored: ScoredTrajectory) -> None:
+        """Send a result to whom it belongs."""
+        self.published.append(scored)
+        reply = scored.trajectory.rollout.reply_stream
+        await self._broker.publish(reply or self._broker.keys.scored, scored)
+
+    async def _serve_samples(self, consumer: StreamConsumer[RolloutTask]) -> None:
+        while True:
+            newest = await self.registry.newest_version()
+            if newest is None or newest.policy_version > self.version:
+                await asyncio.sleep(0.01)  # as a real server: no new samples with old weights
+                continue
+            for entry in await consumer.read(8, 0.1):
+                await self._handle(consumer, entry)
+
+    async def _handle(
+        self, consumer: StreamConsumer[RolloutTask], entry: Entry[RolloutTask]
+    ) -> None:
+        rollout = entry.message
+        incarnation = await self.registry.incarnation() or 0
+        if rollout.purpose == "train" and rollout.key.incarnation < incarnation:
+            await consumer.finish(entry)
+            return
+        self.seen.append(rollout)
+        scored = self.answer(rollout, self.version)
+        if scored is None:
+            await consumer.finish(entry)
+            return
+        self.published.append(scored)
+        stream = rollout.reply_stream or self._broker.keys.scored
+        await consumer.finish(entry, [(stream, scored)])
+
+    async def _announce_forever(self) -> None:
+        while True:
+            server = RolloutServer(
+                server_id=self._server_id,
+                url=self._url,
+                policy_version=self.version,
+                pid=os.getpid(),
+                host="localhost",
+                started_at=0.0,
+            )
+            await self.registry.announce_rollout_server(server, 5.0)
+            await asyncio.sleep(0.2)
+
+    async def _load(self, request: web.Request) -> web.Response:
+        body = LoadRequest.model_validate_json(await request.read())
+        if self.refuse_loads:
+            return web.Response(status=422, text="checksum of lm_head differs")
+        weights = await asyncio.to_thread(_read_snapshot, Path(body.manifest_location))
+        if not self.stale_weights:
+            self.weights = weights
+        self.version = body.policy_version
+        self.loads.append(body.policy_version)
+        reply = LoadReply(policy_version=self.version, fetch_s=0.01, pause_s=0.02)
+        return web.Response(body=reply.model_dump_json(), content_type="application/json")
+
+    async def _canary(self, request: web.Request) -> web.Response:
+        body = CanaryRequest.model_validate_json(await request.read())
+        logprobs = [fake_logprob(self.weights)] * (len(body.token_ids) - 1)
+        reply = CanaryReply(policy_version=self.version, logprobs=logprobs)
+        return web.Response(body=reply.model_dump_json(), content_type="application/json")
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[FakeServices]:
+        """Serve until the block ends."""
+        app = web.Application()
+        app.router.add_post("/weights/load", self._load)
+        app.router.add_post("/weights/canary", self._canary)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        self._url = f"http://{host}:{port}"
+        consumer = self._broker.consumer(
+            self._broker.keys.tasks, RolloutTask, group="rollout", consumer=self._server_id
+        )
+        async with consumer:
+            tasks = [
+                asyncio.create_task(self._serve_samples(consumer)),
+                asyncio.create_task(self._announce_forever()),
+            ]
+            try:
+                yield self
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                await runner.cleanup()
+
+
+def _read_snapshot(manifest_path: Path) -> int:
+    manifest = WeightManifest.model_validate_json(manifest_path.read_bytes())
+    return int(Path(manifest.location).read_text())
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Wait until a condition holds.
+
+    Raises:
+        AssertionError: it did not within `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"the condition did not hold within {timeout_s} s")
+
+
+def write_tasks(path: Path, count: int, *, name: str | None = None) -> Path:
+    """Write a task file; with a name, of that set, with types `a` and `b` in turn."""
+    lines: list[str] = []
+    for i in range(count):
+        task: dict[str, Any] = {"id": f"{name or 'q'}{i}", "prompt": f"question {i}"}
+        if name is not None:
+            task["metadata"] = {"set": name, "type": "ab"[i % 2]}
+        lines.append(json.dumps(task) + "\n")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines))
+    return path
+
+
+def training_plan(
+    folder: Path,
+    redis_url: str,
+    run_id: str,
+    *,
+    resume: bool = False,
+    num_tasks: int = 6,
+    evaluation: dict[str, Any] | None = None,
+    **learner: Any,
+) -> TrainingPlan:
+    """Return a plan of 3 steps of 2 groups of 2 samples, in `folder`."""
+    data = folder.with_name(folder.name + "-data") / "train.jsonl"
+    if not data.exists():
+        write_tasks(data, num_tasks)
+    defaults: dict[str, Any] = {
+        "steps": 3,
+        "groups_per_batch": 2,
+        "group_size": 2,
+        "stall_timeout_s": 20.0,
+    }
+    return make_plan(
+        run=RunTable(id=run_id, dir=folder, seed=1),
+        model=ModelTable(path="none", max_context=64),
+        redis=RedisTable(url=redis_url, lease_s=2.0),
+        data=DataTable(train=[data]),
+        learner=LearnerTable(**(defaults | learner)),
+        evaluation=EvaluationTable(**(evaluation or {})),
+        resume=resume,
+    )
+
+
+def samples_of(groups: Sequence[int], group_size: int = 2) -> list[tuple[int, int]]:
+    """Return every (group, sample) of some groups."""
+    return [(group, index) for group in groups for index in range(group_size)]

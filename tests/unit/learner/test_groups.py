@@ -1,0 +1,313 @@
+"""The book of groups: slots filled once, credits, staleness, reissue."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.learner.groups import BookRules, Group, GroupBook, Verdict, staleness
+from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
+from agent_r1_proto.trajectory import VersionSpan
+from tests.builders import scored, trajectory
+
+RULES = BookRules(
+    run_id="run",
+    incarnation=3,
+    group_size=2,
+    groups_per_batch=2,
+    max_staleness=0,
+    sample_timeout_s=10.0,
+)
+
+
+def make_book(**changes: object) -> GroupBook:
+    return GroupBook(replace(RULES, **changes), SamplingParameters(temperature=0.7))  # pyright: ignore[reportArgumentType]
+
+
+def open_group(book: GroupBook, group_id: int, now: float = 0.0) -> list[RolloutTask]:
+    return book.open(group_id, Task(id=f"q{group_id}", prompt="who?"), now)
+
+
+def result(rollout: RolloutTask, **changes: object) -> ScoredTrajectory:
+    return scored(rollout, **changes)  # pyright: ignore[reportArgumentType]
+
+
+def complete(book: GroupBook, group_id: int, **changes: object) -> None:
+    for rollout in open_group(book, group_id):
+        assert book.accept(result(rollout, **changes)) is Verdict.FILLED
+
+
+def take(book: GroupBook) -> list[Group]:
+    groups = book.take_batch()
+    assert groups is not None
+    return groups
+
+
+def test_a_group_asks_for_every_sample_once():
+    asked = open_group(make_book(), 7)
+    assert [str(rollout.key) for rollout in asked] == ["run/3/7/0/0", "run/3/7/1/0"]
+    assert {rollout.purpose for rollout in asked} == {"train"}
+    assert {rollout.sampling.temperature for rollout in asked} == {0.7}
+
+
+def test_a_batch_is_the_groups_that_completed_first_sorted_by_id():
+    book = make_book(max_staleness=1)
+    asked = {group_id: open_group(book, group_id) for group_id in range(4)}
+    for group_id in (3, 1, 0, 2):
+        for rollout in asked[group_id]:
+            book.accept(result(rollout))
+    assert [group.group_id for group in take(book)] == [1, 3]
+    assert [group.group_id for group in take(book)] == [0, 2]
+    assert book.take_batch() is None
+
+
+def test_survivors_are_in_sample_order_however_they_came():
+    book = make_book(groups_per_batch=1, group_size=3)
+    for rollout in reversed(open_group(book, 0)):
+        book.accept(result(rollout))
+    survivors = take(book)[0].survivors
+    assert [s.trajectory.rollout.key.sample_index for s in survivors] == [0, 1, 2]
+
+
+def test_the_first_final_result_wins_whatever_its_attempt():
+    book = make_book(groups_per_batch=1)
+    first, second = open_group(book, 0)
+    again = next(r for r in book.overdue(10.0) if r.key.sample_index == 0)
+    assert again.key.attempt == 1
+    assert book.accept(result(again, total=0.25)) is Verdict.FILLED
+    assert book.accept(result(first, total=0.75)) is Verdict.DUPLICATE
+    book.accept(result(second))
+    assert [s.reward.total for s in take(book)[0].survivors if s.reward] == [0.25, 1.0]
+    assert book.counts["duplicate"] == 1
+
+
+def test_a_zombie_of_a_trained_group_is_a_duplicate():
+    book = make_book(groups_per_batch=1)
+    first, second = open_group(book, 0)
+    for rollout in (first, second):
+        book.accept(result(rollout))
+    book.retire(take(book))
+    assert book.accept(result(first)) is Verdict.DUPLICATE
+
+
+@pytest.mark.parametrize(
+    ("changes", "verdict"),
+    [
+        ({"incarnation": 2}, Verdict.OLD_INCARNATION),
+        ({"incarnation": 4}, Verdict.OLD_INCARNATION),
+        ({"run_id": "other"}, Verdict.FOREIGN),
+        ({"sample_index": 2}, Verdict.FOREIGN),
+        ({"group_id": 9}, Verdict.DUPLICATE),
+    ],
+)
+def test_a_result_that_was_not_asked_for_is_dropped(changes: dict[str, int], verdict: Verdict):
+    book = make_book()
+    rollout = open_group(book, 0)[0]
+    key = RolloutKey(**(rollout.key.model_dump() | changes))
+    assert book.accept(result(rollout.replace(key=key))) is verdict
+    assert book.counts == {verdict: 1}
+    assert book.take_batch() is None
+
+
+def test_an_evaluation_result_is_foreign():
+    book = make_book()
+    rollout = open_group(book, 0)[0]
+    assert book.accept(result(rollout.replace(purpose="eval"))) is Verdict.FOREIGN
+
+
+def test_a_group_trains_on_its_survivors_when_two_are_left():
+    book = make_book(groups_per_batch=1, group_size=3)
+    first, second, third = open_group(book, 0)
+    assert book.accept(result(second, status="FAILED")) is Verdict.FAILED
+    book.accept(result(first))
+    book.accept(result(third))
+    group = take(book)[0]
+    assert [s.trajectory.rollout.key.sample_index for s in group.survivors] == [0, 2]
+    assert len(group.failures) == 1
+
+
+def test_a_group_with_one_survivor_is_dropped_and_gives_its_credit_back():
+    book = make_book()
+    first, second = open_group(book, 0)
+    room = book.room()
+    book.accept(result(first))
+    book.accept(result(second, status="FAILED"))
+    assert book.room() == room + 1
+    assert book.outstanding_ids() == []
+    assert book.counts["dropped_groups"] == 1
+
+
+def test_a_group_of_one_needs_one_survivor():
+    book = make_book(group_size=1, groups_per_batch=1)
+    complete(book, 0)
+    assert len(take(book)) == 1
+
+
+def test_a_trajectory_without_a_sampled_token_counts_as_failed():
+    book = make_book()
+    rollout = open_group(book, 0)[0]
+    record = trajectory(rollout, num_sampled=0, status="TRUNCATED", turns=[], version_spans=[])
+    empty = result(rollout).replace(trajectory=record)
+    assert book.accept(empty) is Verdict.FAILED
+
+
+def test_an_unscored_trajectory_counts_as_failed():
+    book = make_book()
+    rollout = open_group(book, 0)[0]
+    assert book.accept(result(rollout).replace(reward=None)) is Verdict.FAILED
+
+
+def test_staleness_is_newest_minus_lowest_version_of_the_sampled_tokens():
+    record = trajectory(
+        num_sampled=3,
+        version_spans=[
+            VersionSpan(policy_version=1, start=0, end=2),  # prompt only
+            VersionSpan(policy_version=4, start=2, end=3),
+            VersionSpan(policy_version=5, start=3, end=5),
+        ],
+    )
+    assert staleness(record, 6) == 2
+    assert staleness(record, 4) == 0
+    assert staleness(trajectory(num_sampled=0, turns=[]), 9) == 0
+
+
+def test_a_result_that_is_too_old_on_arrival_is_dropped():
+    book = make_book(max_staleness=1)
+    first, second = open_group(book, 0)
+    book.advance(5)
+    assert book.accept(result(first, policy_version=3)) is Verdict.STALE
+    assert book.accept(result(second, policy_version=4)) is Verdict.FILLED
+    assert book.counts["dropped_groups"] == 1
+
+
+def test_a_group_that_becomes_too_old_while_it_waits_is_dropped():
+    book = make_book(max_staleness=1)
+    complete(book, 0)
+    book.advance(1)
+    assert book.num_ready == 1
+    book.advance(2)
+    assert book.num_ready == 0
+    assert book.room() == 4
+    assert book.counts["stale"] == 2
+    assert book.counts["dropped_groups"] == 1
+
+
+def test_credits_come_back_only_when_new_weights_are_published():
+    book = make_book()
+    complete(book, 0)
+    complete(book, 1)
+    assert book.room() == 0
+    book.retire(take(book))
+    assert book.room() == 0
+    with pytest.raises(ValueError, match=r"max_staleness \(0\) allows"):
+        open_group(book, 2)
+    book.advance(1)
+    assert book.room() == 2
+
+
+def test_opening_a_group_twice_is_refused():
+    book = make_book()
+    open_group(book, 0)
+    with pytest.raises(ValueError, match="outstanding already"):
+        open_group(book, 0)
+
+
+def test_retiring_a_group_that_was_not_taken_is_refused():
+    book = make_book(groups_per_batch=1)
+    complete(book, 0)
+    groups = take(book)
+    book.retire(groups)
+    with pytest.raises(ValueError, match="was not taken"):
+        book.retire(groups)
+
+
+def test_an_overdue_sample_is_issued_again_with_the_next_attempt():
+    book = make_book()
+    first, _ = open_group(book, 0, now=100.0)
+    book.accept(result(first))
+    assert book.overdue(109.9) == []
+    again = book.overdue(110.0)
+    assert [str(rollout.key) for rollout in again] == ["run/3/0/1/1"]
+    assert again[0].max_attempts == 4  # three more, counted from its attempt
+    assert book.overdue(110.0) == []
+    assert [rollout.key.attempt for rollout in book.overdue(120.0)] == [2]
+
+
+def test_everything_open_is_issued_again_when_redis_lost_its_data():
+    book = make_book()
+    first, _ = open_group(book, 0)
+    book.accept(result(first))
+    open_group(book, 1)
+    keys = [(r.key.group_id, r.key.sample_index, r.key.attempt) for r in book.reissue_open(1.0)]
+    assert keys == [(0, 1, 1), (1, 0, 1), (1, 1, 1)]
+
+
+class Services:
+    """Answers samples in any order, with failures, duplicates and old weights."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.queue: list[RolloutTask] = []
+        self.answered: list[ScoredTrajectory] = []
+
+    def next_result(self, version: int) -> ScoredTrajectory | None:
+        if self.answered and self.rng.random() < 0.2:
+            return self.rng.choice(self.answered)
+        if not self.queue:
+            return None
+        rollout = self.queue.pop(self.rng.randrange(len(self.queue)))
+        status = "FAILED" if self.rng.random() < 0.2 else "COMPLETED"
+        old = max(0, version - self.rng.choice([0, 0, 0, 1, 2]))
+        answer = result(rollout, status=status, policy_version=old)
+        self.answered.append(answer)
+        return answer
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    group_size=st.integers(1, 4),
+    groups_per_batch=st.integers(1, 3),
+    max_staleness=st.integers(0, 2),
+)
+def test_whatever_happens_each_sample_is_trained_at_most_once(
+    seed: int, group_size: int, groups_per_batch: int, max_staleness: int
+):
+    rng = random.Random(seed)
+    book = make_book(
+        group_size=group_size, groups_per_batch=groups_per_batch, max_staleness=max_staleness
+    )
+    services = Services(rng)
+    opened, trained, version, now = 0, list[tuple[int, int]](), 0, 0.0
+    for _ in range(120):
+        now += rng.random() * 4
+        while book.room() > 0:
+            services.queue += open_group(book, opened, now)
+            opened += 1
+        assert len(book) <= book.rules.max_outstanding
+        services.queue += book.overdue(now)
+        answer = services.next_result(version)
+        if answer is not None:
+            book.accept(answer)
+        groups = book.take_batch()
+        if groups is None:
+            continue
+        assert len(groups) == groups_per_batch
+        for group in groups:
+            assert len(group.survivors) >= book.rules.min_survivors
+            for survivor in group.survivors:
+                assert staleness(survivor.trajectory, version) <= max_staleness
+                key = survivor.trajectory.rollout.key
+                trained.append((key.group_id, key.sample_index))
+        book.retire(groups)
+        version += 1
+        book.advance(version)
+    assert len(trained) == len(set(trained))
+    # Nothing is lost: every group was trained, dropped or is outstanding.
+    trained_groups = {group_id for group_id, _ in trained}
+    assert opened == len(trained_groups) + book.counts["dropped_groups"] + len(book)
