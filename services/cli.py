@@ -202,8 +202,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except ValueError as exc:
-        if arguments.command == "serve":
-            logger.exception("service stopped")
+        # The launcher keeps a log, where a trace helps; a person reads the message.
+        logged = getattr(arguments, "announce_dir", None) is not None
+        logger.log(logging.ERROR if logged else logging.DEBUG, "stopped", exc_info=True)
         print(f"{ERROR_PREFIX}{exc}", file=sys.stderr)
         return EXIT_REASON
 

@@ -1,0 +1,201 @@
+"""Checks this machine before anything is installed, and says what installing takes.
+
+    python3 deploy/preflight.py
+
+Run by scripts/setup; standard library only, and Python 3.7 can run it, since telling Pythons apart
+is its work. Exit status 0: go on; 1: something is missing, and was said.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+PYTHONS = ((3, 11), (3, 12))
+OLDEST_GLIBC = (2, 28)
+DOWNLOAD_GB = 0.7
+"""Measured: every wheel of deploy/constraints/cpu.txt."""
+INSTALLED_GB = 2.8
+"""Measured: .venv after the installation."""
+RUN_GB = 0.5
+"""Room for the runs of the demo."""
+MEMORY_GB = 4.0
+"""Peak of the demo, all services together."""
+GB = 1e9
+
+DOCKER_WAY = (
+    "use Docker instead, where everything runs on Linux: docker compose up --build "
+    "(Docker Desktop or any engine with compose v2)"
+)
+
+
+class Finding(NamedTuple):
+    """One thing that was looked at."""
+
+    name: str
+    text: str
+    ok: bool
+    remedy: str = ""
+
+
+def check_system(system: str, machine: str) -> Finding:
+    """Say whether there are wheels for this system.
+
+    Args:
+        system: as `platform.system()` says.
+        machine: as `platform.machine()` says.
+    """
+    text = "{} {}".format(system or "unknown", machine or "unknown")
+    if system != "Linux":
+        names = {"Darwin": "macOS"}
+        why = f"vLLM and Redis have no wheels for {names.get(system, system)}; "
+        return Finding("system", text, False, why + DOCKER_WAY)
+    if machine not in ("x86_64", "AMD64"):
+        why = "the wheel of Redis, and parts of the lock, are for x86-64 only; "
+        return Finding("system", text, False, why + DOCKER_WAY)
+    return Finding("system", text, True)
+
+
+def check_libc(name: str, version: str) -> Finding:
+    """Say whether the C library can load the wheels."""
+    text = "{} {}".format(name or "not glibc", version).strip()
+    parts = version.split(".")
+    numbers = tuple(int(part) for part in parts[:2] if part.isdigit())
+    if name != "glibc" or numbers < OLDEST_GLIBC:
+        why = "the wheels need glibc {}.{} or newer (Debian 10, Ubuntu 18.10, RHEL 8); "
+        return Finding("C library", text, False, why.format(*OLDEST_GLIBC) + DOCKER_WAY)
+    return Finding("C library", text, True)
+
+
+def check_python(version: tuple[int, int]) -> Finding:
+    """Say whether this Python is one the lock was made for."""
+    text = "{}.{}".format(*version)
+    if version in PYTHONS:
+        return Finding("Python", text, True)
+    return Finding(
+        "Python",
+        text,
+        False,
+        "needs 3.11 or 3.12; install one (`apt-get install python3.11-venv`, or from python.org) "
+        "and name it: PYTHON=/path/to/python3.11 make setup",
+    )
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def memory_bytes() -> int | None:
+    """Return the memory this process may still use, in bytes; None when it cannot be known."""
+    available = None
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                available = int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        return None
+    # A container may be allowed less than the machine has (cgroup v2, then v1).
+    pairs = (
+        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
+        (
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    )
+    for limit_file, used_file in pairs:
+        limit, used = _number(Path(limit_file)), _number(Path(used_file))
+        if limit is not None and used is not None and available is not None:
+            available = min(available, max(0, limit - used))
+    return available
+
+
+def check_memory(available: int | None) -> Finding:
+    """Say whether the demo fits into memory.
+
+    Args:
+        available: bytes that can still be used; None when unknown.
+    """
+    if available is None:
+        return Finding("memory", f"unknown; the demo needs {MEMORY_GB:.0f} GB", True)
+    text = f"{available / GB:.1f} GB available"
+    if available < MEMORY_GB * GB:
+        return Finding(
+            "memory",
+            text,
+            False,
+            f"the demo needs {MEMORY_GB:.0f} GB; close other programs, or give the virtual "
+            "machine or container more",
+        )
+    return Finding("memory", text, True)
+
+
+def check_disk(free: int, installed: bool, place: Path) -> Finding:
+    """Say whether everything fits on the disk.
+
+    Args:
+        free: bytes free.
+        installed: .venv is there already.
+        place: where it would go.
+    """
+    need_gb = RUN_GB if installed else DOWNLOAD_GB + INSTALLED_GB + RUN_GB
+    text = f"{free / GB:.1f} GB free at {place}"
+    if free < need_gb * GB:
+        return Finding(
+            "disk",
+            text,
+            False,
+            f"{need_gb:.1f} GB are needed; free some space, or clone to another disk",
+        )
+    return Finding("disk", text, True)
+
+
+def check_machine(repository: Path = REPOSITORY) -> list[Finding]:
+    """Look at everything."""
+    findings = [check_system(platform.system(), platform.machine())]
+    if findings[0].ok:
+        findings.append(check_libc(*platform.libc_ver()))
+    findings.append(check_python((sys.version_info[0], sys.version_info[1])))
+    findings.append(check_memory(memory_bytes()))
+    free = shutil.disk_usage(str(repository)).free
+    installed = (repository / ".venv" / "bin" / "agent-r1").exists()
+    findings.append(check_disk(free, installed, repository))
+    return findings
+
+
+def report(findings: list[Finding], installed: bool) -> str:
+    """Render the findings, and what set-up will take."""
+    lines = []
+    for finding in findings:
+        mark = "ok     " if finding.ok else "MISSING"
+        lines.append(f"{mark}  {finding.name:<10} {finding.text}")
+        if not finding.ok:
+            lines.append("         " + finding.remedy)
+    if all(finding.ok for finding in findings) and not installed:
+        lines.append(
+            f"set-up downloads about {DOWNLOAD_GB:.1f} GB (PyPI, and torch for CPUs from PyTorch's "
+            f"index), takes {INSTALLED_GB:.1f} GB in .venv and nothing outside this folder but "
+            f"pip's cache; the demo uses up to {MEMORY_GB:.0f} GB of memory and {RUN_GB:.1f} GB in "
+            "runs/"
+        )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Print the findings; 0 when everything needed is there."""
+    findings = check_machine()
+    installed = (REPOSITORY / ".venv" / "bin" / "agent-r1").exists()
+    sys.stdout.write(report(findings, installed) + os.linesep)
+    return 0 if all(finding.ok for finding in findings) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
