@@ -93,6 +93,7 @@ async def run_until_stopped(
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, learner.request_stop, signal.Signals(number).name)
     if announce_dir is not None:
+        announce_dir.mkdir(parents=True, exist_ok=True)
         announcement = {"name": NAME, "url": "", "pid": os.getpid()}
         write_atomically(announce_dir / f"{NAME}.json", json.dumps(announcement) + "\n")
     try:
