@@ -19,8 +19,11 @@ import sys
 import time
 from pathlib import Path
 
+from native_libraries import MissingLibraryError, ensure_libnuma
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 LOCK = REPOSITORY / "deploy" / "constraints" / "cpu.txt"
+SCRIPTS = (Path(__file__), Path(__file__).with_name("native_libraries.py"))
 VENV = REPOSITORY / ".venv"
 STAMP = VENV / "agent-r1-setup.txt"
 LOG = VENV / "agent-r1-setup.log"
@@ -75,7 +78,7 @@ def read_lock() -> list[str]:
 def compute_stamp() -> str:
     """Return what a finished set-up depends on: lock, project file, interpreter and place."""
     digest = hashlib.sha256()
-    for path in (LOCK, REPOSITORY / "pyproject.toml", Path(__file__)):
+    for path in (LOCK, REPOSITORY / "pyproject.toml", *sorted(SCRIPTS)):
         digest.update(path.read_bytes())
     digest.update(f"{sys.version_info[:2]} {REPOSITORY}".encode())
     return digest.hexdigest()
@@ -228,6 +231,7 @@ def install_all() -> None:
     install_torch(torch)
     run_pip(f"installing {len(requirements)} packages", ["--requirement", str(LOCK)])
     run_pip("installing agent-r1", ["--editable", "."])
+    ensure_libnuma(PYTHON, next(VENV.glob("lib/python*/site-packages")))
 
 
 def explain(output: str) -> str:
@@ -265,6 +269,8 @@ def main() -> None:
             install_all()
         except InstallError as exc:
             sys.exit(explain(str(exc)))
+        except MissingLibraryError as exc:
+            sys.exit(f"\nset-up stopped: {exc}")
         except OSError as exc:
             sys.exit(explain(f"{type(exc).__name__}: {exc}"))
         except KeyboardInterrupt:

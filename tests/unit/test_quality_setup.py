@@ -5,6 +5,7 @@ Reads deploy/constraints, pyproject.toml and scripts/.
 
 from __future__ import annotations
 
+import ctypes.util
 import importlib.metadata
 import importlib.util
 import os
@@ -28,8 +29,16 @@ TORCH_MEDIA = {"torchvision", "torchaudio", "torchcodec"}
 
 
 def load_install() -> ModuleType:
-    """Import scripts/install.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("install", REPOSITORY / "scripts" / "install.py")
+    """Import scripts/install.py, which is no package, as Python does when it runs the file."""
+    sys.path.insert(0, str(REPOSITORY / "scripts"))
+    try:
+        return _load("install")
+    finally:
+        sys.path.remove(str(REPOSITORY / "scripts"))
+
+
+def _load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -129,10 +138,13 @@ def test_a_finished_set_up_is_recognized_until_something_changes(install: Module
     assert not install.is_done("another lock")
 
 
-def test_the_stamp_depends_on_the_lock(install: ModuleType, tmp_path: Path) -> None:
+def test_the_stamp_depends_on_the_lock(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     before = install.compute_stamp()
-    install.LOCK = tmp_path / "cpu.txt"
-    install.LOCK.write_text("six==1.17.0\n")
+    lock = tmp_path / "cpu.txt"
+    lock.write_text("six==1.17.0\n")
+    monkeypatch.setattr(install, "LOCK", lock)
     assert install.compute_stamp() != before
 
 
@@ -209,3 +221,28 @@ def test_without_a_usable_python_set_up_says_which_and_names_docker(tmp_path: Pa
 
 def test_the_python_that_runs_the_tests_is_a_supported_one() -> None:
     assert sys.version_info[:2] in ((3, 11), (3, 12))
+
+
+def test_a_missing_libnuma_is_fetched_into_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    native = _load("native_libraries")
+    real = ctypes.util.find_library("c")
+    assert real is not None
+    answers = iter([False, True])
+    monkeypatch.setattr(native, "is_loadable", lambda python: next(answers))
+    monkeypatch.setattr(native, "fetch_with_apt", lambda folder: Path(real))
+    native.ensure_libnuma(Path(sys.executable), tmp_path)
+    line = (tmp_path / native.PTH).read_text()
+    assert line.startswith("import ctypes")  # site.py runs a line of a .pth file that imports
+    subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
+
+
+def test_a_libnuma_that_cannot_be_fetched_names_the_systems_commands(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    native = _load("native_libraries")
+    monkeypatch.setattr(native, "is_loadable", lambda python: False)
+    monkeypatch.setattr(native, "fetch_with_apt", lambda folder: None)
+    with pytest.raises(native.MissingLibraryError, match="dnf install numactl-libs"):
+        native.ensure_libnuma(Path(sys.executable), tmp_path)

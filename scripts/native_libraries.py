@@ -1,0 +1,96 @@
+"""Libraries of the system that wheels link to but do not carry: finds them, or fetches them.
+
+Called by install.py. vLLM's CPU build links to libnuma.so.1, which small installations of Linux
+lack; without it vLLM starts and fails at the first token. Where apt can fetch the package, the
+library is put into `.venv` and loaded by every Python of `.venv` at start (a `.pth` line); nothing
+outside `.venv` is changed. Elsewhere the message names the system's own command.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+LIBRARY = "libnuma.so.1"
+DEBIAN_PACKAGE = "libnuma1"
+PTH = "agent_r1_libnuma.pth"
+APT_TIMEOUT_S = 300
+REMEDY = (
+    f"the system has no {LIBRARY}, which vLLM's CPU build needs. Install it and run the same "
+    "command again: `apt-get install libnuma1` (Debian, Ubuntu), `dnf install numactl-libs` "
+    "(Fedora, RHEL), `pacman -S numactl` (Arch), `zypper install libnuma1` (SUSE)"
+)
+
+
+class MissingLibraryError(Exception):
+    """The library is not there and could not be fetched; the text says what to do."""
+
+
+def is_loadable(python: Path) -> bool:
+    """Tell whether this Python can load the library."""
+    program = f"import ctypes; ctypes.CDLL({LIBRARY!r})"
+    return subprocess.run([str(python), "-c", program], capture_output=True).returncode == 0
+
+
+def fetch_with_apt(folder: Path) -> Path | None:
+    """Download Debian's package and unpack the library into `folder`.
+
+    Returns:
+        the library; None when apt is not there or cannot fetch it.
+    """
+    if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        Path(scratch).chmod(0o755)  # apt downloads as a user of its own when root calls it
+        download = ["apt-get", "download", "-qq", DEBIAN_PACKAGE]
+        refresh = ["apt-get", "update", "-qq"]
+        commands = [download] if os.getuid() else [download, refresh, download]
+        for command in commands:
+            try:
+                subprocess.run(command, cwd=scratch, capture_output=True, timeout=APT_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                return None
+            packages = list(Path(scratch).glob("*.deb"))
+            if packages:
+                break
+        else:
+            return None
+        unpack = ["dpkg-deb", "-x", str(packages[0]), f"{scratch}/x"]
+        subprocess.run(unpack, check=True, capture_output=True)
+        found = next(Path(scratch, "x").rglob(LIBRARY), None)
+        if found is None:
+            return None
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(found.resolve(), folder / LIBRARY)
+    return folder / LIBRARY
+
+
+def ensure_libnuma(python: Path, site_packages: Path) -> None:
+    """Make sure that every Python of `.venv` finds libnuma.
+
+    Args:
+        python: the interpreter of `.venv`.
+        site_packages: its package folder.
+
+    Raises:
+        MissingLibraryError: the library is not there and could not be fetched.
+    """
+    if is_loadable(python):
+        return
+    print(f"the system has no {LIBRARY}; fetching Debian's into .venv")
+    library = fetch_with_apt(site_packages.parent.parent / "native")
+    if library is None:
+        raise MissingLibraryError(REMEDY)
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as exc:
+        raise MissingLibraryError(f"{REMEDY} (the one apt fetched does not load: {exc})") from exc
+    # Loaded once, it answers for its name to everything that links to it later.
+    line = f"import ctypes; ctypes.CDLL({str(library)!r}, mode=ctypes.RTLD_GLOBAL)\n"
+    (site_packages / PTH).write_text(line)
+    if not is_loadable(python):
+        raise MissingLibraryError(REMEDY)
