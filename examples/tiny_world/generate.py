@@ -17,15 +17,16 @@ from typing import Any
 
 from questions import (
     SETS,
+    Question,
     bridge,
     comparison,
     compositional,
     demonstrate,
+    drill,
     inference,
     make_questions,
     one_hop,
     task_line,
-    year_drills,
 )
 from tokenizer import call_text
 from world import World, make_world
@@ -40,16 +41,16 @@ SEPARATOR = "\n"
 
 NUM_TRAIN = 4000
 NUM_EVAL = 240
-DEMO_SHARES = {bridge: 0.25, compositional: 0.22, inference: 0.1, one_hop: 0.18, comparison: 0.25}
-NUM_DEMOS = 24000
-NUM_YEAR_DRILLS = 2000
+DEMO_SHARES = {bridge: 0.25, compositional: 0.22, inference: 0.1, one_hop: 0.15, comparison: 0.28}
+NUM_DEMOS = 28000
+NUM_DRILLS = 8000
 
 GOOD_SHARE = 0.3
-"""Share of multi-step demonstrations that search as often as they need; the others give up after
-the first search. This is the flaw that reinforcement learning is to remove."""
-
+GOOD_SHARE_COMPARISON = 0.4
 GOOD_SHARE_VIA_CITY = 0.7
-"""The same share for chains whose first hop ends at a city: there the base mostly works."""
+"""Shares of multi-step demonstrations that search as often as they need: of chains, comparisons,
+and chains whose first hop ends at a city (there the base mostly works). The others give up after
+the first search. This is the flaw that reinforcement learning is to remove."""
 
 
 class Search:
@@ -68,17 +69,21 @@ class Search:
         return SEPARATOR.join(PASSAGE_TEMPLATE.format(text=hit.passage.text) for hit in hits)
 
 
+def _good_share(question: Question) -> float:
+    if question.order:
+        return GOOD_SHARE_COMPARISON
+    via_city = question.steps[0][1] in ("birthplace", "headquarters")
+    return GOOD_SHARE_VIA_CITY if via_city else GOOD_SHARE
+
+
 def make_demonstrations(world: World, search: Search, seed: int) -> list[dict[str, Any]]:
     """Demonstrations over the train entities, in random order."""
     rng = random.Random(f"tiny-world-demos-{seed}")
     lines = []
     for question in make_questions(world, "train", DEMO_SHARES, NUM_DEMOS, rng):
-        via_city = not question.order and question.steps[0][1] in ("birthplace", "headquarters")
-        good = GOOD_SHARE_VIA_CITY if via_city else GOOD_SHARE
-        flawed = question.hops > 1 and rng.random() >= good
+        flawed = question.hops > 1 and rng.random() >= _good_share(question)
         lines.append({"messages": demonstrate(question, search.render, call_text, flawed=flawed)})
-    drills = year_drills(rng)
-    lines += [{"messages": next(drills)} for _ in range(NUM_YEAR_DRILLS)]
+    lines += [{"messages": drill(world, "train", rng)} for _ in range(NUM_DRILLS)]
     rng.shuffle(lines)
     return lines
 

@@ -13,11 +13,11 @@ between "next" (search on) and "done" (answer). A flawed one says "done" after i
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from world import RELATIONS, YEARS, Entity, Split, World
+from world import RELATIONS, Entity, Split, World
 
 Message = dict[str, str]
 
@@ -83,7 +83,7 @@ SPOKEN_TEXT = "\n".join(
         *NOUNS,
         *(form for _, form in (*YEAR_COMPARISONS.values(), *SAME_COMPARISONS.values())),
         *ORDERS,
-        "Which year is or of the",
+        "Which is Same of the a",
         "plan compare and by is next done differ same yes no",
     ]
 )
@@ -256,7 +256,7 @@ def make_questions(
 def _note(question: Question, i: int) -> str:
     entity, relation, value = question.steps[i]
     if question.order:
-        return f" {relation} {value} is {entity}."
+        return f" {value} {entity}."
     return f" {relation} is {value}."
 
 
@@ -274,7 +274,7 @@ def _conclusion(question: Question) -> str:
     if question.order == "same":
         return f" {first} and {second} {'same' if first == second else 'differ'}."
     value = next(v for e, _, v in question.steps if e == question.answer)
-    return f" {question.order} {value} is {question.answer}."
+    return f" {question.order} {value} {question.answer}."
 
 
 def _hasty_answer(question: Question) -> str:
@@ -312,19 +312,18 @@ def demonstrate(
     return messages
 
 
-def year_drills(rng: random.Random) -> Iterator[list[Message]]:
-    """Endless questions about the order of two years: answered without a search."""
-    while True:
-        a, b = rng.sample(YEARS, 2)
-        order = rng.choice(ORDERS)
-        answer = (min if order == "earlier" else max)(a, b, key=int)
-        yield [
-            {"role": "user", "content": f"Which year is {order}, {a} or {b}?"},
-            {
-                "role": "assistant",
-                "content": f"<think> {order} {answer}. done.</think><answer> {answer}</answer>",
-            },
-        ]
+def drill(world: World, split: Split, rng: random.Random) -> list[Message]:
+    """A comparison whose two facts stand in the question: it is answered without a search."""
+    question = None
+    while question is None:
+        question = comparison(world, split, rng)
+    notes = "".join(_note(question, i) for i in range(2))
+    asked = "Same?" if question.order == "same" else f"Which is {question.order}?"
+    final = f"<think>{_conclusion(question)} done.</think><answer> {question.answer}</answer>"
+    return [
+        {"role": "user", "content": f"{asked}{notes}"},
+        {"role": "assistant", "content": final},
+    ]
 
 
 def task_line(question: Question, set_name: str, index: int) -> dict[str, Any]:
