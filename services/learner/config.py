@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.config import ConfigTable
 
@@ -223,7 +223,7 @@ class SftTable(EngineTable):
     output: Path
     """Hugging Face model directory to write."""
     work_dir: Path | None = None
-    """Log and resume state; None is `{output}.sft`."""
+    """Log and resume state; None is `{output}.sft`. The same command goes on from state there."""
     epochs: PositiveInt = 1
     """Passes through the data; `steps` and `max_tokens` may end training earlier."""
     steps: PositiveInt | None = None
@@ -234,6 +234,8 @@ class SftTable(EngineTable):
     """Dialogues in one optimizer step; None when `batch_tokens` rules."""
     batch_tokens: PositiveInt | None = None
     """Most tokens of one optimizer step, instead of `batch_sequences`."""
+    chat_template_kwargs: dict[str, JsonValue] = {}
+    """Given to every rendering of the chat template; as `env.chat_template_kwargs` in training."""
     other_token_weight: Share = 0.0
     """Loss weight of prompt and tool tokens; assistant tokens weigh 1."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0

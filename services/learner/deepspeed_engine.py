@@ -118,6 +118,7 @@ class RankEngine:
             eps=self._table.adam_eps,
             fused=True,
         )
+        _leave_out_shared_memory_op()
         engine, *_ = deepspeed.initialize(
             model=module,
             optimizer=optimizer,
@@ -352,6 +353,14 @@ class RankEngine:
     def close(self) -> None:
         """Drop the engine's hooks and buffers."""
         self._engine.destroy()
+
+
+def _leave_out_shared_memory_op() -> None:
+    """Keep DeepSpeed from compiling its shared-memory collectives, which takes minutes on a CPU.
+
+    gloo does the same work; the table is the one DeepSpeed asks before it compiles.
+    """
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
 def deepspeed_config(table: EngineTable, dtype: str) -> dict[str, Any]:

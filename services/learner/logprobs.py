@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from agent_r1_proto.config import ModelTable
 
@@ -158,6 +159,7 @@ def load_causal_model(table: ModelTable) -> PreTrainedModel:
         ValueError: there is no such model, or its logits are not a plain projection of the
             decoder's output.
     """
+    transformers_logging.disable_progress_bar()
     path = Path(table.path)
     if path.exists() and not (path / "config.json").is_file():
         raise ValueError(
