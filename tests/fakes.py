@@ -97,9 +97,11 @@ def build_tokenizer(
         pad_token="<|endoftext|>",
         clean_up_tokenization_spaces=False,
     )
-    special = [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
+    # transformers names its own re-export of this class in its types.
+    special: Any = [AddedToken(text, special=True, normalized=False) for text in SPECIAL_TOKENS]
+    markup: Any = [AddedToken(text, normalized=False) for text in markup_tokens]
     tokenizer.add_tokens(special, special_tokens=True)
-    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in markup_tokens])
+    tokenizer.add_tokens(markup)
     tokenizer.chat_template = template
     return tokenizer
 

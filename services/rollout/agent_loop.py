@@ -142,7 +142,7 @@ class AgentLoop:
         self, record: TrajectoryRecord, env: ToolEnv, calls: CallRunner, number: int, start: int
     ) -> EnvStep:
         """Run the calls of the turn that begins at `start`, and ask the environment."""
-        turn = parse_turn(record.turns[-1].text)
+        turn = parse_turn(record.turns[-1].text, opens_in_thought=self._chat.opens_in_thought)
         sampled = record.token_ids[start:]
         ends = self._chat.call_end_indexes(sampled, turn.text, turn.calls)
         outcomes = await calls.run(number, turn, [start + end for end in ends])

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.rollout.parsing import CALL_CLOSE, MARKUP, ParsedCall
+from agent_r1.rollout.parsing import CALL_CLOSE, MARKUP, THINK_CLOSE, THINK_OPEN, ParsedCall
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
 
@@ -107,6 +107,11 @@ class ChatFormat:
         for role in reply_roles:
             self._check_round_trip((role, role) if role == "tool" else (role,))
         self._marker_ids = self.encode_text(TRUNCATION_MARKER)
+        question: Dialogue = [{"role": "user", "content": _QUESTION}]
+        asked = self._render(question, generation_prompt=False)
+        prompt = self._render(question).removeprefix(asked)
+        self.opens_in_thought = prompt.count(THINK_OPEN) > prompt.count(THINK_CLOSE)
+        """The generation prompt ends inside a thought, so every turn begins in one."""
 
     # -- prompts and replies ---------------------------------------------------------------------
 

@@ -59,17 +59,20 @@ class TurnText:
     """Tool calls, in order; those inside a thought do not count."""
 
 
-def parse_turn(text: str) -> TurnText:
+def parse_turn(text: str, *, opens_in_thought: bool = False) -> TurnText:
     """Read one turn.
 
-    A thought that the generation prompt opened (text with `</think>` before any `<think>`) counts
-    as a thought. A call that is never closed ends with the text and cannot be read.
+    A thought that is never closed hides nothing: calls and answers in it count. A call that is
+    never closed ends with the text and cannot be read.
+
+    Args:
+        text: the decoded turn, without its end-of-turn token.
+        opens_in_thought: the generation prompt ended with `<think>`, so the turn begins inside.
     """
     start = 0
     thought: str | None = None
-    closed = text.find(THINK_CLOSE)
-    opened = text.find(THINK_OPEN)
-    if closed >= 0 and not 0 <= opened < closed:
+    closed = text.find(THINK_CLOSE) if opens_in_thought else -1
+    if closed >= 0:
         start = closed + len(THINK_CLOSE)
         thought = text[:closed].strip()
     answer: str | None = None

@@ -21,12 +21,14 @@ from agent_r1_proto.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)
 
-READ_BLOCK_S = 1.0
+READ_BLOCK_S = 0.25
 """Longest wait for a sample; also how long a shutdown may wait for the read to return."""
 VERSION_POLL_S = 0.25
 CATCH_UP_RETRY_S = 2.0
 STOP_TIMEOUT_S = 10.0
 REPORT_EVERY = 100
+MAX_PUBLISHING = 16
+"""Trajectories published at a time: hundreds may end together, and each takes a connection."""
 
 
 class Attempts(Protocol):
@@ -91,6 +93,7 @@ class RolloutWorker:
         self._max_concurrent = max_concurrent
         self._working: dict[asyncio.Task[None], Entry[RolloutTask]] = {}
         self._changed = asyncio.Event()
+        self._publishing = asyncio.Semaphore(MAX_PUBLISHING)
         self._stopping = False
         self._fatal: EngineDeadError | None = None
         self.failures = FailureLog()
@@ -216,7 +219,8 @@ class RolloutWorker:
                     break
                 key = task.key.model_copy(update={"attempt": task.key.attempt + 1})
                 task = task.model_copy(update={"key": key})
-            await self._consumer.finish(entry, [(self._trajectories, trajectory)])
+            async with self._publishing:
+                await self._consumer.finish(entry, [(self._trajectories, trajectory)])
         except EngineDeadError as exc:
             self._die(exc)
             await self._consumer.release(entry)

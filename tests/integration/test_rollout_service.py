@@ -106,8 +106,8 @@ class Bench:
             run=RunTable(id=self.run_id),
             model=ModelTable(path="scripted"),
             redis=RedisTable(url=self.redis_url, lease_s=lease_s),
-            env=EnvTable(**({"tool_retries": 0} | (env or {}))),
-            rollout=RolloutTable(**(rollout or {})),
+            env=EnvTable.model_validate({"tool_retries": 0} | (env or {})),
+            rollout=RolloutTable.model_validate(rollout or {}),
             tools={tool.name: tool.url for tool in tools},
             announce_dir=self.folder,
         )

@@ -87,6 +87,12 @@ def test_glue_is_tokenized_as_the_template_is(chat: ChatFormat, tokenizer: Any, 
     assert glue == encode(tokenizer, chat.decode(glue))
 
 
+def test_generation_prompt_that_opens_a_thought_is_noticed(chat: ChatFormat, end_id: int):
+    template = HERMES_TEMPLATE.replace("'assistant\n' }}", "'assistant\n<think>\n' }}")
+    opening = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
+    assert (chat.opens_in_thought, opening.opens_in_thought) == (False, True)
+
+
 # -- outside text --------------------------------------------------------------------------------
 
 
@@ -309,10 +315,8 @@ def byte_fallback_tokenizer() -> Any:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, unk_token="<unk>", eos_token="<|im_end|>"
     )
-    tokenizer.add_tokens(
-        [AddedToken("<|im_end|>", special=True), AddedToken("<|im_start|>", special=True)],
-        special_tokens=True,
-    )
+    ends: Any = [AddedToken("<|im_end|>", special=True), AddedToken("<|im_start|>", special=True)]
+    tokenizer.add_tokens(ends, special_tokens=True)
     tokenizer.chat_template = HERMES_TEMPLATE
     return tokenizer
 

@@ -41,7 +41,7 @@ def test_calls_inside_a_thought_do_not_count():
 
 def test_thought_opened_by_the_generation_prompt():
     inner = call('{"name": "search", "arguments": {}}')
-    turn = parse_turn(f"maybe {inner} </think> {inner}")
+    turn = parse_turn(f"maybe {inner} </think> {inner}", opens_in_thought=True)
     assert turn.thought == f"maybe {inner}"
     assert len(turn.calls) == 1
 
