@@ -9,6 +9,7 @@ equally many micro-batches, since each forward, backward and step may hold colle
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,7 @@ class RankEngine:
         with_reference: bool,
         table_name: str,
     ) -> None:
+        _ignore_vendor_deprecations()
         torch.manual_seed(seed)
         self.device = device
         self.ranks = dist.get_world_size()
@@ -353,6 +355,17 @@ class RankEngine:
     def close(self) -> None:
         """Drop the engine's hooks and buffers."""
         self._engine.destroy()
+
+
+def _ignore_vendor_deprecations() -> None:
+    """Keep DeepSpeed's calls of deprecated torch functions out of the logs: nothing is ours to do.
+
+    Stages 1 to 3 import torch.jit, stage 3 gathers through renamed collectives.
+    """
+    script_method = "`torch.jit.script_method` is deprecated"
+    warnings.filterwarnings("ignore", script_method, DeprecationWarning)
+    renamed = "`torch.distributed.*` is deprecated"
+    warnings.filterwarnings("ignore", renamed, FutureWarning)
 
 
 def _leave_out_shared_memory_op() -> None:

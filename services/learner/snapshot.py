@@ -65,7 +65,7 @@ def write_safetensors(path: Path, weights: Weights) -> list[TensorEntry]:
                 name=name,
                 shape=list(tensor.shape),
                 dtype=_NAMES[tensor.dtype][0],
-                sha256=hashlib.sha256(data).hexdigest(),
+                sha256=hashlib.sha256(data.data).hexdigest(),
             )
     for alias, name in weights.aliases.items():
         entries[alias] = entries[name].model_copy(update={"name": alias, "alias_of": name})
