@@ -22,6 +22,7 @@ from aiohttp import web
 
 from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
 from agent_r1.learner.engine import LossSpec, TrainSample
+from agent_r1.learner.halting import cancel_and_wait
 from agent_r1.learner.plan import TrainingPlan, make_plan
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
 from agent_r1_proto.registry import Registry, RolloutServer
@@ -264,16 +265,14 @@ class FakeServices:
             self._broker.keys.tasks, RolloutTask, group="rollout", consumer=self._server_id
         )
         async with consumer:
-            tasks = [
+            tasks: list[asyncio.Task[None]] = [
                 asyncio.create_task(self._serve_samples(consumer)),
                 asyncio.create_task(self._announce_forever()),
             ]
             try:
                 yield self
             finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await cancel_and_wait(set(tasks))
                 await runner.cleanup()
 
 
