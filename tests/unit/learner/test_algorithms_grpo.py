@@ -1,0 +1,122 @@
+"""Group-relative advantages: worked by hand, and as properties."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.learner.algorithms import (
+    ADVANTAGES,
+    AdvantageBatch,
+    find_estimator,
+    group_relative_advantages,
+    grpo_advantages,
+)
+
+REWARDS = st.lists(st.floats(-10, 10, allow_nan=False), min_size=2, max_size=16)
+
+
+def test_two_of_four_correct_is_symmetric():
+    # mean 0.5, sample std sqrt(1/3) = 0.57735, by hand: 0.5 / 0.57735 = 0.86603
+    assert group_relative_advantages([1, 0, 0, 1]) == pytest.approx(
+        [0.86603, -0.86603, -0.86603, 0.86603], abs=1e-4
+    )
+
+
+def test_one_of_three_correct():
+    # mean 1/3, deviations 2/3, -1/3, -1/3; sample variance (4/9 + 1/9 + 1/9) / 2 = 1/3
+    expected = [2 / 3 / math.sqrt(1 / 3), -1 / 3 / math.sqrt(1 / 3), -1 / 3 / math.sqrt(1 / 3)]
+    assert group_relative_advantages([1, 0, 0]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_eps_is_added_to_the_std():
+    # mean 0, sample std sqrt((1 + 1) / 1) = sqrt 2; 1 / (sqrt 2 + 0.5)
+    expected = 1 / (math.sqrt(2) + 0.5)
+    assert group_relative_advantages([1, -1], eps=0.5) == pytest.approx([expected, -expected])
+
+
+def test_without_std_rewards_are_only_centered():
+    assert group_relative_advantages([3, 1, 2], normalize_std=False) == pytest.approx([1, -1, 0])
+
+
+def test_equal_rewards_give_exactly_zero():
+    # the mean of three 0.1 is not 0.1 in floating point
+    assert group_relative_advantages([0.1, 0.1, 0.1]) == [0.0, 0.0, 0.0]
+
+
+def test_a_group_of_one_has_zero_advantage():
+    assert group_relative_advantages([5.0]) == [0.0]
+
+
+def test_an_empty_group_is_an_error():
+    with pytest.raises(ValueError, match="group of 0 rewards"):
+        group_relative_advantages([])
+
+
+def test_a_reward_that_is_not_finite_is_an_error():
+    with pytest.raises(ValueError, match="reward nan is not finite"):
+        group_relative_advantages([1.0, math.nan])
+
+
+@given(REWARDS)
+def test_advantages_sum_to_zero(rewards: list[float]):
+    assert sum(group_relative_advantages(rewards)) == pytest.approx(0, abs=1e-6 * len(rewards) * 10)
+
+
+@given(REWARDS, st.randoms())
+def test_the_order_within_a_group_does_not_matter(rewards: list[float], random):
+    order = list(range(len(rewards)))
+    random.shuffle(order)
+    direct = group_relative_advantages(rewards)
+    shuffled = group_relative_advantages([rewards[i] for i in order])
+    assert shuffled == pytest.approx([direct[i] for i in order], abs=1e-9)
+
+
+def make_batch(groups: list[int], totals: list[list[float]]) -> AdvantageBatch:
+    """Trajectories of four tokens: prompt, action, tool, action; rewards on the two actions."""
+    mask = np.array([False, True, False, True])
+    rewards = [np.array([0.0, first, 0.0, last]) for first, last in totals]
+    return AdvantageBatch(groups, rewards, [mask] * len(groups))
+
+
+def test_every_action_token_gets_the_advantage_and_other_tokens_exactly_zero():
+    # group 7: rewards 1 and 0, mean 0.5, sample std sqrt(0.5) = 0.70711; 0.5 / 0.70711 = 0.70711
+    advantages = grpo_advantages(make_batch([7, 7], [[0.0, 1.0], [0.0, 0.0]]))
+    np.testing.assert_allclose(advantages[0], [0, 0.70711, 0, 0.70711], atol=1e-4)
+    np.testing.assert_allclose(advantages[1], [0, -0.70711, 0, -0.70711], atol=1e-4)
+    assert advantages[0][0] == advantages[0][2] == 0.0
+
+
+def test_groups_do_not_mix_and_may_be_interleaved():
+    batch = make_batch([1, 2, 1, 2], [[0, 1], [0, 5], [0, 0], [0, 5]])
+    advantages = grpo_advantages(batch, normalize_std=False)
+    assert [float(a[1]) for a in advantages] == [0.5, 0.0, -0.5, 0.0]
+
+
+def test_process_rewards_count_in_the_total():
+    # totals 0.5 + 1 = 1.5 and 0.5; mean 1
+    batch = make_batch([1, 1], [[0.5, 1.0], [0.5, 0.0]])
+    advantages = grpo_advantages(batch, normalize_std=False)
+    assert [float(a[3]) for a in advantages] == [0.5, -0.5]
+
+
+def test_a_reward_on_a_tool_token_is_an_error():
+    with pytest.raises(ValueError, match="trajectory 0 has a reward on a token the policy did not"):
+        AdvantageBatch([1], [np.array([0.0, 1.0])], [np.array([True, False])])
+
+
+def test_unequal_counts_and_shapes_are_errors():
+    with pytest.raises(ValueError, match="2 group ids, 1 reward arrays and 1 masks"):
+        AdvantageBatch([1, 2], [np.zeros(2)], [np.ones(2, dtype=bool)])
+    with pytest.raises(ValueError, match="trajectory 0 has"):
+        AdvantageBatch([1], [np.zeros(3)], [np.ones(2, dtype=bool)])
+
+
+def test_an_unknown_estimator_lists_the_known_ones():
+    assert find_estimator("grpo") is ADVANTAGES["grpo"]
+    with pytest.raises(ValueError, match=r'"grop"\) is unknown; choose one of: .*grpo'):
+        find_estimator("grop")
