@@ -1,0 +1,107 @@
+"""What the papers promise exists: links, files, commands and the example of a tool."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agent_r1 import Tool
+from agent_r1.cli import build_parser
+from agent_r1.tools.base import CallContext
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAPERS = [
+    *sorted(REPOSITORY.glob("*.md")),
+    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted(REPOSITORY.glob("*/README.md")),
+    *sorted((REPOSITORY / "examples").glob("*/README.md")),
+]
+README = (REPOSITORY / "README.md").read_text()
+MAKEFILE = (REPOSITORY / "Makefile").read_text()
+
+
+def relative(path: Path) -> str:
+    """Name a paper in test ids."""
+    return str(path.relative_to(REPOSITORY))
+
+
+def code_block(text: str, language: str) -> str:
+    """Return the first code block of a language."""
+    found = re.search(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=relative)
+def test_links_lead_somewhere(paper: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", paper.read_text()):
+        if not target.startswith(("http://", "https://", "mailto:")):
+            assert (paper.parent / target).exists(), target
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=relative)
+def test_make_targets_that_are_named_exist(paper: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", paper.read_text(), re.MULTILINE))
+    assert named <= targets
+
+
+def test_the_tour_is_nine_files() -> None:
+    tour = README.split("## Nine files")[1].split("\n## ")[0]
+    assert len(re.findall(r"^\d\. \[", tour, re.MULTILINE)) == 9
+
+
+@pytest.mark.parametrize("paper", ["README.md", "AGENTS.md", "docs/architecture.md"])
+def test_source_files_that_are_named_exist(paper: str) -> None:
+    text = (REPOSITORY / paper).read_text()
+    roots = [REPOSITORY, REPOSITORY / "services", REPOSITORY / "proto" / "agent_r1_proto"]
+    for name in re.findall(r"`([\w/]+/[\w/]+\.(?:py|txt|toml))`", text):
+        assert any((root / name).is_file() for root in roots), name
+
+
+def test_every_subcommand_is_in_the_readme() -> None:
+    help_text = build_parser().format_help()
+    commands = re.findall(r"^ {2,6}([a-z][a-z-]*)(?: {2,}|$)", help_text, re.MULTILINE)
+    listed = code_block(README.split("## The command")[1], "")
+    assert "train" in commands, help_text
+    assert [name for name in commands if f"agent-r1 {name}" not in listed] == []
+
+
+async def test_the_tool_of_the_readme_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("population")
+    monkeypatch.setitem(sys.modules, "population", module)
+    exec(code_block(README, "python"), vars(module))
+    tool: Tool = module.Population()
+    assert tool.spec().name == "population"
+    context = CallContext(rollout_id="r/1/0/0/0", turn=0, tool_context=None, timeout_s=1.0)
+    assert await tool.call({"city": "Rome"}, context) == "2750000 people"
+
+
+def test_the_table_of_the_readmes_tool_is_valid() -> None:
+    from agent_r1.config import RunConfig
+
+    table = tomllib.loads(code_block(README, "toml"))
+    config = RunConfig.model_validate({**table, "model": {"path": "any"}})
+    assert config.tools["population"].type == "population:Population"
+
+
+def test_the_licence_is_the_whole_apache_licence() -> None:
+    text = (REPOSITORY / "LICENSE").read_text()
+    assert text.lstrip().startswith("Apache License\n                           Version 2.0")
+    assert [n for n in range(1, 10) if re.search(rf"^   {n}\. [A-Z]", text, re.MULTILINE)] == list(
+        range(1, 10)
+    )
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_every_default_model_and_set_of_the_examples_has_its_licence_written_down() -> None:
+    third_party = (REPOSITORY / "THIRD_PARTY.md").read_text()
+    for file in sorted((REPOSITORY / "examples").glob("*/*.toml")):
+        path = tomllib.loads(file.read_text()).get("model", {}).get("path", "")
+        if "/" in path and not path.startswith("."):
+            assert path.split("/")[1] in third_party, f"{file}: {path}"
