@@ -1,0 +1,187 @@
+"""The main job with every real part: vLLM, HTTP search, Redis, reward, DeepSpeed, weight pushes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.runs import (
+    finished,
+    processes_naming,
+    started,
+    steps,
+    wait_until,
+    write_config,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+REPOSITORY = Path(__file__).resolve().parents[2]
+STOP_TIMEOUT_S = 60.0
+SUMMARY_FIELDS = {
+    "algorithm",
+    "steps",
+    "seed",
+    "wall_s",
+    "em_before",
+    "em_after",
+    "sets",
+    "mean_searches_before",
+    "mean_searches_after",
+    "trajectories_trained",
+    "sampled_tokens",
+    "tokens_per_s",
+    "step_s",
+    "rollout_s",
+    "reward_s",
+    "learn_s",
+    "push_s",
+    "max_staleness_seen",
+    "canary_max_dlogp",
+}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small world's corpus and questions."""
+    folder = tmp_path_factory.mktemp("world")
+    script = REPOSITORY / "examples" / "tiny_world" / "generate.py"
+    subprocess.run(
+        [sys.executable, str(script), "--seed", "5", "--out", str(folder), "--no-sft"], check=True
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def resumed_run(
+    tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base_dir: Path
+) -> Path:
+    """A run whose rollout server is killed with SIGKILL, which is then stopped by Ctrl-C, resumed,
+    and goes to its end: the folder it leaves."""
+    folder = tmp_path_factory.mktemp("runs")
+    run_dir = folder / "run"
+    config = write_config(folder, run_id="e2e", base=tiny_base_dir, world=world)
+    with started("train", config, "--run-dir", run_dir) as process:
+        wait_until(lambda: len(steps(run_dir)) >= 1, "the first step", process)
+        [server] = [
+            pid
+            for pid, command in processes_naming(str(run_dir)).items()
+            if re.search(r"agent-r1 serve rollout|serve rollout", command)
+            and "guard" not in command
+        ][:1]
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: len(steps(run_dir)) >= 3, "a step after the kill", process)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=STOP_TIMEOUT_S)
+    assert "--resume" in output
+    wait_until(lambda: not processes_naming(str(run_dir)), "every process to end")
+    finished("train", "--resume", run_dir, "--set", "learner.steps=6")
+    return run_dir
+
+
+def test_every_step_is_there_once_after_kill_stop_and_resume(resumed_run: Path):
+    assert [line["step"] for line in steps(resumed_run)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_policy_versions_only_rise_and_are_never_used_twice(resumed_run: Path):
+    versions = [line["policy/version"] for line in steps(resumed_run)]
+    assert versions == sorted(set(versions))
+
+
+def test_nothing_is_left_running(resumed_run: Path):
+    assert processes_naming(str(resumed_run)) == {}
+
+
+def test_summary_has_every_field_and_they_agree(resumed_run: Path):
+    summary = json.loads((resumed_run / "summary.json").read_text())
+    assert summary.keys() >= SUMMARY_FIELDS
+    assert summary["steps"] == 6
+    assert summary["trajectories_trained"] == 6 * 4 * 4
+    assert summary["max_staleness_seen"] == 0
+    in_domain = [summary["sets"][name] for name in ("hotpot_like", "wiki2_like")]
+    for when in ("before", "after"):
+        mean = sum(scores[when]["em"] for scores in in_domain) / 2
+        assert summary[f"em_{when}"] == pytest.approx(mean)
+        assert all(scores[when]["n"] == 12 for scores in in_domain)
+
+
+def test_learner_and_rollout_agree_on_log_probabilities_after_every_push(resumed_run: Path):
+    # fp32: the bound of the canary; the sampled tokens themselves agree as closely.
+    assert json.loads((resumed_run / "summary.json").read_text())["canary_max_dlogp"] <= 1e-4
+    assert all(line["logprob/abs_diff_max"] <= 1e-4 for line in steps(resumed_run))
+
+
+def test_the_run_folder_holds_what_a_user_looks_for(resumed_run: Path):
+    assert list((resumed_run / "tensorboard").glob("events.*"))
+    assert list((resumed_run / "trajectories").glob("*.jsonl"))
+    config = json.loads((resumed_run / "config.json").read_text())
+    assert config["learner"]["group_size"] == 4
+    newest = max((resumed_run / "checkpoints").glob("step_*"))
+    assert (newest / "model" / "config.json").is_file()
+    assert {path.name for path in (resumed_run / "logs").iterdir()} >= {
+        "learner.log",
+        "rollout.log",
+        "reward.log",
+        "search.log",
+    }
+
+
+def test_the_first_prompt_is_in_the_log_in_full(resumed_run: Path):
+    log = (resumed_run / "logs" / "rollout.log").read_text()
+    assert re.search(r"first prompt .*\n(.*\n)*?<\|im_start\|>", log)
+
+
+def test_show_prints_a_stored_trajectory(resumed_run: Path):
+    printed = finished("show", resumed_run, "--step", 6, "--limit", 1)
+    assert "search" in printed
+    assert "reward" in printed
+
+
+def test_a_used_run_folder_is_refused_and_resume_named(resumed_run: Path):
+    done = subprocess.run(
+        [
+            Path(sys.executable).with_name("agent-r1"),
+            "train",
+            resumed_run.parent / "run.toml",
+            "--run-dir",
+            resumed_run,
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert f"--resume {resumed_run}" in done.stderr
+
+
+def test_evaluate_scores_the_run_as_its_last_evaluation_did(resumed_run: Path, tmp_path: Path):
+    out = tmp_path / "scores.json"
+    finished("evaluate", resumed_run.parent / "run.toml", "--policy", resumed_run, "--out", out)
+    summary = json.loads((resumed_run / "summary.json").read_text())
+    scores = json.loads(out.read_text())
+    for name in ("hotpot_like", "wiki2_like"):
+        # Greedy answers of the same weights; batch shapes differ, so one answer may flip.
+        assert scores["sets"][name]["em"] == pytest.approx(
+            summary["sets"][name]["after"]["em"], abs=1.01 / 12
+        )
+
+
+def test_no_process_survives_kill_9_of_the_launcher(
+    tmp_path: Path, world: Path, tiny_base_dir: Path
+):
+    run_dir = tmp_path / "killed"
+    config = write_config(tmp_path, run_id="killed", base=tiny_base_dir, world=world)
+    with started("train", config, "--run-dir", run_dir) as process:
+        log = run_dir / "logs" / "rollout.log"
+        wait_until(
+            lambda: log.exists() and "policy started" in log.read_text(), "vLLM to start", process
+        )
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(STOP_TIMEOUT_S)
+        wait_until(lambda: not processes_naming(str(run_dir)), "every process to end")
