@@ -11,12 +11,16 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2T
 from agent_r1.learner.engine import TrainSample
 
 VOCABULARY = 320
-CHAT_TEMPLATE = (
-    "{%- for m in messages -%}{%- if m.role == 'tool' -%}"
-    "<|im_start|>user\n<tool_response>\n{{ m.content }}\n</tool_response><|im_end|>\n"
-    "{%- else -%}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%- endif -%}"
-    "{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>assistant\n{%- endif -%}"
-)
+CHAT_TEMPLATE = r"""
+{%- for m in messages -%}
+  {%- if m.role == "tool" -%}
+    {{- "<|im_start|>user\n<tool_response>\n" + m.content + "\n</tool_response><|im_end|>\n" -}}
+  {%- else -%}
+    {{- "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n" -}}
+  {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- "<|im_start|>assistant\n" -}}{%- endif -%}
+"""
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
