@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_BATCHED_TOKENS = 2048
 SCORE_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 5.0
 
 
 class VllmPolicy:
@@ -241,12 +241,7 @@ class VllmPolicy:
 
         on_cpu = current_platform.is_cpu()
         if on_cpu:
-            # Imports torch's compiled operators, which only a CPU build of vLLM has.
-            from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-            check_cpu_fit(
-                self._settings, self._model(), CPUAttentionBackend.get_supported_head_sizes()
-            )
+            check_cpu_fit(self._settings, self._model())
         self._own_lm_head = on_cpu and self._model().tied
         args = self._engine_args(on_cpu)
         try:
@@ -355,8 +350,8 @@ class VllmPolicy:
     @asynccontextmanager
     async def _engine_errors(self) -> AsyncIterator[None]:
         """Turn what goes wrong in the engine into PolicyError."""
-        if self.death is not None:
-            raise EngineDeadError(self._death)
+        if (reason := self.death) is not None:
+            raise EngineDeadError(reason)
         try:
             yield
         except (PolicyError, asyncio.CancelledError):

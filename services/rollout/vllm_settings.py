@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,8 @@ from agent_r1.rollout.weight_snapshot import ModelLayout, read_model_layout
 from agent_r1_proto.config import Dtype
 
 GIB = 2**30
+# Of vLLM's attention kernels for the CPU; importing them here to ask would take seconds.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 PLUGIN = "agent_r1_weight_transfer"
 OUT_OF_MEMORY_REMEDY = (
     "lower, in this order: rollout.max_concurrent, rollout.kv_cache_gib "
@@ -84,7 +86,8 @@ def prepare_environment(settings: VllmSettings) -> None:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
-        "VLLM_LOGGING_LEVEL": "WARNING",
+        # Its warnings at every start tell of what a CPU engine never has.
+        "VLLM_LOGGING_LEVEL": "ERROR",
         "TOKENIZERS_PARALLELISM": "false",
     }
     if Path(settings.model_path).is_dir():
@@ -155,23 +158,18 @@ def read_model(settings: VllmSettings) -> ModelFacts:
     return facts
 
 
-def check_cpu_fit(settings: VllmSettings, facts: ModelFacts, head_sizes: Sequence[int]) -> None:
+def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
     """Refuse what a CPU engine cannot run, before a process is started for it.
-
-    Args:
-        settings: of the engine.
-        facts: of the model.
-        head_sizes: attention head sizes the engine has kernels for.
 
     Raises:
         PolicyOutOfMemoryError: KV cache and weights exceed the free memory.
         PolicySetupError: the KV cache cannot hold one sequence, or the head size has no kernel.
     """
-    if facts.head_dim not in head_sizes:
+    if facts.head_dim not in CPU_HEAD_SIZES:
         raise PolicySetupError(
             f"the model's attention heads have size {facts.head_dim}; vLLM on the CPU runs "
-            f"{', '.join(map(str, head_sizes))}; choose hidden_size / num_attention_heads among "
-            "these"
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}; choose hidden_size / num_attention_heads "
+            "among these"
         )
     one_sequence = facts.kv_bytes_per_token * settings.max_context / GIB
     if one_sequence > settings.kv_cache_gib:

@@ -1,0 +1,214 @@
+"""The real engine as a sampler: tokens, log-probabilities, limits, errors, its own death."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent_r1.rollout.policy import (
+    EngineDeadError,
+    Generation,
+    PolicyOutOfMemoryError,
+    PolicySetupError,
+    PromptError,
+    PromptTooLongError,
+)
+from agent_r1.rollout.vllm_policy import VllmPolicy
+from agent_r1.rollout.vllm_settings import VllmSettings
+from agent_r1_proto.trajectory import VersionSpan
+from tests.live_engine import MAX_CONTEXT, LiveEngine, shared_engine
+from tests.snapshot_files import EOS, VOCAB_SIZE, all_logprobs, build_model, model_logprobs
+
+pytestmark = pytest.mark.vllm
+
+PARITY = 1e-4
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LiveEngine:
+    return shared_engine(request.config, tmp_path_factory)
+
+
+def sample(
+    engine: LiveEngine,
+    prompt: list[int],
+    *,
+    max_tokens: int,
+    temperature: float = 1.0,
+    seed: int = 0,
+    request_id: str = "sample",
+) -> Generation:
+    return engine.run(
+        engine.policy.generate(
+            prompt,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            seed=seed,
+            request_id=request_id,
+        )
+    )
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_logprobs_are_those_of_a_transformers_forward(
+    engine: LiveEngine, temperature: float
+):
+    prompt = [5, 17, 200, 3, 42]
+    version = engine.policy.policy_version
+    result = sample(engine, prompt, max_tokens=40, temperature=temperature, seed=3)
+    expected = model_logprobs(
+        engine.models[version], prompt + result.token_ids, temperature=temperature
+    )[len(prompt) - 1 :]
+    assert result.logprobs == pytest.approx(expected, abs=PARITY)
+    assert result.version_spans == [VersionSpan(policy_version=version, start=0, end=40)]
+    assert result.finish_reason == "length"
+
+
+def test_scores_are_those_of_a_transformers_forward(engine: LiveEngine):
+    tokens = list(range(2, 290, 3))
+    expected = model_logprobs(engine.models[engine.policy.policy_version], tokens)
+    assert engine.run(engine.policy.score(tokens)) == pytest.approx(expected, abs=PARITY)
+    # A second time the prompt lies in the prefix cache, which holds no log-probabilities.
+    assert engine.run(engine.policy.score(tokens)) == pytest.approx(expected, abs=PARITY)
+
+
+def test_greedy_sampling_takes_the_likeliest_token(engine: LiveEngine):
+    prompt = [9, 8, 7]
+    result = sample(engine, prompt, max_tokens=6, temperature=0.0)
+    logprobs = all_logprobs(engine.models[engine.policy.policy_version], prompt + result.token_ids)[
+        len(prompt) - 1 : -1
+    ]
+    for token, row in zip(result.token_ids, logprobs, strict=True):
+        assert row[token] == pytest.approx(max(row), abs=PARITY)
+
+
+def test_a_seed_fixes_the_sample_and_another_one_changes_it(engine: LiveEngine):
+    first = sample(engine, [11, 12], max_tokens=30, seed=7)
+    again = sample(engine, [11, 12], max_tokens=30, seed=7)
+    other = sample(engine, [11, 12], max_tokens=30, seed=8)
+    assert first.token_ids == again.token_ids
+    assert first.token_ids != other.token_ids
+
+
+def test_the_end_of_turn_token_is_sampled_kept_and_ends_the_generation(engine: LiveEngine):
+    assert list(engine.policy.eos_token_ids) == [EOS]
+    engine.push(build_model(seed=0, eos_weight=20.0))
+    result = sample(engine, [5, 6], max_tokens=30)
+    engine.push(build_model(seed=0))
+    assert result.token_ids == [EOS]
+    assert result.finish_reason == "stop"
+    assert result.logprobs == pytest.approx([0.0], abs=1e-2)
+
+
+def test_a_generation_ends_where_the_context_does(engine: LiveEngine):
+    prompt = [4] * (MAX_CONTEXT - 3)
+    result = sample(engine, prompt, max_tokens=50)
+    assert len(result.token_ids) == 3
+    assert result.finish_reason == "length"
+
+
+def test_prompts_that_cannot_be_sampled_from_are_refused(engine: LiveEngine):
+    with pytest.raises(
+        PromptTooLongError, match=f"{MAX_CONTEXT} tokens.* at most {MAX_CONTEXT - 1}"
+    ):
+        sample(engine, [4] * MAX_CONTEXT, max_tokens=1)
+    with pytest.raises(PromptError, match="0 tokens; at least 1"):
+        sample(engine, [], max_tokens=1)
+    with pytest.raises(PromptError, match=f"outside the model's vocabulary of {VOCAB_SIZE}"):
+        sample(engine, [VOCAB_SIZE], max_tokens=1)
+    with pytest.raises(ValueError, match=r"max_tokens \(0\)"):
+        sample(engine, [4], max_tokens=0)
+    with pytest.raises(PromptError, match="1 tokens; at least 2"):
+        engine.run(engine.policy.score([4]))
+    assert engine.policy.num_in_flight == 0
+
+
+def test_a_cancelled_generation_leaves_the_engine(engine: LiveEngine):
+    async def cancel_one() -> None:
+        policy = engine.policy
+        long = asyncio.ensure_future(
+            policy.generate([3], max_tokens=500, temperature=1.0, seed=0, request_id="long")
+        )
+        await policy.generate([3], max_tokens=3, temperature=1.0, seed=0, request_id="short")
+        assert policy.num_in_flight == 1
+        long.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await long
+        assert policy.num_in_flight == 0
+
+    engine.run(cancel_one())
+    assert len(sample(engine, [3], max_tokens=4, request_id="long").token_ids) == 4
+
+
+def test_more_requests_than_fit_one_step_all_finish(engine: LiveEngine):
+    async def many() -> list[Generation]:
+        return await asyncio.gather(
+            *(
+                engine.policy.generate(
+                    [number + 2] * 400,
+                    max_tokens=3,
+                    temperature=1.0,
+                    seed=number,
+                    request_id=f"many-{number}",
+                )
+                for number in range(40)
+            )
+        )
+
+    # 40 prompts of 400 tokens: several steps of 2,048 tokens, and more than max_concurrent.
+    assert [len(result.token_ids) for result in engine.run(many())] == [3] * 40
+
+
+def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEngine):
+    async def kill() -> None:
+        policy = engine.policy
+        running = asyncio.ensure_future(
+            policy.generate([3], max_tokens=500, temperature=1.0, seed=0, request_id="running")
+        )
+        await policy.generate([3], max_tokens=3, temperature=1.0, seed=0, request_id="short")
+        manager = policy._engine.engine_core.resources.engine_manager
+        os.kill(manager.processes[0].pid, signal.SIGKILL)
+        with pytest.raises(PolicyOutOfMemoryError, match=r"signal 9.*rollout\.max_concurrent"):
+            await running
+
+    engine.run(kill())
+    assert "rollout.kv_cache_gib" in str(engine.policy.death)
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        sample(engine, [3], max_tokens=1)
+    engine.run(engine.policy.stop())
+
+
+async def start_error(settings: VllmSettings) -> str:
+    policy = VllmPolicy(settings)
+    with pytest.raises((PolicySetupError, PolicyOutOfMemoryError)) as caught:
+        await policy.start()
+    assert policy.death is not None
+    return str(caught.value)
+
+
+async def test_a_model_or_a_setting_that_cannot_work_is_refused_before_the_engine_starts(
+    tmp_path: Path,
+):
+    build_model(seed=0).save_pretrained(tmp_path / "model")
+    good = VllmSettings(model_path=str(tmp_path / "model"), max_context=512, kv_cache_gib=0.25)
+    missing = replace(good, model_path=str(tmp_path / "none"))
+    assert "is not a directory" in await start_error(missing)
+    (tmp_path / "empty").mkdir()
+    empty = replace(good, model_path=str(tmp_path / "empty"))
+    assert "no usable config.json" in await start_error(empty)
+    longer = await start_error(replace(good, max_context=2048))
+    assert "model.max_context (2048) exceeds the 1024 positions" in longer
+    # 2 layers x (key + value) x 1 head x 32 x 4 bytes = 512 bytes a token, 0.25 MiB a sequence.
+    small = await start_error(replace(good, kv_cache_gib=0.0002))
+    assert "rollout.kv_cache_gib (0.0002)" in small
+    assert "0.00 GiB one sequence" in small
+    huge = await start_error(replace(good, kv_cache_gib=100_000.0))
+    assert "exceed the free memory" in huge
+    keys = ["rollout.max_concurrent", "rollout.kv_cache_gib (", "model.max_context"]
+    places = [huge.index(key, huge.index("lower, in this order")) for key in keys]
+    assert places == sorted(places)

@@ -1,0 +1,229 @@
+"""New weights for the real engine: in the middle of its work, damaged, stale, late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from agent_r1.rollout.policy import Generation, WeightsRefusedError
+from agent_r1_proto.weights import WeightManifest
+from tests.live_engine import LiveEngine, shared_engine
+from tests.snapshot_files import (
+    EMBEDDING,
+    build_model,
+    flip_byte,
+    model_logprobs,
+    own_tensors,
+    write_snapshot,
+)
+
+pytestmark = pytest.mark.vllm
+
+PARITY = 1e-4
+CANARY = list(range(2, 60))
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LiveEngine:
+    return shared_engine(request.config, tmp_path_factory)
+
+
+def canary_distance(engine: LiveEngine, version: int) -> float:
+    """Return max |dlogp| between what the engine holds and the model of a version."""
+    held = engine.run(engine.policy.score(CANARY))
+    expected = model_logprobs(engine.models[version], CANARY)
+    return max(abs(a - b) for a, b in zip(held, expected, strict=True))
+
+
+def test_three_pushes_to_a_tied_model_keep_parity(engine: LiveEngine):
+    assert engine.models[0].config.tie_word_embeddings
+    assert canary_distance(engine, engine.policy.policy_version) <= PARITY
+    for seed in (21, 22, 23):
+        before = engine.policy.policy_version
+        timing = engine.push(build_model(seed))
+        version = engine.policy.policy_version
+        assert version == max(engine.models)
+        assert canary_distance(engine, version) <= PARITY
+        # The models differ by far more than the bound, so parity is not agreement by chance.
+        assert canary_distance(engine, before) > 100 * PARITY
+        assert 0.0 < timing.pause_s < 30.0
+        assert timing.fetch_s > 0.0
+
+
+def test_requests_in_flight_cross_updates_and_label_every_token(engine: LiveEngine):
+    prompts = [[number + 2, 50, 7] for number in range(16)]
+    first = engine.policy.policy_version
+    manifests = [engine.publish(build_model(seed)) for seed in (31, 32)]
+
+    async def push_under_load() -> list[Generation]:
+        policy = engine.policy
+        running = [
+            asyncio.ensure_future(
+                policy.generate(
+                    prompt,
+                    max_tokens=480,
+                    temperature=1.0,
+                    seed=number,
+                    request_id=f"running-{number}",
+                )
+            )
+            for number, prompt in enumerate(prompts)
+        ]
+        for number, manifest in enumerate(manifests):
+            # Ends when the others have sampled about 20 more tokens each.
+            await policy.generate(
+                [3, 4], max_tokens=20, temperature=1.0, seed=0, request_id=f"pace-{number}"
+            )
+            assert policy.num_in_flight == 16
+            await policy.load_weights(manifest)
+            assert policy.num_in_flight == 16
+        return await asyncio.gather(*running)
+
+    results = engine.run(push_under_load())
+    for prompt, result in zip(prompts, results, strict=True):
+        assert len(result.token_ids) == 480
+        versions = [span.policy_version for span in result.version_spans]
+        assert versions == [first, first + 1, first + 2]
+        assert result.version_spans[0].start == 0
+        assert result.version_spans[-1].end == 480
+        for before, after in zip(result.version_spans, result.version_spans[1:], strict=False):
+            assert before.end == after.start
+        tokens = prompt + result.token_ids
+        for span in result.version_spans:
+            # The labelled version's log-probability over the whole prefix, older tokens included.
+            expected = model_logprobs(engine.models[span.policy_version], tokens)
+            offset = len(prompt) - 1
+            assert result.logprobs[span.start : span.end] == pytest.approx(
+                expected[offset + span.start : offset + span.end], abs=PARITY
+            )
+
+
+def flip(manifest: WeightManifest) -> WeightManifest:
+    flip_byte(Path(manifest.location))
+    return manifest
+
+
+def truncate(manifest: WeightManifest) -> WeightManifest:
+    path = Path(manifest.location)
+    path.write_bytes(path.read_bytes()[:-100])
+    return manifest
+
+
+def remove(manifest: WeightManifest) -> WeightManifest:
+    Path(manifest.location).unlink()
+    return manifest
+
+
+def drop_tensor(manifest: WeightManifest) -> WeightManifest:
+    kept = [entry for entry in manifest.tensors if entry.name != "model.norm.weight"]
+    return manifest.model_copy(update={"tensors": kept})
+
+
+def reshape(manifest: WeightManifest) -> WeightManifest:
+    entries = [
+        entry.model_copy(update={"shape": [64, 300]}) if entry.name == EMBEDDING else entry
+        for entry in manifest.tensors
+    ]
+    return manifest.model_copy(update={"tensors": entries})
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (flip, "sha256"),
+        (truncate, "bytes; its manifest says"),
+        (remove, "cannot be read"),
+        (drop_tensor, "which its manifest does not name|is missing"),
+        (reshape, r"has shape \[64, 300\]"),
+    ],
+)
+def test_damaged_weights_are_refused_without_a_pause_and_the_old_ones_serve_on(
+    engine: LiveEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[WeightManifest], WeightManifest],
+    message: str,
+):
+    held = engine.policy.policy_version
+    pauses: list[object] = []
+    monkeypatch.setattr(engine.policy._engine, "pause_generation", pauses.append)
+    version = max(engine.models) + 1
+    manifest = write_snapshot(
+        engine.folder / f"damaged-{damage.__name__}", own_tensors(build_model(41)), version
+    )
+    with pytest.raises(WeightsRefusedError, match=message):
+        engine.run(engine.policy.load_weights(damage(manifest)))
+    assert pauses == []
+    assert engine.policy.policy_version == held
+    assert canary_distance(engine, held) <= PARITY
+
+
+def test_stale_weights_under_a_new_version_are_caught(engine: LiveEngine):
+    older = engine.publish(build_model(51))
+    newer = engine.publish(build_model(52))
+    stale = newer.model_copy(update={"location": older.location})
+    with pytest.raises(WeightsRefusedError, match="sha256"):
+        engine.run(engine.policy.load_weights(stale))
+    # A publisher that wrote old data and described it truthfully: only the canary can tell.
+    relabelled = older.model_copy(update={"policy_version": newer.policy_version})
+    engine.run(engine.policy.load_weights(relabelled))
+    assert engine.policy.policy_version == newer.policy_version
+    assert canary_distance(engine, newer.policy_version) > 100 * PARITY
+    engine.run(engine.policy.load_weights(newer))
+    assert canary_distance(engine, newer.policy_version) <= PARITY
+
+
+def test_a_server_many_versions_behind_loads_the_newest_at_once(engine: LiveEngine):
+    held = engine.policy.policy_version
+    manifests = [engine.publish(build_model(seed)) for seed in (61, 62, 63)]
+    newest = manifests[-1].policy_version
+    assert newest > held + 1
+    engine.run(engine.policy.load_weights(manifests[-1]))
+    assert engine.policy.policy_version == newest
+    assert canary_distance(engine, newest) <= PARITY
+
+
+def test_a_file_removed_while_loading_does_no_harm(engine: LiveEngine):
+    manifest = engine.publish(build_model(71))
+    policy = engine.policy
+    pause = policy._engine.pause_generation
+
+    async def remove_then_pause(**options: object) -> None:
+        # The learner keeps the newest two only; it may remove this one from here on.
+        await asyncio.to_thread(Path(manifest.location).unlink)
+        await pause(**options)
+
+    policy._engine.pause_generation = remove_then_pause
+    try:
+        engine.run(policy.load_weights(manifest))
+    finally:
+        policy._engine.pause_generation = pause
+    assert canary_distance(engine, manifest.policy_version) <= PARITY
+
+
+def test_a_caller_that_gives_up_leaves_the_load_complete(engine: LiveEngine):
+    manifest = engine.publish(build_model(81))
+
+    async def give_up() -> None:
+        policy = engine.policy
+        loading = asyncio.ensure_future(policy.load_weights(manifest))
+        pause = policy._engine.pause_generation
+
+        async def cancel_then_pause(**options: object) -> None:
+            loading.cancel()
+            await pause(**options)
+
+        policy._engine.pause_generation = cancel_then_pause
+        try:
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+        finally:
+            policy._engine.pause_generation = pause
+        # Loads are served one at a time: this one waits for the one that was given up.
+        await policy.load_weights(manifest)
+
+    engine.run(give_up())
+    assert engine.policy.policy_version == manifest.policy_version
+    assert canary_distance(engine, manifest.policy_version) <= PARITY

@@ -1,0 +1,126 @@
+"""Tiny random Qwen2 models and snapshots of them, as the learner publishes them.
+
+A tied model of 70,000 parameters: 2 layers of 64, 300 tokens. Token `EOS` ends a turn;
+`build_model` says how likely it is, so that a test chooses whether a generation stops by itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_r1_proto.weights import TensorEntry, WeightManifest
+
+if TYPE_CHECKING:
+    import torch
+
+VOCAB_SIZE = 300
+EOS = 299
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+
+def build_model(seed: int, *, eos_weight: float = -20.0) -> Any:
+    """Make a random tied model; a large positive `eos_weight` makes it end every turn at once.
+
+    Feature 0 of every embedding is 1, and no layer writes to it; that of `EOS` is `eos_weight`, so
+    its logit is far below (or above) all others.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        hidden_size=64,
+        num_hidden_layers=2,
+        vocab_size=VOCAB_SIZE,
+        intermediate_size=128,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=EOS,
+        initializer_range=0.1,
+    )
+    model = Qwen2ForCausalLM(config).float().eval()
+    with torch.no_grad():
+        embedding = model.model.embed_tokens.weight
+        embedding[:, 0] = 1.0
+        embedding[EOS, 0] = eos_weight
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight[0] = 0.0
+            layer.mlp.down_proj.weight[0] = 0.0
+    return model
+
+
+def all_logprobs(model: Any, token_ids: list[int], temperature: float = 1.0) -> list[list[float]]:
+    """Return [T][V] log-probabilities of every next token by a transformers forward in fp32."""
+    import torch
+
+    with torch.no_grad():
+        logits = model(torch.tensor([token_ids])).logits[0].float() / temperature
+    return logits.log_softmax(-1).tolist()
+
+
+def model_logprobs(model: Any, token_ids: list[int], temperature: float = 1.0) -> list[float]:
+    """Return [T-1] log-probabilities of tokens 1..T-1 by a transformers forward in fp32."""
+    rows = all_logprobs(model, token_ids[:-1], temperature)
+    return [row[token] for row, token in zip(rows, token_ids[1:], strict=True)]
+
+
+def own_tensors(model: Any) -> dict[str, torch.Tensor]:
+    """Return the tensors of a tied model, without the lm_head that repeats the embedding."""
+    return {name: value for name, value in model.state_dict().items() if name != LM_HEAD}
+
+
+def write_snapshot(
+    folder: Path,
+    tensors: dict[str, Any],
+    policy_version: int,
+    aliases: dict[str, str] | None = None,
+) -> WeightManifest:
+    """Write `model.safetensors` and `manifest.json` for these tensors, numpy or torch."""
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name: np.ascontiguousarray(np.asarray(value)) for name, value in tensors.items()}
+    path = folder / "model.safetensors"
+    save_file(arrays, path)
+    entries = {
+        name: TensorEntry(
+            name=name,
+            shape=list(array.shape),
+            dtype="float32",
+            sha256=hashlib.sha256(array.tobytes()).hexdigest(),
+        )
+        for name, array in arrays.items()
+    }
+    for alias, name in ({LM_HEAD: EMBEDDING} if aliases is None else aliases).items():
+        entries[alias] = entries[name].model_copy(update={"name": alias, "alias_of": name})
+    manifest = WeightManifest(
+        run_id="test",
+        policy_version=policy_version,
+        location=str(path),
+        size_bytes=path.stat().st_size,
+        tensors=list(entries.values()),
+    )
+    (folder / "manifest.json").write_text(manifest.model_dump_json(), encoding="utf-8")
+    return manifest
+
+
+def flip_byte(path: Path, offset_from_end: int = 5) -> None:
+    """Damage one byte of the data, leaving the size as it is."""
+    data = bytearray(path.read_bytes())
+    data[-offset_from_end] ^= 0xFF
+    path.write_bytes(bytes(data))
+
+
+def rewrite_header(path: Path, change: Any) -> None:
+    """Replace a safetensors file's header by `change(header)`, leaving the data."""
+    data = path.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    header = json.dumps(change(json.loads(data[8 : 8 + length]))).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
