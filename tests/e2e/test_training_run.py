@@ -164,7 +164,7 @@ def test_evaluate_scores_the_run_as_its_last_evaluation_did(resumed_run: Path, t
     summary = json.loads((resumed_run / "summary.json").read_text())
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     for name in ("hotpot_like", "wiki2_like"):
-        scores = [row["exact_match"] for row in rows if row["set"] == name]
+        scores = [row["components"]["exact_match"] for row in rows if row["set"] == name]
         assert len(scores) == 12
         # Greedy answers of the same weights; batch shapes differ, so one answer may flip.
         assert sum(scores) / 12 == pytest.approx(
