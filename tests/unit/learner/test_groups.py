@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -105,7 +106,7 @@ def test_a_zombie_of_a_trained_group_is_a_duplicate():
         ({"group_id": 9}, Verdict.DUPLICATE),
     ],
 )
-def test_a_result_that_was_not_asked_for_is_dropped(changes: dict[str, int], verdict: Verdict):
+def test_a_result_that_was_not_asked_for_is_dropped(changes: dict[str, Any], verdict: Verdict):
     book = make_book()
     rollout = open_group(book, 0)[0]
     key = RolloutKey(**(rollout.key.model_dump() | changes))

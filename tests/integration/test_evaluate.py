@@ -1,0 +1,45 @@
+"""`run_evaluation` against a real Redis, with stand-ins for rollout and reward."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_r1.evaluation.config import QuestioningTable
+from agent_r1.evaluation.main import run_evaluation
+from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1_proto.streams import Broker
+from tests.learner_fakes import FakeServices, write_tasks
+
+pytestmark = pytest.mark.redis
+
+
+async def test_every_question_becomes_one_line_and_counts_in_the_summary(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    sets = {name: write_tasks(tmp_path / f"{name}.jsonl", 5, name=name) for name in ("a", "b")}
+    out = tmp_path / "out" / "answers.jsonl"
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running() as services,
+    ):
+        summary = await asyncio.to_thread(
+            run_evaluation,
+            run=RunTable(id=run_id),
+            redis=RedisTable(url=redis_url),
+            sets=sets,
+            questioning=QuestioningTable(max_questions=4, max_turns=2, timeout_s=20.0),
+            out=out,
+        )
+    assert {name: scores.n for name, scores in summary.items()} == {"a": 4, "b": 4}
+    text = await asyncio.to_thread(out.read_text)
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["id"] for line in lines] == [f"{name}{i}" for name in "ab" for i in range(4)]
+    assert {rollout.sampling.max_turns for rollout in services.seen} == {2}
+    assert {rollout.purpose for rollout in services.seen} == {"eval"}
+    written = json.loads(await asyncio.to_thread(out.with_suffix(".summary.json").read_text))
+    assert written["a"]["n"] == 4
+    assert written["b"]["types"]["b"]["n"] == 2

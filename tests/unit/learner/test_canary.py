@@ -1,0 +1,57 @@
+"""The canary's bounds: float32 by the maximum, bfloat16 by the mean against the noise floor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent_r1.learner.canary import CanaryBounds, CanaryError, CanaryReading, compare, judge
+
+
+def bounds(dtype: str) -> CanaryBounds:
+    return CanaryBounds(
+        dtype=dtype,  # pyright: ignore[reportArgumentType]
+        max_dlogp=1e-4,
+        mean_dlogp=0.05,
+        fail_factor=3.0,
+        warn_factor=2.0,
+    )
+
+
+def test_a_reading_is_mean_and_max_of_the_differences():
+    reading = compare(np.array([-1.0, -2.0, -3.0], np.float32), [-1.0, -2.5, -3.25])
+    assert reading.mean == 0.25
+    assert reading.max == 0.5
+
+
+def test_answers_of_another_length_are_refused():
+    with pytest.raises(CanaryError, match="gave 1 log-probabilities, the learner 2"):
+        compare(np.zeros(2, np.float32), [0.0])
+
+
+def test_a_value_that_is_not_finite_is_refused():
+    with pytest.raises(CanaryError, match="not finite"):
+        compare(np.zeros(1, np.float32), [float("-inf")])
+
+
+@pytest.mark.parametrize(("largest", "verdict"), [(1e-4, "ok"), (1.1e-4, "fail")])
+@pytest.mark.parametrize("floor", [None, 0.01])
+def test_float32_is_bounded_by_the_maximum(largest: float, verdict: str, floor: float | None):
+    assert judge(CanaryReading(0.0, largest), bounds("float32"), floor)[0] == verdict
+
+
+@pytest.mark.parametrize(
+    ("mean", "floor", "verdict"),
+    [
+        (9.9, None, "ok"),  # version 0: this is the floor
+        (0.019, 0.01, "ok"),
+        (0.021, 0.01, "warn"),  # above 2 x floor, below max(3 x floor, 0.05)
+        (0.05, 0.01, "warn"),
+        (0.051, 0.01, "fail"),
+        (0.089, 0.03, "warn"),  # 3 x floor is the larger bound
+        (0.091, 0.03, "fail"),
+    ],
+)
+def test_bfloat16_is_bounded_by_the_mean(mean: float, floor: float | None, verdict: str):
+    reading = CanaryReading(mean, 5.0)  # the max is only reported
+    assert judge(reading, bounds("bfloat16"), floor)[0] == verdict

@@ -1,0 +1,181 @@
+"""The ledger never hands out a number twice; checkpoints are whole, or not there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger, write_atomically
+from agent_r1.learner.durable import DiskFullError
+from tests.learner_fakes import FakeEngine
+
+
+def make(folder: Path, *, keep_last: int = 2, keep_best: int = 1) -> Checkpoints:
+    return Checkpoints(folder, keep_last=keep_last, keep_best=keep_best)
+
+
+def save(checkpoints: Checkpoints, step: int, **state: object) -> None:
+    engine = FakeEngine()
+    engine.steps = step
+    checkpoints.save(engine, LearnerState(step=step, **state))  # pyright: ignore[reportArgumentType]
+
+
+@settings(max_examples=15, deadline=None)  # every number is flushed to a disk that may be slow
+@given(
+    restarts=st.lists(st.lists(st.sampled_from(["incarnation", "version"]), max_size=5), max_size=5)
+)
+def test_no_number_is_ever_used_twice(
+    tmp_path_factory: pytest.TempPathFactory, restarts: list[list[str]]
+):
+    folder = tmp_path_factory.mktemp("ledger")
+    incarnations, versions = list[int](), list[int]()
+    for calls in restarts:
+        ledger = Ledger(folder)  # as after a kill -9: only the file is left
+        for call in calls:
+            if call == "incarnation":
+                incarnations.append(ledger.next_incarnation())
+            else:
+                versions.append(ledger.next_policy_version())
+    assert incarnations == list(range(1, len(incarnations) + 1))
+    assert versions == list(range(1, len(versions) + 1))
+
+
+def test_a_number_is_on_disk_before_it_is_used(tmp_path: Path):
+    ledger = Ledger(tmp_path)
+    version = ledger.next_policy_version()
+    assert json.loads(ledger.path.read_text())["last_policy_version"] == version
+    assert Ledger(tmp_path).last_policy_version == version
+
+
+def test_a_number_that_could_not_be_written_is_not_used_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    ledger = Ledger(tmp_path)
+    ledger.next_policy_version()
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(DiskFullError, match=r"the disk is full while writing ledger\.json"):
+            ledger.next_policy_version()
+    assert Ledger(tmp_path).last_policy_version == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["ledger.json"]
+
+
+def test_a_damaged_ledger_is_refused(tmp_path: Path):
+    (tmp_path / "ledger.json").write_text('{"incarnation": ')
+    with pytest.raises(ValueError, match=r"ledger\.json does not parse .*restore it"):
+        Ledger(tmp_path)
+
+
+def test_another_error_than_a_full_disk_is_not_renamed(tmp_path: Path):
+    with pytest.raises(FileNotFoundError):
+        write_atomically(tmp_path / "missing" / "file", "text")
+
+
+def test_a_checkpoint_restores_engine_and_state(tmp_path: Path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 3, next_group_id=9, outstanding_groups=[6, 8], best_score=0.5)
+    engine = FakeEngine()
+    state = make(tmp_path).load(engine)
+    assert state is not None
+    assert (state.step, state.next_group_id, state.outstanding_groups) == (3, 9, [6, 8])
+    assert engine.steps == 3
+    assert (checkpoints.path(3) / "model" / "config.json").exists()
+
+
+def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path: Path):
+    assert make(tmp_path).load(FakeEngine()) is None
+
+
+def test_the_newest_are_kept_and_the_best_beside_them(tmp_path: Path):
+    checkpoints = make(tmp_path, keep_last=2, keep_best=1)
+    for step, score in ((1, 0.2), (2, 0.9), (3, 0.4), (4, 0.5), (5, 0.6)):
+        checkpoints.expect_score(step)
+        save(checkpoints, step)
+        checkpoints.record_score(step, score)
+    assert checkpoints.steps() == [2, 4, 5]
+
+
+def test_a_checkpoint_being_scored_waits_for_its_score(tmp_path: Path):
+    checkpoints = make(tmp_path, keep_last=1, keep_best=1)
+    save(checkpoints, 1)
+    checkpoints.expect_score(1)
+    save(checkpoints, 2)
+    save(checkpoints, 3)
+    assert checkpoints.steps() == [1, 3]
+    checkpoints.record_score(1, 0.1)
+    assert checkpoints.steps() == [1, 3]
+    save(checkpoints, 4)
+    checkpoints.record_score(4, 0.2)
+    assert checkpoints.steps() == [4]
+
+
+def test_without_keep_best_scores_keep_nothing(tmp_path: Path):
+    checkpoints = make(tmp_path, keep_last=1, keep_best=0)
+    save(checkpoints, 1)
+    checkpoints.expect_score(1)
+    save(checkpoints, 2)
+    assert checkpoints.steps() == [2]
+
+
+def test_saving_a_step_again_keeps_its_weights_and_renews_its_state(tmp_path: Path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 1, next_group_id=2)
+    inode = (checkpoints.path(1) / "engine" / "state.json").stat().st_ino
+    save(checkpoints, 1, next_group_id=5)
+    state = checkpoints.load(FakeEngine())
+    assert state is not None
+    assert state.next_group_id == 5
+    assert (checkpoints.path(1) / "engine" / "state.json").stat().st_ino == inode
+
+
+def test_a_full_disk_keeps_what_was_there(tmp_path: Path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 1)
+    engine = FakeEngine(full_disk_at=2)
+    engine.steps = 2
+    with pytest.raises(DiskFullError, match="go on with --resume"):
+        checkpoints.save(engine, LearnerState(step=2))
+    assert [path.name for path in checkpoints.directory.iterdir()] == ["step_000001"]
+
+
+def test_half_a_checkpoint_is_not_a_checkpoint(tmp_path: Path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 1)
+    shutil.copytree(checkpoints.path(1), checkpoints.directory / ".tmp-step_000002")
+    (checkpoints.path(3)).mkdir()
+    again = make(tmp_path)
+    assert again.steps() == [1]
+    assert not (checkpoints.directory / ".tmp-step_000002").exists()
+
+
+def test_a_damaged_checkpoint_names_itself_and_an_older_one(tmp_path: Path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    (checkpoints.path(2) / "learner.json").write_text("{")
+    with pytest.raises(
+        ValueError, match=r"(?s)step_000002 cannot be restored.*from step 1 instead"
+    ):
+        checkpoints.load(FakeEngine())
+
+
+def test_too_little_disk_is_refused_at_start(tmp_path: Path):
+    checkpoints = make(tmp_path, keep_last=2, keep_best=1)
+    free = shutil.disk_usage(tmp_path).free
+    checkpoints.check_disk(free // 8)
+    # keep_last + keep_best + 1 = 4 checkpoints of a third of the disk each.
+    with pytest.raises(ValueError, match=r"4 checkpoints of .*lower learner\.keep_last \(2\)"):
+        checkpoints.check_disk(free // 3)
+    save(checkpoints, 1)
+    save(checkpoints, 2)
+    checkpoints.check_disk(free // 3)  # two are there already
