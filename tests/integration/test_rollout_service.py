@@ -40,7 +40,7 @@ from tests.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
 
 pytestmark = pytest.mark.redis
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 POLL_S = 0.005
 ANSWER = "<think>done</think><answer>Ada</answer>"
 SEARCH = "<think>look</think>" + call_text(query="Ada")

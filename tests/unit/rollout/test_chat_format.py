@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.rollout.chat_format import TRUNCATION_MARKER, ChatFormat, ChatTemplateError
+from agent_r1.rollout.chat_format import (
+    TRUNCATION_MARKER,
+    ChatFormat,
+    ChatTemplateError,
+    load_tokenizer,
+)
 from agent_r1.rollout.parsing import ParsedCall, parse_turn
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
@@ -349,3 +355,19 @@ def test_byte_fallback_call_followed_by_many_characters(fallback_chat: ChatForma
     token_ids = [1 + byte for byte in text.encode()]
     (call,) = check_ends(fallback_chat, token_ids)
     assert call.name == "search"
+
+
+def test_committed_base_model_can_be_used(tiny_base_dir: Path):
+    tokenizer = load_tokenizer(str(tiny_base_dir))
+    facts = json.loads((tiny_base_dir / "generation_config.json").read_text())
+    chat = ChatFormat(tokenizer, end_of_turn_ids=[facts["eos_token_id"]])
+    prompt = chat.render_prompt([ChatMessage(role="user", content=" who?")], [SEARCH])
+    turn = encode(tokenizer, "<think> look</think>" + call_text(query=" Ada"))
+    tokens = [*prompt.token_ids, *turn, facts["eos_token_id"], *reply(chat, " Ada Lovelace")]
+    # Tokenized apart or as one text: the same tokens, so SFT and rollouts see the same.
+    assert tokens == encode(tokenizer, chat.decode(tokens))
+
+
+def test_folder_without_a_tokenizer_is_named(tmp_path: Path):
+    with pytest.raises(ChatTemplateError, match=r"model\.path .* has no tokenizer"):
+        load_tokenizer(str(tmp_path))
