@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from redis import exceptions as redis_errors
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import ResponseError
 
 logger = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY_S = 0.05
 LONGEST_DELAY_S = 5.0
 SOCKET_TIMEOUT_S = 30.0
+MAX_CONNECTIONS = 32
+"""Connections of one process; an operation beyond them waits for one to be free."""
 
 T = TypeVar("T")
 
@@ -96,7 +98,10 @@ class RedisConnection:
             max_processing_failures: failed processings of one entry before it is dead-lettered.
         """
         # redis-py leaves half of its types open; strict checking stops at its door.
-        client: Any = cast(Any, Redis).from_url(url, socket_timeout=SOCKET_TIMEOUT_S)
+        pool: Any = cast(Any, BlockingConnectionPool).from_url(
+            url, socket_timeout=SOCKET_TIMEOUT_S, max_connections=MAX_CONNECTIONS, timeout=None
+        )
+        client: Any = cast(Any, Redis).from_pool(pool)
         connection = cls(
             client, run_id, lease_s=lease_s, max_processing_failures=max_processing_failures
         )

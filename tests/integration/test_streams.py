@@ -303,6 +303,15 @@ async def test_memory_limit_is_read_from_the_server(redis_server: RedisServer, r
         assert await broker.memory_limit() == 64 * 2**20
 
 
+async def test_hundreds_of_publishers_at_once_share_the_connections(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+):
+    tasks = [rollout_task(group_id=index) for index in range(300)]
+    await asyncio.gather(*(broker.publish(broker.keys.tasks, task) for task in tasks))
+    assert await broker.depth(broker.keys.tasks) == 300
+    assert "redis is away" not in caplog.text
+
+
 async def test_throughput_of_two_workers_loses_and_doubles_nothing(
     redis_url: str, broker: Broker, run_id: str
 ):
