@@ -21,7 +21,7 @@ from agent_r1.rollout.vllm_settings import VllmSettings
 from agent_r1_proto.weights import WeightManifest
 from tests.snapshot_files import build_model, own_tensors, write_snapshot
 
-CALL_TIMEOUT_S = 120.0
+CALL_TIMEOUT_S = 280.0
 MAX_CONTEXT = 512
 T = TypeVar("T")
 

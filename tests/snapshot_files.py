@@ -44,7 +44,7 @@ def build_model(seed: int, *, eos_weight: float = -20.0) -> Any:
         eos_token_id=EOS,
         initializer_range=0.1,
     )
-    model = Qwen2ForCausalLM(config).float().eval()
+    model: Any = Qwen2ForCausalLM(config).float().eval()
     with torch.no_grad():
         embedding = model.model.embed_tokens.weight
         embedding[:, 0] = 1.0
@@ -55,19 +55,30 @@ def build_model(seed: int, *, eos_weight: float = -20.0) -> Any:
     return model
 
 
-def all_logprobs(model: Any, token_ids: list[int], temperature: float = 1.0) -> list[list[float]]:
-    """Return [T][V] log-probabilities of every next token by a transformers forward in fp32."""
+def all_logprobs(model: Any, token_ids: list[int]) -> list[list[float]]:
+    """Return [T][V] log-probabilities of every next token, by a transformers forward in fp32."""
     import torch
 
     with torch.no_grad():
-        logits = model(torch.tensor([token_ids])).logits[0].float() / temperature
+        logits = model(torch.tensor([token_ids])).logits[0].float()
     return logits.log_softmax(-1).tolist()
 
 
+def batch_logprobs(
+    model: Any, sequences: list[list[int]], temperature: float = 1.0
+) -> list[list[float]]:
+    """Return [B][T-1] log-probabilities of tokens 1..T-1, by a transformers forward in fp32."""
+    import torch
+
+    tokens = torch.tensor(sequences)
+    with torch.no_grad():
+        logits = model(tokens[:, :-1]).logits.float() / temperature
+    return logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0].tolist()
+
+
 def model_logprobs(model: Any, token_ids: list[int], temperature: float = 1.0) -> list[float]:
-    """Return [T-1] log-probabilities of tokens 1..T-1 by a transformers forward in fp32."""
-    rows = all_logprobs(model, token_ids[:-1], temperature)
-    return [row[token] for row, token in zip(rows, token_ids[1:], strict=True)]
+    """Return [T-1] log-probabilities of tokens 1..T-1, by a transformers forward in fp32."""
+    return batch_logprobs(model, [token_ids], temperature)[0]
 
 
 def own_tensors(model: Any) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Reads what vLLM hands back: finished requests, and why an engine process ended.
+"""Checks what vLLM is asked and reads what it hands back, up to why its process ended.
 
 vllm_policy.py calls it with vLLM's objects; this module imports none of vLLM.
 """
@@ -8,12 +8,37 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from agent_r1.rollout.policy import Generation, PolicyError
+from agent_r1.rollout.policy import Generation, PolicyError, PromptError, PromptTooLongError
 from agent_r1.rollout.vllm_settings import OUT_OF_MEMORY_REMEDY
 from agent_r1_proto.trajectory import VersionSpan
 
 EXIT_TIMEOUT_S = 3.0
 SIGKILL_EXIT_CODE = -9
+
+
+def check_prompt(
+    token_ids: list[int], max_context: int, vocab_size: int, *, min_tokens: int
+) -> int:
+    """Return how many tokens the context has left after a prompt, at least 1.
+
+    Raises:
+        PromptError: the prompt is too short, too long, or holds an unknown token.
+    """
+    room = max_context - len(token_ids)
+    if len(token_ids) < min_tokens:
+        raise PromptError(f"prompt has {len(token_ids)} tokens; at least {min_tokens} needed")
+    if room < 1:
+        raise PromptTooLongError(
+            f"prompt has {len(token_ids)} tokens; with model.max_context ({max_context}) at most "
+            f"{max_context - 1} leave room to sample; shorten the prompt or raise "
+            "model.max_context"
+        )
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        raise PromptError(
+            f"prompt holds a token id outside the model's vocabulary of {vocab_size}; the "
+            "tokenizer does not belong to this model"
+        )
+    return room
 
 
 def wait_for_exit(engine: Any) -> None:

@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from importlib.metadata import entry_points
 from typing import Any
 
 from agent_r1.rollout.policy import (
@@ -25,11 +24,10 @@ from agent_r1.rollout.policy import (
     PolicyError,
     PolicyOutOfMemoryError,
     PolicySetupError,
-    PromptError,
-    PromptTooLongError,
     WeightsRefusedError,
 )
 from agent_r1.rollout.vllm_answers import (
+    check_prompt,
     death_reason,
     to_generation,
     to_prompt_logprobs,
@@ -38,10 +36,10 @@ from agent_r1.rollout.vllm_answers import (
 from agent_r1.rollout.vllm_settings import (
     GIB,
     OUT_OF_MEMORY_REMEDY,
-    PLUGIN,
     ModelFacts,
     VllmSettings,
     check_cpu_fit,
+    check_plugin_installed,
     engine_environment,
     prepare_environment,
     read_model,
@@ -145,7 +143,7 @@ class VllmPolicy:
         """Sample after a prompt; see `Policy.generate`."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        room = self._check_prompt(token_ids, min_tokens=1, spare=1)
+        room = check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=1)
         if max_tokens < 1:
             raise ValueError(f"max_tokens ({max_tokens}) must be >= 1")
         params = SamplingParams(
@@ -174,7 +172,7 @@ class VllmPolicy:
         """Return [T-1] log-probabilities under the weights in use; see `Policy.score`."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        self._check_prompt(token_ids, min_tokens=2, spare=1)
+        check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=2)
         params = SamplingParams(
             max_tokens=1,
             temperature=1.0,
@@ -365,25 +363,6 @@ class VllmPolicy:
             memory = "out of memory" in reason
             raise (PolicyOutOfMemoryError if memory else EngineDeadError)(reason) from exc
 
-    def _check_prompt(self, token_ids: list[int], *, min_tokens: int, spare: int) -> int:
-        """Return how many tokens the context has left after the prompt."""
-        room = self._settings.max_context - len(token_ids)
-        if len(token_ids) < min_tokens:
-            raise PromptError(f"prompt has {len(token_ids)} tokens; at least {min_tokens} needed")
-        if room < spare:
-            raise PromptTooLongError(
-                f"prompt has {len(token_ids)} tokens; with model.max_context "
-                f"({self._settings.max_context}) at most {self._settings.max_context - spare} "
-                "leave room to sample; shorten the prompt or raise model.max_context"
-            )
-        vocab_size = self._model().vocab_size
-        if min(token_ids) < 0 or max(token_ids) >= vocab_size:
-            raise PromptError(
-                f"prompt holds a token id outside the model's vocabulary of {vocab_size}; the "
-                "tokenizer does not belong to this model"
-            )
-        return room
-
 
 def _check_release() -> None:
     """Refuse a vLLM release, or an installation, without what this module needs.
@@ -420,8 +399,4 @@ def _check_release() -> None:
         raise PolicySetupError(
             f"vLLM {vllm.__version__} lacks {', '.join(missing)}; install release 0.32"
         )
-    if PLUGIN not in {entry.name for entry in entry_points(group="vllm.general_plugins")}:
-        raise PolicySetupError(
-            f"vLLM's processes cannot find the entry point {PLUGIN}; install this project "
-            "(pip install -e .) instead of only putting it on the import path"
-        )
+    check_plugin_installed()

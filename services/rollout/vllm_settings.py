@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -191,6 +192,19 @@ def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
         raise PolicyOutOfMemoryError(
             f"rollout.kv_cache_gib ({settings.kv_cache_gib:g}) and the weights "
             f"({weights:.2f} GiB) exceed the free memory ({free:.2f} GiB): {OUT_OF_MEMORY_REMEDY}"
+        )
+
+
+def check_plugin_installed() -> None:
+    """Check that vLLM's own processes will find our weight-transfer plugin.
+
+    Raises:
+        PolicySetupError: the project is not installed.
+    """
+    if PLUGIN not in {entry.name for entry in entry_points(group="vllm.general_plugins")}:
+        raise PolicySetupError(
+            f"vLLM's processes cannot find the entry point {PLUGIN}; install this project "
+            "(pip install -e .) instead of only putting it on the import path"
         )
 
 

@@ -1,17 +1,14 @@
-"""The real engine as a sampler: tokens, log-probabilities, limits, errors, its own death."""
+"""The real engine as a sampler: tokens, log-probabilities, limits, errors."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from agent_r1.rollout.policy import (
-    EngineDeadError,
     Generation,
     PolicyOutOfMemoryError,
     PolicySetupError,
@@ -162,25 +159,6 @@ def test_more_requests_than_fit_one_step_all_finish(engine: LiveEngine):
 
     # 40 prompts of 400 tokens: several steps of 2,048 tokens, and more than max_concurrent.
     assert [len(result.token_ids) for result in engine.run(many())] == [3] * 40
-
-
-def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEngine):
-    async def kill() -> None:
-        policy = engine.policy
-        running = asyncio.ensure_future(
-            policy.generate([3], max_tokens=500, temperature=1.0, seed=0, request_id="running")
-        )
-        await policy.generate([3], max_tokens=3, temperature=1.0, seed=0, request_id="short")
-        manager = policy._engine.engine_core.resources.engine_manager
-        os.kill(manager.processes[0].pid, signal.SIGKILL)
-        with pytest.raises(PolicyOutOfMemoryError, match=r"signal 9.*rollout\.max_concurrent"):
-            await running
-
-    engine.run(kill())
-    assert "rollout.kv_cache_gib" in str(engine.policy.death)
-    with pytest.raises(EngineDeadError, match="signal 9"):
-        sample(engine, [3], max_tokens=1)
-    engine.run(engine.policy.stop())
 
 
 async def start_error(settings: VllmSettings) -> str:

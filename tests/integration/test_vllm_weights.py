@@ -1,18 +1,29 @@
-"""New weights for the real engine: in the middle of its work, damaged, stale, late."""
+"""New weights for the real engine: in the middle of its work, damaged, stale, late.
+
+Its death is the last test here: it ends the engine that all tests share.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from agent_r1.rollout.policy import Generation, WeightsRefusedError
+from agent_r1.rollout.policy import (
+    EngineDeadError,
+    Generation,
+    PolicyOutOfMemoryError,
+    WeightsRefusedError,
+)
 from agent_r1_proto.weights import WeightManifest
 from tests.live_engine import LiveEngine, shared_engine
 from tests.snapshot_files import (
     EMBEDDING,
+    batch_logprobs,
     build_model,
     flip_byte,
     model_logprobs,
@@ -64,7 +75,7 @@ def test_requests_in_flight_cross_updates_and_label_every_token(engine: LiveEngi
             asyncio.ensure_future(
                 policy.generate(
                     prompt,
-                    max_tokens=480,
+                    max_tokens=400,
                     temperature=1.0,
                     seed=number,
                     request_id=f"running-{number}",
@@ -83,22 +94,21 @@ def test_requests_in_flight_cross_updates_and_label_every_token(engine: LiveEngi
         return await asyncio.gather(*running)
 
     results = engine.run(push_under_load())
-    for prompt, result in zip(prompts, results, strict=True):
-        assert len(result.token_ids) == 480
-        versions = [span.policy_version for span in result.version_spans]
-        assert versions == [first, first + 1, first + 2]
-        assert result.version_spans[0].start == 0
-        assert result.version_spans[-1].end == 480
-        for before, after in zip(result.version_spans, result.version_spans[1:], strict=False):
-            assert before.end == after.start
-        tokens = prompt + result.token_ids
+    sequences = [p + r.token_ids for p, r in zip(prompts, results, strict=True)]
+    expected = {
+        version: batch_logprobs(engine.models[version], sequences)
+        for version in (first, first + 1, first + 2)
+    }
+    for number, result in enumerate(results):
+        assert len(result.token_ids) == 400
+        assert [span.policy_version for span in result.version_spans] == list(expected)
+        bounds = [span.start for span in result.version_spans] + [400]
+        assert bounds == [0, *(span.end for span in result.version_spans)]
         for span in result.version_spans:
             # The labelled version's log-probability over the whole prefix, older tokens included.
-            expected = model_logprobs(engine.models[span.policy_version], tokens)
-            offset = len(prompt) - 1
-            assert result.logprobs[span.start : span.end] == pytest.approx(
-                expected[offset + span.start : offset + span.end], abs=PARITY
-            )
+            row = expected[span.policy_version][number][len(prompts[number]) - 1 :]
+            sampled = result.logprobs[span.start : span.end]
+            assert sampled == pytest.approx(row[span.start : span.end], abs=PARITY)
 
 
 def flip(manifest: WeightManifest) -> WeightManifest:
@@ -227,3 +237,22 @@ def test_a_caller_that_gives_up_leaves_the_load_complete(engine: LiveEngine):
     engine.run(give_up())
     assert engine.policy.policy_version == manifest.policy_version
     assert canary_distance(engine, manifest.policy_version) <= PARITY
+
+
+def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEngine):
+    async def kill() -> None:
+        policy = engine.policy
+        running = asyncio.ensure_future(
+            policy.generate([3], max_tokens=500, temperature=1.0, seed=0, request_id="running")
+        )
+        await policy.generate([3], max_tokens=3, temperature=1.0, seed=0, request_id="short")
+        manager = policy._engine.engine_core.resources.engine_manager
+        os.kill(manager.processes[0].pid, signal.SIGKILL)
+        with pytest.raises(PolicyOutOfMemoryError, match=r"signal 9.*rollout\.max_concurrent"):
+            await running
+
+    engine.run(kill())
+    assert "rollout.kv_cache_gib" in str(engine.policy.death)
+    with pytest.raises(EngineDeadError, match="signal 9"):
+        engine.run(engine.policy.score(CANARY))
+    engine.run(engine.policy.stop())
