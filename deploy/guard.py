@@ -26,7 +26,7 @@ PARENT_VARIABLE = "AGENT_R1_PARENT_PID"
 """Environment variable that tells a service which process it must not outlive."""
 
 POLL_S = 0.05
-LEFTOVER_GRACE_S = 3.0
+LEFTOVER_GRACE_S = 1.0
 """Time that processes a service left behind get to end by themselves."""
 
 _PR_SET_PDEATHSIG = 1

@@ -292,6 +292,7 @@ async def serving(
     )
     try:
         await _prepare_redis(services, own, report, learner=False)
+        report("starting tools, reward and rollout")
         await services.start_all(learner=False, resume=False)
         redis = own.redis.model_copy(update={"url": services.redis_url})
         yield own.model_copy(update={"redis": redis}), services.supervisor

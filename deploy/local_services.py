@@ -59,7 +59,8 @@ class LocalServices:
         self._state_dir = state_dir
         self._secrets = dict(secrets)
         self._report = report
-        self.redis_url = config.redis.url or ""
+        self.redis_url = ""
+        """Set once Redis answers."""
         placement = config.placement
         self.supervisor = Supervisor(
             log_dir,
@@ -76,26 +77,28 @@ class LocalServices:
 
     async def start_redis(self) -> str:
         """Start this run's own Redis unless one is configured; return its URL."""
-        if self._config.redis.url is None:
-            for attempt in range(1, REDIS_START_TRIES + 1):
-                spec, url = local_redis.local_redis(
-                    self._state_dir, self._config.redis.maxmemory_mb
-                )
-                try:
-                    await self.supervisor.start(spec)
-                except ServiceError as exc:
-                    # Another process may have taken the port since it was found free.
-                    if PORT_TAKEN not in str(exc) or attempt == REDIS_START_TRIES:
-                        raise
-                    continue
-                self.redis_url = url
-                break
+        configured = self._config.redis.url
+        if configured is None:
+            self.redis_url = await self._start_own_redis()
         else:
-            await local_redis.wait_for_redis(self._config.redis.url, self._report)
+            await local_redis.wait_for_redis(configured, self._report)
+            self.redis_url = configured
         file = self._state_dir / REDIS_URL_FILE
         file.touch(mode=0o600)
         file.write_text(self.redis_url)
         return self.redis_url
+
+    async def _start_own_redis(self) -> str:
+        for attempt in range(1, REDIS_START_TRIES + 1):
+            spec, url = local_redis.local_redis(self._state_dir, self._config.redis.maxmemory_mb)
+            try:
+                await self.supervisor.start(spec)
+                return url
+            except ServiceError as exc:
+                # Another process may have taken the port since it was found free.
+                if PORT_TAKEN not in str(exc) or attempt == REDIS_START_TRIES:
+                    raise
+        raise AssertionError("the last attempt returns or raises")
 
     async def start_all(self, *, learner: bool, resume: bool) -> None:
         """Start everything but Redis, as much side by side as the order allows.

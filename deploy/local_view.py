@@ -83,20 +83,36 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
-def step_line(metrics: dict[str, Any], total_steps: int, left_s: float | None) -> str:
-    """Render one step: step, reward, exact match, speed, queue, staleness, version, time left."""
-    parts = [
-        f"step {metrics['step']}/{total_steps}",
-        f"reward {_number(metrics.get('reward/mean'), '.3f')}",
-        f"EM {_number(metrics.get('reward/exact_match'), '.3f')}",
-        f"calls {_number(metrics.get('tools/calls_mean'), '.2f')}",
-        f"{_number(metrics.get('throughput/tokens_per_s'), ',.0f')} tokens/s",
-        f"queue {_number(metrics.get('queue/depth'), '.0f')}",
-        f"staleness {_number(metrics.get('staleness/max'), '.0f')}",
-        f"policy v{_number(metrics.get('policy/version'), '.0f')}",
-        f"left {'-' if left_s is None else duration(left_s)}",
+def step_values(
+    metrics: dict[str, Any], total_steps: int, left_s: float | None
+) -> list[tuple[str, str]]:
+    """Return what is shown of one step, as (name, value)."""
+    return [
+        ("step", f"{metrics['step']}/{total_steps}"),
+        ("reward", _number(metrics.get("reward/mean"), ".3f")),
+        ("EM", _number(metrics.get("reward/exact_match"), ".3f")),
+        ("calls", _number(metrics.get("tools/calls_mean"), ".2f")),
+        ("tokens/s", _number(metrics.get("throughput/tokens_per_s"), ",.0f")),
+        ("queue", _number(metrics.get("queue/depth"), ".0f")),
+        ("staleness", _number(metrics.get("staleness/max"), ".0f")),
+        ("policy", "v" + _number(metrics.get("policy/version"), ".0f")),
+        ("left", "-" if left_s is None else duration(left_s)),
     ]
-    return "  ".join(parts)
+
+
+def step_line(metrics: dict[str, Any], total_steps: int, left_s: float | None) -> str:
+    """Render one step as a line."""
+    values = step_values(metrics, total_steps, left_s)
+    return "  ".join(f"{name} {value}" for name, value in values)
+
+
+def step_table(metrics: dict[str, Any], total_steps: int, left_s: float | None) -> Table:
+    """Render one step as names over values, which fits a terminal of 80 columns."""
+    values = step_values(metrics, total_steps, left_s)
+    table = Table.grid(padding=(0, 2, 0, 0))
+    table.add_row(*(Text(name, style="dim") for name, _ in values))
+    table.add_row(*(Text(value, style="bold") for _, value in values))
+    return table
 
 
 def total_steps(config: RunConfig) -> int:
@@ -116,11 +132,12 @@ class TrainingView:
         self._total = total_steps(config)
         self._metrics = Tail(folder / METRICS_FILE, from_end=True)
         self._evaluations = Tail(folder / EVALUATIONS_FILE, from_end=True)
-        self._console = Console(file=output or sys.stdout, highlight=False, soft_wrap=True)
+        self._console = Console(file=output or sys.stdout, highlight=False)
         self._live: Live | None = None
         self._step_s: list[float] = []
         self._latest: dict[str, Any] | None = None
-        self._status = "starting Redis"
+        self._status = "starting"
+        self._was_waiting = False
         self._started = time.monotonic()
         if self._console.is_terminal:
             # No thread of its own: the launcher's loop refreshes it.
@@ -130,7 +147,7 @@ class TrainingView:
     def event(self, line: str) -> None:
         """Print a line that stays; one that starts with !! is loud."""
         loud = line.startswith("!!")
-        self._console.print(Text(line, style="bold red" if loud else ""))
+        self._console.print(Text(line, style="bold red" if loud else ""), soft_wrap=True)
 
     def status(self, text: str) -> None:
         """Say what is going on before the first step."""
@@ -157,8 +174,9 @@ class TrainingView:
             waiting: names of the services that are still starting.
         """
         if waiting:
+            self._was_waiting = True
             self.status(f"starting {', '.join(waiting)}")
-        elif self._latest is None:
+        elif self._was_waiting and self._latest is None:
             self.status("services are up")
         for record in self._evaluations.new():
             self.event(_evaluation_line(record))
@@ -166,27 +184,29 @@ class TrainingView:
             self._latest = metrics
             self._step_s.append(float(metrics.get("time/step_s") or 0.0))
             if self._live is None:
-                self.event(self._line())
+                self.event(step_line(metrics, self._total, self._left_s(metrics)))
         if self._live is not None:
-            self._live.update(Text(self._line()), refresh=True)
+            self._live.update(self._below(), refresh=True)
 
-    def _line(self) -> str:
-        elapsed = duration(time.monotonic() - self._started)
+    def _left_s(self, metrics: dict[str, Any]) -> float | None:
+        """Estimate the time to the last step, in seconds, from the latest steps."""
+        if not self._step_s or not self._total:
+            return None
+        remaining = self._total - int(metrics["step"])
+        return remaining * statistics.median(self._step_s[-STEPS_FOR_ETA:])
+
+    def _below(self) -> Table | Text:
         if self._latest is None:
-            return f"{self._status} … {elapsed}"
-        left_s = None
-        if self._step_s and self._total:
-            remaining = self._total - int(self._latest["step"])
-            left_s = remaining * statistics.median(self._step_s[-STEPS_FOR_ETA:])
-        return step_line(self._latest, self._total, left_s)
+            return Text(f"{self._status} … {duration(time.monotonic() - self._started)}")
+        return step_table(self._latest, self._total, self._left_s(self._latest))
 
     def close(self) -> None:
         """Show what came last, and leave the terminal as it was."""
         self.update([])
         if self._live is not None:
-            if self._latest is not None:
-                self.event(self._line())
             self._live.stop()
+            if self._latest is not None:
+                self._console.print(self._below())
             self._live = None
 
 

@@ -21,10 +21,15 @@ BAD_STYLE = "bold red"
 MARKS = {SAMPLED_STYLE: "model> ", TOOL_STYLE: "tool<  ", PROMPT_STYLE: "       "}
 
 
+def _line(console: Console, text: str, style: str) -> None:
+    # The terminal wraps: breaking lines here would break what is copied from them.
+    console.print(Text(text, style=style), soft_wrap=True)
+
+
 def _block(console: Console, text: str, style: str) -> None:
     mark = MARKS[style]
     for i, line in enumerate(text.rstrip("\n").split("\n")):
-        console.print(Text((mark if i == 0 else " " * len(mark)) + line, style=style))
+        _line(console, (mark if i == 0 else " " * len(mark)) + line, style)
 
 
 def _call_note(call: dict[str, Any]) -> str:
@@ -74,13 +79,13 @@ def print_transcript(record: dict[str, Any], console: Console) -> None:
         _block(console, f"{message['role']}: {message['content']}", PROMPT_STYLE)
     answers = (record.get("payload") or {}).get("answers")
     if answers:
-        console.print(Text(f"       expected: {answers}", style=NOTE_STYLE))
+        _line(console, f"       expected: {answers}", NOTE_STYLE)
     for turn in record["turns"]:
         _block(console, turn["text"], SAMPLED_STYLE)
         for call in turn["calls"]:
-            console.print(Text(f"       [{_call_note(call)}]", style=NOTE_STYLE))
+            _line(console, f"       [{_call_note(call)}]", NOTE_STYLE)
             if call["text"]:
                 _block(console, call["text"], TOOL_STYLE)
     if record["status"] != "COMPLETED":
-        console.print(Text(f"       {record['status']}: {record['reason']}", style=BAD_STYLE))
-    console.print(Text(f"       {outcome(record)}", style=NOTE_STYLE))
+        _line(console, f"       {record['status']}: {record['reason']}", BAD_STYLE)
+    _line(console, f"       {outcome(record)}", NOTE_STYLE)

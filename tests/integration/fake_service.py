@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--complaint", help="print this and exit with --exit-code at once")
     parser.add_argument("--exit-code", type=int, default=0)
     parser.add_argument("--exit-when", type=Path, help="exit once this file exists")
+    parser.add_argument("--summary", type=Path, help="write a finished run's summary here")
     parser.add_argument("--stop-s", type=float, default=0.0, help="time that stopping takes")
     arguments = parser.parse_args()
 
@@ -47,8 +48,11 @@ def main() -> None:
         with arguments.journal.open("a") as file:
             file.write(f"{line}\n")
 
-    note(f"start {arguments.name} {os.getpid()}")
+    for variable, value in sorted(os.environ.items()):
+        if variable.startswith("AGENT_R1__"):
+            note(f"env {arguments.name} {variable} {value}")
     if arguments.complaint:
+        note(f"start {arguments.name} {os.getpid()}")
         sys.stderr.write(f"{arguments.complaint}\n")
         sys.exit(arguments.exit_code)
     if arguments.child:
@@ -61,13 +65,6 @@ def main() -> None:
         note(f"child {arguments.name} {child.pid}")
     server = ThreadingHTTPServer(("127.0.0.1", int(os.environ.get("FAKE_PORT", "0"))), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    if arguments.announce_dir is not None:
-        url = f"http://127.0.0.1:{server.server_address[1]}"
-        arguments.announce_dir.mkdir(parents=True, exist_ok=True)
-        temporary = arguments.announce_dir / f"{arguments.name}.tmp"
-        temporary.write_text(json.dumps({"name": arguments.name, "url": url, "pid": os.getpid()}))
-        temporary.replace(arguments.announce_dir / f"{arguments.name}.json")
-
     stopping = threading.Event()
 
     def on_sigterm(number: int, frame: object) -> None:
@@ -76,8 +73,17 @@ def main() -> None:
             stopping.set()
 
     signal.signal(signal.SIGTERM, on_sigterm)
+    note(f"start {arguments.name} {os.getpid()}")
+    if arguments.announce_dir is not None:
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        arguments.announce_dir.mkdir(parents=True, exist_ok=True)
+        temporary = arguments.announce_dir / f"{arguments.name}.tmp"
+        temporary.write_text(json.dumps({"name": arguments.name, "url": url, "pid": os.getpid()}))
+        temporary.replace(arguments.announce_dir / f"{arguments.name}.json")
     while not stopping.wait(0.02):
         if arguments.exit_when is not None and arguments.exit_when.exists():
+            if arguments.summary is not None:
+                arguments.summary.write_text(json.dumps({"status": "finished", "steps": 3}))
             sys.exit(arguments.exit_code)
     time.sleep(arguments.stop_s)
     note(f"stop {arguments.name}")

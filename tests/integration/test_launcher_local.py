@@ -1,0 +1,364 @@
+"""`agent-r1 train` on one machine: real Redis and real processes, stand-ins for the services."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.exceptions import AuthenticationError
+
+from agent_r1.config import RunConfig, load_config
+from agent_r1.config_sources import ConfigError
+from agent_r1_deploy import guard, local, local_redis
+from agent_r1_deploy.local_services import LocalServices
+from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1_proto.registry import Registry, RolloutServer
+from agent_r1_proto.streams import Broker
+from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
+from tests.unit.config_scene import write_scene
+
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
+
+
+class Stage(Scene):
+    """A configuration, and what each service of it is replaced with."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.file = write_scene(folder / "example")
+        self.run_folder = folder / "run"
+        self.done = folder / "done"
+        self.options: dict[str, list[str]] = {
+            "learner": [
+                *("--exit-when", str(self.done)),
+                *("--summary", str(self.run_folder / "summary.json")),
+            ]
+        }
+
+    def config(self, *options: str) -> RunConfig:
+        return load_config(self.file, [f"run.dir={self.run_folder}", *options], {}).config
+
+    def command(self, services: LocalServices, service: str, name: str, *_: str) -> list[str]:
+        announce_dir = services._announce_dir(name)
+        command = [sys.executable, str(FAKE_SERVICE), name, str(self.journal)]
+        return [*command, "--announce-dir", str(announce_dir), *self.options.get(name, [])]
+
+    def environment(self, name: str) -> dict[str, str]:
+        return {row[1]: row[2] for row in self.lines("env") if row[0] == name}
+
+    def when_up(self, name: str, action: Any) -> threading.Thread:
+        """Do something once a service has started."""
+
+        def wait() -> None:
+            deadline = time.monotonic() + WAIT_S
+            while time.monotonic() < deadline:
+                if any(row[0] == name for row in self.lines("start")):
+                    action()
+                    return
+                time.sleep(0.02)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    stage = Stage(tmp_path)
+
+    def command(services: LocalServices, service: str, name: str, *options: str) -> list[str]:
+        return stage.command(services, service, name, *options)
+
+    monkeypatch.setattr(LocalServices, "_command", command)
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield stage
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    assert not any(alive(pid) for pid in stage.pids())
+    assert not any("guard.py" in arguments_of(pid) for pid in guard.descendants(os.getpid()))
+
+
+def test_a_run_goes_from_start_to_summary(stage: Stage, capsys: pytest.CaptureFixture[str]):
+    thread = stage.when_up("rollout", stage.done.touch)
+    assert local.run_training(stage.config(), resume=False) == 0
+    thread.join()
+    started = [row[0] for row in stage.lines("start")]
+    assert sorted(started) == ["learner", "reward", "rollout", "search"]
+    assert started[-1] == "rollout"  # it needs the URLs of the tools
+    text = capsys.readouterr().out
+    assert "services are up" in text
+    assert "agent-r1 chat" in text
+    assert (stage.run_folder / "config.json").is_file()
+    assert (stage.run_folder / "logs" / "launcher.log").is_file()
+    assert not (stage.run_folder / "launcher.json").exists()
+
+
+def test_services_learn_where_the_others_are_and_nothing_else(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AGENT_R1__LEARNER__STEPS", "99")
+    thread = stage.when_up("rollout", stage.done.touch)
+    assert local.run_training(stage.config(), resume=False) == 0
+    thread.join()
+    rollout = stage.environment("rollout")
+    assert set(rollout) == {"AGENT_R1__REDIS__URL", "AGENT_R1__TOOLS__SEARCH__URL"}
+    assert rollout["AGENT_R1__TOOLS__SEARCH__URL"].startswith("http://127.0.0.1:")
+    assert rollout["AGENT_R1__REDIS__URL"] == stage.environment("learner")["AGENT_R1__REDIS__URL"]
+    # The user's variables are in config.json already; they must not beat its `--set` values.
+    assert stage.environment("search") == {}
+    written = json.loads((stage.run_folder / "config.json").read_text())
+    assert written["redis"]["url"] is None
+    assert written["learner"]["steps"] == 3
+
+
+def test_ctrl_c_stops_the_learner_first_and_names_resume(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    thread = stage.when_up("rollout", lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert local.run_training(stage.config(), resume=False) == 130
+    thread.join()
+    stopped = [row[0] for row in stage.lines("stop")]
+    assert stopped[0] == "learner"
+    assert stopped[-1] == "search"
+    text = capsys.readouterr().out
+    assert "stopping (the learner writes a checkpoint" in text
+    assert "agent-r1 train --resume" in text
+
+
+def test_ctrl_c_twice_does_not_wait_for_anyone(stage: Stage, capsys: pytest.CaptureFixture[str]):
+    stage.options["learner"] += ["--stop-s", "600", "--child"]
+
+    def interrupt() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        deadline = time.monotonic() + WAIT_S
+        while not stage.lines("sigterm") and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = stage.when_up("rollout", interrupt)
+    assert local.run_training(stage.config(), resume=False) == 130
+    thread.join()
+    assert "killing every service" in capsys.readouterr().out
+
+
+def test_a_reason_of_the_learner_is_shown_once_and_nothing_is_restarted(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    stage.options["learner"] = [
+        *("--complaint", "noise\nagent-r1: error: 7 of the last 8 samples failed"),
+        *("--exit-code", "2"),
+    ]
+    assert local.run_training(stage.config(), resume=False) == 1
+    error = capsys.readouterr().err
+    assert "learner stopped: exit status 2\n7 of the last 8 samples failed" in error
+    assert "noise" not in error
+    assert "learner.log" in error
+    assert [row[0] for row in stage.lines("start")].count("learner") == 1
+
+
+def test_a_service_that_cannot_start_ends_the_start_of_the_others(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    complaint = "agent-r1: error: the corpus has no passages"
+    stage.options["search"] = ["--complaint", complaint, "--exit-code", "2"]
+    assert local.run_training(stage.config(), resume=False) == 1
+    assert "the corpus has no passages" in capsys.readouterr().err
+    assert "rollout" not in [row[0] for row in stage.lines("start")]
+
+
+def test_a_start_that_failed_does_not_block_the_folder(stage: Stage):
+    stage.options["search"] = ["--complaint", "no", "--exit-code", "2"]
+    assert local.run_training(stage.config(), resume=False) == 1
+    del stage.options["search"]
+    thread = stage.when_up("rollout", stage.done.touch)
+    assert local.run_training(stage.config(), resume=False) == 0
+    thread.join()
+
+
+def test_a_learner_that_was_stopped_from_outside_has_not_finished(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    stage.options["learner"] = ["--exit-when", str(stage.done)]  # ends in order, without a summary
+    thread = stage.when_up("rollout", stage.done.touch)
+    assert local.run_training(stage.config(), resume=False) == 130
+    thread.join()
+    assert "agent-r1 train --resume" in capsys.readouterr().out
+
+
+def test_dead_letters_outlive_the_redis_of_the_run(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    from agent_r1 import cli
+
+    async def leave_letter() -> None:
+        url = stage.environment("rollout")["AGENT_R1__REDIS__URL"]
+        async with await Broker.connect(url, "demo") as broker:
+            fields: Any = {
+                "stream": broker.keys.tasks,
+                "entry_id": "1-0",
+                "reason": "does not parse",
+                "failed_at": "12.5",
+                "field:key": "demo/1/2/3/0",
+            }
+            await broker.redis.xadd(broker.keys.dead_letters, fields)
+        stage.done.touch()
+
+    thread = stage.when_up("rollout", lambda: asyncio.run(leave_letter()))
+    assert local.run_training(stage.config(), resume=False) == 0
+    thread.join()
+    assert "1 dead letters: agent-r1 dead-letters list" in capsys.readouterr().out
+    folder = str(stage.run_folder)
+    assert cli.main(["dead-letters", "list", folder]) == 0
+    text = capsys.readouterr().out
+    assert "tasks  demo/1/2/3/0" in text
+    assert "does not parse" in text
+    assert cli.main(["dead-letters", "retry", folder, "all"]) == 2
+    assert "issues every unfinished sample again" in capsys.readouterr().err
+
+
+# --- A Redis that others use ---------------------------------------------------------------------
+
+
+def test_a_redis_that_is_away_is_named_without_its_password(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_redis, "WAIT_S", 0.3)
+    url = f"redis://me:secret@127.0.0.1:{local_redis.free_port()}/0"
+    with pytest.raises(ValueError, match=r"does not answer within") as caught:
+        local.run_training(stage.config(f"redis.url={url}"), resume=False)
+    assert "redis://me:***@127.0.0.1" in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+async def _announce(url: str, run_id: str) -> None:
+    async with await Broker.connect(url, run_id) as broker:
+        server = RolloutServer(
+            server_id="other", url="", policy_version=0, pid=7, host="elsewhere", started_at=0.0
+        )
+        await Registry(broker).announce_rollout_server(server, expiry_s=60.0)
+
+
+def test_a_run_id_in_use_is_refused(
+    stage: Stage, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local, "CLAIM_MARGIN_S", 0.0)
+    asyncio.run(_announce(redis_url, run_id))
+    config = stage.config(
+        f"redis.url={redis_url}", f"run.id={run_id}", "rollout.announce_expiry_s=0.3"
+    )
+    with pytest.raises(ConfigError, match=r"is in use on this Redis.*process 7 on elsewhere"):
+        local.run_training(config, resume=False)
+    assert stage.lines("start") == []
+
+
+def test_a_fresh_start_finds_nothing_of_an_earlier_one_and_nothing_of_others(
+    stage: Stage, redis_url: str, run_id: str
+):
+    async def prepare() -> None:
+        async with await Broker.connect(redis_url, run_id) as broker:
+            await broker.redis.set(broker.keys.newest_version, "left behind")
+            await broker.redis.set(f"{broker.keys.prefix[:-1]}-other:key", "kept")
+
+    async def look() -> list[bytes]:
+        async with await Broker.connect(redis_url, run_id) as broker:
+            return sorted([key async for key in broker.redis.scan_iter(f"agent_r1:{run_id}*")])
+
+    asyncio.run(prepare())
+    thread = stage.when_up("rollout", stage.done.touch)
+    config = stage.config(f"redis.url={redis_url}", f"run.id={run_id}")
+    assert local.run_training(config, resume=False) == 0
+    thread.join()
+    assert asyncio.run(look()) == [f"agent_r1:{run_id}-other:key".encode()]
+
+
+# --- The same services for a client --------------------------------------------------------------
+
+
+def test_a_client_gets_services_of_its_own_and_the_weights_of_the_model(stage: Stage):
+    async def client(config: RunConfig) -> tuple[str, int | None]:
+        assert config.redis.url is not None
+        async with await Broker.connect(config.redis.url, config.run.id) as broker:
+            newest = await Registry(broker).newest_version()
+        return config.run.id, None if newest is None else newest.policy_version
+
+    reports: list[str] = []
+    run_id, version = local.run_client(stage.config(), client, reports.append)
+    assert run_id.startswith("demo-client-")
+    assert version == 0
+    assert sorted(row[0] for row in stage.lines("start")) == ["reward", "rollout", "search"]
+    assert not stage.run_folder.exists()
+
+
+def test_a_client_whose_services_die_ends_with_the_reason(stage: Stage):
+    trigger = stage.folder / "die"
+    stage.options["rollout"] = ["--exit-when", str(trigger), "--exit-code", "2"]
+
+    async def client(_: RunConfig) -> None:
+        trigger.touch()
+        await asyncio.sleep(WAIT_S)
+
+    with pytest.raises(ValueError, match="rollout stopped: exit status 2"):
+        local.run_client(stage.config(), client, lambda _: None)
+
+
+# --- The run's own Redis -------------------------------------------------------------------------
+
+
+def arguments_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+async def test_the_own_redis_is_private_and_refuses_writes_when_full(tmp_path: Path):
+    supervisor = Supervisor(tmp_path / "logs")
+    spec, url = local_redis.local_redis(tmp_path, 32)
+    await supervisor.start(spec)
+    try:
+        async with await Broker.connect(url, "r") as broker:
+            info = await broker.redis.info("memory")
+            assert info["maxmemory"] == 32 * 1024 * 1024
+            assert info["maxmemory_policy"] == "noeviction"
+        password = url.split(":")[2].split("@")[0]
+        for pid in supervisor.pids().values():
+            assert password not in arguments_of(pid)
+        stranger = local_redis.Redis.from_url(url.replace(password, "guess"))
+        with pytest.raises(AuthenticationError):
+            await stranger.ping()  # pyright: ignore[reportGeneralTypeIssues]
+        await stranger.aclose()
+    finally:
+        await supervisor.stop()
+    assert not await local_redis.answers(url)
+
+
+def test_a_machine_without_redis_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(local_redis, "_candidates", list)
+    with pytest.raises(ValueError, match=r"apt-get install redis-server.*set redis\.url"):
+        local_redis.find_redis_server()
+
+
+def test_an_old_redis_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    old = tmp_path / "redis-server"
+    old.write_text("#!/bin/sh\necho 'Redis server v=5.0.7 sha=0'\n")
+    old.chmod(0o755)
+    monkeypatch.setattr(local_redis, "_candidates", lambda: [old])
+    with pytest.raises(ValueError, match=r"too old or broken: .*redis-server \(\(5, 0\)\)"):
+        local_redis.find_redis_server()
+
+
+async def test_the_launcher_needs_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ServiceError, match=r"needs Linux, and this is darwin; use .docker compose"):
+        await Supervisor(tmp_path).start(Scene(tmp_path).spec("one"))
