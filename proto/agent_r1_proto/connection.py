@@ -134,6 +134,8 @@ class RedisConnection:
         """
         delay_s = FIRST_DELAY_S
         waiting = False
+        task = asyncio.current_task()
+        cancellations = task.cancelling() if task else 0
         while True:
             try:
                 result = await operation()
@@ -152,4 +154,8 @@ class RedisConnection:
                 continue
             if waiting:
                 logger.warning("redis answers again operation=%s", what)
+            if task and task.cancelling() > cancellations:
+                # redis-py sends inside `asyncio.wait_for`, which in Python 3.11 loses a
+                # cancellation that meets the end of what it waits for.
+                raise asyncio.CancelledError
             return result

@@ -303,6 +303,37 @@ async def test_memory_limit_is_read_from_the_server(redis_server: RedisServer, r
         assert await broker.memory_limit() == 64 * 2**20
 
 
+async def test_a_cancelled_operation_ends_its_task_even_when_it_has_just_succeeded(
+    broker: Broker,
+):
+    async def swallow() -> str:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        return "done"
+
+    task = asyncio.create_task(broker.retrying(swallow, "test"))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_operations_still_work_while_a_cancelled_task_cleans_up(broker: Broker):
+    async def work() -> int:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await broker.publish(broker.keys.tasks, rollout_task())
+        return 0
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await broker.depth(broker.keys.tasks) == 1
+
+
 async def test_hundreds_of_publishers_at_once_share_the_connections(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ):
