@@ -31,39 +31,13 @@ from agent_r1.learner.engine import EngineError, LossSpec
 from agent_r1.learner.logprobs import PolicyModule, load_causal_model
 from agent_r1.learner.orders import StepOrder, TrainOrder
 from agent_r1.learner.snapshot import Weights
+from agent_r1.learner.tally import Tally, batch_metrics
 from agent_r1_proto.config import ModelTable
 
 logger = logging.getLogger(__name__)
 
 STATE_TAG = "engine"
 _GATHER_BUCKET_NUMEL = 64 * 1024 * 1024
-_SUMS = ("loss", "policy", "kl_ref", "entropy", "clipped", "dlogp", "tokens")
-_MAXIMA = ("dlogp", "ratio")
-
-
-class _Tally:
-    """Sums and maxima over micro-batches, kept on the device and read once per batch."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
-        self.maxima = torch.zeros(len(_MAXIMA), dtype=torch.float64, device=device)
-
-    def add(self, name: str, values: torch.Tensor) -> None:
-        """Add the sum of `values`."""
-        self.sums[_SUMS.index(name)] += values.detach().double().sum()
-
-    def raise_max(self, name: str, values: torch.Tensor) -> None:
-        """Raise the maximum to that of `values`, which may be empty."""
-        if values.numel():
-            i = _MAXIMA.index(name)
-            self.maxima[i] = torch.maximum(self.maxima[i], values.detach().double().max())
-
-    def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return sums and maxima over all ranks."""
-        dist.all_reduce(self.sums, dist.ReduceOp.SUM)
-        dist.all_reduce(self.maxima, dist.ReduceOp.MAX)
-        sums = {name: float(self.sums[i]) for i, name in enumerate(_SUMS)}
-        return sums, {name: float(self.maxima[i]) for i, name in enumerate(_MAXIMA)}
 
 
 class RankEngine:
@@ -175,7 +149,7 @@ class RankEngine:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     def _share_of_loss(
-        self, batch: MicroBatch, spec: LossSpec, total_weight: float, tally: _Tally
+        self, batch: MicroBatch, spec: LossSpec, total_weight: float, tally: Tally
     ) -> torch.Tensor:
         """Run the micro-batch forward; return its share of the optimizer batch's loss."""
         ref_logprobs = None
@@ -214,7 +188,7 @@ class RankEngine:
         tally.add("loss", share)
         return share
 
-    def _tally_difference(self, logprobs: torch.Tensor, batch: MicroBatch, tally: _Tally) -> None:
+    def _tally_difference(self, logprobs: torch.Tensor, batch: MicroBatch, tally: Tally) -> None:
         """Compare the learner's log-probabilities with the rollout's."""
         difference = (logprobs.detach() - self._tensor(batch.old_logprobs)).abs()
         tally.add("dlogp", difference)
@@ -225,7 +199,7 @@ class RankEngine:
     def train(self, order: TrainOrder) -> dict[str, float]:
         """Take the ordered optimizer steps; return metrics over all ranks."""
         with self._explain_out_of_memory():
-            tally = _Tally(self.device)
+            tally = Tally(self.device)
             steps = order.steps
             if len(steps) > 1 and order.spec.kind == "ppo":
                 steps = [self._with_learner_logprobs(step, tally) for step in steps]
@@ -233,9 +207,9 @@ class RankEngine:
             for step in steps:
                 grad_norm = self._optimizer_step(step, order.spec, tally)
             sums, maxima = tally.reduce()
-        return _metrics(order, sums, maxima) | {"grad_norm": grad_norm, "lr": steps[-1].lr}
+        return batch_metrics(order, sums, maxima) | {"grad_norm": grad_norm, "lr": steps[-1].lr}
 
-    def _with_learner_logprobs(self, step: StepOrder, tally: _Tally) -> StepOrder:
+    def _with_learner_logprobs(self, step: StepOrder, tally: Tally) -> StepOrder:
         """Replace the ratio's denominator by the learner's own, before the first step."""
         replaced: list[MicroBatch] = []
         for batch in step.microbatches:
@@ -245,9 +219,9 @@ class RankEngine:
             replaced.append(batch.with_old_logprobs(logprobs.float().cpu().numpy()))
         return StepOrder(replaced, step.total_weight, step.lr)
 
-    def accumulate(self, step: StepOrder, spec: LossSpec, tally: _Tally | None = None) -> None:
+    def accumulate(self, step: StepOrder, spec: LossSpec, tally: Tally | None = None) -> None:
         """Run all micro-batches forward and backward; gradients are then those of the step."""
-        tally = tally or _Tally(self.device)
+        tally = tally or Tally(self.device)
         last = len(step.microbatches) - 1
         for i, batch in enumerate(step.microbatches):
             self._engine.set_gradient_accumulation_boundary(i == last)
@@ -255,7 +229,7 @@ class RankEngine:
             # DeepSpeed averages gradients over ranks; the shares of all ranks are to be summed.
             self._engine.backward(share * self.ranks)
 
-    def _optimizer_step(self, step: StepOrder, spec: LossSpec, tally: _Tally) -> float:
+    def _optimizer_step(self, step: StepOrder, spec: LossSpec, tally: Tally) -> float:
         """Take one optimizer step; return the gradient norm before clipping."""
         for group in self._engine.optimizer.param_groups:
             group["lr"] = step.lr
@@ -423,24 +397,3 @@ def _buckets(
         size += numel
     if bucket:
         yield bucket
-
-
-def _metrics(
-    order: TrainOrder, sums: dict[str, float], maxima: dict[str, float]
-) -> dict[str, float]:
-    """Name the metrics of one batch; what nothing was computed for is left out."""
-    steps = len(order.steps)
-    spec = order.spec
-    metrics = {"loss/total": sums["loss"] / steps, "loss/policy": sums["policy"] / steps}
-    if spec.kind == "ppo":
-        metrics["loss/clip_fraction"] = sums["clipped"] / steps
-    if sums["tokens"] == 0:
-        return metrics
-    metrics["policy/entropy"] = sums["entropy"] / sums["tokens"]
-    if spec.kind == "ppo":
-        metrics["policy/ratio_max"] = maxima["ratio"]
-        metrics["logprob/abs_diff_mean"] = sums["dlogp"] / sums["tokens"]
-        metrics["logprob/abs_diff_max"] = maxima["dlogp"]
-        if spec.kl_coef > 0:
-            metrics["loss/kl_ref"] = sums["kl_ref"] / sums["tokens"]
-    return metrics

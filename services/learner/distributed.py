@@ -41,6 +41,8 @@ FOLLOWER_END_S = 10.0
 FAILURE_GRACE_S = 15.0
 """A collective with a lost peer must have failed within this time, else the process is ended."""
 FATAL_EXIT_CODE = 70
+_BUILD = "build"
+"""The one command that is not a method of RankEngine."""
 
 # torch's stubs hide this public class.
 _TcpStore: Any = dist.__dict__["TCPStore"]
@@ -65,7 +67,7 @@ class _Invitation:
     rank: int
     ranks: int
     port: int
-    setup: EngineSetup
+    table: EngineTable
     log_level: int
 
 
@@ -87,17 +89,26 @@ def choose_device(table: EngineTable, rank: int) -> torch.device:
 
 
 class RankGroup:
-    """All ranks of one engine, driven from rank 0."""
+    """The ranks, driven from rank 0: joined once, then `build` gives each its part of an engine.
 
-    def __init__(self, setup: EngineSetup) -> None:
-        self._setup = setup
-        self._ranks = setup.table.ranks
+    Args:
+        table: gives ranks, device, threads and timeout.
+
+    Raises:
+        ValueError: the machine has too few GPUs, or this process leads other ranks already.
+        EngineError: a rank could not join.
+    """
+
+    def __init__(self, table: EngineTable) -> None:
+        self._table = table
+        self._ranks = table.ranks
+        self._engine: RankEngine | None = None
         self._followers: list[subprocess.Popen[bytes]] = []
         self._closing = False
         self._busy = threading.Lock()
         self._failure: str | None = None
         for rank in range(self._ranks):
-            choose_device(setup.table, rank)
+            choose_device(table, rank)
         if dist.is_initialized():
             if self._ranks != 1 or dist.get_world_size() != 1:
                 raise ValueError(
@@ -110,15 +121,33 @@ class RankGroup:
         try:
             if self._ranks > 1:
                 self._start_followers()
-            self._control = _join(0, self._ranks, self._store, setup)
-            self._engine = self._guarded(lambda: _build_engine(0, setup))
+            self._control = self._guarded(lambda: _join(0, self._store, table))
         except BaseException:
             self.close()
             raise
 
+    def build(self, setup: EngineSetup) -> None:
+        """Build an engine over all ranks, in place of the one before.
+
+        Raises:
+            ValueError: the model cannot be loaded or trained.
+            EngineError: a rank failed.
+        """
+
+        def build_everywhere() -> None:
+            if self._ranks > 1:
+                command = (_BUILD, (setup,), False)
+                dist.scatter_object_list(
+                    [None], [command] * self._ranks, src=0, group=self._control
+                )
+            self._engine = _build_engine(0, setup)
+
+        self._guarded(build_everywhere)
+
     @property
     def engine(self) -> RankEngine:
         """Rank 0's part, for what needs no other rank."""
+        assert self._engine is not None
         return self._engine
 
     def run(self, method: str, payloads: list[Any] | None = None, *, fatal: bool = True) -> Any:
@@ -151,7 +180,7 @@ class RankGroup:
         ]
         if self._ranks > 1:
             dist.scatter_object_list([None], commands, src=0, group=self._control)
-        return getattr(self._engine, method)(*commands[0][1])
+        return getattr(self.engine, method)(*commands[0][1])
 
     def _guarded(self, action: Any, *, fatal: bool = True) -> Any:
         """Run `action`; what it raises ends the other ranks and is reported with their error."""
@@ -182,7 +211,7 @@ class RankGroup:
             )
             self._followers.append(process)
             invitation = _Invitation(
-                rank, self._ranks, self._store.port, self._setup, logging.getLogger().level
+                rank, self._ranks, self._store.port, self._table, logging.getLogger().level
             )
             assert process.stdin is not None
             process.stdin.write(pickle.dumps(invitation))
@@ -246,12 +275,13 @@ def _has_descriptor(stream: Any) -> bool:
         return False
 
 
-def _join(rank: int, ranks: int, store: Any, setup: EngineSetup) -> Any:
+def _join(rank: int, store: Any, table: EngineTable) -> Any:
     """Join the process group; return the group that commands travel through."""
-    device = choose_device(setup.table, rank)
+    ranks = table.ranks
+    device = choose_device(table, rank)
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
-    threads = setup.table.torch_threads
+    threads = table.torch_threads
     if threads == 0 and ranks > 1 and device.type == "cpu":
         threads = max(1, (os.cpu_count() or 1) // ranks)
     if threads:
@@ -264,7 +294,7 @@ def _join(rank: int, ranks: int, store: Any, setup: EngineSetup) -> Any:
             store=store,
             rank=rank,
             world_size=ranks,
-            timeout=timedelta(seconds=setup.table.collective_timeout_s),
+            timeout=timedelta(seconds=table.collective_timeout_s),
         )
     return dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT) if ranks > 1 else None
 
@@ -295,12 +325,15 @@ def _gather(own: Any, rank: int, ranks: int, control: Any) -> list[Any]:
 def _follow(invitation: _Invitation, store: Any) -> None:
     """Carry out rank 0's commands until the process is ended."""
     rank, ranks = invitation.rank, invitation.ranks
-    control = _join(rank, ranks, store, invitation.setup)
-    engine = _build_engine(rank, invitation.setup)
+    control = _join(rank, store, invitation.table)
+    engine: RankEngine | None = None
     while True:
         received: list[Any] = [None]
         dist.scatter_object_list(received, None, src=0, group=control)
         method, arguments, gather = received[0]
+        if method == _BUILD:
+            engine = _build_engine(rank, *arguments)
+            continue
         result = getattr(engine, method)(*arguments)
         if gather:
             _gather(result, rank, ranks, control)

@@ -64,6 +64,7 @@ class DeepSpeedPolicyEngine:
         total_steps: int | None = None,
         with_reference: bool = False,
         table_name: str = "learner",
+        group: RankGroup | None = None,
     ) -> None:
         """Load the model on every rank, and start the ranks.
 
@@ -74,6 +75,7 @@ class DeepSpeedPolicyEngine:
             total_steps: optimizer steps of the whole run; cosine and linear schedules need it.
             with_reference: keep the configured model for the KL term.
             table_name: "learner" or "sft", named in messages about keys.
+            group: ranks that are joined already; None starts them.
 
         Raises:
             ValueError: the model cannot be loaded, or a setting does not fit the machine.
@@ -85,8 +87,12 @@ class DeepSpeedPolicyEngine:
         self._model_table = model
         self._total_steps = total_steps
         self._has_reference = with_reference
-        setup = EngineSetup(model, self._table, seed, with_reference, table_name)
-        self._group = RankGroup(setup)
+        self._group = group or RankGroup(self._table)
+        try:
+            self._group.build(EngineSetup(model, self._table, seed, with_reference, table_name))
+        except BaseException:
+            self._group.close()
+            raise
 
     @property
     def optimizer_steps(self) -> int:

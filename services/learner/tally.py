@@ -1,0 +1,60 @@
+"""What the micro-batches of one batch add up to, over all ranks: the engine's metrics.
+
+deepspeed_engine.py --values of each micro-batch--> Tally --> batch_metrics --> policy_engine.py
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+
+from agent_r1.learner.orders import TrainOrder
+
+_SUMS = ("loss", "policy", "kl_ref", "entropy", "clipped", "dlogp", "tokens")
+_MAXIMA = ("dlogp", "ratio")
+
+
+class Tally:
+    """Sums and maxima over micro-batches, kept on the device and read once per batch."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums = torch.zeros(len(_SUMS), dtype=torch.float64, device=device)
+        self.maxima = torch.zeros(len(_MAXIMA), dtype=torch.float64, device=device)
+
+    def add(self, name: str, values: torch.Tensor) -> None:
+        """Add the sum of `values`."""
+        self.sums[_SUMS.index(name)] += values.detach().double().sum()
+
+    def raise_max(self, name: str, values: torch.Tensor) -> None:
+        """Raise the maximum to that of `values`, which may be empty."""
+        if values.numel():
+            i = _MAXIMA.index(name)
+            self.maxima[i] = torch.maximum(self.maxima[i], values.detach().double().max())
+
+    def reduce(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return sums and maxima over all ranks."""
+        dist.all_reduce(self.sums, dist.ReduceOp.SUM)
+        dist.all_reduce(self.maxima, dist.ReduceOp.MAX)
+        sums = {name: float(self.sums[i]) for i, name in enumerate(_SUMS)}
+        return sums, {name: float(self.maxima[i]) for i, name in enumerate(_MAXIMA)}
+
+
+def batch_metrics(
+    order: TrainOrder, sums: dict[str, float], maxima: dict[str, float]
+) -> dict[str, float]:
+    """Name the metrics of one batch; what nothing was computed for is left out."""
+    steps = len(order.steps)
+    spec = order.spec
+    metrics = {"loss/total": sums["loss"] / steps, "loss/policy": sums["policy"] / steps}
+    if spec.kind == "ppo":
+        metrics["loss/clip_fraction"] = sums["clipped"] / steps
+    if sums["tokens"] == 0:
+        return metrics
+    metrics["policy/entropy"] = sums["entropy"] / sums["tokens"]
+    if spec.kind == "ppo":
+        metrics["policy/ratio_max"] = maxima["ratio"]
+        metrics["logprob/abs_diff_mean"] = sums["dlogp"] / sums["tokens"]
+        metrics["logprob/abs_diff_max"] = maxima["dlogp"]
+        if spec.kl_coef > 0:
+            metrics["loss/kl_ref"] = sums["kl_ref"] / sums["tokens"]
+    return metrics
