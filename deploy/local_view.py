@@ -246,7 +246,7 @@ def _result_table(summary: dict[str, Any]) -> Table:
     table = Table("set", "EM before", "EM after", "searches before", "searches after", "questions")
     for name, scores in (summary.get("sets") or {}).items():
         before, after = scores.get("before") or {}, scores.get("after") or {}
-        kind = "" if scores.get("in_domain", True) else " (not trained on)"
+        kind = "" if scores.get("in_domain", True) else " (untrained kind)"
         table.add_row(
             f"{name}{kind}",
             _number(before.get("em"), ".3f"),
@@ -255,6 +255,15 @@ def _result_table(summary: dict[str, Any]) -> Table:
             _number(after.get("mean_searches"), ".2f"),
             str(after.get("n", before.get("n", "-"))),
         )
+    table.add_section()
+    table.add_row(
+        "mean of the trained sets",
+        _number(summary.get("em_before"), ".3f"),
+        _number(summary.get("em_after"), ".3f"),
+        _number(summary.get("mean_searches_before"), ".2f"),
+        _number(summary.get("mean_searches_after"), ".2f"),
+        "",
+    )
     return table
 
 
