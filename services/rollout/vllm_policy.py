@@ -8,13 +8,13 @@ weight_transfer_plugin.py.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import gc
 import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 from agent_r1.rollout.policy import (
@@ -113,7 +113,7 @@ class VllmPolicy:
                 self._death = None
                 await self._fill_own_lm_head()
                 await self._engine.update_weight_version("0")
-                # The first step of an engine takes seconds: take them before requests wait.
+                # An engine's first step is its slowest: take it before requests wait.
                 await self.score([self._facts.eos_token_ids[0]] * 2)
         except TimeoutError as exc:
             await self.stop()
@@ -124,6 +124,9 @@ class VllmPolicy:
         except EngineDeadError as exc:
             await self.stop()
             raise PolicySetupError(str(exc)) from exc
+        except PolicyError:
+            await self.stop()
+            raise
         logger.info(
             "policy started model=%s dtype=%s start_s=%.1f",
             self._facts.directory,
@@ -216,7 +219,7 @@ class VllmPolicy:
         self._death = self._death or "the sampler was stopped"
         if engine is None:
             return
-        if self._in_flight and not engine.errored:
+        if not engine.errored:
             await engine.abort(list(self._in_flight))
         # It would log the end of the engine process as an error.
         handler, engine.output_handler = engine.output_handler, None
@@ -327,11 +330,14 @@ class VllmPolicy:
                 self._policy_version = policy_version
                 await engine.resume_generation()
         except Exception as exc:
+            if engine.errored:
+                raise
             # Half the parameters may be new: nothing sampled from now on could be labelled.
             self._death = (
                 f"loading weights of version {policy_version} failed half-way "
                 f"({type(exc).__name__}: {exc}); start the rollout service again"
             )
+            await engine.abort(list(self._in_flight))
             raise EngineDeadError(self._death) from exc
         return time.perf_counter() - started
 
@@ -342,7 +348,7 @@ class VllmPolicy:
         async for output in self._engine.generate(tokens_input(token_ids), params, request_id):
             final = output
         if final is None or final.outputs[0].finish_reason == "abort":
-            raise EngineDeadError(f"request {request_id} was cut off: the sampler is stopping")
+            raise EngineDeadError(f"request {request_id} was cut off: {self.death or 'aborted'}")
         return final
 
     @asynccontextmanager
@@ -386,7 +392,7 @@ def _check_release() -> None:
         name
         for name, present in {
             "weight version spans": "weight_versions"
-            in {field.name for field in dataclasses.fields(CompletionOutput)},
+            in {field.name for field in fields(CompletionOutput)},
             "finish_weight_update(weight_version)": "weight_version"
             in inspect.signature(
                 getattr(AsyncLLM, "finish_weight_update", lambda: None)

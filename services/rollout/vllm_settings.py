@@ -89,6 +89,7 @@ def prepare_environment(settings: VllmSettings) -> None:
         "VLLM_DO_NOT_TRACK": "1",
         # Its warnings at every start tell of what a CPU engine never has.
         "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.start_timeout_s))),
         "TOKENIZERS_PARALLELISM": "false",
     }
     if Path(settings.model_path).is_dir():

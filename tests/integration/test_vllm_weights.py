@@ -239,6 +239,44 @@ def test_a_caller_that_gives_up_leaves_the_load_complete(engine: LiveEngine):
     assert canary_distance(engine, manifest.policy_version) <= PARITY
 
 
+def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(engine: LiveEngine):
+    manifest = engine.publish(build_model(91))
+    policy = engine.policy
+    update = policy._engine.update_weights
+
+    async def fail(request: object) -> None:
+        raise RuntimeError("no space left")
+
+    async def load_with_a_request_in_flight() -> None:
+        running = asyncio.ensure_future(
+            policy.generate([3], max_tokens=500, temperature=1.0, seed=0, request_id="running")
+        )
+        await policy.generate([3], max_tokens=3, temperature=1.0, seed=0, request_id="short")
+        with pytest.raises(EngineDeadError, match=r"half-way .*no space left"):
+            await policy.load_weights(manifest)
+        with pytest.raises(EngineDeadError, match=r"running was cut off: .*half-way"):
+            await running
+
+    async def mend() -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await update(WeightTransferUpdateRequest({}))
+        await policy._engine.finish_weight_update(str(policy.policy_version))
+        await policy._engine.resume_generation()
+        policy._death = None
+        await policy.load_weights(manifest)
+
+    policy._engine.update_weights = fail
+    try:
+        engine.run(load_with_a_request_in_flight())
+        assert "start the rollout service again" in str(policy.death)
+    finally:
+        policy._engine.update_weights = update
+        # The other tests go on with this engine.
+        engine.run(mend())
+    assert canary_distance(engine, manifest.policy_version) <= PARITY
+
+
 def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEngine):
     async def kill() -> None:
         policy = engine.policy
