@@ -132,7 +132,9 @@ class TrainingView:
         self._total = total_steps(config)
         self._metrics = Tail(folder / METRICS_FILE, from_end=True)
         self._evaluations = Tail(folder / EVALUATIONS_FILE, from_end=True)
-        self._console = Console(file=output or sys.stdout, highlight=False)
+        self._console = Console(
+            file=output or sys.stdout, highlight=False, markup=False, emoji=False
+        )
         self._live: Live | None = None
         self._step_s: list[float] = []
         self._latest: dict[str, Any] | None = None
@@ -269,7 +271,7 @@ def _result_table(summary: dict[str, Any]) -> Table:
 
 def print_result(folder: Path, output: TextIO | None = None) -> None:
     """Print what a finished run achieved and where to look next."""
-    console = Console(file=output or sys.stdout, highlight=False)
+    console = Console(file=output or sys.stdout, highlight=False, markup=False, emoji=False)
     try:
         summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import random
 import sys
 from collections.abc import Awaitable, Callable
@@ -33,6 +34,7 @@ HELP = (
     ":quit leaves."
 )
 ANSWER_TIMEOUT_S = 300.0
+READ_BYTES = 65536
 HIGHEST_TEMPERATURE = 10.0
 
 
@@ -47,7 +49,7 @@ def chat(arguments: argparse.Namespace) -> int:
         )
     config = _config(arguments.policy, arguments.config, arguments.options)
     config_checks.check(config, "serve")
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
 
     async def talk(served: RunConfig) -> int:
         return await _talk(served, console, arguments.question, arguments.temperature)
@@ -84,24 +86,42 @@ def _pick(config: RunConfig, wanted: str, rng: random.Random) -> Task:
     return rng.choice(read_task_file(sets[wanted or rng.choice(sorted(sets))]))
 
 
-async def _read_line() -> str | None:
-    """Read a line of the terminal while services are watched; None at the end of input.
+class LineReader:
+    """Reads lines of standard input while services are watched.
 
-    Without a thread: one that waits for input would keep the process from ending.
+    Without a thread, since one that waits for input would keep the process from ending, and without
+    Python's buffer, since what waits in it does not wake the event loop.
     """
-    print("question> ", end="", flush=True)
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    try:
-        loop.add_reader(sys.stdin.fileno(), ready.set)
-    except PermissionError:  # a file, which is always ready
-        ready.set()
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(sys.stdin.fileno())
-    line = sys.stdin.readline()
-    return line.strip() if line else None
+
+    def __init__(self) -> None:
+        self._descriptor = sys.stdin.fileno()
+        self._data = b""
+        self._ended = False
+
+    async def read(self) -> str | None:
+        """Ask for a line; None at the end of input."""
+        print("question> ", end="", flush=True)
+        while b"\n" not in self._data and not self._ended:
+            await self._wait()
+            chunk = os.read(self._descriptor, READ_BYTES)
+            self._data += chunk
+            self._ended = not chunk
+        line, _, self._data = self._data.partition(b"\n")
+        if not line and self._ended and not self._data:
+            return None
+        return line.decode(errors="replace").strip()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        try:
+            loop.add_reader(self._descriptor, ready.set)
+        except PermissionError:  # a file, which is always ready
+            return
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
 
 
 async def _talk(
@@ -117,7 +137,8 @@ async def _talk(
         console.print(HELP)
         rng = random.Random()
         count = 0
-        while (line := await _read_line()) is not None:
+        reader = LineReader()
+        while (line := await reader.read()) is not None:
             command, _, argument = line.partition(" ")
             if command in (":quit", ":q", ":exit"):
                 break

@@ -25,6 +25,7 @@ from agent_r1_proto.evaluation import EvalScores, SetScores
 
 logger = logging.getLogger(__name__)
 
+EXIT_INTERRUPTED = 130
 CONFIG_FILE = "config.json"
 LEDGER_FILE = "ledger.json"
 """The learner writes it before anything else; without it there is nothing to resume."""
@@ -192,10 +193,10 @@ def sft(arguments: argparse.Namespace) -> int:
     from agent_r1.learner import sft as warm_start
 
     try:
-        warm_start.run(run=config.run, model=config.model, sft=config.sft)
+        finished = warm_start.run(run=config.run, model=config.model, sft=config.sft)
     except _disk_full() as exc:
         raise ValueError(str(exc)) from exc
-    return 0
+    return 0 if finished else EXIT_INTERRUPTED
 
 
 def evaluate(arguments: argparse.Namespace) -> int:

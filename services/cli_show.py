@@ -67,7 +67,7 @@ def show(arguments: argparse.Namespace) -> int:
     """Print the chosen trajectories."""
     if arguments.limit < 1:
         raise ConfigError(f"--limit ({arguments.limit}) must be >= 1; leave it out for 8")
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False, emoji=False)
     shown = left = 0
     for path in _chosen_files(arguments):
         for record in _records(path):

@@ -1,0 +1,111 @@
+"""`agent-r1 chat` over a real Redis: questions go out as tasks, transcripts come back."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from agent_r1 import cli_chat
+from agent_r1.config import ConfigError, RunConfig, load_config, write_config
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import RolloutTask
+from tests.builders import scored
+from tests.unit.config_scene import task_line, write_scene
+
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]
+
+
+@pytest.fixture
+def config(tmp_path: Path, redis_url: str, run_id: str) -> RunConfig:
+    file = write_scene(tmp_path / "example")
+    (file.parent / "held_out.jsonl").write_text(task_line("h1", prompt="Held out?"))
+    return load_config(file, [f"redis.url={redis_url}", f"run.id={run_id}"], {}).config
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Standard input as a pipe; yields the end to type into."""
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        yield write_end
+
+
+async def answer_tasks(config: RunConfig, seen: list[RolloutTask]) -> None:
+    """Stand in for rollout and reward: answer every task at once."""
+    assert config.redis.url is not None
+    async with await Broker.connect(config.redis.url, config.run.id) as broker:
+        consumer = broker.consumer(broker.keys.tasks, RolloutTask, group="rollout", consumer="fake")
+        async with consumer:
+            while True:
+                for entry in await consumer.read(1, 0.5):
+                    seen.append(entry.message)
+                    stream = entry.message.reply_stream
+                    assert stream is not None
+                    reply = scored(entry.message, answer=f"to {entry.message.task.prompt}")
+                    await consumer.finish(entry, [(stream, reply)])
+
+
+async def talk(config: RunConfig, question: str | None) -> tuple[int, str, list[RolloutTask]]:
+    console = Console(file=io.StringIO(), width=120)
+    seen: list[RolloutTask] = []
+    answering = asyncio.create_task(answer_tasks(config, seen))
+    try:
+        code = await cli_chat._talk(config, console, question, 0.0)
+    finally:
+        answering.cancel()
+        await asyncio.gather(answering, return_exceptions=True)
+    assert isinstance(console.file, io.StringIO)
+    return code, console.file.getvalue(), seen
+
+
+async def test_one_question_is_asked_greedily_and_its_turns_are_shown(config: RunConfig):
+    code, text, seen = await talk(config, "Where is Ann?")
+    assert code == 0
+    assert "user: Where is Ann?" in text
+    assert "model> <think>I know.</think><answer>to Where is Ann?</answer>" in text
+    assert (seen[0].purpose, seen[0].sampling.temperature) == ("eval", 0.0)
+
+
+async def test_a_conversation_takes_questions_and_held_out_ones_until_it_is_left(
+    config: RunConfig, typed: int, capsys: pytest.CaptureFixture[str]
+):
+    os.write(typed, b":sets\nFirst?\n:pick\n:pick nosuch\n\n:quit\n")
+    code, text, seen = await talk(config, None)
+    os.close(typed)
+    assert code == 0
+    assert [rollout.task.prompt for rollout in seen] == ["First?", "Held out?"]
+    assert "held_out" in text
+    assert "expected: ['there']" in text
+    assert "no set 'nosuch'; there are held_out" in text
+    assert capsys.readouterr().out.count("question> ") == 6
+
+
+async def test_the_end_of_input_ends_the_conversation(config: RunConfig, typed: int):
+    os.write(typed, b"Only one?\n")
+    os.close(typed)
+    code, _, seen = await talk(config, None)
+    assert code == 0
+    assert [rollout.task.prompt for rollout in seen] == ["Only one?"]
+
+
+def test_a_run_brings_its_own_configuration_and_its_last_model(config: RunConfig, tmp_path: Path):
+    run = tmp_path / "run"
+    model = run / "checkpoints" / "step_000004" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    write_config(config, run / "config.json")
+    found = cli_chat._config(str(run), None, ["rollout.max_concurrent=3"])
+    assert found.model.path == str(model)
+    assert found.rollout.max_concurrent == 3
+    # A question that is typed has no answer to compare with.
+    assert found.reward.components == {"answered": 1.0}
+    with pytest.raises(ConfigError, match="name a configuration with --config"):
+        cli_chat._config(str(tmp_path), None, [])
