@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_r1_proto.config import Dtype
+from agent_r1_proto.trajectory import Trajectory
 
 
 class CanaryError(RuntimeError):
@@ -42,10 +43,34 @@ class CanaryReading:
     max: float
 
 
+@dataclass(frozen=True)
+class CanaryTokens:
+    """Tokens to compare on: T tokens, and which of them the policy sampled."""
+
+    token_ids: list[int]
+    """[T]"""
+    sampled: npt.NDArray[np.bool_]
+    """[T] Only these count: float32 itself errs by 1e-4 on a token the model finds impossible."""
+
+    @classmethod
+    def of(cls, trajectory: Trajectory, count: int) -> CanaryTokens | None:
+        """Return the last `count` tokens of a trajectory; None when they are too few to compare."""
+        if count < 2 or not trajectory.action_mask[-count:][1:].any():
+            return None
+        return cls(trajectory.token_ids[-count:].tolist(), trajectory.action_mask[-count:])
+
+
 def compare(
-    learner_logprobs: npt.NDArray[np.float32], rollout_logprobs: list[float]
+    learner_logprobs: npt.NDArray[np.float32],
+    rollout_logprobs: list[float],
+    sampled: npt.NDArray[np.bool_],
 ) -> CanaryReading:
-    """Compare [T-1] log-probabilities of the same tokens.
+    """Compare log-probabilities of the same tokens.
+
+    Args:
+        learner_logprobs: [T-1] of tokens 1 .. T-1.
+        rollout_logprobs: [T-1] of the same tokens.
+        sampled: [T-1] which of them count; at least one.
 
     Raises:
         CanaryError: the lengths differ, or a value is not finite.
@@ -57,7 +82,7 @@ def compare(
             f"canary: the rollout server gave {len(rollout)} log-probabilities, the learner "
             f"{len(learner)}"
         )
-    difference = np.abs(rollout - learner)
+    difference = np.abs(rollout - learner)[sampled]
     if not np.all(np.isfinite(difference)):
         raise CanaryError("canary: a log-probability is not finite")
     return CanaryReading(mean=float(difference.mean()), max=float(difference.max()))

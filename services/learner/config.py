@@ -176,7 +176,7 @@ class LearnerTable(EngineTable):
     first_server_timeout_s: PositiveFloat = 600.0
     """Longest to wait at start for a rollout server to announce itself, in seconds."""
     canary_tokens: Annotated[int, Field(ge=0)] = 64
-    """Tokens whose log-probabilities are compared after a push; 0 is no canary."""
+    """Last tokens of a trajectory compared after a push, sampled ones only; 0 is no canary."""
     canary_every: PositiveInt = 1
     """Compare after every so many pushes."""
     canary_action: Literal["fail", "warn"] = "fail"

@@ -84,6 +84,13 @@ def build_engine(plan: TrainingPlan) -> PolicyEngine:
     )
 
 
+def _announce(folder: Path) -> None:
+    """Tell the launcher that the learner is up; it has no port."""
+    folder.mkdir(parents=True, exist_ok=True)
+    announcement = {"name": NAME, "url": "", "pid": os.getpid()}
+    write_atomically(folder / f"{NAME}.json", json.dumps(announcement) + "\n")
+
+
 async def run_until_stopped(
     plan: TrainingPlan, engine: PolicyEngine, announce_dir: Path | None
 ) -> None:
@@ -93,9 +100,7 @@ async def run_until_stopped(
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, learner.request_stop, signal.Signals(number).name)
     if announce_dir is not None:
-        announce_dir.mkdir(parents=True, exist_ok=True)
-        announcement = {"name": NAME, "url": "", "pid": os.getpid()}
-        write_atomically(announce_dir / f"{NAME}.json", json.dumps(announcement) + "\n")
+        _announce(announce_dir)
     try:
         await learner.run()
     finally:

@@ -15,9 +15,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
 
-from agent_r1.learner.canary import CanaryError
+from agent_r1.learner.canary import CanaryError, CanaryTokens
 from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger
 from agent_r1.learner.engine import PolicyEngine
 from agent_r1.learner.engine_thread import EngineThread
@@ -267,7 +266,9 @@ class Training:
         rollout_s = time.monotonic() - started
         newest = self._version
         samples, advantages = build_samples(groups, self._table)
-        canary_tokens = groups[0].survivors[0].trajectory.token_ids.tolist()
+        canary_tokens = CanaryTokens.of(
+            groups[0].survivors[0].trajectory, self._table.canary_tokens
+        )
         await self._check_first_canary(canary_tokens)
         learn_started = time.monotonic()
         spec = loss_spec(self._table)
@@ -293,9 +294,9 @@ class Training:
             report.step_s = time.monotonic() - started
             self._log.write(report)
 
-    async def _check_first_canary(self, tokens: Sequence[int]) -> None:
+    async def _check_first_canary(self, tokens: CanaryTokens | None) -> None:
         """Compare once before the first step of a start: in bf16, version 0 is the noise floor."""
-        if not self._canary_checked:
+        if not self._canary_checked and tokens is not None:
             self._canary_checked = True
             await self._halt.or_stop(self._sync.check_canary(tokens))
 

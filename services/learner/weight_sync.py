@@ -29,6 +29,7 @@ from agent_r1.learner.canary import (
     CanaryBounds,
     CanaryError,
     CanaryReading,
+    CanaryTokens,
     compare,
     judge,
 )
@@ -87,8 +88,9 @@ class PushReport:
 
 @dataclass(frozen=True)
 class _Canary:
-    token_ids: list[int]
+    tokens: CanaryTokens
     logprobs: npt.NDArray[np.float32]
+    """[T-1] the learner's."""
 
 
 class WeightSync:
@@ -146,7 +148,7 @@ class WeightSync:
         """Set the newest version in Redis (again, if Redis lost it)."""
         await self._registry.set_newest_version(self.newest)
 
-    async def push(self, canary_tokens: Sequence[int] | None = None) -> PushReport:
+    async def push(self, canary_tokens: CanaryTokens | None = None) -> PushReport:
         """Publish the engine's weights as the next version and bring them to the servers.
 
         Args:
@@ -193,11 +195,8 @@ class WeightSync:
         )
         return PushReport(policy_version=version, write_s=time.monotonic() - started), newest
 
-    async def _learner_canary(self, token_ids: Sequence[int]) -> _Canary | None:
-        tokens = list(token_ids)[-self._table.canary_tokens :] if self._table.canary_tokens else []
-        if len(tokens) < 2:
-            return None
-        array = np.asarray(tokens, dtype=np.int32)
+    async def _learner_canary(self, tokens: CanaryTokens) -> _Canary:
+        array = np.asarray(tokens.token_ids, dtype=np.int32)
         logprobs = await self._engine.call(lambda engine: engine.logprobs([array], 1.0)[0])
         return _Canary(tokens, logprobs)
 
@@ -291,15 +290,13 @@ class WeightSync:
         report.pause_s = max(report.pause_s, reply.pause_s)
         return None if canary is None else await self._ask_canary(server, canary, version)
 
-    async def check_canary(self, token_ids: Sequence[int]) -> list[CanaryReading]:
+    async def check_canary(self, tokens: CanaryTokens) -> list[CanaryReading]:
         """Compare every server that holds the newest version with the learner, without a push.
 
         Raises:
             CanaryError: a reading is out of bounds and the action is `fail`.
         """
-        canary = await self._learner_canary(token_ids)
-        if canary is None:
-            return []
+        canary = await self._learner_canary(tokens)
         version = self.newest.policy_version
         servers = await self._registry.rollout_servers()
         current = [server for server in servers if server.policy_version == version]
@@ -322,11 +319,11 @@ class WeightSync:
     async def _ask_canary(
         self, server: RolloutServer, canary: _Canary, version: int
     ) -> CanaryReading | None:
-        request = CanaryRequest(token_ids=canary.token_ids)
+        request = CanaryRequest(token_ids=canary.tokens.token_ids)
         reply = await self._post(server, "/weights/canary", request, CanaryReply)
         if reply.policy_version != version:
             return None  # the server has moved on to newer weights
-        reading = compare(canary.logprobs, reply.logprobs)
+        reading = compare(canary.logprobs, reply.logprobs, canary.tokens.sampled[1:])
         self.canary_max_dlogp = max(self.canary_max_dlogp or 0.0, reading.max)
         verdict, text = judge(reading, self._bounds, self.canary_floor)
         logger.debug("canary server_id=%s policy_version=%d %s", server.server_id, version, text)

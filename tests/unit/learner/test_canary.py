@@ -5,7 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent_r1.learner.canary import CanaryBounds, CanaryError, CanaryReading, compare, judge
+from agent_r1.learner.canary import (
+    CanaryBounds,
+    CanaryError,
+    CanaryReading,
+    CanaryTokens,
+    compare,
+    judge,
+)
+from tests.builders import trajectory
+
+ALL = np.array([True, True, True])
 
 
 def bounds(dtype: str) -> CanaryBounds:
@@ -19,19 +29,37 @@ def bounds(dtype: str) -> CanaryBounds:
 
 
 def test_a_reading_is_mean_and_max_of_the_differences():
-    reading = compare(np.array([-1.0, -2.0, -3.0], np.float32), [-1.0, -2.5, -3.25])
+    reading = compare(np.array([-1.0, -2.0, -3.0], np.float32), [-1.0, -2.5, -3.25], ALL)
     assert reading.mean == 0.25
     assert reading.max == 0.5
 
 
+def test_only_sampled_tokens_count():
+    sampled = np.array([True, False, True])
+    reading = compare(np.array([-1.0, -26.0, -3.0], np.float32), [-1.0, -26.4, -3.5], sampled)
+    assert reading == CanaryReading(mean=0.25, max=0.5)
+
+
+def test_canary_tokens_are_the_last_ones_with_their_mask():
+    tokens = CanaryTokens.of(trajectory(prompt_length=4, num_sampled=3), 5)
+    assert tokens is not None
+    assert tokens.token_ids == [2, 3, 4, 5, 6]
+    assert tokens.sampled.tolist() == [False, False, True, True, True]
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_too_few_tokens_make_no_canary(count: int):
+    assert CanaryTokens.of(trajectory(), count) is None
+
+
 def test_answers_of_another_length_are_refused():
     with pytest.raises(CanaryError, match="gave 1 log-probabilities, the learner 2"):
-        compare(np.zeros(2, np.float32), [0.0])
+        compare(np.zeros(2, np.float32), [0.0], ALL[:2])
 
 
 def test_a_value_that_is_not_finite_is_refused():
     with pytest.raises(CanaryError, match="not finite"):
-        compare(np.zeros(1, np.float32), [float("-inf")])
+        compare(np.zeros(1, np.float32), [float("-inf")], ALL[:1])
 
 
 @pytest.mark.parametrize(("largest", "verdict"), [(1e-4, "ok"), (1.1e-4, "fail")])
