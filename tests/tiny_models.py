@@ -36,9 +36,10 @@ def build_tokenizer() -> Qwen2Tokenizer:
         pad_token="<|endoftext|>",
         unk_token="<|endoftext|>",
     )
-    tokenizer.add_tokens([AddedToken(t, special=True) for t in special], special_tokens=True)
-    markup = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"]
-    tokenizer.add_tokens([AddedToken(t, normalized=False) for t in [*markup, "user", "assistant"]])
+    for text in special:
+        tokenizer.add_tokens(AddedToken(text, special=True), special_tokens=True)
+    for text in ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "user"):
+        tokenizer.add_tokens(AddedToken(text, normalized=False))
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
 

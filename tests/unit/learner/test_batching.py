@@ -55,7 +55,7 @@ def sample(token_ids: list[int], trained: list[int]) -> TrainSample:
     ids = np.array(token_ids, np.int32)
     mask = np.isin(np.arange(len(ids)), trained)
     values = np.where(mask, ids, 0).astype(np.float32)
-    return TrainSample(ids, mask, -values, values / 10, temperature=0.5)
+    return TrainSample(ids, mask, -values, np.float32(0.1) * values, temperature=0.5)
 
 
 def test_positions_point_at_the_token_before_the_trained_one():

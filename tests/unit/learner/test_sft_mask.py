@@ -34,16 +34,21 @@ def encoder(model_path: str) -> DialogueEncoder:
     return DialogueEncoder(model_path)
 
 
+def decode(token_ids: list[int]) -> str:
+    text = build_tokenizer().decode(token_ids)
+    assert isinstance(text, str)
+    return text
+
+
 def stretches(encoded: EncodedDialogue) -> list[tuple[bool, str]]:
     """Decode runs of equal mask."""
-    tokenizer = build_tokenizer()
     found: list[tuple[bool, list[int]]] = []
     for token, said in zip(encoded.token_ids.tolist(), encoded.assistant_mask, strict=True):
         if found and found[-1][0] == bool(said):
             found[-1][1].append(token)
         else:
             found.append((bool(said), [token]))
-    return [(said, tokenizer.decode(ids)) for said, ids in found]
+    return [(said, decode(ids)) for said, ids in found]
 
 
 def test_assistant_turns_and_their_end_tokens_are_said_the_rest_is_given(encoder: DialogueEncoder):
@@ -68,7 +73,7 @@ def test_tokens_decode_to_the_templates_own_rendering(encoder: DialogueEncoder):
     tokenizer = build_tokenizer()
     dialogue = [{"role": role, "content": content} for role, content in DIALOGUE]
     rendered = tokenizer.apply_chat_template(dialogue, tokenize=False)
-    assert tokenizer.decode(encoded.token_ids.tolist()) + "\n" == rendered
+    assert decode(encoded.token_ids.tolist()) + "\n" == rendered
 
 
 def test_the_end_token_of_every_turn_is_trained_on(encoder: DialogueEncoder):

@@ -1,0 +1,332 @@
+"""The training engine, for real: against plain torch, over micro-batches, ranks and ZeRO stages."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from agent_r1.learner.batching import build_microbatch, scoring_sample
+from agent_r1.learner.config import EngineTable
+from agent_r1.learner.engine import EngineError, LossSpec, TrainSample
+from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
+from agent_r1_proto.config import ModelTable
+from tests.integration import two_ranks
+from tests.tiny_models import make_samples, save_model
+
+END_TIMEOUT_S = 20.0
+SAMPLES = make_samples(two_ranks.COUNT, seed=two_ranks.SEED)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    return save_model(tmp_path_factory.mktemp("engine") / "model")
+
+
+def make_engine(model_dir: Path, reference: bool = False, **settings: Any) -> DeepSpeedPolicyEngine:
+    """An engine of one rank on the CPU."""
+    table = EngineTable.model_validate({**two_ranks.SETTINGS, **settings})
+    model = ModelTable(path=str(model_dir), max_context=512, dtype=settings.pop("dtype", "float32"))
+    return DeepSpeedPolicyEngine(model, table, with_reference=reference)
+
+
+def gradient(
+    model_dir: Path, samples: list[TrainSample], spec: LossSpec, **settings: Any
+) -> np.ndarray:
+    """The gradient of one optimizer batch, unclipped."""
+    reference = spec.kl_coef > 0
+    engine = make_engine(model_dir, reference, **{"max_grad_norm": 1e9, **settings})
+    engine.train_batch(samples, spec)
+    return two_ranks.first_gradient(engine)
+
+
+def relative_distance(ours: np.ndarray, expected: np.ndarray) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    return float(np.linalg.norm(ours - expected) / np.linalg.norm(expected))
+
+
+def plain_loss(model: Any, samples: list[TrainSample]) -> torch.Tensor:
+    """PPO's loss by its formula, trajectory by trajectory, over all loss-mask tokens."""
+    total = torch.zeros(())
+    for sample in samples:
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))
+        log_p = torch.log_softmax(model(ids[None]).logits[0] / sample.temperature, -1)
+        chosen = log_p[:-1].gather(1, ids[1:, None])[:, 0]
+        ratio = torch.exp(chosen - torch.tensor(sample.rollout_logprobs[1:]))
+        advantage = torch.tensor(sample.advantages[1:])
+        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+        total = total + (loss * torch.tensor(sample.loss_mask[1:])).sum()
+    return total / sum(int(sample.loss_mask.sum()) for sample in samples)
+
+
+def test_a_step_equals_plain_torch(model_dir: Path, tmp_path: Path):
+    engine = make_engine(model_dir, max_grad_norm=0.5, weight_decay=0.1)
+    metrics = [engine.train_batch(SAMPLES, LossSpec()) for _ in range(2)]
+    engine.write_snapshot(tmp_path / "v2", "run", 2)
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    vectors = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        lr=1e-3,
+    )
+    for found in metrics:
+        optimizer.zero_grad()
+        loss = plain_loss(model, SAMPLES)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        assert found["loss/total"] == pytest.approx(loss.item(), rel=1e-5)
+        assert found["grad_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    written = load_file(tmp_path / "v2" / "model.safetensors")
+    for name, expected in model.named_parameters():
+        # AdamW divides by the root of a squared gradient: where that is tiny, rounding shows
+        torch.testing.assert_close(written[name], expected, atol=2e-5, rtol=1e-4)
+
+
+def test_the_cut_into_microbatches_does_not_change_the_gradient(model_dir: Path):
+    spec = LossSpec(drop_zero_advantages=False)
+    whole = gradient(model_dir, SAMPLES, spec, max_tokens_per_microbatch=10_000)
+    one_by_one = gradient(model_dir, SAMPLES, spec, max_tokens_per_microbatch=1)
+    assert relative_distance(one_by_one, whole) <= 1e-5
+    shuffled = gradient(model_dir, SAMPLES[::-1], spec)
+    assert relative_distance(shuffled, whole) <= 1e-5
+
+
+def test_dropping_zero_advantages_does_not_change_the_gradient(model_dir: Path):
+    idle = [dataclasses.replace(s, advantages=0 * s.advantages) for s in SAMPLES[:4]]
+    samples = [*idle, *SAMPLES[4:]]
+    kept = gradient(model_dir, samples, LossSpec(drop_zero_advantages=False))
+    dropped = gradient(model_dir, samples, LossSpec(drop_zero_advantages=True))
+    assert relative_distance(dropped, kept) <= 1e-5
+    nothing = gradient(model_dir, idle, LossSpec())
+    assert np.count_nonzero(nothing) == 0
+
+
+def test_activation_checkpointing_does_not_change_the_gradient(model_dir: Path):
+    plain = gradient(model_dir, SAMPLES, LossSpec())
+    checkpointed = gradient(model_dir, SAMPLES, LossSpec(), activation_checkpointing=True)
+    assert relative_distance(checkpointed, plain) <= 1e-5
+
+
+def test_only_loss_mask_tokens_carry_gradient(model_dir: Path):
+    """Values at masked positions are never read."""
+    noise = [
+        dataclasses.replace(
+            s,
+            rollout_logprobs=np.where(s.loss_mask, s.rollout_logprobs, -3).astype(np.float32),
+            advantages=np.where(s.loss_mask, s.advantages, 100).astype(np.float32),
+        )
+        for s in SAMPLES
+    ]
+    clean = gradient(model_dir, SAMPLES, LossSpec())
+    assert np.array_equal(gradient(model_dir, noise, LossSpec()), clean)
+
+
+def test_logprobs_equal_log_softmax(model_dir: Path):
+    engine = make_engine(model_dir)
+    sequences = [sample.token_ids for sample in SAMPLES]
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    for ids, found in zip(sequences, engine.logprobs(sequences, 0.7), strict=True):
+        tokens = torch.from_numpy(ids.astype(np.int64))
+        with torch.no_grad():
+            log_p = torch.log_softmax(model(tokens[None]).logits[0] / 0.7, -1)
+        expected = log_p[:-1].gather(1, tokens[1:, None])[:, 0]
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
+
+
+def test_several_steps_on_a_batch_use_the_learners_own_logprobs(model_dir: Path):
+    """The first part's ratio is 1, whatever the rollout's log-probabilities were."""
+    engine = make_engine(model_dir, lr=1e-6)
+    metrics = engine.train_batch(SAMPLES, LossSpec(optimizer_steps=2))
+    assert engine.optimizer_steps == 2
+    assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-2)
+    assert metrics["loss/clip_fraction"] == 0.0
+    found = engine.logprobs([s.token_ids for s in SAMPLES], 0.8)
+    differences = np.concatenate(
+        [
+            np.abs(f - s.rollout_logprobs[1:])[s.loss_mask[1:]]
+            for f, s in zip(found, SAMPLES, strict=True)
+        ]
+    )
+    assert metrics["logprob/abs_diff_mean"] == pytest.approx(differences.mean(), rel=1e-2)
+
+
+def test_a_tied_model_stays_tied(tmp_path: Path):
+    model_dir = save_model(tmp_path / "tied", tied=True)
+    engine = make_engine(model_dir)
+    engine.train_batch(SAMPLES, LossSpec())
+    manifest = engine.write_snapshot(tmp_path / "v1", "run", 1)
+    aliases = {e.name: e.alias_of for e in manifest.tensors if e.alias_of}
+    assert aliases == {"lm_head.weight": "model.embed_tokens.weight"}
+    engine.export_model(tmp_path / "out")
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert exported.lm_head.weight is exported.model.embed_tokens.weight
+    before = load_file(model_dir / "model.safetensors")["model.embed_tokens.weight"]
+    assert not torch.equal(exported.lm_head.weight, before)
+    ids = SAMPLES[0].token_ids
+    again = make_engine(tmp_path / "out").logprobs([ids])[0]
+    np.testing.assert_allclose(again, engine.logprobs([ids])[0], atol=1e-6)
+
+
+def test_a_resumed_engine_goes_on_as_if_nothing_had_happened(model_dir: Path, tmp_path: Path):
+    straight = make_engine(model_dir)
+    losses = [straight.train_batch(SAMPLES, LossSpec())["loss/total"] for _ in range(3)]
+    first = make_engine(model_dir)
+    first.train_batch(SAMPLES, LossSpec())
+    first.save_state(tmp_path / "state")
+    resumed = make_engine(model_dir)
+    resumed.load_state(tmp_path / "state")
+    assert resumed.optimizer_steps == 1
+    again = [resumed.train_batch(SAMPLES, LossSpec())["loss/total"] for _ in range(2)]
+    assert again == losses[1:]
+
+    file = next(iter((tmp_path / "state" / "engine").glob("*.pt")))
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match=rf"{file.name} is corrupted: its checksum differs"):
+        resumed.load_state(tmp_path / "state")
+
+
+def test_bad_batches_are_refused_and_the_engine_goes_on(model_dir: Path):
+    engine = make_engine(model_dir)
+    with pytest.raises(ValueError, match="batch of 0 samples"):
+        engine.train_batch([], LossSpec())
+    unmasked = [dataclasses.replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in SAMPLES]
+    with pytest.raises(ValueError, match="none of the tokens of 7 samples counts"):
+        engine.train_batch(unmasked, LossSpec())
+    with pytest.raises(ValueError, match=r"kl_coef \(0\.1\) needs an engine with a reference"):
+        engine.train_batch(SAMPLES, LossSpec(kl_coef=0.1))
+    assert engine.train_batch(SAMPLES, LossSpec())["tokens_per_s"] > 0
+
+
+def test_a_gradient_that_is_not_finite_ends_training_before_the_weights_change(model_dir: Path):
+    engine = make_engine(model_dir)
+    before = engine.logprobs([SAMPLES[0].token_ids])[0]
+    endless = [
+        dataclasses.replace(s, advantages=np.where(s.loss_mask, np.inf, 0).astype(np.float32))
+        for s in SAMPLES
+    ]
+    with pytest.raises(EngineError, match=r"gradient norm of optimizer step 0 is .*learner\.lr"):
+        engine.train_batch(endless, LossSpec())
+    with pytest.raises(EngineError, match="the training engine ended"):
+        engine.train_batch(SAMPLES, LossSpec())
+    # the engine takes no further call, so its one rank is asked
+    batch = build_microbatch([scoring_sample(SAMPLES[0].token_ids, 1.0)], [0])
+    found = engine._group.engine.score([batch])[0]
+    np.testing.assert_array_equal(found, before)
+
+
+def test_running_out_of_memory_names_the_keys_in_order(model_dir: Path, monkeypatch):
+    engine = make_engine(model_dir)
+
+    def exhausted(*arguments: Any) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+
+    monkeypatch.setattr(engine._group.engine, "_forward", exhausted)
+    keys = (
+        r"max_tokens_per_microbatch \(64\).*activation_checkpointing.*offload.*model\.max_context"
+    )
+    with pytest.raises(EngineError, match=rf"out of memory on cpu.*learner\.{keys}"):
+        engine.train_batch(SAMPLES, LossSpec())
+
+
+# Two ranks, in processes of their own
+
+
+class Leader:
+    """A `tests.integration.two_ranks` process and the lines it prints."""
+
+    def __init__(self, mode: str, model_dir: Path) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.integration.two_ranks", mode, str(model_dir)],
+            cwd=Path(__file__).resolve().parents[2],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def answer(self) -> dict[str, Any]:
+        """Return the next line; the test's own timeout bounds the wait."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line, f"two_ranks ended with exit code {self.process.wait()}"
+        return json.loads(line)
+
+    def end(self) -> None:
+        """Kill -9, and close the pipes."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+@pytest.fixture
+def leaders() -> Iterator[list[Leader]]:
+    started: list[Leader] = []
+    yield started
+    for leader in started:
+        leader.end()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.slow
+def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
+    model_dir: Path, tmp_path: Path, leaders: list[Leader]
+):
+    leader = Leader("compare", model_dir)
+    leaders.append(leader)
+    # meanwhile, one rank
+    expected = two_ranks.train(make_engine(model_dir, reference=True), tmp_path)
+    one_rank = gradient(model_dir, SAMPLES, two_ranks.SPEC)
+    (follower,) = leader.answer()["followers"]
+    for stage in range(4):
+        found = leader.answer()
+        assert found["stage"] == stage
+        if stage == 0:
+            assert found["microbatches"] > 1
+            assert relative_distance(np.array(found["gradient"]), one_rank) <= 1e-5
+        for key in ("losses", "grad_norms", "kl"):
+            assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-6), (stage, key)
+        assert found["repeated_loss"] == pytest.approx(found["losses"][-1], rel=1e-5)
+        assert found["steps"] == expected["steps"]
+        np.testing.assert_allclose(found["logprobs"], expected["logprobs"], atol=2e-3)
+        assert found["tensors"] == [list(pair) for pair in expected["tensors"]]
+    assert leader.answer() == {"done": True}
+    assert is_alive(follower)
+    leader.end()  # kill -9
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while is_alive(follower) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_alive(follower)
+
+
+@pytest.mark.slow
+def test_a_lost_rank_ends_the_engine_with_a_message(model_dir: Path, leaders: list[Leader]):
+    leaders.append(Leader("lose", model_dir))
+    answer = leaders[0].answer()
+    assert len(answer["errors"]) == 2
+    assert all("rank 1 ended with exit code -9" in error for error in answer["errors"])
+    assert answer["exit_code"] == -9

@@ -1,0 +1,125 @@
+"""Rank 0 of a learner of two ranks, for test_deepspeed_engine.py: prints one JSON line per answer.
+
+    python -m tests.integration.two_ranks compare|lose MODEL_DIR
+
+`compare` trains under every ZeRO stage and prints what came out, then waits to be killed.
+`lose` ends rank 1 by kill -9 and prints what the next call raises.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_r1.learner.batching import plan_microbatches
+from agent_r1.learner.config import EngineTable
+from agent_r1.learner.distributed import RankGroup
+from agent_r1.learner.engine import EngineError, LossSpec
+from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
+from agent_r1_proto.config import ModelTable
+from tests.tiny_models import make_samples
+
+SEED = 11
+COUNT = 7
+STEPS = 3
+SPEC = LossSpec(kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0)
+SETTINGS: dict[str, Any] = {
+    "lr": 1e-3,
+    "max_tokens_per_microbatch": 64,
+    "max_padding_share": 0.3,
+    "logprob_chunk_tokens": 16,
+    "device": "cpu",
+}
+
+
+def answer_line(values: dict[str, Any]) -> None:
+    """Print one answer."""
+    sys.stdout.write(json.dumps(values) + "\n")
+    sys.stdout.flush()
+
+
+def first_gradient(engine: DeepSpeedPolicyEngine) -> np.ndarray:
+    """Return the gradient of the only step taken: AdamW's first moment over 1 - beta."""
+    inner = engine._group.engine._engine
+    beta = inner.optimizer.param_groups[0]["betas"][0]
+    moments = [inner.optimizer.state[p]["exp_avg"] for p in inner.module.parameters()]
+    return np.concatenate([(m / (1 - beta)).flatten().numpy() for m in moments])
+
+
+def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
+    """Train a few steps, save in the middle and repeat the last step from there."""
+    samples = make_samples(COUNT, seed=SEED)
+    metrics = [engine.train_batch(samples, SPEC) for _ in range(STEPS - 1)]
+    engine.save_state(folder / "state")
+    metrics.append(engine.train_batch(samples, SPEC))
+    engine.load_state(folder / "state")
+    again = engine.train_batch(samples, SPEC)
+    manifest = engine.write_snapshot(folder / "snapshot", "run", 1)
+    logprobs = engine.logprobs([sample.token_ids for sample in samples])
+    return {
+        "losses": [values["loss/total"] for values in metrics],
+        "grad_norms": [values["grad_norm"] for values in metrics],
+        "kl": [values["loss/kl_ref"] for values in metrics],
+        "repeated_loss": again["loss/total"],
+        "steps": engine.optimizer_steps,
+        "logprobs": np.concatenate(logprobs).tolist(),
+        "tensors": sorted((entry.name, entry.alias_of or "") for entry in manifest.tensors),
+    }
+
+
+def compare(model_dir: Path) -> None:
+    """Train under every stage on the same two ranks."""
+    group = RankGroup(EngineTable.model_validate({**SETTINGS, "ranks": 2}))
+    answer_line({"followers": [process.pid for process in group._followers]})
+    lengths = [sample.num_tokens for sample in make_samples(COUNT, seed=SEED)]
+    shares = plan_microbatches(lengths, 2, 64, 0.3)
+    for stage in range(4):
+        table = EngineTable.model_validate(
+            {
+                **SETTINGS,
+                "ranks": 2,
+                "zero_stage": stage,
+                "activation_checkpointing": stage == 3,
+            }
+        )
+        model = ModelTable(path=str(model_dir), max_context=512)
+        answer: dict[str, Any] = {"stage": stage, "microbatches": len(shares[0])}
+        engine = DeepSpeedPolicyEngine(model, table, with_reference=True, group=group)
+        if stage == 0:
+            plain = EngineTable.model_validate({**table.model_dump(), "max_grad_norm": 1e9})
+            probe = DeepSpeedPolicyEngine(model, plain, with_reference=True, group=group)
+            probe.train_batch(make_samples(COUNT, seed=SEED), SPEC)
+            answer["gradient"] = first_gradient(probe).tolist()
+            engine = DeepSpeedPolicyEngine(model, table, with_reference=True, group=group)
+        folder = model_dir.parent / f"two_ranks_{stage}"
+        answer_line(answer | train(engine, folder))
+    answer_line({"done": True})
+    sys.stdin.read()
+
+
+def lose(model_dir: Path) -> None:
+    """Lose rank 1 between two calls."""
+    table = EngineTable.model_validate({**SETTINGS, "ranks": 2})
+    engine = DeepSpeedPolicyEngine(ModelTable(path=str(model_dir), max_context=512), table)
+    samples = make_samples(COUNT, seed=SEED)
+    engine.train_batch(samples, LossSpec())
+    follower = engine._group._followers[0]
+    os.kill(follower.pid, signal.SIGKILL)
+    errors = []
+    for _ in range(2):
+        try:
+            engine.train_batch(samples, LossSpec())
+        except EngineError as exc:
+            errors.append(str(exc))
+    engine.close()
+    answer_line({"errors": errors, "exit_code": follower.returncode})
+
+
+if __name__ == "__main__":
+    {"compare": compare, "lose": lose}[sys.argv[1]](Path(sys.argv[2]))
