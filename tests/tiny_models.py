@@ -6,7 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    AddedToken,
+    GenerationConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen2Tokenizer,
+)
 
 from agent_r1.learner.engine import TrainSample
 
@@ -25,7 +31,7 @@ CHAT_TEMPLATE = r"""
 
 def build_tokenizer() -> Qwen2Tokenizer:
     """Build a byte-level tokenizer with the Hermes markup as added tokens."""
-    from tokenizers import AddedToken, pre_tokenizers
+    from tokenizers import pre_tokenizers
 
     special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -90,7 +90,8 @@ class EngineTable(ConfigTable):
     activation_checkpointing: bool = False
     """Recompute each layer in the backward pass: less memory, about a third more time."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 0
-    """DeepSpeed ZeRO: 1 shards optimizer state over the ranks, 2 gradients too, 3 weights too."""
+    """DeepSpeed ZeRO: 1 shards optimizer state over the ranks, 2 gradients too, 3 weights too.
+    bfloat16 runs 0 as 1, for float32 gradients and master weights."""
     offload: Literal["none", "optimizer", "all"] = "none"
     """Keep optimizer state (and, with ZeRO-3, weights) in CPU memory; needs zero_stage >= 1."""
     ranks: PositiveInt = 1

@@ -326,10 +326,6 @@ class RankEngine:
         self.optimizer_steps = int(client_state["policy_optimizer_steps"])
         return self.optimizer_steps
 
-    def close(self) -> None:
-        """Drop the engine's hooks and buffers."""
-        self._engine.destroy()
-
 
 def _ignore_vendor_deprecations() -> None:
     """Keep DeepSpeed's calls of deprecated torch functions out of the logs: nothing is ours to do.

@@ -41,10 +41,24 @@ def report_full_disk(what: str, directory: Path, need_bytes: int, remedy: str) -
         full = exc.errno in _FULL if isinstance(exc, OSError) else _free(directory) < _MIB
         if not full:
             raise
-        raise DiskFullError(
-            f"{what} needs about {need_bytes / _MIB:.1f} MiB in {directory} and "
-            f"{_free(directory) / _MIB:.1f} MiB are free; free space there or {remedy}"
-        ) from exc
+        raise DiskFullError(_full_message(what, directory, need_bytes, remedy)) from exc
+
+
+def require_space(what: str, directory: Path, need_bytes: int, remedy: str) -> None:
+    """Refuse to start writing what cannot fit.
+
+    Raises:
+        DiskFullError: less than `need_bytes` are free; nothing was written.
+    """
+    if _free(directory) < need_bytes:
+        raise DiskFullError(_full_message(what, directory, need_bytes, remedy))
+
+
+def _full_message(what: str, directory: Path, need_bytes: int, remedy: str) -> str:
+    return (
+        f"{what} needs about {need_bytes / _MIB:.1f} MiB in {directory} and "
+        f"{_free(directory) / _MIB:.1f} MiB are free; free space there or {remedy}"
+    )
 
 
 def _free(directory: Path) -> int:

@@ -23,7 +23,7 @@ from agent_r1.learner.batching import (
 )
 from agent_r1.learner.config import EngineTable
 from agent_r1.learner.distributed import EngineSetup, RankGroup
-from agent_r1.learner.durable import report_full_disk
+from agent_r1.learner.durable import report_full_disk, require_space
 from agent_r1.learner.engine import LossSpec, TrainSample
 from agent_r1.learner.orders import StepOrder, TrainOrder
 from agent_r1.learner.schedule import learning_rate
@@ -188,9 +188,12 @@ class DeepSpeedPolicyEngine:
 
     def save_state(self, directory: Path) -> None:
         """See `engine.PolicyEngine.save_state`."""
-        directory.mkdir(parents=True, exist_ok=True)
+        what, need = "the engine's state", self._state_bytes()
         remedy = "lower learner.keep_last and learner.keep_best, or move run.dir to a larger disk"
-        with report_full_disk("a checkpoint", directory, self.checkpoint_bytes(), remedy):
+        # Asked before any rank writes: several ranks are out of step after an error.
+        require_space(what, directory, need, remedy)
+        directory.mkdir(parents=True, exist_ok=True)
+        with report_full_disk(what, directory, need, remedy):
             self._group.run("save", [directory] * self._table.ranks, fatal=False)
             checkpoint_io.seal_state(directory, self._group.engine.facts())
 
@@ -201,11 +204,17 @@ class DeepSpeedPolicyEngine:
 
     def checkpoint_bytes(self) -> int:
         """See `engine.PolicyEngine.checkpoint_bytes`."""
-        numel = self._group.engine.num_weights()
-        bf16 = self._model_table.dtype == "bfloat16"
-        weight_bytes = 2 if bf16 else 4
-        state_bytes = ADAM_BYTES_PER_WEIGHT + (MASTER_BYTES_PER_WEIGHT if bf16 else 0)
-        return numel * (2 * weight_bytes + state_bytes)
+        return self._state_bytes() + self._weight_bytes()
+
+    def _weight_bytes(self) -> int:
+        bytes_each = 2 if self._model_table.dtype == "bfloat16" else 4
+        return self._group.engine.num_weights() * bytes_each
+
+    def _state_bytes(self) -> int:
+        bytes_each = ADAM_BYTES_PER_WEIGHT
+        if self._model_table.dtype == "bfloat16":
+            bytes_each += MASTER_BYTES_PER_WEIGHT
+        return self._weight_bytes() + self._group.engine.num_weights() * bytes_each
 
     def close(self) -> None:
         """See `engine.PolicyEngine.close`."""
