@@ -11,6 +11,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from agent_r1_proto.weights import TensorEntry, WeightManifest
 
 if TYPE_CHECKING:
@@ -93,21 +95,18 @@ def write_snapshot(
     aliases: dict[str, str] | None = None,
 ) -> WeightManifest:
     """Write `model.safetensors` and `manifest.json` for these tensors, numpy or torch."""
-    import numpy as np
-    from safetensors.numpy import save_file
-
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(np.asarray(value)) for name, value in tensors.items()}
+    stored = {name: _raw(value) for name, value in tensors.items()}
     path = folder / "model.safetensors"
-    save_file(arrays, path)
+    _write_safetensors(path, stored)
     entries = {
         name: TensorEntry(
             name=name,
-            shape=list(array.shape),
-            dtype="float32",
-            sha256=hashlib.sha256(array.tobytes()).hexdigest(),
+            shape=list(raw["shape"]),
+            dtype=raw["dtype"],
+            sha256=hashlib.sha256(raw["data"]).hexdigest(),
         )
-        for name, array in arrays.items()
+        for name, raw in stored.items()
     }
     for alias, name in ({LM_HEAD: EMBEDDING} if aliases is None else aliases).items():
         entries[alias] = entries[name].model_copy(update={"name": alias, "alias_of": name})
@@ -120,6 +119,31 @@ def write_snapshot(
     )
     (folder / "manifest.json").write_text(manifest.model_dump_json(), encoding="utf-8")
     return manifest
+
+
+def _write_safetensors(path: Path, stored: dict[str, dict[str, Any]]) -> None:
+    header: dict[str, Any] = {}
+    offset = 0
+    for name, raw in stored.items():
+        end = offset + len(raw["data"])
+        code = {"float32": "F32", "bfloat16": "BF16"}[raw["dtype"]]
+        header[name] = {"dtype": code, "shape": raw["shape"], "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    data = b"".join(raw["data"] for raw in stored.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+def _raw(value: Any) -> dict[str, Any]:
+    """Describe a numpy array or torch tensor as safetensors stores it."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    if dtype == "bfloat16":  # numpy has no such format
+        import torch
+
+        value = value.view(torch.int16)
+    array = np.ascontiguousarray(np.asarray(value))
+    return {"dtype": dtype, "shape": array.shape, "data": array.tobytes()}
 
 
 def flip_byte(path: Path, offset_from_end: int = 5) -> None:

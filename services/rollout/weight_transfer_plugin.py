@@ -67,6 +67,10 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
     ) -> None:
         """Take the worker's model; see the base class."""
         super().__init__(config, vllm_config, device, model)
+        if device.type == "cpu":
+            # Linux lets a process use AMX registers only after it asked. vLLM's bf16 attention
+            # does not ask: without this a short first prompt ends the engine with signal 4.
+            torch.cpu._init_amx()
         self._open_files = ExitStack()
         self._file_of: dict[str, Any] = {}
         self._aliases: dict[str, str] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,12 +15,21 @@ from agent_r1.rollout.policy import (
     PolicySetupError,
     PromptError,
     PromptTooLongError,
+    WeightsRefusedError,
 )
 from agent_r1.rollout.vllm_policy import VllmPolicy
 from agent_r1.rollout.vllm_settings import VllmSettings
 from agent_r1_proto.trajectory import VersionSpan
 from tests.live_engine import MAX_CONTEXT, LiveEngine, shared_engine
-from tests.snapshot_files import EOS, VOCAB_SIZE, all_logprobs, build_model, model_logprobs
+from tests.snapshot_files import (
+    EOS,
+    VOCAB_SIZE,
+    all_logprobs,
+    build_model,
+    model_logprobs,
+    own_tensors,
+    write_snapshot,
+)
 
 pytestmark = pytest.mark.vllm
 
@@ -190,3 +200,39 @@ async def test_a_model_or_a_setting_that_cannot_work_is_refused_before_the_engin
     keys = ["rollout.max_concurrent", "rollout.kv_cache_gib (", "model.max_context"]
     places = [huge.index(key, huge.index("lower, in this order")) for key in keys]
     assert places == sorted(places)
+
+
+async def test_a_bfloat16_engine_serves_a_float32_model_and_loads_bfloat16_weights(
+    tmp_path: Path,
+):
+    import torch
+
+    build_model(seed=0).save_pretrained(tmp_path / "model")
+    policy = VllmPolicy(
+        VllmSettings(
+            model_path=str(tmp_path / "model"),
+            dtype="bfloat16",
+            max_context=128,
+            kv_cache_gib=0.1,
+        )
+    )
+    await policy.start()
+    try:
+        tokens = list(range(2, 90))
+        await assert_bfloat16_close(policy, tokens, build_model(seed=0))
+        model = build_model(seed=1).to(torch.bfloat16)
+        with pytest.raises(WeightsRefusedError, match=r"is float32; model\.dtype is bfloat16"):
+            await policy.load_weights(write_snapshot(tmp_path, own_tensors(model.float()), 1))
+        model = model.to(torch.bfloat16)
+        await policy.load_weights(write_snapshot(tmp_path, own_tensors(model), 1))
+        await assert_bfloat16_close(policy, tokens, model.float())
+    finally:
+        await policy.stop()
+
+
+async def assert_bfloat16_close(policy: VllmPolicy, tokens: list[int], model: Any) -> None:
+    scores = await policy.score(tokens)
+    expected = model_logprobs(model, tokens)
+    distances = [abs(a - b) for a, b in zip(scores, expected, strict=True)]
+    # bfloat16 keeps 8 bits: about 0.01 here; a wrong tensor gives 0.5 and more.
+    assert sum(distances) / len(distances) < 0.05
