@@ -1,6 +1,6 @@
 """What training needs of an engine: the protocol `train.py` and `sft.py` are written against.
 
-train.py --TrainSample, LossSpec--> PolicyEngine (deepspeed_engine.py) --metrics--> train.py
+train.py --TrainSample, LossSpec--> PolicyEngine (policy_engine.py) --metrics--> train.py
 
 Dimension key: T = tokens in one trajectory.
 """
@@ -103,8 +103,9 @@ class PolicyEngine(Protocol):
             reference), policy/entropy (nats), policy/ratio_max, logprob/abs_diff_mean and
             logprob/abs_diff_max (learner against rollout, before the first step), grad_norm
             (before clipping; last optimizer step), lr, batch/tokens, batch/action_tokens,
-            batch/padding_share, batch/microbatches, time/learn_s, tokens_per_s. A metric that
-            nothing was computed for is left out.
+            batch/computed_tokens (without padding and dropped samples), batch/padding_share,
+            batch/microbatches, time/learn_s, tokens_per_s. A metric that nothing was computed for
+            is left out.
 
         Raises:
             ValueError: `samples` is empty or has no loss-mask token.

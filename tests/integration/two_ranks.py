@@ -1,9 +1,9 @@
 """Rank 0 of a learner of two ranks, for test_deepspeed_engine.py: prints one JSON line per answer.
 
-    python -m tests.integration.two_ranks compare|lose MODEL_DIR
+    python -m tests.integration.two_ranks compare|lose|fail MODEL_DIR
 
 `compare` trains under every ZeRO stage and prints what came out, then waits to be killed.
-`lose` ends rank 1 by kill -9 and prints what the next call raises.
+`lose` ends rank 1 by kill -9, `fail` lets it raise; both print what calls raise from then on.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,23 +104,34 @@ def compare(model_dir: Path) -> None:
     sys.stdin.read()
 
 
-def lose(model_dir: Path) -> None:
-    """Lose rank 1 between two calls."""
+def report_errors(model_dir: Path, damage: Callable[[DeepSpeedPolicyEngine], object]) -> None:
+    """Damage an engine of two ranks; print what it raises then, and how rank 1 ended."""
     table = EngineTable.model_validate({**SETTINGS, "ranks": 2})
     engine = DeepSpeedPolicyEngine(ModelTable(path=str(model_dir), max_context=512), table)
     samples = make_samples(COUNT, seed=SEED)
     engine.train_batch(samples, LossSpec())
-    follower = engine._group._followers[0]
-    os.kill(follower.pid, signal.SIGKILL)
-    errors = []
-    for _ in range(2):
+    calls = [lambda: damage(engine), lambda: engine.train_batch(samples, LossSpec())]
+    errors: list[str] = []
+    for call in [*calls, calls[-1]]:
         try:
-            engine.train_batch(samples, LossSpec())
+            call()
         except EngineError as exc:
             errors.append(str(exc))
     engine.close()
-    answer_line({"errors": errors, "exit_code": follower.returncode})
+    answer_line({"errors": errors, "exit_code": engine._group._followers[0].returncode})
+
+
+def lose(model_dir: Path) -> None:
+    """Lose rank 1 between two calls."""
+    report_errors(
+        model_dir, lambda engine: os.kill(engine._group._followers[0].pid, signal.SIGKILL)
+    )
+
+
+def fail(model_dir: Path) -> None:
+    """Let rank 1 alone raise, while rank 0 waits for its answer."""
+    report_errors(model_dir, lambda engine: engine._group.gather("score", [[], ["garbage"]]))
 
 
 if __name__ == "__main__":
-    {"compare": compare, "lose": lose}[sys.argv[1]](Path(sys.argv[2]))
+    {"compare": compare, "lose": lose, "fail": fail}[sys.argv[1]](Path(sys.argv[2]))
