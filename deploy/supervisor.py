@@ -136,9 +136,8 @@ def describe_exit(code: int) -> str:
     text = f"killed by {signal.Signals(number).name}"
     if number == signal.SIGKILL:
         text += (
-            " (if the kernel's out-of-memory killer did it, lower rollout.kv_cache_gib, "
-            "rollout.max_concurrent, learner.max_tokens_per_microbatch, model.max_context, in "
-            "this order)"
+            "; if memory ran out, lower rollout.kv_cache_gib, rollout.max_concurrent, "
+            "learner.max_tokens_per_microbatch, model.max_context, in this order"
         )
     return text
 
@@ -307,7 +306,7 @@ class Supervisor:
         while True:
             assert service.process is not None
             code = await service.process.wait()
-            await self._end_leftovers(service)
+            await _end_leftovers(service.process.pid)
             if self._stopping:
                 return
             if not service.restart_asked:
@@ -359,31 +358,20 @@ class Supervisor:
 
     async def _end(self, service: _Service) -> None:
         """Stop one service: SIGTERM, and SIGKILL when its time is up."""
-        if not service.running or service.process is None:
+        process = service.process  # its watcher may put a new one in its place meanwhile
+        if process is None or process.returncode is not None:
             return
-        service.send(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM)
         try:
-            await asyncio.wait_for(service.process.wait(), service.spec.stop_timeout_s)
+            await asyncio.wait_for(process.wait(), service.spec.stop_timeout_s)
         except TimeoutError:
             self._report(
                 f"!! {service.spec.name} did not stop within {service.spec.stop_timeout_s:g} s; "
                 "killing it"
             )
-            service.send(signal.SIGQUIT)
-            await asyncio.wait_for(service.process.wait(), KILL_TIMEOUT_S)
-        await self._end_leftovers(service)
-
-    async def _end_leftovers(self, service: _Service) -> None:
-        """End what a killed guard left behind; a guard that ended by itself left nothing."""
-        assert service.process is not None
-        session = service.process.pid
-        deadline = time.monotonic() + guard.LEFTOVER_GRACE_S
-        sig = signal.SIGTERM
-        while pids := guard.session_members(session):
-            guard.signal_all(pids, sig)
-            if time.monotonic() >= deadline:
-                sig = signal.SIGKILL
-            await asyncio.sleep(POLL_S)
+            process.send_signal(signal.SIGQUIT)
+            await asyncio.wait_for(process.wait(), KILL_TIMEOUT_S)
+        await _end_leftovers(process.pid)
 
     def _settle(self, error: ServiceError | None) -> None:
         if self._outcome.done():
@@ -392,3 +380,18 @@ class Supervisor:
             self._outcome.set_result(None)
         else:
             self._outcome.set_exception(error)
+
+
+async def _end_leftovers(session: int) -> None:
+    """End what a killed guard left behind; a guard that ended by itself left nothing.
+
+    Args:
+        session: process id of the guard, which led a session of its own.
+    """
+    deadline = time.monotonic() + guard.LEFTOVER_GRACE_S
+    sig = signal.SIGTERM
+    while pids := guard.session_members(session):
+        guard.signal_all(pids, sig)
+        if time.monotonic() >= deadline:
+            sig = signal.SIGKILL
+        await asyncio.sleep(POLL_S)
