@@ -41,7 +41,7 @@ SEPARATOR = "\n"
 
 NUM_TRAIN = 4000
 NUM_EVAL = 240
-DEMO_SHARES = {bridge: 0.25, compositional: 0.22, inference: 0.1, one_hop: 0.15, comparison: 0.28}
+DEMO_SHARES = {bridge: 0.25, compositional: 0.22, inference: 0.12, one_hop: 0.15, comparison: 0.26}
 NUM_DEMOS = 28000
 NUM_DRILLS = 8000
 

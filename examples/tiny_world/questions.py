@@ -60,19 +60,15 @@ INFERENCES: Mapping[str, tuple[str, str]] = {
 }
 """Kinship word -> the two facts it follows from."""
 
-YEAR_COMPARISONS: Mapping[str, tuple[str, str]] = {
+COMPARISONS: Mapping[str, tuple[str, str]] = {
     "person": ("born", "Who was born {order}, {a} or {b}?"),
     "work": ("published", "Which was published {order}, {a} or {b}?"),
     "company": ("founded", "Which was founded {order}, {a} or {b}?"),
+    "country": ("founded", "Which was founded {order}, {a} or {b}?"),
 }
-SAME_COMPARISONS: Mapping[str, tuple[str, str]] = {
-    "person": ("birthplace", "Were {a} and {b} born in the same city?"),
-    "company": ("headquarters", "Are {a} and {b} based in the same city?"),
-    "city": ("country", "Are {a} and {b} in the same country?"),
-}
+"""Kind -> the year compared and the question."""
+
 ORDERS = ("earlier", "later")
-SAME_SHARE = 0.4
-"""Share of comparisons that ask for the same value (yes or no); the others compare years."""
 
 SPOKEN_TEXT = "\n".join(
     [
@@ -81,10 +77,10 @@ SPOKEN_TEXT = "\n".join(
         *DIRECT_FORMS,
         *INFERENCES,
         *NOUNS,
-        *(form for _, form in (*YEAR_COMPARISONS.values(), *SAME_COMPARISONS.values())),
+        *(form for _, form in COMPARISONS.values()),
         *ORDERS,
-        "Which is Same of the a",
-        "plan compare and by is next done differ same yes no",
+        "of the a",
+        "plan compare and by is next done",
     ]
 )
 """All wording of questions and thoughts, for the tokenizer's vocabulary."""
@@ -101,7 +97,7 @@ class Question:
     steps: tuple[tuple[str, str, str], ...]
     """(entity, relation, value) facts that lead to the answer, in search order."""
     order: str = ""
-    """`earlier`, `later` or `same` for a comparison, else empty."""
+    """`earlier` or `later` for a comparison, else empty."""
 
 
 def chain_question(world: World, start: Entity, relations: Sequence[str]) -> list[str] | None:
@@ -182,32 +178,17 @@ def inference(world: World, split: Split, rng: random.Random) -> Question | None
 
 
 def comparison(world: World, split: Split, rng: random.Random) -> Question | None:
-    """Two facts of the same relation: which year is earlier or later, or is the value the same."""
-    if rng.random() < SAME_SHARE:
-        kind = rng.choice(list(SAME_COMPARISONS))
-        relation, form = SAME_COMPARISONS[kind]
-        a = rng.choice(world.of(kind, split))
-        wanted = rng.random() < 0.5
-        others = [
-            e
-            for e in world.of(kind, split)
-            if e is not a and (e.facts[relation] == a.facts[relation]) == wanted
-        ]
-        if not others:
-            return None
-        b = rng.choice(others)
-        text, order, answer = form.format(a=a.name, b=b.name), "same", "yes" if wanted else "no"
-    else:
-        kind = rng.choice(list(YEAR_COMPARISONS))
-        relation, form = YEAR_COMPARISONS[kind]
-        a, b = rng.sample(world.of(kind, split), 2)
-        if a.facts[relation] == b.facts[relation]:
-            return None
-        order = rng.choice(ORDERS)
-        text = form.format(order=order, a=a.name, b=b.name)
-        pick = min if order == "earlier" else max
-        answer = pick(a, b, key=lambda e: int(e.facts[relation])).name
+    """Which of two entities has the earlier or the later year."""
+    kind = rng.choice(list(COMPARISONS))
+    relation, form = COMPARISONS[kind]
+    a, b = rng.sample(world.of(kind, split), 2)
+    if a.facts[relation] == b.facts[relation]:
+        return None
+    order = rng.choice(ORDERS)
+    pick = min if order == "earlier" else max
+    answer = pick(a, b, key=lambda e: int(e.facts[relation])).name
     steps = tuple((e.name, relation, e.facts[relation]) for e in (a, b))
+    text = form.format(order=order, a=a.name, b=b.name)
     return Question(text, answer, "comparison", 2, steps, order)
 
 
@@ -270,17 +251,12 @@ def _plan(question: Question) -> str:
 def _conclusion(question: Question) -> str:
     if not question.order:
         return ""
-    (_, _, first), (_, _, second) = question.steps
-    if question.order == "same":
-        return f" {first} and {second} {'same' if first == second else 'differ'}."
     value = next(v for e, _, v in question.steps if e == question.answer)
     return f" {question.order} {value} {question.answer}."
 
 
 def _hasty_answer(question: Question) -> str:
     """What a flawed demonstration answers after one search: what it has in hand."""
-    if question.order == "same":
-        return "no"
     return question.steps[0][0] if question.order else question.steps[0][2]
 
 
@@ -318,10 +294,9 @@ def drill(world: World, split: Split, rng: random.Random) -> list[Message]:
     while question is None:
         question = comparison(world, split, rng)
     notes = "".join(_note(question, i) for i in range(2))
-    asked = "Same?" if question.order == "same" else f"Which is {question.order}?"
     final = f"<think>{_conclusion(question)} done.</think><answer> {question.answer}</answer>"
     return [
-        {"role": "user", "content": f"{asked}{notes}"},
+        {"role": "user", "content": f"Which is {question.order}?{notes}"},
         {"role": "assistant", "content": final},
     ]
 
