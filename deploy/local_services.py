@@ -184,8 +184,8 @@ class LocalServices:
             name="learner",
             command=[*command, "--resume-if-begun"] if resume else command,
             environment={**self._environment(), **self._model_environment()},
-            # It is up when it trains, and says so in its metrics; nothing waits for it.
-            probe=None,
+            announce_dir=self._announce_dir("learner"),
+            probe=None,  # it has no routes; it announces itself once the model is loaded
             restart_command=[*command, "--resume-if-begun"],
             # An empty Redis has lost the version and the tasks; a resumed learner sets them anew.
             restarts_with=("redis",),

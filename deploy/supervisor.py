@@ -275,8 +275,12 @@ class Supervisor:
         while True:
             if not service.running:
                 assert service.process is not None
-                how = describe_exit(service.process.returncode or 0)
-                raise ServiceError(self._explain(service, f"did not start: {how}"))
+                code = service.process.returncode or 0
+                if code == 0 and spec.ends_run:  # there was nothing left to do
+                    service.up = True
+                    return
+                what = f"did not start: {describe_exit(code)}"
+                raise ServiceError(self._explain(service, what))
             if await self._is_up(service):
                 service.up = True
                 logger.info("service up name=%s url=%s", spec.name, service.url)

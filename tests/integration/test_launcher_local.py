@@ -164,10 +164,26 @@ def test_a_reason_of_the_learner_is_shown_once_and_nothing_is_restarted(
     ]
     assert local.run_training(stage.config(), resume=False) == 1
     error = capsys.readouterr().err
-    assert "learner stopped: exit status 2\n7 of the last 8 samples failed" in error
+    assert "learner did not start: exit status 2\n7 of the last 8 samples failed" in error
     assert "noise" not in error
     assert "learner.log" in error
     assert [row[0] for row in stage.lines("start")].count("learner") == 1
+
+
+def test_a_learner_that_gives_up_later_ends_the_run(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    stage.options["learner"] = ["--exit-when", str(stage.done), "--exit-code", "2"]
+    thread = stage.when_up("rollout", stage.done.touch)
+    assert local.run_training(stage.config(), resume=False) == 1
+    thread.join()
+    assert "learner stopped: exit status 2" in capsys.readouterr().err
+    assert [row[0] for row in stage.lines("start")].count("learner") == 1
+
+
+def test_a_run_that_was_finished_already_ends_at_once(stage: Stage):
+    stage.done.touch()
+    assert local.run_training(stage.config(), resume=False) == 0
 
 
 def test_a_service_that_cannot_start_ends_the_start_of_the_others(
