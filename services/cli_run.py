@@ -191,10 +191,11 @@ def sft(arguments: argparse.Namespace) -> int:
     if config.sft is None:
         raise ConfigError("table [sft] is missing; the warm start needs sft.data and sft.output")
     from agent_r1.learner import sft as warm_start
+    from agent_r1.learner.engine import EngineError
 
     try:
         finished = warm_start.run(run=config.run, model=config.model, sft=config.sft)
-    except _disk_full() as exc:
+    except (EngineError, *_disk_full()) as exc:
         raise ValueError(str(exc)) from exc
     return 0 if finished else EXIT_INTERRUPTED
 

@@ -148,6 +148,8 @@ class LearnerTable(EngineTable):
     """Advantage estimator: a name from `algorithms.ADVANTAGES`."""
     normalize_std: bool = True
     """Divide GRPO advantages by the group's sample std."""
+    shuffle_rewards: bool = False
+    """Control experiment: train on each group's rewards in random order; metrics stay true."""
     drop_zero_advantages: bool = True
     """Compute nothing for trajectories whose advantages are all 0: their gradient is exactly 0.
     They still count in the loss's denominator. Ignored while a KL or entropy term is on."""

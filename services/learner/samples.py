@@ -6,6 +6,7 @@ last sampled token), the chosen estimator turns them into advantages. Pure.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,8 +19,12 @@ from agent_r1.learner.groups import Group
 from agent_r1_proto.rewards import ScoredTrajectory
 
 
-def token_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:
+def token_rewards(scored: ScoredTrajectory, outcome: float) -> npt.NDArray[np.float64]:
     """Place the rewards of a trajectory on its tokens.
+
+    Args:
+        scored: the trajectory with its process rewards.
+        outcome: its outcome reward.
 
     Returns:
         [T] process reward on the sampled token that closes its call, outcome on the last sampled
@@ -35,7 +40,21 @@ def token_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:
     rewards = np.zeros(len(trajectory.token_ids), dtype=np.float64)
     for call in trajectory.calls():
         rewards[call.end_token_index] += call.process_reward or 0.0
-    rewards[sampled[-1]] += scored.reward.total
+    rewards[sampled[-1]] += outcome
+    return rewards
+
+
+def outcome_rewards(group: Group, *, shuffle: bool) -> list[float]:
+    """Return the outcome reward of each survivor of a group.
+
+    Args:
+        group: a complete group.
+        shuffle: hand the same rewards out in an order drawn from the group's id: the control
+            experiment in which nothing can be learned from them.
+    """
+    rewards = [scored.reward.total for scored in group.survivors if scored.reward is not None]
+    if shuffle:
+        random.Random(f"shuffled-rewards-{group.group_id}").shuffle(rewards)
     return rewards
 
 
@@ -53,9 +72,17 @@ def build_samples(
         over its sampled tokens.
     """
     survivors = [(group.group_id, scored) for group in groups for scored in group.survivors]
+    outcomes = [
+        outcome
+        for group in groups
+        for outcome in outcome_rewards(group, shuffle=table.shuffle_rewards)
+    ]
     batch = AdvantageBatch(
         group_ids=[group_id for group_id, _ in survivors],
-        token_rewards=[token_rewards(scored) for _, scored in survivors],
+        token_rewards=[
+            token_rewards(scored, outcome)
+            for (_, scored), outcome in zip(survivors, outcomes, strict=True)
+        ],
         action_masks=[scored.trajectory.action_mask for _, scored in survivors],
     )
     estimate = find_estimator(table.advantage)

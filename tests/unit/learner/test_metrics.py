@@ -82,7 +82,7 @@ def test_a_failed_trajectory_has_no_total_reward():
 def test_token_rewards_lie_on_the_closing_and_the_last_sampled_token():
     record = member(0, 0, 1.0, calls=[call("ok", 0.25, at=2), call("ok", 0.5, at=4)])
     # 2 prompt tokens, 3 sampled: the outcome joins the second call's reward on the last one.
-    assert token_rewards(record).tolist() == [0.0, 0.0, 0.25, 0.0, 1.5]
+    assert token_rewards(record, 1.0).tolist() == [0.0, 0.0, 0.25, 0.0, 1.5]
 
 
 def test_samples_carry_advantages_on_sampled_tokens_only():
