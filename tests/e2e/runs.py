@@ -9,9 +9,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 START_TIMEOUT_S = 240.0
 POLL_S = 0.1
@@ -93,7 +95,8 @@ def started(*arguments: object) -> Iterator[subprocess.Popen[str]]:
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        if process.stdout is not None and not process.stdout.closed:
+            process.communicate()
 
 
 def finished(*arguments: object, timeout_s: float = START_TIMEOUT_S) -> str:
@@ -130,6 +133,26 @@ def steps(run_dir: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+
+
+def descendants(process: subprocess.Popen[str]) -> dict[int, str]:
+    """Return every process below one, by id: its title (vLLM's engine sets its own)."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[child.pid] = " ".join(child.cmdline())
+    return found
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Return those of the processes that still run."""
+    living: list[int] = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                living.append(pid)
+    return living
 
 
 def processes_naming(text: str) -> dict[int, str]:

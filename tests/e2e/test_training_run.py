@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.runs import (
+    alive,
+    descendants,
     finished,
     processes_naming,
     started,
@@ -75,10 +77,11 @@ def resumed_run(tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base
         ][:1]
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: len(steps(run_dir)) >= 3, "a step after the kill", process)
+        below = descendants(process)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=STOP_TIMEOUT_S)
     assert "--resume" in output
-    wait_until(lambda: not processes_naming(str(run_dir)), "every process to end")
+    assert alive(below) == []
     finished("train", "--resume", run_dir, "--set", "learner.steps=6")
     return run_dir
 
@@ -179,10 +182,12 @@ def test_no_process_survives_kill_9_of_the_launcher(
     config = write_config(tmp_path, run_id="killed", base=tiny_base_dir, world=world)
     with started("train", config, "--run-dir", run_dir) as process:
         wait_until(
-            lambda: any("EngineCore" in name for name in processes_naming(str(run_dir)).values()),
+            lambda: any("EngineCore" in title for title in descendants(process).values()),
             "the process of vLLM's engine",
             process,
         )
+        below = descendants(process)
         os.kill(process.pid, signal.SIGKILL)
         process.wait(STOP_TIMEOUT_S)
-        wait_until(lambda: not processes_naming(str(run_dir)), "every process to end")
+        wait_until(lambda: not alive(below), "every process to end")
+    assert len(below) >= 6  # redis, search, reward, learner, rollout and its engine
