@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit check schemas bench-rollout clean
+.PHONY: help setup demo test test-unit check schemas bench-rollout bench-step clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -26,6 +26,9 @@ schemas: setup ## write proto/schemas from the message classes
 
 bench-rollout: setup ## rollout service against raw vLLM, into runs/bench/rollout.json
 	@$(BIN)/python scripts/bench_rollout.py
+
+bench-step: setup ## what a training step of a 90M model is spent on
+	@$(BIN)/python scripts/bench_step.py
 
 clean: ## remove .venv and the tools' caches; runs stay
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import statistics
 import sys
 import time
@@ -292,9 +293,10 @@ def print_result(folder: Path, output: TextIO | None = None) -> None:
     )
     shown = _relative(folder)
     console.print("Next:", style="bold")
-    console.print(f"  agent-r1 show {shown}            stored trajectories", soft_wrap=True)
-    console.print(f"  agent-r1 chat {shown}            ask the agent yourself", soft_wrap=True)
-    console.print(f"  tensorboard --logdir {shown}/tensorboard", soft_wrap=True)
+    agent_r1, tensorboard = _program("agent-r1"), _program("tensorboard")
+    console.print(f"  {agent_r1} show {shown}            stored trajectories", soft_wrap=True)
+    console.print(f"  {agent_r1} chat {shown}            ask the agent yourself", soft_wrap=True)
+    console.print(f"  {tensorboard} --logdir {shown}/tensorboard", soft_wrap=True)
     console.print(f"  {shown}/summary.json, {shown}/logs/", soft_wrap=True)
 
 
@@ -304,8 +306,15 @@ def print_stopped(folder: Path, error: str | None) -> None:
     if error is not None:
         print(f"{ERROR_PREFIX}{error}", file=stream)
     print(
-        f"Stopped. To go on: agent-r1 train --resume {_relative(folder)}", file=stream, flush=True
+        f"Stopped. To go on: {_program('agent-r1')} train --resume {_relative(folder)}",
+        file=stream,
+        flush=True,
     )
+
+
+def _program(name: str) -> str:
+    """Return how to call a program of this environment: by name, or by path when not on PATH."""
+    return name if shutil.which(name) else str(_relative(Path(sys.executable).with_name(name)))
 
 
 def _relative(folder: Path) -> Path:

@@ -59,13 +59,18 @@ class Bench:
     scripted: bool
     samples: int
     max_concurrent: int
+    max_num_seqs: int
     kv_cache_gib: float
 
     def tables(self) -> tuple[ModelTable, RolloutTable]:
         """Return the tables `model` and `rollout` of both sides."""
         return (
             ModelTable(path=str(self.model), max_context=1024),
-            RolloutTable(max_concurrent=self.max_concurrent, kv_cache_gib=self.kv_cache_gib),
+            RolloutTable(
+                max_concurrent=self.max_concurrent,
+                max_num_seqs=self.max_num_seqs,
+                kv_cache_gib=self.kv_cache_gib,
+            ),
         )
 
 
@@ -293,8 +298,8 @@ def main() -> None:
     arguments = parser.parse_args()
     random_model = OUT / "random90m_model"
     benches = {
-        "base": Bench("base", BASE, False, 512, 128, 1.0),
-        "random90m": Bench("random90m", random_model, True, 32, 16, 1.0),
+        "base": Bench("base", BASE, False, 1024, 192, 128, 1.0),
+        "random90m": Bench("random90m", random_model, True, 32, 24, 16, 1.0),
     }
     OUT.mkdir(parents=True, exist_ok=True)
     if not (OUT / "world" / "train.jsonl").exists():

@@ -97,7 +97,7 @@ def engine_settings(model: ModelTable, rollout: RolloutTable) -> VllmSettings:
         model_path=model.path,
         dtype=model.dtype,
         max_context=model.max_context,
-        max_concurrent=rollout.max_concurrent,
+        max_num_seqs=rollout.max_num_seqs or rollout.max_concurrent,
         kv_cache_gib=rollout.kv_cache_gib,
         threads=rollout.threads,
     )

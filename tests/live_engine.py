@@ -40,7 +40,7 @@ class LiveEngine:
             VllmSettings(
                 model_path=str(folder / "model"),
                 max_context=MAX_CONTEXT,
-                max_concurrent=32,
+                max_num_seqs=32,
                 kv_cache_gib=0.25,
             )
         )

@@ -15,9 +15,9 @@ from pathlib import Path
 from agent_r1.reward.app import create_app
 from agent_r1.reward.config import RewardTable
 from agent_r1.reward.scorer import Scorer
-from agent_r1.reward.server import serve_app
 from agent_r1.reward.worker import READ_BLOCK_S, STOP_GRACE_S, RewardWorker
 from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1_proto.serving import serve_app
 from agent_r1_proto.streams import Broker
 
 logger = logging.getLogger(__name__)

@@ -60,6 +60,9 @@ class RolloutTable(ListenTable):
 
     max_concurrent: Annotated[int, Field(ge=1)] = 64
     """Trajectories one server works on at a time; more samples stay in the queue."""
+    max_num_seqs: Annotated[int, Field(ge=1)] | None = None
+    """Most sequences in one engine step; None: max_concurrent. A smaller number keeps the engine
+    full while other trajectories wait for slow tools."""
     server_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] | None = None
     """Name of the server; None derives one from host, port and process id."""
     kv_cache_gib: Annotated[float, Field(gt=0)] = 1.0

@@ -23,23 +23,19 @@ from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
 from agent_r1.rollout.config import EnvTable, RolloutTable
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.policy import Policy
-from agent_r1.rollout.server import (
-    advertised_url,
-    announce_forever,
-    bind,
-    serving,
-    write_announcement,
-)
+from agent_r1.rollout.server import announce_forever, serving
 from agent_r1.rollout.tool_client import ToolClient
 from agent_r1.rollout.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
 from agent_r1_proto.registry import Registry
+from agent_r1_proto.serving import advertised_url, bind, write_announcement
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 
 logger = logging.getLogger(__name__)
 
+NAME = "rollout"
 GROUP = "rollout"
 WITHDRAW_TIMEOUT_S = 2.0
 WORKER_STOP_TIMEOUT_S = 15.0
@@ -89,7 +85,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
         model_path=model.path,
         dtype=model.dtype,
         max_context=model.max_context,
-        max_concurrent=rollout.max_concurrent,
+        max_num_seqs=rollout.max_num_seqs or rollout.max_concurrent,
         kv_cache_gib=rollout.kv_cache_gib,
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         tensor_parallel_size=rollout.tensor_parallel_size,
@@ -157,10 +153,10 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
     """Start the parts in order and work until cancelled; then stop them in reverse order."""
     run, env, rollout = settings.run, settings.env, settings.rollout
     async with AsyncExitStack() as stack:
-        listener = bind(rollout)
+        listener = bind(NAME, rollout)
         stack.callback(listener.close)
         port = listener.getsockname()[1]
-        url = advertised_url(rollout, port)
+        url = advertised_url(NAME, rollout, port)
         server_id = rollout.server_id or f"{socket.gethostname()}-{port}-{os.getpid()}"
         tools = ToolClient(
             settings.tools,
@@ -204,7 +200,7 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
             on_beat=worker.drop_earlier_incarnations,
         )
         if settings.announce_dir is not None:
-            write_announcement(settings.announce_dir, url)
+            write_announcement(settings.announce_dir, NAME, url)
         logger.info("rollout server is up server_id=%s url=%s run_id=%s", server_id, url, run.id)
         await _work(worker, http, announcing)
 

@@ -1,29 +1,25 @@
-"""Binds, serves and announces the rollout server's HTTP application.
+"""Serves the rollout server's HTTP application and keeps it announced in the registry.
 
-main.py gives it the application; the launcher reads `{announce_dir}/rollout.json`, the learner
-finds the server in the registry, where `announce_forever` keeps it with its version.
+main.py gives it the application; the learner finds the server in the registry, where
+`announce_forever` keeps it with its version.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from pathlib import Path
 
 import uvicorn
 from fastapi import FastAPI
 
 from agent_r1.rollout.versions import WeightVersions
-from agent_r1_proto.config import ListenTable
 from agent_r1_proto.registry import Registry, RolloutServer
 
 CLOSE_TIMEOUT_S = 5
-WILDCARDS = ("0.0.0.0", "::")
 
 
 class _Server(uvicorn.Server):
@@ -67,49 +63,6 @@ async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[asynci
         up.cancel()
         server.should_exit = True
         await task
-
-
-def bind(listen: ListenTable) -> socket.socket:
-    """Return a bound socket; port 0 takes a free port.
-
-    Raises:
-        ValueError: the address is in use or not of this machine.
-    """
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((listen.host, listen.port))
-    except OSError as exc:
-        listener.close()
-        raise ValueError(
-            f"rollout.host {listen.host!r} with rollout.port {listen.port} cannot be bound: "
-            f"{exc.strerror}; stop what listens there, or set rollout.port = 0 to take a free one"
-        ) from exc
-    return listener
-
-
-def advertised_url(listen: ListenTable, port: int) -> str:
-    """Return the base URL under which the learner reaches this server.
-
-    Raises:
-        ValueError: the server listens on every address and has no name to give.
-    """
-    host = listen.advertise_host or listen.host
-    if host in WILDCARDS:
-        raise ValueError(
-            f"rollout.host ({host}) listens on every address, so the learner cannot be told it; "
-            "set rollout.advertise_host to a name it can reach"
-        )
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def write_announcement(folder: Path, url: str) -> None:
-    """Write `{folder}/rollout.json` for the launcher, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".rollout.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps({"name": "rollout", "url": url, "pid": os.getpid()}))
-    temporary.replace(folder / "rollout.json")
 
 
 async def announce_forever(

@@ -34,6 +34,7 @@ class WeightVersions:
         self._policy = policy
         self._run_id = run_id
         self._lock = asyncio.Lock()
+        self._last_load: LoadReply | None = None
         self.changed = asyncio.Event()
         """Set after every load; whoever announces the version clears it."""
 
@@ -43,7 +44,7 @@ class WeightVersions:
         return self._policy.policy_version
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        """Load a version; one that is in use already is answered without loading it again.
+        """Load a version; for one that is in use already, answer what its load took.
 
         Raises:
             OlderVersionError: the server holds a newer one.
@@ -58,7 +59,9 @@ class WeightVersions:
                     "higher one"
                 )
             if request.policy_version == self.held:
-                return LoadReply(policy_version=self.held, fetch_s=0.0, pause_s=0.0)
+                return self._last_load or LoadReply(
+                    policy_version=self.held, fetch_s=0.0, pause_s=0.0
+                )
             manifest = await asyncio.to_thread(self._read_manifest, request)
             timing = await self._policy.load_weights(manifest)
             self.changed.set()
@@ -68,9 +71,10 @@ class WeightVersions:
                 timing.fetch_s,
                 timing.pause_s,
             )
-            return LoadReply(
+            self._last_load = LoadReply(
                 policy_version=self.held, fetch_s=timing.fetch_s, pause_s=timing.pause_s
             )
+            return self._last_load
 
     async def catch_up(self, newest: NewestVersion) -> None:
         """Load the newest version if the server is behind it.

@@ -286,7 +286,7 @@ class VllmPolicy:
             seed=settings.seed,
             skip_tokenizer_init=True,
             max_model_len=settings.max_context,
-            max_num_seqs=settings.max_concurrent,
+            max_num_seqs=settings.max_num_seqs,
             max_num_batched_tokens=batched_tokens,
             tensor_parallel_size=settings.tensor_parallel_size,
             enforce_eager=on_cpu if eager is None else eager,

@@ -39,7 +39,7 @@ class VllmSettings:
     dtype: Dtype = "float32"
     max_context: int = 4096
     """Most tokens of one sequence."""
-    max_concurrent: int = 64
+    max_num_seqs: int = 64
     """Most sequences in one engine step; further requests wait in the engine."""
     kv_cache_gib: float = 1.0
     """Memory for the KV cache on the CPU, in GiB."""

@@ -16,8 +16,8 @@ from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import ToolTable
 from agent_r1.tools.search import SearchTool, open_search_tool, retrieve_router
-from agent_r1.tools.server import serve_app
 from agent_r1_proto.config import RunTable
+from agent_r1_proto.serving import serve_app
 
 logger = logging.getLogger(__name__)
 

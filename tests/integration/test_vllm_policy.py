@@ -167,7 +167,7 @@ def test_more_requests_than_fit_one_step_all_finish(engine: LiveEngine):
             )
         )
 
-    # 40 prompts of 400 tokens: several steps of 2,048 tokens, and more than max_concurrent.
+    # 40 prompts of 400 tokens: several steps of 2,048 tokens, and more than max_num_seqs.
     assert [len(result.token_ids) for result in engine.run(many())] == [3] * 40
 
 

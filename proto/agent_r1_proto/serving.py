@@ -1,6 +1,6 @@
-"""Runs one web application in this process: bind, announce, serve, stop in order.
+"""How a service stands behind HTTP: bind, announce, serve, stop in order.
 
-`main.py` gives it an application; the launcher reads the announcement `{announce_dir}/{name}.json`
+Every service's main.py uses it; the launcher reads the announcement `{announce_dir}/{name}.json`
 to learn the port and that the service is up.
 """
 
@@ -49,10 +49,11 @@ async def serve_app(
     listen: ListenTable,
     announce_dir: Path | None,
     before_stop: Callable[[], Awaitable[None]],
+    until: asyncio.Future[None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then run `before_stop`, close connections and return.
 
-    A second signal skips `before_stop`.
+    A second signal skips `before_stop`. The end of `until` stops the service like a signal.
 
     Raises:
         ValueError: the address cannot be bound, or must be advertised under another name.
@@ -83,7 +84,7 @@ async def serve_app(
     )
     server = _Server(config, on_up=announce, on_signal=on_signal)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    await _first(serving, stop.wait())
+    await _first(serving, stop.wait(), *([] if until is None else [until]))
     if not serving.done():
         await _first(before_stop(), hurry.wait(), serving)
         server.should_exit = True
