@@ -28,7 +28,7 @@ def test_a_port_in_use_is_named_with_the_remedy():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::"])
 def test_listening_everywhere_needs_a_name_to_advertise(host: str):
-    with pytest.raises(ValueError, match="rollout: .* set advertise_host"):
+    with pytest.raises(ValueError, match=r"rollout: .* set advertise_host"):
         advertised_url("rollout", ListenTable(host=host), 80)
     listen = ListenTable(host=host, advertise_host="gpu-3")
     assert advertised_url("rollout", listen, 80) == "http://gpu-3:80"
