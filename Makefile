@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit check schemas bench-rollout bench-step clean
+.PHONY: help setup demo test test-unit test-docker check schemas bench-rollout bench-step clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -17,6 +17,9 @@ test: setup ## the whole test suite, real Redis, vLLM and DeepSpeed included
 
 test-unit: setup ## the fast part of the tests
 	@$(BIN)/python -m pytest tests/unit tests/contract -m "not slow and not vllm"
+
+test-docker: ## build the image and run the demo in containers (needs Docker)
+	@scripts/test_docker
 
 check: setup ## the quality gate: format, lint, types, imports, schemas, words
 	@scripts/check

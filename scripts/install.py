@@ -23,6 +23,7 @@ from native_libraries import MissingLibraryError, ensure_libnuma
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LOCK = REPOSITORY / "deploy" / "constraints" / "cpu.txt"
+PARITY_LOCK = REPOSITORY / "tests" / "parity" / "requirements.txt"
 SCRIPTS = (Path(__file__), Path(__file__).with_name("native_libraries.py"))
 VENV = REPOSITORY / ".venv"
 STAMP = VENV / "agent-r1-setup.txt"
@@ -78,7 +79,7 @@ def read_lock() -> list[str]:
 def compute_stamp() -> str:
     """Return what a finished set-up depends on: lock, project file, interpreter and place."""
     digest = hashlib.sha256()
-    for path in (LOCK, REPOSITORY / "pyproject.toml", *sorted(SCRIPTS)):
+    for path in (LOCK, PARITY_LOCK, REPOSITORY / "pyproject.toml", *sorted(SCRIPTS)):
         digest.update(path.read_bytes())
     digest.update(f"{sys.version_info[:2]} {REPOSITORY}".encode())
     return digest.hexdigest()
@@ -231,6 +232,10 @@ def install_all() -> None:
     install_torch(torch)
     run_pip(f"installing {len(requirements)} packages", ["--requirement", str(LOCK)])
     run_pip("installing agent-r1", ["--editable", "."])
+    run_pip(
+        "installing what tests compare with",
+        ["--upgrade", "--target", str(VENV / "parity"), "--requirement", str(PARITY_LOCK)],
+    )
     ensure_libnuma(PYTHON, next(VENV.glob("lib/python*/site-packages")))
 
 

@@ -22,6 +22,8 @@ ERROR_PREFIX = "agent-r1: error: "
 
 logger = logging.getLogger(__name__)
 
+METHODS = ("agent", "base_tool_call", "naive_rag")
+"""`agent_r1.evaluation.config.Method`, whose module takes too long to import for `--help`."""
 CONFIG_HELP = "configuration: a .toml file, or the config.json of a run folder"
 
 
@@ -91,19 +93,45 @@ def _policy_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "evaluate",
         help="score a policy on the evaluation sets",
         description="Start tools, reward and rollout on this machine with a given policy, ask "
-        "every question of evaluation.sets, and write the scores.",
+        "every question of evaluation.sets, and write one JSON line an answer to FILE; the scores, "
+        "with 95 % intervals, go beside it under the suffix .summary.json. Called again after an "
+        "interruption, it asks only the questions that have no answer yet. `--set run.seed=S` "
+        "seeds the sampling, `--set evaluation.temperature=T` sets its temperature.",
     )
     _add_config(evaluate)
     evaluate.add_argument(
         "--policy",
-        required=True,
         metavar="MODEL_OR_RUN",
-        help="model directory, or a run folder (its last checkpoint)",
+        help="model directory, or a run folder (its last checkpoint); base_tool_call takes the "
+        "configuration's model.path without it",
     )
     evaluate.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="JSON file to write"
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="agent (the default): the policy with its tools. base_tool_call: the same with the "
+        "untrained model that CONFIG names. naive_rag: one retrieval with the question, then one "
+        "turn to answer",
     )
-    evaluate.set_defaults(run="agent_r1.cli_run:evaluate")
+    evaluate.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON-lines file to write"
+    )
+    evaluate.add_argument(
+        "--overwrite", action="store_true", help="begin again and lose the answers in FILE"
+    )
+    evaluate.set_defaults(run="agent_r1.cli_evaluate:evaluate")
+
+    compare = commands.add_parser(
+        "compare",
+        help="paired test between two evaluations",
+        description="Compare two files of `agent-r1 evaluate` on the questions both have: the "
+        "difference of the means with its 95 % interval (paired bootstrap), and an exact McNemar "
+        "test for exact match; per set and over all.",
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="JSON-lines file of an evaluation")
+    compare.add_argument("b", type=Path, metavar="B", help="the other one; differences are B - A")
+    compare.add_argument("--out", type=Path, metavar="FILE", help="write the numbers as JSON")
+    compare.set_defaults(run="agent_r1.cli_evaluate:compare")
 
     sft = commands.add_parser(
         "sft",

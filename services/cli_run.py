@@ -1,7 +1,7 @@
-"""`agent-r1 train|serve|evaluate|sft`: the commands that run something.
+"""`agent-r1 train|serve|sft`: the commands that run something.
 
-Reads the configuration; `train` and `evaluate` hand it to the local launcher, `serve` and `sft` to
-one service's entry point in this process, with the tables that service needs.
+Reads the configuration; `train` hands it to the local launcher, `serve` and `sft` to one service's
+entry point in this process, with the tables that service needs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import config_checks
-from agent_r1.cli_policy import with_policy
 from agent_r1.config import ConfigError, LoadedConfig, RunConfig, dump_config, load_config
 from agent_r1.config_sources import ENV_PREFIX
-from agent_r1.evaluation.config import QuestioningTable
-from agent_r1.evaluation.main import run_evaluation
-from agent_r1_deploy.threads import in_thread
-from agent_r1_proto.evaluation import EvalScores, SetScores
 
 logger = logging.getLogger(__name__)
 
@@ -198,48 +193,3 @@ def sft(arguments: argparse.Namespace) -> int:
     except (EngineError, *_disk_full()) as exc:
         raise ValueError(str(exc)) from exc
     return 0 if finished else EXIT_INTERRUPTED
-
-
-def evaluate(arguments: argparse.Namespace) -> int:
-    """Score a policy on the evaluation sets, on services of its own."""
-    from agent_r1_deploy import local
-
-    config = with_policy(load_config(arguments.config, arguments.options).config, arguments.policy)
-    config_checks.check(config, "evaluate")
-    configure_logging(config.run.log_level)
-    out: Path = arguments.out.resolve()
-    if out.is_dir():
-        raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")
-
-    async def ask(served: RunConfig) -> dict[str, SetScores]:
-        return await in_thread(
-            lambda: run_evaluation(
-                run=served.run,
-                redis=served.redis,
-                sets=served.evaluation.sets,
-                questioning=QuestioningTable(
-                    temperature=served.evaluation.temperature,
-                    max_questions=served.evaluation.max_questions,
-                    max_attempts=served.learner.max_attempts,
-                    sample_timeout_s=served.learner.sample_timeout_s,
-                ),
-                out=out,
-            )
-        )
-
-    print(f"policy: {config.model.path}")
-    summary = local.run_client(config, ask, print)
-    for name, scores in summary.items():
-        print(_scores_line(name, scores))
-        for kind, of_kind in scores.types.items():
-            print(_scores_line(f"  {kind}", of_kind))
-    print(f"answers: {out}")
-    print(f"scores:  {out.with_suffix('.summary.json')}")
-    return 0
-
-
-def _scores_line(name: str, scores: EvalScores) -> str:
-    values = {"EM": scores.em, "F1": scores.f1, "searches": scores.mean_searches}
-    shown = "  ".join(f"{k} {'-' if v is None else format(v, '.3f')}" for k, v in values.items())
-    failed = f"  failed {scores.failed}" if scores.failed else ""
-    return f"{name:<24} {shown}  n {scores.n}{failed}"

@@ -35,7 +35,7 @@ MODEL_FILES = ("*.safetensors", "*.bin")
 def worst_case_redis_bytes(config: RunConfig) -> int:
     """Return the most memory, in bytes, that a training run's messages can take in Redis."""
     learner = config.learner
-    training = (learner.max_staleness + 1) * learner.groups_per_batch * learner.group_size
+    training = (learner.max_staleness + 1) * learner.groups_per_batch * learner.slots_per_group
     evaluating = MAX_IN_FLIGHT if config.evaluation.sets else 0
     return worst_case_bytes(training + evaluating, config.model.max_context)
 

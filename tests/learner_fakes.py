@@ -21,7 +21,7 @@ import numpy.typing as npt
 from aiohttp import web
 
 from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
-from agent_r1.learner.engine import LossSpec, TrainSample
+from agent_r1.learner.engine import LossSpec, Model, TrainSample
 from agent_r1.learner.halting import cancel_and_wait
 from agent_r1.learner.plan import TrainingPlan, make_plan
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
@@ -94,6 +94,15 @@ class FakeEngine:
     ) -> list[npt.NDArray[np.float32]]:
         value = fake_logprob(self.steps)
         return [np.full(len(ids) - 1, value, np.float32) for ids in token_ids]
+
+    def token_logprobs(
+        self, samples: Sequence[TrainSample], model: Model = "policy"
+    ) -> list[npt.NDArray[np.float32]]:
+        value = fake_logprob(self.steps if model == "policy" else 0)
+        return [np.where(s.loss_mask, value, 0.0).astype(np.float32) for s in samples]
+
+    def token_values(self, samples: Sequence[TrainSample]) -> list[npt.NDArray[np.float32]]:
+        return [np.zeros(s.num_tokens, np.float32) for s in samples]
 
     def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
         directory.mkdir(parents=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -98,3 +99,22 @@ def make_samples(count: int, *, seed: int = 0, longest: int = 60) -> list[TrainS
             )
         )
     return samples
+
+
+def with_values(samples: list[TrainSample], *, seed: int = 0) -> list[TrainSample]:
+    """Give samples random returns to learn and old values near 0, on their trained tokens."""
+    rng = np.random.default_rng(seed)
+
+    def drawn(sample: TrainSample, spread: float) -> np.ndarray:
+        values = rng.normal(0.0, spread, sample.num_tokens)
+        return np.where(sample.loss_mask, values, 0).astype(np.float32)
+
+    return [
+        dataclasses.replace(
+            sample,
+            value_mask=sample.loss_mask,
+            returns=drawn(sample, 1.0),
+            old_values=drawn(sample, 0.1),
+        )
+        for sample in samples
+    ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -62,6 +63,16 @@ class _Question:
     scored: ScoredTrajectory | None = None
 
 
+def question_seed(seed: int, task: Task) -> int:
+    """Return the sampling seed of a question, below 2**63.
+
+    It depends on nothing but the set's name and the task's id, so that part of a set, asked alone
+    or again, is sampled as it is in the whole.
+    """
+    text = f"{seed}/{task.metadata.get('set', 'all')}/{task.id}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
 class EvalClient:
     """Submits tasks and gathers their scored trajectories on a reply stream of its own."""
 
@@ -72,6 +83,7 @@ class EvalClient:
         run_id: str,
         client_id: str,
         sampling: SamplingParameters | None = None,
+        seed: int | None = None,
         timeout_s: float = 1800.0,
         sample_timeout_s: float = 600.0,
         max_attempts: int = 3,
@@ -84,6 +96,8 @@ class EvalClient:
             run_id: names the run whose services answer.
             client_id: names the reply stream; unique among the clients that run at one time.
             sampling: sampling parameters; None is greedy.
+            seed: each question's own seed derives from it (`question_seed`), whatever else is
+                asked; None leaves seeds to the rollout server.
             timeout_s: longest one `run` may take, in seconds.
             sample_timeout_s: a question without a result for so long is asked again, in seconds.
             max_attempts: attempts of the rollout server at one question.
@@ -95,6 +109,7 @@ class EvalClient:
         self._client_id = client_id
         self._stream = broker.keys.replies(client_id)
         self._sampling = sampling or SamplingParameters(temperature=0.0)
+        self._seed = seed
         self._timeout_s = timeout_s
         self._sample_timeout_s = sample_timeout_s
         self._max_attempts = max_attempts
@@ -176,6 +191,10 @@ class EvalClient:
         await self._broker.publish_many(self._broker.keys.tasks, messages)
 
     def _message(self, question: _Question, index: int) -> RolloutTask:
+        sampling = self._sampling
+        if self._seed is not None:
+            seed = question_seed(self._seed, question.task)
+            sampling = sampling.model_copy(update={"seed": seed})
         return RolloutTask(
             key=RolloutKey(
                 run_id=self._run_id,
@@ -187,7 +206,7 @@ class EvalClient:
             group_size=1,
             task=question.task,
             purpose="eval",
-            sampling=self._sampling,
+            sampling=sampling,
             reply_stream=self._stream,
             max_attempts=question.attempt + self._max_attempts,
         )

@@ -40,7 +40,8 @@ class Task(StrictMessage):
     id: Annotated[str, Field(min_length=1)]
     """Unique within its data file."""
     prompt: str | list[ChatMessage]
-    """A user message, or a dialogue that ends with a user message."""
+    """A user message, or a dialogue that ends with a user message, or with the tool messages that
+    answer an assistant message."""
     payload: dict[str, JsonValue] = {}
     """Any JSON for reward and ToolEnv (answers, tests); never shown to the model."""
     tools: list[str] | None = None
@@ -54,10 +55,14 @@ class Task(StrictMessage):
     def _check_prompt(self) -> Self:
         if not self.prompt:
             raise ValueError(f"task {self.id!r} has an empty prompt")
-        if isinstance(self.prompt, list) and self.prompt[-1].role != "user":
+        if isinstance(self.prompt, str):
+            return self
+        last = self.prompt[-1].role
+        asked = next((m.role for m in reversed(self.prompt) if m.role != "tool"), None)
+        if asked != ("assistant" if last == "tool" else "user"):
             raise ValueError(
-                f"task {self.id!r} ends with a message of role {self.prompt[-1].role!r}; "
-                "the last message must be the user's"
+                f"task {self.id!r} ends with a message of role {last!r}; "
+                "the last message must be the user's, or a tool's after an assistant's"
             )
         return self
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from agent_r1_proto.config import ConfigTable
 
+Method = Literal["agent", "base_tool_call", "naive_rag"]
+"""How questions are answered: a policy with its tools; the same with the model that the
+configuration names; one retrieval with the question, then one turn."""
+
 
 class QuestioningTable(ConfigTable):
     """How questions are asked; `agent_r1.config` fills it from `[evaluation]` and `[learner]`."""
 
+    method: Method = "agent"
+    """How questions are answered."""
     temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
     """Sampling temperature; 0.0 is greedy."""
+    seed: int = 0
+    """Each question's sampling seed derives from it, from the set's name and from the task's id."""
     max_turns: Annotated[int, Field(ge=1)] | None = None
-    """Overrides `env.max_turns`; None leaves it."""
+    """Overrides `env.max_turns`; None leaves it. `naive_rag` always has one turn."""
     max_questions: Annotated[int, Field(ge=1)] | None = None
     """Most questions asked of each set; None asks all of them."""
     max_in_flight: Annotated[int, Field(ge=1)] = 256
@@ -24,5 +32,11 @@ class QuestioningTable(ConfigTable):
     """Attempts at one question before its failure is final."""
     sample_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """A question without a result for this long is asked again, in seconds."""
+    tool_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Time one retrieval of `naive_rag` may take, in seconds."""
     timeout_s: Annotated[float, Field(gt=0)] = 7200.0
     """Longest the whole evaluation may take, in seconds."""
+
+    def turns(self) -> int | None:
+        """Return the most turns of a trajectory; None leaves `env.max_turns`."""
+        return 1 if self.method == "naive_rag" else self.max_turns

@@ -1,22 +1,36 @@
 """An evaluation outside of training: a client of running services.
 
 Task files --tasks with purpose `eval`--> rollout --> reward --> one JSON line a question and a
-summary.
+summary. With `naive_rag` the search tool is asked first. An evaluation that was interrupted goes on
+where its file ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from agent_r1.evaluation.answers import (
+    Facts,
+    Key,
+    ResultFile,
+    Retrieved,
+    key_of,
+    make_answer,
+    question_of,
+    summary_file,
+    write_json,
+)
 from agent_r1.evaluation.config import QuestioningTable
+from agent_r1.evaluation.retrieval import check_offered, retrieve, with_passages
+from agent_r1.evaluation.summary import SetScores, summarise_answers, summary_record
 from agent_r1_proto.config import RedisTable, RunTable
-from agent_r1_proto.evaluation import EvalClient, EvalResult, SetScores, summarise
+from agent_r1_proto.evaluation import EvalClient, EvalResult
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.task_files import read_task_file
@@ -25,7 +39,180 @@ from agent_r1_proto.weights import NewestVersion
 
 logger = logging.getLogger(__name__)
 
-LOG_EVERY = 50
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an evaluation is."""
+
+    stage: str
+    """`retrieved` (naive_rag, before the model is asked) or `answered`."""
+    done: int
+    total: int
+    failed: int = 0
+
+
+class Evaluation:
+    """One evaluation and its result file.
+
+    Args:
+        sets: file of tasks per set name.
+        questioning: method, sampling and limits.
+        out: file to write, one JSON object a question; its facts and its summary go beside it.
+        facts: what else makes this evaluation what it is, by dotted name; compared when the
+            file exists, and recorded.
+        overwrite: forget what the file has.
+
+    Raises:
+        TaskFileError: a file is missing, empty or malformed; file and line are named.
+        ValueError: there is no set, a task does not fit the method, or the file belongs to another
+            evaluation; the text says what differs.
+    """
+
+    def __init__(
+        self,
+        *,
+        sets: Mapping[str, Path],
+        questioning: QuestioningTable,
+        out: Path,
+        facts: Facts | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        if not sets:
+            raise ValueError("there is no set to evaluate; name a file under evaluation.sets")
+        self.questions = [
+            task for name, path in sets.items() for task in _read_set(name, path, questioning)
+        ]
+        for task in self.questions:
+            question_of(task)
+        if questioning.method == "naive_rag":
+            check_offered(self.questions)
+        self._questioning = questioning
+        self._facts: Facts = {
+            "method": questioning.method,
+            "seed": questioning.seed,
+            "temperature": questioning.temperature,
+            "max_turns": questioning.turns(),
+            "max_questions": questioning.max_questions,
+            **{f"sets.{name}": _fingerprint(path) for name, path in sets.items()},
+            **(facts or {}),
+        }
+        self._file = ResultFile(out, self._facts, overwrite=overwrite)
+        self.notes = self._file.notes
+
+    @property
+    def left(self) -> list[Task]:
+        """The questions without an answer."""
+        return [task for task in self.questions if key_of(task) not in self._file.answers]
+
+    def ask(
+        self,
+        *,
+        run: RunTable,
+        redis: RedisTable,
+        search_url: str | None = None,
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        """Ask running services every question that is left; each answer is written as it comes.
+
+        Args:
+            run: names the run whose services answer.
+            redis: the run's Redis.
+            search_url: base URL of the search tool, which `naive_rag` asks.
+            on_progress: called after every answer.
+
+        Raises:
+            ValueError: redis.url is not set.
+            RetrievalError: the search tool did not answer.
+        """
+        if redis.url is None:
+            raise ValueError("redis.url is not set; give the address of the run's Redis server")
+        report = on_progress or (lambda _: None)
+        try:
+            asyncio.run(self._ask(run, redis, redis.url, search_url, report))
+        finally:
+            self._file.close()
+
+    def summarise(self) -> dict[str, SetScores]:
+        """Write the summary of the answers so far, and return the scores per set."""
+        scores = summarise_answers(self._file.answers.values())
+        write_json(summary_file(self._file.out), summary_record(self._facts, scores))
+        return scores
+
+    async def _ask(
+        self,
+        run: RunTable,
+        redis: RedisTable,
+        url: str,
+        search_url: str | None,
+        report: Callable[[Progress], None],
+    ) -> None:
+        questioning = self._questioning
+        originals = {key_of(task): task for task in self.left}
+        asked, retrieved = await self._prepared(list(originals.values()), search_url, report)
+        failed = 0
+
+        def take(result: EvalResult) -> None:
+            nonlocal failed
+            key = key_of(result.task)
+            failed += result.failed
+            if result.failed:
+                logger.warning("question failed task_id=%s reason=%s", key[1], result.reason)
+            self._file.append(
+                make_answer(originals[key], result, questioning.method, retrieved.get(key))
+            )
+            report(Progress("answered", len(self._file.answers), len(self.questions), failed))
+
+        broker = await Broker.connect(url, run.id, lease_s=redis.lease_s)
+        async with broker:
+            registry = Registry(broker)
+            if await registry.newest_version() is None:
+                # No learner runs: the servers' own weights are the ones to ask.
+                await registry.set_newest_version(NewestVersion(policy_version=0))
+            client = EvalClient(
+                broker,
+                run_id=run.id,
+                client_id=f"evaluate-{os.getpid()}",
+                sampling=SamplingParameters(
+                    temperature=questioning.temperature, max_turns=questioning.turns()
+                ),
+                seed=questioning.seed,
+                timeout_s=questioning.timeout_s,
+                sample_timeout_s=questioning.sample_timeout_s,
+                max_attempts=questioning.max_attempts,
+                max_in_flight=questioning.max_in_flight,
+            )
+            for result in await client.run(asked, take):
+                if result.scored is None:
+                    take(result)
+
+    async def _prepared(
+        self, tasks: Sequence[Task], search_url: str | None, report: Callable[[Progress], None]
+    ) -> tuple[list[Task], dict[Key, Retrieved]]:
+        """Return the tasks as they are asked, and what was retrieved for them."""
+        if self._questioning.method != "naive_rag":
+            return list(tasks), {}
+        if search_url is None:
+            raise ValueError("naive_rag needs the address of the search tool; set tools.search")
+        found = await retrieve(
+            search_url,
+            tasks,
+            timeout_s=self._questioning.tool_timeout_s,
+            on_progress=lambda done, total: report(Progress("retrieved", done, total)),
+        )
+        refused = sum(retrieved.status != "ok" for retrieved in found.values())
+        if refused:
+            logger.warning("retrievals that the search tool refused count=%d", refused)
+        return [with_passages(task, found[key_of(task)]) for task in tasks], found
+
+
+def _read_set(name: str, path: Path, questioning: QuestioningTable) -> list[Task]:
+    tasks = read_task_file(path)[: questioning.max_questions]
+    return [task.model_copy(update={"metadata": {**task.metadata, "set": name}}) for task in tasks]
+
+
+def _fingerprint(path: Path) -> str:
+    with path.open("rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def run_evaluation(
@@ -35,113 +222,24 @@ def run_evaluation(
     sets: Mapping[str, Path],
     questioning: QuestioningTable,
     out: Path,
+    search_url: str | None = None,
 ) -> dict[str, SetScores]:
-    """Ask running services every question of the sets.
+    """Ask running services every question of the sets, and summarise the answers.
 
     Args:
         run: names the run whose services answer.
         redis: the run's Redis.
         sets: file of tasks per set name.
-        questioning: sampling and limits.
-        out: file to write, one JSON object a question; the summary goes beside it, to
-            `{out without suffix}.summary.json`.
+        questioning: method, sampling and limits.
+        out: file to write; one that has answers of the same evaluation is completed.
+        search_url: base URL of the search tool, which `naive_rag` asks.
 
     Returns:
-        Scores per set, and per question type within it.
+        Scores per set, and per question type and number of hops within it.
 
     Raises:
-        TaskFileError: a file is missing, empty or malformed; file and line are named.
-        ValueError: there is no set, or redis.url is not set.
+        ValueError: see `Evaluation`.
     """
-    if not sets:
-        raise ValueError("there is no set to evaluate; name a file under evaluation.sets")
-    if redis.url is None:
-        raise ValueError("redis.url is not set; give the address of the run's Redis server")
-    tasks = [task for name, path in sets.items() for task in _read_set(name, path, questioning)]
-    out.parent.mkdir(parents=True, exist_ok=True)
-    results = asyncio.run(_ask(run, redis, redis.url, questioning, tasks))
-    with out.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(answer_line(r), ensure_ascii=False) + "\n" for r in results)
-    summary = summarise(results)
-    record = {name: scores.model_dump(mode="json") for name, scores in summary.items()}
-    out.with_suffix(".summary.json").write_text(json.dumps(record, indent=2) + "\n")
-    return summary
-
-
-def _read_set(name: str, path: Path, questioning: QuestioningTable) -> list[Task]:
-    tasks = read_task_file(path)[: questioning.max_questions]
-    return [task.model_copy(update={"metadata": {**task.metadata, "set": name}}) for task in tasks]
-
-
-async def _ask(
-    run: RunTable, redis: RedisTable, url: str, questioning: QuestioningTable, tasks: list[Task]
-) -> list[EvalResult]:
-    broker = await Broker.connect(url, run.id, lease_s=redis.lease_s)
-    async with broker:
-        registry = Registry(broker)
-        if await registry.newest_version() is None:
-            # No learner runs: the servers' own weights are the ones to ask.
-            await registry.set_newest_version(NewestVersion(policy_version=0))
-        client = EvalClient(
-            broker,
-            run_id=run.id,
-            client_id=f"evaluate-{os.getpid()}",
-            sampling=SamplingParameters(
-                temperature=questioning.temperature, max_turns=questioning.max_turns
-            ),
-            timeout_s=questioning.timeout_s,
-            sample_timeout_s=questioning.sample_timeout_s,
-            max_attempts=questioning.max_attempts,
-            max_in_flight=questioning.max_in_flight,
-        )
-        done = 0
-
-        def report(result: EvalResult) -> None:
-            nonlocal done
-            done += 1
-            if result.failed:
-                logger.warning(
-                    "question failed task_id=%s reason=%s", result.task.id, result.reason
-                )
-            if done % LOG_EVERY == 0 or done == len(tasks):
-                logger.info("evaluated questions=%d total=%d", done, len(tasks))
-
-        return await client.run(tasks, report)
-
-
-def answer_line(result: EvalResult) -> dict[str, Any]:
-    """Render one question and its answer."""
-    task, scored = result.task, result.scored
-    line: dict[str, Any] = {
-        "id": task.id,
-        "set": task.metadata.get("set"),
-        "type": task.metadata.get("type"),
-        "prompt": [message.model_dump() for message in task.messages()],
-        "payload": task.payload,
-        "failed": result.failed,
-        "reason": result.reason,
-    }
-    if scored is None:
-        return line
-    trajectory, reward = scored.trajectory, scored.reward
-    calls = trajectory.calls()
-    return line | {
-        "status": trajectory.status,
-        "reason": trajectory.reason,
-        "prediction": None if reward is None else reward.prediction,
-        "reward": None if reward is None else reward.total,
-        "components": {} if reward is None else reward.components,
-        "num_turns": len(trajectory.turns),
-        "num_calls": len(calls),
-        "policy_versions": trajectory.policy_versions(),
-        "turns": [
-            {
-                "text": turn.text,
-                "calls": [
-                    {"tool": call.tool, "arguments": call.arguments, "status": call.status}
-                    for call in turn.calls
-                ],
-            }
-            for turn in trajectory.turns
-        ],
-    }
+    evaluation = Evaluation(sets=sets, questioning=questioning, out=out)
+    evaluation.ask(run=run, redis=redis, search_url=search_url)
+    return evaluation.summarise()

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.engine import TrainSample
+from agent_r1.learner.engine import FloatArray, TrainSample
 
 Plan = list[list[list[int]]]
 """[rank][micro-batch] -> indices of samples; every rank has equally many, [] for an empty one."""
 
 
 @dataclass(frozen=True)
-class MicroBatch:
-    """One forward pass. Arrays only, so that it travels to other ranks and devices."""
+class TokenBatch:
+    """The tokens of one forward pass. Arrays only, so that it travels to other ranks."""
 
     indices: tuple[int, ...]
     """[B] which samples these are, in row order."""
@@ -34,14 +35,6 @@ class MicroBatch:
     """[B, L] right-padded with 0."""
     positions: npt.NDArray[np.int64]
     """[N] index into [B * L] of the hidden state that predicts a trained token."""
-    targets: npt.NDArray[np.int64]
-    """[N] the trained tokens."""
-    temperatures: npt.NDArray[np.float32]
-    """[N] sampling temperature of each trained token."""
-    old_logprobs: npt.NDArray[np.float32]
-    """[N] the probability ratio's denominator."""
-    advantages: npt.NDArray[np.float32]
-    """[N] advantages; weights for the loss "nll"."""
     num_tokens: int
     """Tokens without padding."""
 
@@ -50,9 +43,39 @@ class MicroBatch:
         """Tokens computed, padding included."""
         return int(self.token_ids.size)
 
-    def with_old_logprobs(self, old_logprobs: npt.NDArray[np.float32]) -> MicroBatch:
-        """Return a copy with another ratio denominator."""
-        return replace(self, old_logprobs=old_logprobs)
+
+@dataclass(frozen=True)
+class MicroBatch(TokenBatch):
+    """One forward pass of the policy."""
+
+    targets: npt.NDArray[np.int64]
+    """[N] the trained tokens."""
+    rows: npt.NDArray[np.int64]
+    """[N] row of each trained token."""
+    temperatures: npt.NDArray[np.float32]
+    """[N] sampling temperature of each trained token."""
+    rollout_logprobs: npt.NDArray[np.float32]
+    """[N] log-probabilities at sampling."""
+    old_logprobs: npt.NDArray[np.float32]
+    """[N] the probability ratio's denominator."""
+    advantages: npt.NDArray[np.float32]
+    """[N] advantages."""
+    importance: npt.NDArray[np.float32]
+    """[N] factor of the policy loss."""
+    weights: npt.NDArray[np.float32]
+    """[N] what each token's loss counts in the optimizer batch; see aggregation.py."""
+
+
+@dataclass(frozen=True)
+class ValueBatch(TokenBatch):
+    """One forward pass of the critic."""
+
+    returns: npt.NDArray[np.float32]
+    """[N] what the critic should say."""
+    old_values: npt.NDArray[np.float32]
+    """[N] what it said before the batch."""
+    weights: npt.NDArray[np.float32]
+    """[N] what each token's loss counts in the optimizer batch."""
 
 
 def plan_microbatches(
@@ -106,38 +129,137 @@ def _cut(
     return microbatches
 
 
-def build_microbatch(samples: Sequence[TrainSample], indices: Sequence[int]) -> MicroBatch:
+def build_microbatch(
+    samples: Sequence[TrainSample],
+    indices: Sequence[int],
+    weights: Sequence[FloatArray] | None = None,
+) -> MicroBatch:
     """Pad the chosen samples to one array and collect their trained positions.
 
     An empty choice gives the empty micro-batch: one row of two tokens and no trained position, so
     its loss and its gradient are exactly 0 while its rank takes part in every collective.
+
+    Args:
+        samples: the batch.
+        indices: which of them.
+        weights: [S][T] what each token's loss counts; None is 1.
     """
     rows = [samples[i] for i in indices]
+    token_ids, columns, positions = _pad(rows, [row.loss_mask for row in rows])
+    ones = [np.ones(row.num_tokens, np.float32) for row in rows]
+    return MicroBatch(
+        indices=tuple(indices),
+        token_ids=token_ids,
+        positions=positions,
+        num_tokens=sum(row.num_tokens for row in rows),
+        targets=token_ids.reshape(-1)[positions + 1],
+        rows=positions // token_ids.shape[1],
+        temperatures=_gather(
+            [one * row.temperature for one, row in zip(ones, rows, strict=True)], columns
+        ),
+        rollout_logprobs=_gather([row.rollout_logprobs for row in rows], columns),
+        old_logprobs=_gather(
+            [
+                row.rollout_logprobs if row.old_logprobs is None else row.old_logprobs
+                for row in rows
+            ],
+            columns,
+        ),
+        advantages=_gather([row.advantages for row in rows], columns),
+        importance=_gather(
+            [
+                one if row.importance is None else row.importance
+                for one, row in zip(ones, rows, strict=True)
+            ],
+            columns,
+        ),
+        weights=_gather(ones if weights is None else [weights[i] for i in indices], columns),
+    )
+
+
+def build_value_batch(
+    samples: Sequence[TrainSample], indices: Sequence[int], weight: float = 1.0
+) -> ValueBatch:
+    """Pad the chosen samples and collect the positions whose value the critic learns.
+
+    Args:
+        samples: the batch; samples without a value mask take part without a position.
+        indices: which of them.
+        weight: what the loss of each token counts in the optimizer batch.
+    """
+    rows = [samples[i] for i in indices]
+    nothing = [np.zeros(row.num_tokens, np.float32) for row in rows]
+    token_ids, columns, positions = _pad(rows, [value_mask(row) for row in rows])
+
+    def values(name: Literal["returns", "old_values"]) -> FloatArray:
+        given = [getattr(row, name) for row in rows]
+        filled = [n if value is None else value for value, n in zip(given, nothing, strict=True)]
+        return _gather(filled, columns)
+
+    return ValueBatch(
+        indices=tuple(indices),
+        token_ids=token_ids,
+        positions=positions,
+        num_tokens=sum(row.num_tokens for row in rows),
+        returns=values("returns"),
+        old_values=values("old_values"),
+        weights=np.full(len(positions), weight, np.float32),
+    )
+
+
+def value_mask(sample: TrainSample) -> npt.NDArray[np.bool_]:
+    """Return [T] where the critic learns; nowhere when the sample has no value mask."""
+    if sample.value_mask is None:
+        return np.zeros(sample.num_tokens, np.bool_)
+    return sample.value_mask
+
+
+def _pad(
+    rows: Sequence[TrainSample], masks: Sequence[npt.NDArray[np.bool_]]
+) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
+    """Return [B, L] token ids, per row the columns of its mask, and [N] flat positions before."""
     width = max((row.num_tokens for row in rows), default=2)
     token_ids = np.zeros((max(1, len(rows)), width), dtype=np.int64)
     positions: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
     columns: list[npt.NDArray[np.int64]] = []
-    for row_index, row in enumerate(rows):
+    for row_index, (row, mask) in enumerate(zip(rows, masks, strict=True)):
         token_ids[row_index, : row.num_tokens] = row.token_ids
-        trained = np.flatnonzero(row.loss_mask)
-        columns.append(trained)
-        positions.append(row_index * width + trained - 1)
+        columns.append(np.flatnonzero(mask))
+        positions.append(row_index * width + columns[-1] - 1)
+    return token_ids, columns, np.concatenate(positions)
 
-    def gather(values: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
-        picked = [value[column] for value, column in zip(values, columns, strict=True)]
-        return np.concatenate([np.zeros(0, np.float32), *picked]).astype(np.float32)
 
-    flat = np.concatenate(positions)
-    return MicroBatch(
-        indices=tuple(indices),
-        token_ids=token_ids,
-        positions=flat,
-        targets=token_ids.reshape(-1)[flat + 1],
-        temperatures=gather([np.full(row.num_tokens, row.temperature, np.float32) for row in rows]),
-        old_logprobs=gather([row.rollout_logprobs for row in rows]),
-        advantages=gather([row.advantages for row in rows]),
-        num_tokens=sum(row.num_tokens for row in rows),
-    )
+def _gather(
+    values: Sequence[npt.NDArray[np.floating]], columns: Sequence[npt.NDArray[np.int64]]
+) -> FloatArray:
+    picked = [value[column] for value, column in zip(values, columns, strict=True)]
+    return np.concatenate([np.zeros(0, np.float32), *picked]).astype(np.float32)
+
+
+def scatter_back(
+    batches: Sequence[Sequence[TokenBatch]],
+    flat: Sequence[Sequence[FloatArray]],
+    masks: Sequence[npt.NDArray[np.bool_]],
+) -> list[FloatArray]:
+    """Put what every rank computed for its positions back onto the samples' tokens.
+
+    Args:
+        batches: [rank][micro-batch] that were computed.
+        flat: [rank][micro-batch][N] the results.
+        masks: [S][T] the mask whose positions were computed.
+
+    Returns:
+        [S][T] the results where the mask is True, 0.0 elsewhere.
+    """
+    result = [np.zeros(len(mask), np.float32) for mask in masks]
+    for rank_batches, rank_flat in zip(batches, flat, strict=True):
+        for batch, values in zip(rank_batches, rank_flat, strict=True):
+            start = 0
+            for index in batch.indices:
+                end = start + int(masks[index].sum())
+                result[index][masks[index]] = values[start:end]
+                start = end
+    return result
 
 
 def scoring_sample(token_ids: npt.NDArray[np.int32], temperature: float) -> TrainSample:

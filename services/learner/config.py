@@ -11,11 +11,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from agent_r1.learner.objective import (
+    GROUP_ADVANTAGES,
+    ObjectiveTable,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+)
 from agent_r1_proto.config import ConfigTable
-
-PositiveInt = Annotated[int, Field(ge=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class DataTable(ConfigTable):
@@ -118,8 +121,8 @@ class EngineTable(ConfigTable):
         return self
 
 
-class LearnerTable(EngineTable):
-    """`[learner]`: batches, estimator, loss, engine, pushes and checkpoints."""
+class LearnerTable(ObjectiveTable, EngineTable):
+    """`[learner]`: batches, objective, engine, pushes and checkpoints."""
 
     steps: PositiveInt | None = None
     """Learner steps (one batch of groups each); None runs `epochs` through the prompts."""
@@ -143,30 +146,6 @@ class LearnerTable(EngineTable):
     """The run stops when no group completes for this long, in seconds."""
     max_failed_share: Share = 0.5
     """The run stops when more than this share of the last two batches failed."""
-
-    advantage: str = "grpo"
-    """Advantage estimator: a name from `algorithms.ADVANTAGES`."""
-    normalize_std: bool = True
-    """Divide GRPO advantages by the group's sample std."""
-    shuffle_rewards: bool = False
-    """Control experiment: train on each group's rewards in random order; metrics stay true."""
-    drop_zero_advantages: bool = True
-    """Compute nothing for trajectories whose advantages are all 0: their gradient is exactly 0.
-    They still count in the loss's denominator. Ignored while a KL or entropy term is on."""
-    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """The probability ratio is clipped below at 1 - clip_low."""
-    clip_high: PositiveFloat = 0.2
-    """The probability ratio is clipped above at 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Upper bound on the loss of a negative advantage, in units of it; None is no bound."""
-    aggregation: Literal["token_mean"] = "token_mean"
-    """How token losses become one number: mean over all action tokens of the optimizer batch."""
-    kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL to the reference (the configured model); 0 keeps no reference in memory."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Per-token estimator of that KL."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the entropy bonus."""
 
     weights_dir: Path | None = None
     """Where weight versions are published; None is `{run folder}/weights`."""
@@ -202,12 +181,18 @@ class LearnerTable(EngineTable):
     trajectories_per_step: Annotated[int, Field(ge=0)] = 8
     """Trajectories of each batch written to `trajectories/`."""
 
+    @property
+    def slots_per_group(self) -> int:
+        """Trajectories asked for per prompt, a greedy answer included."""
+        return self.group_size + int(self.has_greedy_baseline)
+
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
-        if self.advantage == "grpo" and self.group_size < 2:
+        if self.advantage in GROUP_ADVANTAGES and self.group_size < 2:
             raise ValueError(
                 f"learner.group_size ({self.group_size}) must be >= 2 with advantage = "
-                '"grpo": a group of one has zero advantage; raise group_size'
+                f'"{self.advantage}": a group of one has nothing to be compared with; raise '
+                'group_size or set advantage = "reinforce_pp"'
             )
         batch = self.groups_per_batch * self.group_size
         if self.optimizer_steps_per_batch > batch:

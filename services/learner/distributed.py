@@ -19,7 +19,7 @@ import threading
 import traceback
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -29,7 +29,7 @@ from agent_r1.learner.engine import EngineError
 from agent_r1_proto.config import ModelTable
 
 if TYPE_CHECKING:
-    from agent_r1.learner.deepspeed_engine import RankEngine
+    from agent_r1.learner.rank_engine import CriticSetup, RankEngine
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +58,7 @@ class EngineSetup:
     with_reference: bool
     table_name: str
     """"learner" or "sft": named in messages about keys."""
+    critic: CriticSetup | None = None
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ class _Invitation:
     port: int
     table: EngineTable
     log_level: int
+    import_path: list[str]
+    """Rank 0's, for losses of the user's."""
 
 
 def choose_device(table: EngineTable, rank: int) -> torch.device:
@@ -200,6 +203,16 @@ class RankGroup:
                     raise EngineError(self._failure) from exc
                 raise
 
+    def fail(self, why: str) -> NoReturn:
+        """End the other ranks; this and every further call raise the reason.
+
+        Raises:
+            EngineError: always.
+        """
+        self._failure = f"the training engine ended: {why}"
+        self._end_followers()
+        raise EngineError(self._failure)
+
     # Followers
 
     def _start_followers(self) -> None:
@@ -211,7 +224,12 @@ class RankGroup:
             )
             self._followers.append(process)
             invitation = _Invitation(
-                rank, self._ranks, self._store.port, self._table, logging.getLogger().level
+                rank,
+                self._ranks,
+                self._store.port,
+                self._table,
+                logging.getLogger().level,
+                sys.path,
             )
             assert process.stdin is not None
             process.stdin.write(pickle.dumps(invitation))
@@ -301,7 +319,7 @@ def _join(rank: int, store: Any, table: EngineTable) -> Any:
 
 def _build_engine(rank: int, setup: EngineSetup) -> RankEngine:
     """Build this rank's part; imports DeepSpeed, after the accelerator was chosen."""
-    from agent_r1.learner.deepspeed_engine import RankEngine
+    from agent_r1.learner.rank_engine import RankEngine
 
     return RankEngine(
         setup.model,
@@ -310,6 +328,7 @@ def _build_engine(rank: int, setup: EngineSetup) -> RankEngine:
         seed=setup.seed,
         with_reference=setup.with_reference,
         table_name=setup.table_name,
+        critic=setup.critic,
     )
 
 
@@ -351,6 +370,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     invitation: _Invitation = pickle.load(sys.stdin.buffer)
+    sys.path[:] = invitation.import_path
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.basicConfig(
         level=invitation.log_level,

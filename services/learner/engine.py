@@ -15,10 +15,13 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from agent_r1.learner.objective import Aggregation, KlEstimator
 from agent_r1_proto.weights import WeightManifest
 
-KlEstimator = Literal["k1", "k2", "k3"]
-LossKind = Literal["ppo", "nll"]
+LossKind = Literal["policy", "nll"]
+Model = Literal["policy", "reference"]
+
+FloatArray = npt.NDArray[np.float32]
 
 
 class EngineError(RuntimeError):
@@ -43,17 +46,41 @@ class TrainSample:
     """[T] advantage of each token; for the loss "nll", its weight."""
     temperature: float = 1.0
     """Temperature the tokens were sampled at; must be > 0."""
+    name: str = ""
+    """What messages call it: the rollout id."""
+    old_logprobs: FloatArray | None = None
+    """[T] the probability ratio's denominator; None is rollout_logprobs."""
+    importance: FloatArray | None = None
+    """[T] factor of each token's policy loss; None is 1."""
+    value_mask: npt.NDArray[np.bool_] | None = None
+    """[T] True where the critic learns token t's return; None where there is no critic."""
+    returns: FloatArray | None = None
+    """[T] what the critic should have said; read where value_mask is True."""
+    old_values: FloatArray | None = None
+    """[T] what it said before the batch; read where value_mask is True."""
 
     def __post_init__(self) -> None:
         num_tokens = len(self.token_ids)
         if num_tokens < 2:
             raise ValueError(f"a train sample has {num_tokens} tokens; it needs at least 2")
-        for name in ("loss_mask", "rollout_logprobs", "advantages"):
-            length = len(getattr(self, name))
-            if length != num_tokens:
-                raise ValueError(f"{name} has {length} entries; token_ids has {num_tokens}")
+        for name in (
+            "loss_mask",
+            "rollout_logprobs",
+            "advantages",
+            "old_logprobs",
+            "importance",
+            "value_mask",
+            "returns",
+            "old_values",
+        ):
+            values = getattr(self, name)
+            if values is not None and len(values) != num_tokens:
+                raise ValueError(f"{name} has {len(values)} entries; token_ids has {num_tokens}")
         if self.loss_mask[0]:
             raise ValueError("loss_mask[0] is True, but nothing predicts the first token")
+        given = [value is not None for value in (self.value_mask, self.returns, self.old_values)]
+        if any(given) and not all(given):
+            raise ValueError("value_mask, returns and old_values must be given together")
         if not self.temperature > 0:
             raise ValueError(
                 f"temperature ({self.temperature}) must be > 0: greedy samples are not trained on"
@@ -69,8 +96,10 @@ class TrainSample:
 class LossSpec:
     """Which loss, with its settings; one for a whole batch."""
 
-    kind: LossKind = "ppo"
-    """"ppo": clipped policy loss; "nll": weighted negative log-likelihood (SFT)."""
+    kind: LossKind = "policy"
+    """"policy": `policy_loss`, KL and entropy; "nll": weighted negative log-likelihood (SFT)."""
+    policy_loss: str = "ppo"
+    """A name from `algorithms.POLICY_LOSSES`, or module:function."""
     clip_low: float = 0.2
     clip_high: float = 0.2
     dual_clip: float | None = None
@@ -78,11 +107,17 @@ class LossSpec:
     """Weight of the KL to the reference; > 0 needs an engine made with a reference."""
     kl_estimator: KlEstimator = "k3"
     entropy_coef: float = 0.0
-    aggregation: Literal["token_mean"] = "token_mean"
+    aggregation: Aggregation = "token_mean"
+    fixed_length: int = 1024
+    """Tokens, for aggregation "fixed_length"."""
+    value_clip: float | None = 0.5
+    """How far the critic's loss follows a value from the old one; None is no bound."""
     optimizer_steps: int = 1
     """Split the samples, in order, into this many optimizer batches."""
     drop_zero_advantages: bool = True
     """Skip the computation (not the count) of samples whose advantages are all 0."""
+    trains_policy: bool = True
+    """False trains the critic only: its warm-up."""
 
 
 class PolicyEngine(Protocol):
@@ -94,9 +129,9 @@ class PolicyEngine(Protocol):
     def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec) -> dict[str, float]:
         """Take `spec.optimizer_steps` optimizer steps on `samples`.
 
-        The loss is the sum of token losses over the number of loss-mask tokens of each optimizer
-        batch over all ranks and micro-batches. The ratio's denominator is `rollout_logprobs`, or,
-        with more than one optimizer step, the learner's own before the first.
+        Each optimizer batch is aggregated as `spec.aggregation` says over all ranks and
+        micro-batches, however it was cut. The ratio's denominator is each sample's `old_logprobs`,
+        else its `rollout_logprobs`. Samples with a `value_mask` train the critic as well.
 
         Returns:
             Metrics of the batch: loss/total, loss/policy, loss/clip_fraction, loss/kl_ref (with a
@@ -104,12 +139,14 @@ class PolicyEngine(Protocol):
             logprob/abs_diff_max (learner against rollout, before the first step), grad_norm
             (before clipping; last optimizer step), lr, batch/tokens, batch/action_tokens,
             batch/computed_tokens (without padding and dropped samples), batch/padding_share,
-            batch/microbatches, time/learn_s, tokens_per_s. A metric that nothing was computed for
-            is left out.
+            batch/microbatches, time/learn_s, tokens_per_s; with a critic loss/value,
+            value/mean, value/clip_fraction, grad/critic_norm. A metric that nothing was computed
+            for is left out.
 
         Raises:
             ValueError: `samples` is empty or has no loss-mask token.
-            EngineError: see there; out-of-memory messages name the keys to lower, in order.
+            EngineError: see there. A loss that is not finite is refused before the step and names
+                the samples; out-of-memory messages name the keys to lower, in order.
         """
         ...
 
@@ -117,6 +154,21 @@ class PolicyEngine(Protocol):
         self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
     ) -> list[npt.NDArray[np.float32]]:
         """Return [T-1] natural-log probability of token t+1 given tokens 0..t, per sequence."""
+        ...
+
+    def token_logprobs(
+        self, samples: Sequence[TrainSample], model: Model = "policy"
+    ) -> list[FloatArray]:
+        """Return [S][T] log-probability of each sample's trained tokens, 0.0 elsewhere.
+
+        Args:
+            samples: scored where loss_mask is True, at their own temperature.
+            model: "reference" is the configured model, and needs an engine made with it.
+        """
+        ...
+
+    def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        """Return [S][T] the critic's value of choosing each token, where value_mask is True."""
         ...
 
     def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:

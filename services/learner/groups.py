@@ -50,6 +50,15 @@ class BookRules:
     """A slot without a final result for so long is issued again, in seconds."""
     max_attempts: int = 3
     """Attempts a rollout server makes on one issue of a sample before it gives up."""
+    greedy_baseline: bool = False
+    """Ask for one greedy answer beside each group's samples (ReMax)."""
+    drop_equal_groups: bool = False
+    """Drop groups whose rewards are all equal, at most `groups_per_batch` of them a batch."""
+
+    @property
+    def slots_per_group(self) -> int:
+        """Trajectories asked for per group: the last one is the greedy answer, if any."""
+        return self.group_size + int(self.greedy_baseline)
 
     @property
     def max_outstanding(self) -> int:
@@ -81,6 +90,8 @@ class Group:
     task: Task
     opened_at: float
     slots: list[Slot]
+    has_greedy: bool = False
+    """The last slot is the greedy answer, which is compared with and not trained on."""
     failures: list[ScoredTrajectory] = field(default_factory=list)
     """Final results that are not trained on: failed or too old."""
 
@@ -92,13 +103,45 @@ class Group:
     @property
     def survivors(self) -> list[ScoredTrajectory]:
         """The trajectories to train on, by sample index."""
-        return [slot.result for slot in self.slots if slot.result is not None]
+        slots = self.slots[:-1] if self.has_greedy else self.slots
+        return [slot.result for slot in slots if slot.result is not None]
+
+    @property
+    def greedy(self) -> ScoredTrajectory | None:
+        """The greedy answer; None when there is none."""
+        return self.slots[-1].result if self.has_greedy else None
+
+    def greedy_reward(self) -> float:
+        """Return outcome and process rewards of the greedy answer.
+
+        Raises:
+            ValueError: the group has none.
+        """
+        if self.greedy is None:
+            raise ValueError(f"group {self.group_id} has no greedy answer")
+        return total_reward(self.greedy)
 
 
 def staleness(trajectory: Trajectory, newest_version: int) -> int:
     """Return newest published version - lowest version among the trajectory's action tokens."""
     versions = trajectory.policy_versions()
     return max(0, newest_version - versions[0]) if versions else 0
+
+
+def total_reward(scored: ScoredTrajectory) -> float:
+    """Return outcome reward plus process rewards.
+
+    Raises:
+        ValueError: the trajectory has no outcome reward (it failed).
+    """
+    if scored.reward is None:
+        raise ValueError(f"trajectory {scored.trajectory.rollout_id} has no reward")
+    return scored.reward.total + process_reward(scored)
+
+
+def process_reward(scored: ScoredTrajectory) -> float:
+    """Return the sum of the process rewards ToolEnv gave to the calls."""
+    return sum(call.process_reward or 0.0 for call in scored.trajectory.calls())
 
 
 def failure_reason(scored: ScoredTrajectory) -> str | None:
@@ -122,7 +165,7 @@ class GroupBook:
         self.rules = rules
         self.newest_version = newest_version
         self.counts: Counter[str] = Counter()
-        """Verdicts by name, and `reissued` samples and `dropped_groups`."""
+        """Verdicts by name, `reissued` samples, `dropped_groups` and `equal_groups`."""
         self._sampling = sampling
         self._groups: dict[int, Group] = {}
         self._ready: list[int] = []
@@ -130,6 +173,8 @@ class GroupBook:
         self._taken: set[int] = set()
         self._held = 0
         """Credits of groups that were trained, until the new weights are published."""
+        self._equal_dropped = 0
+        """Groups dropped for equal rewards since the last batch was taken."""
 
     def __len__(self) -> int:
         """Return the number of groups neither trained nor dropped."""
@@ -161,13 +206,16 @@ class GroupBook:
             )
         if group_id in self._groups:
             raise ValueError(f"group {group_id} is outstanding already")
-        slots = [Slot(issued_at=now) for _ in range(self.rules.group_size)]
-        group = Group(group_id, task, now, slots)
+        slots = [Slot(issued_at=now) for _ in range(self.rules.slots_per_group)]
+        group = Group(group_id, task, now, slots, has_greedy=self.rules.greedy_baseline)
         self._groups[group_id] = group
-        return [self._task(group, index) for index in range(self.rules.group_size)]
+        return [self._task(group, index) for index in range(len(slots))]
 
     def _task(self, group: Group, sample_index: int) -> RolloutTask:
         attempt = group.slots[sample_index].attempt
+        sampling = self._sampling
+        if sample_index == self.rules.group_size:
+            sampling = sampling.model_copy(update={"temperature": 0.0})
         return RolloutTask(
             key=RolloutKey(
                 run_id=self.rules.run_id,
@@ -176,10 +224,10 @@ class GroupBook:
                 sample_index=sample_index,
                 attempt=attempt,
             ),
-            group_size=self.rules.group_size,
+            group_size=self.rules.slots_per_group,
             task=group.task,
             purpose="train",
-            sampling=self._sampling,
+            sampling=sampling,
             max_attempts=attempt + self.rules.max_attempts,
         )
 
@@ -208,7 +256,7 @@ class GroupBook:
             return Verdict.FOREIGN
         if key.incarnation != self.rules.incarnation:
             return Verdict.OLD_INCARNATION
-        if key.sample_index >= self.rules.group_size:
+        if key.sample_index >= self.rules.slots_per_group:
             return Verdict.FOREIGN
         group = self._groups.get(key.group_id)
         if group is None or group.slots[key.sample_index].final:
@@ -221,11 +269,30 @@ class GroupBook:
         age = staleness(scored.trajectory, self.newest_version)
         return age > self.rules.max_staleness
 
+    def _usable(self, group: Group) -> bool:
+        """Whether enough of a complete group is left to train on."""
+        has_baseline = group.greedy is not None or not group.has_greedy
+        return len(group.survivors) >= self.rules.min_survivors and has_baseline
+
     def _close(self, group: Group) -> None:
-        if len(group.survivors) >= self.rules.min_survivors:
-            self._ready.append(group.group_id)
-        else:
+        if not self._usable(group):
             self._drop(group)
+        elif self._teaches_nothing(group):
+            self._equal_dropped += 1
+            self.counts["equal_groups"] += 1
+            del self._groups[group.group_id]
+        else:
+            self._ready.append(group.group_id)
+
+    def _teaches_nothing(self, group: Group) -> bool:
+        """Whether a group is to be replaced because its rewards are all equal.
+
+        Beyond the limit groups are taken as they are: a policy that always or never succeeds
+        would otherwise wait for ever.
+        """
+        if not self.rules.drop_equal_groups or self._equal_dropped >= self.rules.groups_per_batch:
+            return False
+        return len({total_reward(scored) for scored in group.survivors}) == 1
 
     def _drop(self, group: Group) -> None:
         self.counts["dropped_groups"] += 1
@@ -249,7 +316,7 @@ class GroupBook:
                 self.counts[Verdict.STALE] += 1
                 group.failures.append(slot.result)
                 slot.result = None
-            if stale and group.complete and len(group.survivors) < self.rules.min_survivors:
+            if stale and group.complete and not self._usable(group):
                 self._drop(group)
 
     def overdue(self, now: float) -> list[RolloutTask]:
@@ -279,6 +346,7 @@ class GroupBook:
             return None
         ids, self._ready = self._ready[:size], self._ready[size:]
         self._taken.update(ids)
+        self._equal_dropped = 0
         return [self._groups[group_id] for group_id in sorted(ids)]
 
     def retire(self, groups: Sequence[Group]) -> None:

@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_r1.learner.algorithms import find_estimator
+from agent_r1.learner.algorithms import find_advantage, find_policy_loss
 from agent_r1.learner.checkpoint import write_atomically
 from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
 from agent_r1.learner.engine import PolicyEngine
@@ -51,7 +51,8 @@ def train(
         CanaryError: a rollout server samples with other weights than were published.
         EngineError: the engine or the disk gave up; the last checkpoint is kept.
     """
-    find_estimator(learner.advantage)
+    find_advantage(learner.advantage)
+    find_policy_loss(learner.policy_loss)
     plan = make_plan(
         run=run,
         model=model,
@@ -73,14 +74,17 @@ def build_engine(plan: TrainingPlan) -> PolicyEngine:
     """Load the model over all ranks."""
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
     from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
+    from agent_r1.learner.rank_engine import CriticSetup
 
     table = plan.learner
+    critic_model = plan.model.model_copy(update={"path": table.critic_path or plan.model.path})
     return DeepSpeedPolicyEngine(
         plan.model,
         table,
         seed=plan.run.seed,
         total_steps=plan.total_steps * table.optimizer_steps_per_batch,
-        with_reference=table.kl_coef > 0,
+        with_reference=table.kl != "none",
+        critic=CriticSetup(critic_model, table.critic_lr) if table.has_critic else None,
     )
 
 

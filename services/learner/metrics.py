@@ -10,26 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from agent_r1.learner.groups import Group, staleness
+from agent_r1.learner.groups import Group, process_reward, staleness, total_reward
 from agent_r1_proto.rewards import ScoredTrajectory
 
 TOOL_FAILURES = ("error", "malformed", "unknown_tool", "over_limit", "failed")
-
-
-def process_reward(scored: ScoredTrajectory) -> float:
-    """Return the sum of the process rewards ToolEnv gave to the calls."""
-    return sum(call.process_reward or 0.0 for call in scored.trajectory.calls())
-
-
-def total_reward(scored: ScoredTrajectory) -> float:
-    """Return outcome reward plus process rewards.
-
-    Raises:
-        ValueError: the trajectory has no outcome reward (it failed).
-    """
-    if scored.reward is None:
-        raise ValueError(f"trajectory {scored.trajectory.rollout_id} has no reward")
-    return scored.reward.total + process_reward(scored)
 
 
 def _spread(area: str, values: Sequence[float]) -> dict[str, float]:

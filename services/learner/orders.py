@@ -1,10 +1,10 @@
-"""What rank 0 tells each rank to train on: policy_engine.py --TrainOrder--> deepspeed_engine.py."""
+"""What rank 0 tells each rank to train on: policy_engine.py --TrainOrder--> rank_engine.py."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from agent_r1.learner.batching import MicroBatch
+from agent_r1.learner.batching import MicroBatch, ValueBatch
 from agent_r1.learner.engine import LossSpec
 
 
@@ -13,9 +13,9 @@ class StepOrder:
     """One optimizer step of one rank."""
 
     microbatches: list[MicroBatch]
-    total_weight: float
-    """What the summed token losses of all ranks are divided by."""
     lr: float
+    value_batches: list[ValueBatch] = field(default_factory=list)
+    """The critic's; [] where there is none."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ class TrainingPlan:
     @property
     def samples_per_batch(self) -> int:
         """Trajectories of one batch."""
-        return self.learner.groups_per_batch * self.learner.group_size
+        return self.learner.groups_per_batch * self.learner.slots_per_group
 
     def check_memory(self, limit: int | None) -> None:
         """Refuse a Redis that the work outstanding could fill.

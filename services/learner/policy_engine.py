@@ -14,18 +14,23 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_r1.learner import checkpoint_io, snapshot
+from agent_r1.learner.algorithms.aggregation import aggregation_weights
 from agent_r1.learner.batching import (
-    MicroBatch,
+    TokenBatch,
     build_microbatch,
+    build_value_batch,
     plan_microbatches,
+    scatter_back,
     scoring_sample,
     split_evenly,
+    value_mask,
 )
 from agent_r1.learner.config import EngineTable
 from agent_r1.learner.distributed import EngineSetup, RankGroup
 from agent_r1.learner.durable import report_full_disk, require_space
-from agent_r1.learner.engine import LossSpec, TrainSample
+from agent_r1.learner.engine import FloatArray, LossSpec, Model, TrainSample
 from agent_r1.learner.orders import StepOrder, TrainOrder
+from agent_r1.learner.rank_engine import CriticSetup, TrainReply
 from agent_r1.learner.schedule import learning_rate
 from agent_r1.learner.snapshot import Weights
 from agent_r1_proto.config import ModelTable
@@ -45,7 +50,7 @@ class _Counts:
     padded: int = 0
     microbatches: int = 0
 
-    def add(self, batch: MicroBatch) -> None:
+    def add(self, batch: TokenBatch) -> None:
         """Count a micro-batch; an empty one counts as padding."""
         self.tokens += batch.num_tokens
         self.padded += batch.num_padded
@@ -63,6 +68,7 @@ class DeepSpeedPolicyEngine:
         seed: int = 0,
         total_steps: int | None = None,
         with_reference: bool = False,
+        critic: CriticSetup | None = None,
         table_name: str = "learner",
         group: RankGroup | None = None,
     ) -> None:
@@ -74,6 +80,7 @@ class DeepSpeedPolicyEngine:
             seed: seeds torch on every rank.
             total_steps: optimizer steps of the whole run; cosine and linear schedules need it.
             with_reference: keep the configured model for the KL term.
+            critic: train a critic beside the policy; None is none.
             table_name: "learner" or "sft", named in messages about keys.
             group: ranks that are joined already; None starts them.
 
@@ -89,7 +96,9 @@ class DeepSpeedPolicyEngine:
         self._has_reference = with_reference
         self._group = group or RankGroup(self._table)
         try:
-            self._group.build(EngineSetup(model, self._table, seed, with_reference, table_name))
+            self._group.build(
+                EngineSetup(model, self._table, seed, with_reference, table_name, critic)
+            )
         except BaseException:
             self._group.close()
             raise
@@ -111,9 +120,16 @@ class DeepSpeedPolicyEngine:
             )
         started = time.perf_counter()
         orders, counts = self._plan_orders(samples, spec)
-        metrics: dict[str, float] = self._group.run("train", orders)
+        reply: TrainReply = self._group.run("train", orders)
+        if reply.not_finite:
+            names = [samples[i].name or f"sample {i}" for i in reply.not_finite]
+            self._group.fail(
+                f"the loss of a micro-batch is not finite, so step {self.optimizer_steps + 1} was "
+                f"refused; its trajectories are {', '.join(names)}; look at their log-probabilities"
+                " and rewards, and resume from the last checkpoint"
+            )
         elapsed = time.perf_counter() - started
-        return metrics | {
+        return reply.metrics | {
             "batch/tokens": float(sum(sample.num_tokens for sample in samples)),
             "batch/action_tokens": float(sum(int(s.loss_mask.sum()) for s in samples)),
             "batch/computed_tokens": float(counts.tokens),
@@ -130,46 +146,61 @@ class DeepSpeedPolicyEngine:
         counts = _Counts()
         orders = [TrainOrder(spec, []) for _ in range(self._table.ranks)]
         for offset, part in enumerate(split_evenly(len(samples), spec.optimizer_steps)):
-            chosen = [samples[i] for i in part]
-            weight = total_weight(chosen, spec)
+            weights = token_weights(samples, part, spec)
             lr = learning_rate(self._table, self.optimizer_steps + offset, self._total_steps)
-            kept = [sample for sample in chosen if not _is_skipped(sample, spec)]
-            for order, batches in zip(orders, self._cut(kept, counts), strict=True):
-                order.steps.append(StepOrder(batches, weight, lr))
+            kept = [i for i in part if not _is_skipped(samples[i], spec)]
+            value_tokens = sum(int(value_mask(samples[i]).sum()) for i in part)
+            learned = list(part) if value_tokens else []
+            plans = zip(self._plan(samples, kept), self._plan(samples, learned), strict=True)
+            for order, (share, value_share) in zip(orders, plans, strict=True):
+                batches = [build_microbatch(samples, indices, weights) for indices in share]
+                for batch in batches:
+                    counts.add(batch)
+                value_batches = [
+                    build_value_batch(samples, indices, 1 / max(1, value_tokens))
+                    for indices in value_share
+                ]
+                order.steps.append(StepOrder(batches, lr, value_batches))
         return orders, counts
 
-    def _cut(self, samples: Sequence[TrainSample], counts: _Counts) -> list[list[MicroBatch]]:
-        """Return the micro-batches of each rank, and count them."""
+    def _plan(self, samples: Sequence[TrainSample], chosen: Sequence[int]) -> list[list[list[int]]]:
+        """Return the micro-batches of each rank, as indices of samples."""
         plan = plan_microbatches(
-            [sample.num_tokens for sample in samples],
+            [samples[i].num_tokens for i in chosen],
             self._table.ranks,
             self._table.max_tokens_per_microbatch,
             self._table.max_padding_share,
         )
-        cut = [[build_microbatch(samples, indices) for indices in share] for share in plan]
-        for batches in cut:
-            for batch in batches:
-                counts.add(batch)
-        return cut
+        return [[[chosen[i] for i in indices] for indices in share] for share in plan]
+
+    # Scoring
 
     def logprobs(
         self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
-    ) -> list[npt.NDArray[np.float32]]:
+    ) -> list[FloatArray]:
         """See `engine.PolicyEngine.logprobs`."""
         samples = [scoring_sample(ids, temperature) for ids in token_ids]
+        return [values[1:] for values in self.token_logprobs(samples)]
+
+    def token_logprobs(
+        self, samples: Sequence[TrainSample], model: Model = "policy"
+    ) -> list[FloatArray]:
+        """See `engine.PolicyEngine.token_logprobs`."""
+        if model == "reference" and not self._has_reference:
+            raise ValueError("the reference was asked of an engine that was made without one")
         if not samples:
             return []
-        cut = self._cut(samples, _Counts())
-        scored = self._group.gather("score", cut)
-        result: list[npt.NDArray[np.float32]] = [np.zeros(0, np.float32)] * len(samples)
-        for batches, values in zip(cut, scored, strict=True):
-            for batch, flat in zip(batches, values, strict=True):
-                start = 0
-                for index in batch.indices:
-                    end = start + samples[index].num_tokens - 1
-                    result[index] = flat[start:end]
-                    start = end
-        return result
+        plan = self._plan(samples, range(len(samples)))
+        cut = [[build_microbatch(samples, indices) for indices in share] for share in plan]
+        flat = self._group.gather("score", [(model, batches) for batches in cut])
+        return scatter_back(cut, flat, [sample.loss_mask for sample in samples])
+
+    def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        """See `engine.PolicyEngine.token_values`."""
+        plan = self._plan(samples, range(len(samples)))
+        cut = [[build_value_batch(samples, indices) for indices in share] for share in plan]
+        flat = self._group.gather("values", cut)
+        return scatter_back(cut, flat, [value_mask(sample) for sample in samples])
 
     # Weights and state
 
@@ -207,36 +238,58 @@ class DeepSpeedPolicyEngine:
         return self._state_bytes() + self._weight_bytes()
 
     def _weight_bytes(self) -> int:
-        bytes_each = 2 if self._model_table.dtype == "bfloat16" else 4
-        return self._group.engine.num_weights() * bytes_each
+        return self._group.engine.num_weights() * self._bytes_per_weight
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return 2 if self._model_table.dtype == "bfloat16" else 4
 
     def _state_bytes(self) -> int:
-        bytes_each = ADAM_BYTES_PER_WEIGHT
+        bytes_each = self._bytes_per_weight + ADAM_BYTES_PER_WEIGHT
         if self._model_table.dtype == "bfloat16":
             bytes_each += MASTER_BYTES_PER_WEIGHT
-        return self._weight_bytes() + self._group.engine.num_weights() * bytes_each
+        engine = self._group.engine
+        return (engine.num_weights() + engine.num_critic_weights()) * bytes_each
 
     def close(self) -> None:
         """See `engine.PolicyEngine.close`."""
         self._group.close()
 
 
-def total_weight(samples: Sequence[TrainSample], spec: LossSpec) -> float:
-    """Return what the summed token losses of one optimizer batch are divided by.
+def token_weights(
+    samples: Sequence[TrainSample], part: Sequence[int], spec: LossSpec
+) -> list[FloatArray]:
+    """Return [S][T] what each token's loss counts in one optimizer batch.
+
+    Args:
+        samples: the whole batch.
+        part: the samples of this optimizer batch; the others weigh 0.
+        spec: the aggregation; for "nll" tokens are weighed by `advantages`.
 
     Raises:
         ValueError: no token counts in the loss.
     """
+    masks = [samples[i].loss_mask for i in part]
     if spec.kind == "nll":
-        weight = sum(float(s.advantages[s.loss_mask].sum(dtype=np.float64)) for s in samples)
+        total = sum(float(samples[i].advantages[samples[i].loss_mask].sum()) for i in part)
     else:
-        weight = float(sum(int(sample.loss_mask.sum()) for sample in samples))
-    if not weight > 0:
+        total = sum(int(mask.sum()) for mask in masks)
+    if not total > 0:
         raise ValueError(
-            f"none of the tokens of {len(samples)} samples counts in the loss; a batch needs at "
+            f"none of the tokens of {len(part)} samples counts in the loss; a batch needs at "
             "least one sampled token"
         )
-    return weight
+    weights = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
+    if spec.kind == "nll":
+        for i in part:
+            weights[i] = samples[i].advantages / np.float32(total)
+        return weights
+    scalars = aggregation_weights(
+        [int(mask.sum()) for mask in masks], spec.aggregation, fixed_length=spec.fixed_length
+    )
+    for i, scalar in zip(part, scalars, strict=True):
+        weights[i] += np.float32(scalar)
+    return weights
 
 
 def _is_skipped(sample: TrainSample, spec: LossSpec) -> bool:

@@ -1,46 +1,60 @@
 """From rewarded groups to what the loss sees: train.py --Group--> TrainSample --> engine.
 
 Rewards become token rewards (process rewards on the token that closes a call, the outcome on the
-last sampled token), the chosen estimator turns them into advantages. Pure.
+last sampled token), the chosen estimator turns them into advantages. Runs in the engine's thread:
+some objectives need the learner's own log-probabilities, the reference's or the critic's values
+first.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.algorithms import AdvantageBatch, find_estimator
+from agent_r1.learner.algorithms import (
+    AdvantageBatch,
+    AdvantageOptions,
+    Advantages,
+    find_advantage,
+)
+from agent_r1.learner.algorithms.importance import keeps_sequence, truncated_weights
+from agent_r1.learner.algorithms.process_rewards import normalize_process_rewards
 from agent_r1.learner.config import LearnerTable
-from agent_r1.learner.engine import LossSpec, TrainSample
+from agent_r1.learner.engine import FloatArray, LossSpec, PolicyEngine, TrainSample
+from agent_r1.learner.failures import RunFailedError
 from agent_r1.learner.groups import Group
 from agent_r1_proto.rewards import ScoredTrajectory
 
+BoolArray = npt.NDArray[np.bool_]
 
-def token_rewards(scored: ScoredTrajectory, outcome: float) -> npt.NDArray[np.float64]:
-    """Place the rewards of a trajectory on its tokens.
 
-    Args:
-        scored: the trajectory with its process rewards.
-        outcome: its outcome reward.
+@dataclass
+class Prepared:
+    """One batch, ready for the engine."""
 
-    Returns:
-        [T] process reward on the sampled token that closes its call, outcome on the last sampled
-        token, 0.0 elsewhere.
+    samples: list[TrainSample]
+    """One per surviving trajectory, by group and sample."""
+    advantages: list[float]
+    """[S] mean advantage over the sampled tokens of each."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the filters left out, and what the corrections came to."""
 
-    Raises:
-        ValueError: the trajectory has no reward, or no sampled token to put it on.
-    """
-    trajectory = scored.trajectory
-    sampled = np.flatnonzero(trajectory.action_mask)
-    if scored.reward is None or not len(sampled):
-        raise ValueError(f"trajectory {trajectory.rollout_id} cannot be trained on")
-    rewards = np.zeros(len(trajectory.token_ids), dtype=np.float64)
-    for call in trajectory.calls():
+    @property
+    def trains(self) -> bool:
+        """Whether any token counts in the loss."""
+        return any(bool(sample.loss_mask.any()) for sample in self.samples)
+
+
+def process_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:
+    """Return [T] the process reward of each call on the sampled token that closes it."""
+    rewards = np.zeros(len(scored.trajectory.token_ids), dtype=np.float64)
+    for call in scored.trajectory.calls():
         rewards[call.end_token_index] += call.process_reward or 0.0
-    rewards[sampled[-1]] += outcome
     return rewards
 
 
@@ -58,67 +72,284 @@ def outcome_rewards(group: Group, *, shuffle: bool) -> list[float]:
     return rewards
 
 
+def response_mask(scored: ScoredTrajectory) -> BoolArray:
+    """Return [T] True on every token after the prompt, tool text included."""
+    mask = np.zeros(len(scored.trajectory.token_ids), dtype=np.bool_)
+    mask[int(np.argmax(scored.trajectory.action_mask)) :] = True
+    return mask
+
+
 def build_samples(
-    groups: Sequence[Group], table: LearnerTable
-) -> tuple[list[TrainSample], list[float]]:
+    groups: Sequence[Group], table: LearnerTable, engine: PolicyEngine | None = None
+) -> Prepared:
     """Compute advantages for a batch of groups and build the samples to train on.
 
     Args:
         groups: the batch, each group with its survivors.
-        table: names the estimator and the sampling temperature.
+        table: the objective.
+        engine: computes log-probabilities and values where the objective needs them; None is
+            enough for objectives that need neither.
 
-    Returns:
-        One sample per surviving trajectory, by group and sample, and for each the mean advantage
-        over its sampled tokens.
+    Raises:
+        RunFailedError: a number is not finite; the trajectories are named.
+        ValueError: the estimator gave something else than one advantage a token.
     """
-    survivors = [(group.group_id, scored) for group in groups for scored in group.survivors]
-    outcomes = [
-        outcome
-        for group in groups
-        for outcome in outcome_rewards(group, shuffle=table.shuffle_rewards)
-    ]
-    batch = AdvantageBatch(
-        group_ids=[group_id for group_id, _ in survivors],
-        token_rewards=[
-            token_rewards(scored, outcome)
-            for (_, scored), outcome in zip(survivors, outcomes, strict=True)
-        ],
-        action_masks=[scored.trajectory.action_mask for _, scored in survivors],
-    )
-    estimate = find_estimator(table.advantage)
-    advantages = estimate(batch, normalize_std=table.normalize_std)
-    samples: list[TrainSample] = []
-    for (_, scored), advantage in zip(survivors, advantages, strict=True):
+    batch = _Batch(groups, table)
+    batch.check_finite()
+    if engine is not None:
+        batch.ask(engine)
+    return batch.prepare()
+
+
+class _Batch:
+    """The trajectories of one batch on their way to samples."""
+
+    def __init__(self, groups: Sequence[Group], table: LearnerTable) -> None:
+        self._table = table
+        self._groups = groups
+        self._scored = [scored for group in groups for scored in group.survivors]
+        for scored in self._scored:
+            if scored.reward is None or not scored.trajectory.action_mask.any():
+                raise ValueError(
+                    f"trajectory {scored.trajectory.rollout_id} cannot be trained on: it has no "
+                    "reward or no sampled token"
+                )
+        self._metrics: dict[str, float] = {}
+        self._values: list[FloatArray] | None = None
+        self._penalties: list[FloatArray] | None = None
+        self._credit_masks = [
+            s.trajectory.action_mask if table.advantage_mask else response_mask(s)
+            for s in self._scored
+        ]
+        self._samples = [self._bare_sample(scored) for scored in self._scored]
+
+    def _bare_sample(self, scored: ScoredTrajectory) -> TrainSample:
         trajectory = scored.trajectory
-        loss_mask = trajectory.action_mask.copy()
+        mask = trajectory.action_mask if self._table.loss_mask else response_mask(scored)
+        loss_mask = mask.copy()
         loss_mask[0] = False
-        samples.append(
-            TrainSample(
-                token_ids=trajectory.token_ids,
-                loss_mask=loss_mask,
-                rollout_logprobs=trajectory.rollout_logprobs,
-                advantages=advantage,
-                temperature=trajectory.temperature,
-            )
+        return TrainSample(
+            token_ids=trajectory.token_ids,
+            loss_mask=loss_mask,
+            rollout_logprobs=trajectory.rollout_logprobs,
+            advantages=np.zeros(len(mask), np.float32),
+            temperature=trajectory.temperature,
+            name=trajectory.rollout_id,
         )
-    means = [
-        float(advantage[mask].mean())
-        for advantage, mask in zip(advantages, batch.action_masks, strict=True)
-    ]
-    return samples, means
+
+    def _update(self, index: int, **changes: object) -> None:
+        self._samples[index] = replace(self._samples[index], **changes)  # pyright: ignore
+
+    def check_finite(self) -> None:
+        """Refuse the batch when a reward or a log-probability is not a number.
+
+        Raises:
+            RunFailedError: names the trajectories.
+        """
+        for what, numbers in (
+            ("reward", [np.asarray([s.reward.total if s.reward else 0.0]) for s in self._scored]),
+            ("process reward", [process_rewards(s) for s in self._scored]),
+            (
+                "log-probability",
+                [s.trajectory.rollout_logprobs[s.trajectory.action_mask] for s in self._scored],
+            ),
+        ):
+            self._refuse_not_finite(what, numbers)
+
+    def _refuse_not_finite(self, what: str, numbers: Sequence[npt.NDArray[np.floating]]) -> None:
+        bad = [
+            s.trajectory.rollout_id
+            for s, values in zip(self._scored, numbers, strict=True)
+            if not np.all(np.isfinite(values))
+        ]
+        if bad:
+            raise RunFailedError(
+                f"the step was refused: a {what} is not finite in {len(bad)} of "
+                f"{len(self._scored)} trajectories ({', '.join(bad)}); nothing was trained on "
+                "them; look at them in trajectories/, and at the reward components"
+            )
+
+    # What the engine knows
+
+    def ask(self, engine: PolicyEngine) -> None:
+        """Compute what the objective needs before the first optimizer step."""
+        table = self._table
+        if table.needs_learner_logprobs or table.optimizer_steps_per_batch > 1:
+            self._take_learner_logprobs(engine.token_logprobs(self._samples))
+        if table.kl == "reward":
+            self._take_penalties(engine.token_logprobs(self._samples, "reference"))
+        if table.has_critic:
+            for index, mask in enumerate(self._credit_masks):
+                learned = mask.copy()
+                learned[0] = False
+                zeros = np.zeros(len(mask), np.float32)
+                self._update(index, value_mask=learned, returns=zeros, old_values=zeros)
+            self._values = engine.token_values(self._samples)
+            self._refuse_not_finite("value", self._values)
+
+    def _take_learner_logprobs(self, learner_logprobs: list[FloatArray]) -> None:
+        self._refuse_not_finite("learner log-probability", learner_logprobs)
+        table = self._table
+        differences: list[FloatArray] = []
+        weights: list[FloatArray] = []
+        dropped = 0
+        for index, (scored, learner) in enumerate(zip(self._scored, learner_logprobs, strict=True)):
+            sample = self._samples[index]
+            sampled = scored.trajectory.action_mask & sample.loss_mask
+            # What was not sampled has no rollout log-probability: its ratio starts at 1.
+            rollout = np.where(sampled, scored.trajectory.rollout_logprobs, learner)
+            differences.append(np.abs(learner - rollout)[sampled])
+            self._update(index, old_logprobs=learner, rollout_logprobs=rollout)
+            if table.importance_cap is not None:
+                factors = truncated_weights(learner, rollout, table.importance_cap)
+                weights.append(factors[sampled])
+                self._update(index, importance=factors)
+            high = math.inf if table.importance_high is None else table.importance_high
+            if not keeps_sequence(learner[sampled], rollout[sampled], table.importance_low, high):
+                dropped += 1
+                self._update(index, loss_mask=np.zeros_like(sample.loss_mask))
+        flat = np.concatenate(differences)
+        self._metrics["logprob/abs_diff_mean"] = float(flat.mean())
+        self._metrics["logprob/abs_diff_max"] = float(flat.max())
+        if weights:
+            factors = np.concatenate(weights)
+            self._metrics["importance/mean"] = float(factors.mean())
+            self._metrics["importance/capped_share"] = float(
+                np.mean(factors >= (table.importance_cap or math.inf))
+            )
+        if table.importance_low > 0 or table.importance_high is not None:
+            self._metrics["filter/importance"] = float(dropped)
+
+    def _take_penalties(self, ref_logprobs: list[FloatArray]) -> None:
+        # torch takes seconds to import; whoever only reads this module should not wait for it.
+        import torch
+
+        from agent_r1.learner.algorithms.kl import kl_per_token
+
+        table = self._table
+        self._penalties = []
+        for scored, sample, reference in zip(
+            self._scored, self._samples, ref_logprobs, strict=True
+        ):
+            assert sample.old_logprobs is not None
+            kl = kl_per_token(
+                torch.from_numpy(sample.old_logprobs),
+                torch.from_numpy(reference),
+                table.kl_estimator,
+            ).numpy()
+            self._penalties.append(np.where(scored.trajectory.action_mask, kl, 0.0))
+        sampled = [
+            kl[s.trajectory.action_mask]
+            for kl, s in zip(self._penalties, self._scored, strict=True)
+        ]
+        self._metrics["reward/kl"] = float(np.concatenate(sampled).mean())
+
+    # Advantages
+
+    def _token_rewards(self) -> list[npt.NDArray[np.float64]]:
+        table = self._table
+        outcomes = [
+            outcome
+            for group in self._groups
+            for outcome in outcome_rewards(group, shuffle=table.shuffle_rewards)
+        ]
+        rewards = normalize_process_rewards(
+            [process_rewards(scored) for scored in self._scored], table.process_rewards
+        )
+        for index, scored in enumerate(self._scored):
+            last = int(np.flatnonzero(scored.trajectory.action_mask)[-1])
+            rewards[index][last] += outcomes[index]
+            if self._penalties is not None:
+                rewards[index] -= table.kl_coef * self._penalties[index]
+        return rewards
+
+    def _advantages(self) -> Advantages:
+        table = self._table
+        needs_greedy = table.advantage == "remax"
+        batch = AdvantageBatch(
+            group_ids=[group.group_id for group in self._groups for _ in group.survivors],
+            token_rewards=self._token_rewards(),
+            credit_masks=self._credit_masks,
+            values=self._values,
+            greedy_rewards=[
+                group.greedy_reward() for group in self._groups for _ in group.survivors
+            ]
+            if needs_greedy
+            else None,
+        )
+        options = AdvantageOptions(
+            gamma=table.gamma, lam=table.lam, normalize_std=table.normalize_std
+        )
+        result = find_advantage(table.advantage)(batch, options)
+        _check_result(result, batch, table.advantage)
+        self._refuse_not_finite("advantage", result.advantages)
+        return result
+
+    def prepare(self) -> Prepared:
+        """Return the samples with their advantages."""
+        result = self._advantages()
+        overlong = 0
+        for index, (scored, advantages) in enumerate(
+            zip(self._scored, result.advantages, strict=True)
+        ):
+            self._update(index, advantages=advantages)
+            if self._values is not None:
+                assert result.returns is not None
+                self._update(index, returns=result.returns[index], old_values=self._values[index])
+            if self._table.drop_overlong and scored.trajectory.status == "TRUNCATED":
+                overlong += 1
+                nothing = np.zeros_like(self._samples[index].loss_mask)
+                self._update(index, loss_mask=nothing)
+        if self._table.drop_overlong:
+            self._metrics["filter/overlong"] = float(overlong)
+        means = [
+            float(advantages[scored.trajectory.action_mask].mean())
+            for scored, advantages in zip(self._scored, result.advantages, strict=True)
+        ]
+        return Prepared(self._samples, means, self._metrics)
 
 
-def loss_spec(table: LearnerTable) -> LossSpec:
-    """Return the loss that the configuration describes."""
+def _check_result(result: Advantages, batch: AdvantageBatch, name: str) -> None:
+    """Refuse what an estimator of the user's must not return."""
+    if len(result.advantages) != len(batch.credit_masks):
+        raise ValueError(
+            f"learner.advantage ({name}) returned {len(result.advantages)} arrays for "
+            f"{len(batch.credit_masks)} trajectories; it must return one each"
+        )
+    for i, (advantages, mask) in enumerate(zip(result.advantages, batch.credit_masks, strict=True)):
+        if advantages.shape != mask.shape:
+            raise ValueError(
+                f"learner.advantage ({name}) returned {advantages.shape} advantages for trajectory "
+                f"{i} of {mask.shape} tokens; it must return one a token"
+            )
+        if np.any(advantages[~mask] != 0.0):
+            raise ValueError(
+                f"learner.advantage ({name}) gave trajectory {i} an advantage outside its credit "
+                "mask; it must be 0.0 there"
+            )
+
+
+def loss_spec(table: LearnerTable, step: int = 0) -> LossSpec:
+    """Return the loss that the configuration describes.
+
+    Args:
+        table: the objective.
+        step: learner steps taken before this one; the first `critic_warmup_steps` train the
+            critic only.
+    """
     return LossSpec(
-        kind="ppo",
+        kind="policy",
+        policy_loss=table.policy_loss,
         clip_low=table.clip_low,
         clip_high=table.clip_high,
         dual_clip=table.dual_clip,
-        kl_coef=table.kl_coef,
+        kl_coef=table.kl_coef if table.kl == "loss" else 0.0,
         kl_estimator=table.kl_estimator,
         entropy_coef=table.entropy_coef,
         aggregation=table.aggregation,
+        fixed_length=table.fixed_length,
+        value_clip=table.value_clip,
         optimizer_steps=table.optimizer_steps_per_batch,
         drop_zero_advantages=table.drop_zero_advantages,
+        trains_policy=step >= table.critic_warmup_steps,
     )

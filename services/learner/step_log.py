@@ -130,6 +130,7 @@ class StepLog:
         counts = self._work.book.counts
         values |= {f"results/{name}": float(counts[name]) for name in COUNTED}
         values["group/dropped"] = float(counts["dropped_groups"])
+        values["filter/equal_groups"] = float(counts["equal_groups"])
         return values | report.evaluation
 
     def _progress_line(self, step: int, values: dict[str, float]) -> None:

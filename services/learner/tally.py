@@ -1,6 +1,6 @@
 """What the micro-batches of one batch add up to, over all ranks: the engine's metrics.
 
-deepspeed_engine.py --values of each micro-batch--> Tally --> batch_metrics --> policy_engine.py
+rank_engine.py --values of each micro-batch--> Tally --> batch_metrics --> policy_engine.py
 """
 
 from __future__ import annotations
@@ -10,7 +10,20 @@ import torch.distributed as dist
 
 from agent_r1.learner.orders import TrainOrder
 
-_SUMS = ("loss", "policy", "kl_ref", "entropy", "clipped", "dlogp", "tokens")
+_SUMS = (
+    "loss",
+    "policy",
+    "kl_ref",
+    "entropy",
+    "clipped",
+    "dlogp",
+    "compared",
+    "tokens",
+    "value_loss",
+    "values",
+    "values_clipped",
+    "value_tokens",
+)
 _MAXIMA = ("dlogp", "ratio")
 
 
@@ -45,16 +58,25 @@ def batch_metrics(
     """Name the metrics of one batch; what nothing was computed for is left out."""
     steps = len(order.steps)
     spec = order.spec
-    metrics = {"loss/total": sums["loss"] / steps, "loss/policy": sums["policy"] / steps}
-    if spec.kind == "ppo":
-        metrics["loss/clip_fraction"] = sums["clipped"] / steps
-    if sums["tokens"] == 0:
+    metrics: dict[str, float] = {}
+    if spec.trains_policy:
+        metrics |= {"loss/total": sums["loss"] / steps, "loss/policy": sums["policy"] / steps}
+        if spec.kind == "policy":
+            metrics["loss/clip_fraction"] = sums["clipped"] / steps
+    if sums["value_tokens"]:
+        metrics |= {
+            "loss/value": sums["value_loss"] / steps,
+            "value/mean": sums["values"] / sums["value_tokens"],
+            "value/clip_fraction": sums["values_clipped"] / sums["value_tokens"],
+        }
+    if not sums["tokens"]:
         return metrics
     metrics["policy/entropy"] = sums["entropy"] / sums["tokens"]
-    if spec.kind == "ppo":
+    if spec.kind == "policy":
         metrics["policy/ratio_max"] = maxima["ratio"]
-        metrics["logprob/abs_diff_mean"] = sums["dlogp"] / sums["tokens"]
-        metrics["logprob/abs_diff_max"] = maxima["dlogp"]
+        if sums["compared"]:
+            metrics["logprob/abs_diff_mean"] = sums["dlogp"] / sums["compared"]
+            metrics["logprob/abs_diff_max"] = maxima["dlogp"]
         if spec.kl_coef > 0:
             metrics["loss/kl_ref"] = sums["kl_ref"] / sums["tokens"]
     return metrics

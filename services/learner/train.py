@@ -26,7 +26,7 @@ from agent_r1.learner.groups import BookRules, GroupBook
 from agent_r1.learner.halting import Halt, StopRequested
 from agent_r1.learner.plan import TrainingPlan
 from agent_r1.learner.records import Records
-from agent_r1.learner.samples import build_samples, loss_spec
+from agent_r1.learner.samples import Prepared, build_samples, loss_spec
 from agent_r1.learner.step_log import StepLog, StepReport
 from agent_r1.learner.training_evaluation import TrainingEvaluation
 from agent_r1.learner.weight_sync import WeightSync
@@ -195,6 +195,8 @@ class Training:
             max_staleness=table.max_staleness,
             sample_timeout_s=table.sample_timeout_s,
             max_attempts=table.max_attempts,
+            greedy_baseline=table.has_greedy_baseline,
+            drop_equal_groups=table.drop_equal_groups,
         )
         book = GroupBook(rules, SamplingParameters(temperature=table.temperature))
         book.counts.update(state.counts)
@@ -264,35 +266,46 @@ class Training:
         started = time.monotonic()
         groups = await self._halt.or_stop(self._work.next_batch())
         rollout_s = time.monotonic() - started
+        learn_started = time.monotonic()
         newest = self._version
-        samples, advantages = build_samples(groups, self._table)
+        prepared = await self._engine.call(
+            lambda engine: build_samples(groups, self._table, engine)
+        )
         canary_tokens = CanaryTokens.of(
             groups[0].survivors[0].trajectory, self._table.canary_tokens
         )
         await self._check_first_canary(canary_tokens)
-        learn_started = time.monotonic()
-        spec = loss_spec(self._table)
-        learned = await self._engine.call(lambda engine: engine.train_batch(samples, spec))
+        learned = await self._learn(prepared)
         # Nothing awaits from here to the push: a stop finds the whole step done, or not begun.
         self.step += 1
         self._work.retire(groups)
         report = StepReport(
             step=self.step,
             groups=groups,
-            advantages=advantages,
+            advantages=prepared.advantages,
             newest_version=newest,
-            engine=learned,
+            engine=prepared.metrics | learned,
             rollout_s=rollout_s,
             learn_s=time.monotonic() - learn_started,
             evaluation=self._evaluations.take_metrics(),
         )
-        self._records.add_batch(len(samples), report.sampled_tokens, report.max_staleness)
+        self._records.add_batch(len(prepared.samples), report.sampled_tokens, report.max_staleness)
         try:
             report.push = await self._halt.or_stop(self._sync.push(canary_tokens))
             await self._halt.or_stop(self._work.advance(self._version))
         finally:
             report.step_s = time.monotonic() - started
             self._log.write(report)
+
+    async def _learn(self, prepared: Prepared) -> dict[str, float]:
+        if not prepared.trains:
+            logger.warning(
+                "step %d has nothing to train on: the filters left out every trajectory",
+                self.step + 1,
+            )
+            return {}
+        spec = loss_spec(self._table, self.step)
+        return await self._engine.call(lambda engine: engine.train_batch(prepared.samples, spec))
 
     async def _check_first_canary(self, tokens: CanaryTokens | None) -> None:
         """Compare once before the first step of a start: in bf16, version 0 is the noise floor."""
@@ -352,7 +365,7 @@ class Training:
             "reason": reason,
             "run_id": self.plan.run.id,
             "model": self.plan.model.path,
-            "algorithm": self._table.advantage,
+            "algorithm": self._table.algorithm,
             "seed": self.plan.run.seed,
             "steps": self.step,
             "total_steps": self.plan.total_steps,

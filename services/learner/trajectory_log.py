@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.metrics import process_reward
+from agent_r1.learner.groups import process_reward
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn

@@ -179,7 +179,11 @@ class AgentLoop:
         messages = task.messages()
         if self._env.system_prompt is not None and messages[0].role != "system":
             messages.insert(0, ChatMessage(role="system", content=self._env.system_prompt))
-        rendered = self._chat.render_prompt(messages, list(specs.values()))
+        asked = list(messages)
+        while asked[-1].role == "tool":
+            asked.pop()
+        results = [self._limited(message.content) for message in messages[len(asked) :]]
+        rendered = self._chat.render_prompt(asked, list(specs.values()), results)
         if not self._prompt_logged:
             self._prompt_logged = True
             logger.info(
@@ -234,15 +238,15 @@ class AgentLoop:
         if step.message is not None:
             roles.append("user")
             texts.append(step.message)
-        bodies = [
-            self._chat.encode_limited(
-                text,
-                max_chars=self._env.max_tool_response_chars,
-                max_tokens=self._env.max_tool_response_tokens,
-            )[1]
-            for text in texts
-        ]
-        return self._chat.encode_reply(roles, bodies)
+        return self._chat.encode_reply(roles, [self._limited(text)[1] for text in texts])
+
+    def _limited(self, text: str) -> tuple[str, list[int]]:
+        """Return outside text as the model sees it, and its tokens."""
+        return self._chat.encode_limited(
+            text,
+            max_chars=self._env.max_tool_response_chars,
+            max_tokens=self._env.max_tool_response_tokens,
+        )
 
     # -- the environment -------------------------------------------------------------------------
 

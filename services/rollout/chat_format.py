@@ -22,6 +22,10 @@ TRUNCATION_MARKER = "\n[truncated]"
 _QUESTION, _THOUGHT, _SAID = "Question-7f3a", "Thought-7f3a", "Said-7f3a"
 _SPOKEN = f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}"
 _REPLY = "Reply-7f3a"
+_HIDES = (
+    "the chat template does not show messages of role {role!r} after an assistant turn; use a "
+    "template that does"
+)
 _MAX_UTF8_TAIL = 4
 _LOOKS_LIKE_MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
 
@@ -116,13 +120,33 @@ class ChatFormat:
     # -- prompts and replies ---------------------------------------------------------------------
 
     def render_prompt(
-        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec] = (),
+        results: Sequence[tuple[str, list[int]]] = (),
     ) -> Rendered:
-        """Render a dialogue up to the first token the model samples."""
+        """Render a dialogue up to the first token the model samples.
+
+        Args:
+            messages: the dialogue.
+            tools: the tools that are offered.
+            results: what tools answered to the last message, an assistant's: text and tokens of
+                each, from `encode_limited`, so that they look as they do between turns.
+        """
+        replies = [f"{_REPLY}-{i}." for i in range(len(results))]
         dialogue = [{"role": m.role, "content": m.content} for m in messages]
+        dialogue += [{"role": "tool", "content": reply} for reply in replies]
         functions = [tool.as_function() for tool in tools] or None
-        text = self._render(dialogue, tools=functions)
-        return Rendered(text, self._encode(text))
+        rest = self._render(dialogue, tools=functions)
+        text, token_ids = "", list[int]()
+        # From the end, where the replies are: nothing before them can be taken for one.
+        for reply, (shown, result_ids) in zip(reversed(replies), reversed(results), strict=True):
+            rest, found, piece = rest.rpartition(reply)
+            if not found:
+                raise ChatTemplateError(_HIDES.format(role="tool"))
+            text = shown + piece + text
+            token_ids = [*result_ids, *self._encode(piece), *token_ids]
+        return Rendered(rest + text, [*self._encode(rest), *token_ids])
 
     def encode_text(self, text: str) -> list[int]:
         """Encode text from outside (a tool's) so that nothing in it becomes a control token.
@@ -294,10 +318,7 @@ class ChatFormat:
         for reply in replies:
             piece, found, rest = rest.partition(reply)
             if not found:
-                raise ChatTemplateError(
-                    f"the chat template does not show messages of role {roles[len(pieces)]!r} "
-                    "after an assistant turn; use a template that does"
-                )
+                raise ChatTemplateError(_HIDES.format(role=roles[len(pieces)]))
             pieces.append(piece)
         pieces.append(rest)
         encoded = [self._encode(piece) for piece in pieces]

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,13 +18,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from agent_r1.learner.algorithms import POLICY_LOSSES
 from agent_r1.learner.batching import build_microbatch, scoring_sample
 from agent_r1.learner.config import EngineTable
 from agent_r1.learner.engine import EngineError, LossSpec, TrainSample
+from agent_r1.learner.objective import Aggregation
 from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
+from agent_r1.learner.rank_engine import CriticSetup
 from agent_r1_proto.config import ModelTable
 from tests.integration import two_ranks
-from tests.tiny_models import make_samples, save_model
+from tests.tiny_models import make_samples, save_model, with_values
 
 END_TIMEOUT_S = 20.0
 SAMPLES = make_samples(two_ranks.COUNT, seed=two_ranks.SEED)
@@ -35,11 +38,14 @@ def model_dir(tmp_path_factory) -> Path:
     return save_model(tmp_path_factory.mktemp("engine") / "model")
 
 
-def make_engine(model_dir: Path, reference: bool = False, **settings: Any) -> DeepSpeedPolicyEngine:
+def make_engine(
+    model_dir: Path, reference: bool = False, critic: bool = False, **settings: Any
+) -> DeepSpeedPolicyEngine:
     """An engine of one rank on the CPU."""
-    table = EngineTable.model_validate({**two_ranks.SETTINGS, **settings})
     model = ModelTable(path=str(model_dir), max_context=512, dtype=settings.pop("dtype", "float32"))
-    return DeepSpeedPolicyEngine(model, table, with_reference=reference)
+    table = EngineTable.model_validate({**two_ranks.SETTINGS, **settings})
+    setup = CriticSetup(model, two_ranks.CRITIC_LR) if critic else None
+    return DeepSpeedPolicyEngine(model, table, with_reference=reference, critic=setup)
 
 
 def gradient(
@@ -106,6 +112,88 @@ def test_the_cut_into_microbatches_does_not_change_the_gradient(model_dir: Path)
     assert relative_distance(shuffled, whole) <= 1e-5
 
 
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
+def test_every_loss_and_aggregation_survives_the_cut(
+    model_dir: Path, policy_loss: str, aggregation: Aggregation
+):
+    spec = LossSpec(policy_loss=policy_loss, aggregation=aggregation, dual_clip=3.0)
+    whole = gradient(model_dir, SAMPLES, spec, max_tokens_per_microbatch=10_000)
+    one_by_one = gradient(model_dir, SAMPLES, spec, max_tokens_per_microbatch=1)
+    assert np.linalg.norm(whole) > 0
+    assert relative_distance(one_by_one, whole) <= 1e-5
+
+
+def test_the_mean_of_sequence_means_equals_plain_torch(model_dir: Path):
+    found = gradient(model_dir, SAMPLES, LossSpec(aggregation="sequence_mean"))
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    # The mean over trajectories of each one's own token mean.
+    loss = torch.stack([plain_loss(model, [sample]) for sample in SAMPLES]).mean()
+    loss.backward()
+    expected = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert relative_distance(np.sort(found), np.sort(expected.numpy())) <= 1e-5
+
+
+def test_importance_weights_multiply_the_policy_loss(model_dir: Path):
+    spec = LossSpec(policy_loss="reinforce")
+    twice = [
+        dataclasses.replace(s, importance=np.full(s.num_tokens, 2.0, np.float32)) for s in SAMPLES
+    ]
+    plain = gradient(model_dir, SAMPLES, spec)
+    assert relative_distance(gradient(model_dir, twice, spec), 2 * plain) <= 1e-5
+
+
+def test_the_critic_equals_plain_torch(model_dir: Path):
+    samples = with_values(SAMPLES)
+    engine = make_engine(model_dir, critic=True)
+    assert not any(values.any() for values in engine.token_values(samples))  # the head starts at 0
+    before = engine.token_logprobs(samples)
+    found = [
+        engine.train_batch(samples, LossSpec(trains_policy=False, value_clip=0.5)) for _ in range(2)
+    ]
+    after = engine.token_logprobs(samples)
+    for one, other in zip(before, after, strict=True):
+        np.testing.assert_array_equal(one, other)  # the warm-up leaves the policy alone
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    head = torch.nn.Linear(model.config.hidden_size, 1)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    parameters = [*model.model.parameters(), *head.parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=two_ranks.CRITIC_LR, weight_decay=0.0)
+    for metrics in found:
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for sample in samples:
+            assert sample.old_values is not None
+            assert sample.returns is not None
+            ids = torch.from_numpy(sample.token_ids.astype(np.int64))
+            hidden = model.model(ids[None]).last_hidden_state[0, :-1]
+            mask = torch.from_numpy(sample.loss_mask[1:])
+            values = head(hidden)[mask, 0]
+            old = torch.from_numpy(sample.old_values[1:])[mask]
+            returns = torch.from_numpy(sample.returns[1:])[mask]
+            near = old + (values - old).clamp(-0.5, 0.5)
+            total = (
+                total + 0.5 * torch.maximum((values - returns) ** 2, (near - returns) ** 2).sum()
+            )
+        loss = total / sum(int(sample.loss_mask.sum()) for sample in samples)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        assert metrics["loss/value"] == pytest.approx(loss.item(), rel=1e-5)
+        assert metrics["grad/critic_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_a_critics_checkpoint_is_not_read_by_an_engine_with_another_make_up(
+    model_dir: Path, tmp_path: Path
+):
+    without = make_engine(model_dir)
+    without.save_state(tmp_path / "state")
+    with pytest.raises(ValueError, match="a critic = None and this run has a critic = True"):
+        make_engine(model_dir, critic=True).load_state(tmp_path / "state")
+
+
 def test_dropping_zero_advantages_does_not_change_the_gradient(model_dir: Path):
     idle = [dataclasses.replace(s, advantages=0 * s.advantages) for s in SAMPLES[:4]]
     samples = [*idle, *SAMPLES[4:]]
@@ -148,21 +236,23 @@ def test_logprobs_equal_log_softmax(model_dir: Path):
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
-def test_several_steps_on_a_batch_use_the_learners_own_logprobs(model_dir: Path):
+def test_the_ratio_starts_at_the_learners_own_logprobs_where_a_sample_has_them(model_dir: Path):
     """The first part's ratio is 1, whatever the rollout's log-probabilities were."""
     engine = make_engine(model_dir, lr=1e-6)
-    metrics = engine.train_batch(SAMPLES, LossSpec(optimizer_steps=2))
+    own = engine.token_logprobs(SAMPLES)
+    samples = [dataclasses.replace(s, old_logprobs=o) for s, o in zip(SAMPLES, own, strict=True)]
+    metrics = engine.train_batch(samples, LossSpec(optimizer_steps=2))
     assert engine.optimizer_steps == 2
     assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-2)
     assert metrics["loss/clip_fraction"] == 0.0
-    found = engine.logprobs([s.token_ids for s in SAMPLES], 0.8)
+    # Compared with the rollout's before the first of the two steps, which takes 4 of 7 samples.
     differences = np.concatenate(
         [
-            np.abs(f - s.rollout_logprobs[1:])[s.loss_mask[1:]]
-            for f, s in zip(found, SAMPLES, strict=True)
+            np.abs(o - s.rollout_logprobs)[s.loss_mask]
+            for o, s in list(zip(own, SAMPLES, strict=True))[:3]
         ]
     )
-    assert metrics["logprob/abs_diff_mean"] == pytest.approx(differences.mean(), rel=1e-2)
+    assert metrics["logprob/abs_diff_mean"] == pytest.approx(differences.mean(), rel=1e-4)
 
 
 def test_a_tied_model_stays_tied(tmp_path: Path):
@@ -221,13 +311,14 @@ def test_a_gradient_that_is_not_finite_ends_training_before_the_weights_change(m
         dataclasses.replace(s, advantages=np.where(s.loss_mask, np.inf, 0).astype(np.float32))
         for s in SAMPLES
     ]
-    with pytest.raises(EngineError, match=r"gradient norm of optimizer step 0 is .*learner\.lr"):
-        engine.train_batch(endless, LossSpec())
+    named = [dataclasses.replace(s, name=f"run/0/{i}") for i, s in enumerate(endless)]
+    with pytest.raises(EngineError, match=r"not finite, so step 1 was refused.* run/0/0, run/0/1"):
+        engine.train_batch(named, LossSpec())
     with pytest.raises(EngineError, match="the training engine ended"):
         engine.train_batch(SAMPLES, LossSpec())
     # the engine takes no further call, so its one rank is asked
     batch = build_microbatch([scoring_sample(SAMPLES[0].token_ids, 1.0)], [0])
-    found = engine._group.engine.score([batch])[0]
+    found = engine._group.engine.score(("policy", [batch]))[0]
     np.testing.assert_array_equal(found, before)
 
 
@@ -299,7 +390,7 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
     leader = Leader("compare", model_dir)
     leaders.append(leader)
     # meanwhile, one rank
-    expected = two_ranks.train(make_engine(model_dir, reference=True), tmp_path)
+    expected = two_ranks.train(make_engine(model_dir, reference=True, critic=True), tmp_path)
     one_rank = gradient(model_dir, SAMPLES, two_ranks.SPEC)
     (follower,) = leader.answer()["followers"]
     for stage in range(4):
@@ -308,9 +399,11 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
         if stage == 0:
             assert found["microbatches"] > 1
             assert relative_distance(np.array(found["gradient"]), one_rank) <= 1e-5
-        for key in ("losses", "grad_norms", "kl"):
+        for key in ("losses", "grad_norms", "kl", "value_losses"):
             assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-6), (stage, key)
         assert found["repeated_loss"] == pytest.approx(found["losses"][-1], rel=1e-5)
+        assert found["repeated_value_loss"] == pytest.approx(found["value_losses"][-1], rel=1e-5)
+        np.testing.assert_allclose(found["values"], expected["values"], atol=2e-3)
         assert found["steps"] == expected["steps"]
         np.testing.assert_allclose(found["logprobs"], expected["logprobs"], atol=2e-3)
         assert found["tensors"] == [list(pair) for pair in expected["tensors"]]

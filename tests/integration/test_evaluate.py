@@ -37,9 +37,9 @@ async def test_every_question_becomes_one_line_and_counts_in_the_summary(
     assert {name: scores.n for name, scores in summary.items()} == {"a": 4, "b": 4}
     text = await asyncio.to_thread(out.read_text)
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["id"] for line in lines] == [f"{name}{i}" for name in "ab" for i in range(4)]
+    assert sorted(line["id"] for line in lines) == [f"{n}{i}" for n in "ab" for i in range(4)]
     assert {rollout.sampling.max_turns for rollout in services.seen} == {2}
     assert {rollout.purpose for rollout in services.seen} == {"eval"}
     written = json.loads(await asyncio.to_thread(out.with_suffix(".summary.json").read_text))
-    assert written["a"]["n"] == 4
-    assert written["b"]["types"]["b"]["n"] == 2
+    assert written["sets"]["a"]["n"] == 4
+    assert written["sets"]["b"]["types"]["b"]["n"] == 2

@@ -23,12 +23,14 @@ from agent_r1.learner.config import EngineTable
 from agent_r1.learner.distributed import RankGroup
 from agent_r1.learner.engine import EngineError, LossSpec
 from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
+from agent_r1.learner.rank_engine import CriticSetup
 from agent_r1_proto.config import ModelTable
-from tests.tiny_models import make_samples
+from tests.tiny_models import make_samples, with_values
 
 SEED = 11
 COUNT = 7
 STEPS = 3
+CRITIC_LR = 3e-3
 SPEC = LossSpec(kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0)
 SETTINGS: dict[str, Any] = {
     "lr": 1e-3,
@@ -47,7 +49,7 @@ def answer_line(values: dict[str, Any]) -> None:
 
 def first_gradient(engine: DeepSpeedPolicyEngine) -> np.ndarray:
     """Return the gradient of the only step taken: AdamW's first moment over 1 - beta."""
-    inner = engine._group.engine._engine
+    inner = engine._group.engine._policy._engine
     beta = inner.optimizer.param_groups[0]["betas"][0]
     moments = [inner.optimizer.state[p]["exp_avg"] for p in inner.module.parameters()]
     return np.concatenate([(m / (1 - beta)).flatten().numpy() for m in moments])
@@ -55,7 +57,7 @@ def first_gradient(engine: DeepSpeedPolicyEngine) -> np.ndarray:
 
 def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     """Train a few steps, save in the middle and repeat the last step from there."""
-    samples = make_samples(COUNT, seed=SEED)
+    samples = with_values(make_samples(COUNT, seed=SEED))
     metrics = [engine.train_batch(samples, SPEC) for _ in range(STEPS - 1)]
     engine.save_state(folder / "state")
     metrics.append(engine.train_batch(samples, SPEC))
@@ -67,7 +69,10 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
         "losses": [values["loss/total"] for values in metrics],
         "grad_norms": [values["grad_norm"] for values in metrics],
         "kl": [values["loss/kl_ref"] for values in metrics],
+        "value_losses": [values["loss/value"] for values in metrics],
+        "values": np.concatenate(engine.token_values(samples)).tolist(),
         "repeated_loss": again["loss/total"],
+        "repeated_value_loss": again["loss/value"],
         "steps": engine.optimizer_steps,
         "logprobs": np.concatenate(logprobs).tolist(),
         "tensors": sorted((entry.name, entry.alias_of or "") for entry in manifest.tensors),
@@ -91,13 +96,18 @@ def compare(model_dir: Path) -> None:
         )
         model = ModelTable(path=str(model_dir), max_context=512)
         answer: dict[str, Any] = {"stage": stage, "microbatches": len(shares[0])}
-        engine = DeepSpeedPolicyEngine(model, table, with_reference=True, group=group)
+        critic = CriticSetup(model, CRITIC_LR)
+        engine = DeepSpeedPolicyEngine(
+            model, table, with_reference=True, critic=critic, group=group
+        )
         if stage == 0:
             plain = EngineTable.model_validate({**table.model_dump(), "max_grad_norm": 1e9})
             probe = DeepSpeedPolicyEngine(model, plain, with_reference=True, group=group)
             probe.train_batch(make_samples(COUNT, seed=SEED), SPEC)
             answer["gradient"] = first_gradient(probe).tolist()
-            engine = DeepSpeedPolicyEngine(model, table, with_reference=True, group=group)
+            engine = DeepSpeedPolicyEngine(
+                model, table, with_reference=True, critic=critic, group=group
+            )
         folder = model_dir.parent / f"two_ranks_{stage}"
         answer_line(answer | train(engine, folder))
     answer_line({"done": True})
@@ -130,7 +140,8 @@ def lose(model_dir: Path) -> None:
 
 def fail(model_dir: Path) -> None:
     """Let rank 1 alone raise, while rank 0 waits for its answer."""
-    report_errors(model_dir, lambda engine: engine._group.gather("score", [[], ["garbage"]]))
+    orders = [("policy", []), ("policy", ["garbage"])]
+    report_errors(model_dir, lambda engine: engine._group.gather("score", orders))
 
 
 if __name__ == "__main__":

@@ -1,41 +1,121 @@
 """The mathematics of training: advantage estimators and losses, each with its paper.
 
-train.py --rewards--> ADVANTAGES --advantages--> losses, called by the engine. Pure functions of
-arrays and tensors: no Redis, no HTTP, no DeepSpeed. A new estimator is one file in `advantages/`
-and one line in `ADVANTAGES`.
+samples.py --rewards--> ADVANTAGES --advantages--> POLICY_LOSSES, called by the engine. Pure
+functions of arrays and tensors: no Redis, no HTTP, no DeepSpeed. A new one is one file in
+`advantages/` or `losses/` and one line in a table here; a user's own is named `module:function`.
+See docs/add-an-algorithm.md.
 """
 
 from __future__ import annotations
 
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageEstimator
-from agent_r1.learner.algorithms.advantages.grpo import (
-    group_relative_advantages,
-    grpo_advantages,
+import difflib
+import importlib
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from agent_r1.learner.algorithms.advantages import (
+    AdvantageBatch,
+    AdvantageEstimator,
+    AdvantageOptions,
+    Advantages,
 )
+from agent_r1.learner.algorithms.advantages.gae import gae_advantages
+from agent_r1.learner.algorithms.advantages.grpo import grpo_advantages
+from agent_r1.learner.algorithms.advantages.reinforce_pp import reinforce_pp_advantages
+from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
+    reinforce_pp_baseline_advantages,
+)
+from agent_r1.learner.algorithms.advantages.remax import remax_advantages
+from agent_r1.learner.algorithms.advantages.rloo import rloo_advantages
+
+if TYPE_CHECKING:
+    from agent_r1.learner.algorithms.losses import PolicyLossFunction
 
 ADVANTAGES: dict[str, AdvantageEstimator] = {
+    "gae": gae_advantages,
     "grpo": grpo_advantages,
+    "rloo": rloo_advantages,
+    "reinforce_pp": reinforce_pp_advantages,
+    "reinforce_pp_baseline": reinforce_pp_baseline_advantages,
+    "remax": remax_advantages,
 }
 """Every estimator by the name `learner.advantage` takes."""
 
+# Names, not functions: losses import torch, which checking a configuration should not wait for.
+POLICY_LOSSES: dict[str, str] = {
+    "ppo": "agent_r1.learner.algorithms.losses.ppo:ppo_loss",
+    "gspo": "agent_r1.learner.algorithms.losses.gspo:gspo_loss",
+    "cispo": "agent_r1.learner.algorithms.losses.cispo:cispo_loss",
+    "reinforce": "agent_r1.learner.algorithms.losses.reinforce:reinforce_loss",
+}
+"""Every policy loss by the name `learner.policy_loss` takes, as `module:function`."""
 
-def find_estimator(name: str) -> AdvantageEstimator:
-    """Return the estimator called `name`.
+
+def find_advantage(name: str) -> AdvantageEstimator:
+    """Return the estimator that `learner.advantage` names.
+
+    Args:
+        name: one of `ADVANTAGES`, or `module:function` on the import path.
 
     Raises:
-        ValueError: there is none; the message lists those there are.
+        ValueError: there is none of this name, or it cannot be imported or called.
     """
-    if name not in ADVANTAGES:
-        known = ", ".join(sorted(ADVANTAGES))
-        raise ValueError(f'learner.advantage ("{name}") is unknown; choose one of: {known}')
-    return ADVANTAGES[name]
+    if name in ADVANTAGES:
+        return ADVANTAGES[name]
+    return cast(AdvantageEstimator, _import_function(name, "learner.advantage", ADVANTAGES))
+
+
+def find_policy_loss(name: str) -> PolicyLossFunction:
+    """Return the loss that `learner.policy_loss` names.
+
+    Args:
+        name: one of `POLICY_LOSSES`, or `module:function` on the import path.
+
+    Raises:
+        ValueError: there is none of this name, or it cannot be imported or called.
+    """
+    function = _import_function(POLICY_LOSSES.get(name, name), "learner.policy_loss", POLICY_LOSSES)
+    return cast("PolicyLossFunction", function)
+
+
+def _import_function(name: str, key: str, known: Iterable[str]) -> Any:
+    """Import `module:function`; `key` and the `known` names are for messages."""
+    module_name, _, attribute = name.partition(":")
+    if not module_name or not attribute:
+        names = sorted(known)
+        nearest = difflib.get_close_matches(name, names, n=1)
+        hint = f'did you mean "{nearest[0]}"? Else choose' if nearest else "choose"
+        raise ValueError(
+            f'{key} ("{name}") is unknown; {hint} one of {", ".join(names)}, or name your own '
+            "as module:function"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as exc:
+        raise ValueError(
+            f'{key} ("{name}"): module {module_name} cannot be imported: {exc}; check its name, '
+            "and that its folder is in run.plugins"
+        ) from exc
+    if not hasattr(module, attribute):
+        public = [found for found in vars(module) if not found.startswith("_")]
+        nearest = difflib.get_close_matches(attribute, public, n=1)
+        hint = f'; did you mean "{nearest[0]}"?' if nearest else "; check its name"
+        raise ValueError(f'{key} ("{name}"): module {module_name} has no {attribute}{hint}')
+    function = getattr(module, attribute)
+    if not callable(function):
+        raise ValueError(
+            f'{key} ("{name}"): {attribute} is a {type(function).__name__}; it must be a function'
+        )
+    return function
 
 
 __all__ = [
     "ADVANTAGES",
+    "POLICY_LOSSES",
     "AdvantageBatch",
     "AdvantageEstimator",
-    "find_estimator",
-    "group_relative_advantages",
-    "grpo_advantages",
+    "AdvantageOptions",
+    "Advantages",
+    "find_advantage",
+    "find_policy_loss",
 ]

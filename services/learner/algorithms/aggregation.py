@@ -1,30 +1,72 @@
 """How token losses become the one number that is differentiated.
 
-The engine sums each micro-batch with `batch_share`; the shares of all micro-batches and ranks add
-up to the mean over the action tokens of the whole optimizer batch, however it was cut.
+The engine weighs each token's loss with `aggregation_weights` and sums; the sums of all
+micro-batches and ranks add up to the loss of the whole optimizer batch, however it was cut.
 
-Source: token-mean aggregation: DAPO, arXiv:2503.14476, section 3.3.
+Source: token mean: DAPO, arXiv:2503.14476, section 3.3; a fixed length: Dr. GRPO, arXiv:2503.20783,
+section 3.2; the mean of sequence means: GRPO, arXiv:2402.03300, equation 3.
 """
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+from typing import Literal
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
 
 
-def batch_share(losses_N: torch.Tensor, total_weight: float) -> torch.Tensor:
-    """Return this micro-batch's share of the token mean: a scalar, sum / total_weight.
+def aggregation_weights(
+    token_counts_S: Sequence[int], aggregation: Aggregation, *, fixed_length: int | None = None
+) -> list[float]:
+    """Return what every token of each sequence weighs in the loss.
+
+    The aggregated loss is the sum over all tokens of weight times loss. With n the tokens of the
+    sequence and S' the sequences that have any:
+
+    - "token_mean": 1 / all tokens; every token counts the same.
+    - "sequence_mean": 1 / (S' n), the mean over sequences of each one's token mean.
+    - "sequence_sum": 1 / S', the mean over sequences of each one's token sum.
+    - "fixed_length": 1 / (S' fixed_length), the same divided by a constant (Dr. GRPO).
 
     Args:
-        losses_N: [N] losses of the trained tokens of one micro-batch; N may be 0.
-        total_weight: loss-mask tokens of the optimizer batch (for SFT: their summed weight), over
-            all micro-batches and ranks.
+        token_counts_S: [S] trained tokens of each sequence of the optimizer batch, over all
+            micro-batches and ranks; may be 0.
+        aggregation: one of the above.
+        fixed_length: tokens; read by "fixed_length" alone, which needs it.
+
+    Returns:
+        [S] weights; 0.0 for a sequence without tokens.
 
     Raises:
-        ValueError: total_weight is not above 0.
+        ValueError: no sequence has a token, a count is negative, fixed_length is missing or below
+            1, or the aggregation is unknown.
     """
-    if not total_weight > 0:
+    if any(count < 0 for count in token_counts_S):
+        raise ValueError(f"a sequence has {min(token_counts_S)} tokens; a count must be >= 0")
+    total = sum(token_counts_S)
+    if total == 0:
         raise ValueError(
-            f"the optimizer batch has a token weight of {total_weight}; it needs at least one "
-            "token that counts in the loss"
+            f"the optimizer batch has no token that counts in the loss ({len(token_counts_S)} "
+            "sequences); it needs at least one"
         )
-    return losses_N.sum() / total_weight
+    sequences = sum(count > 0 for count in token_counts_S)
+    match aggregation:
+        case "token_mean":
+            weights = [1.0 / total for _ in token_counts_S]
+        case "sequence_mean":
+            weights = [1.0 / (sequences * max(count, 1)) for count in token_counts_S]
+        case "sequence_sum":
+            weights = [1.0 / sequences for _ in token_counts_S]
+        case "fixed_length":
+            if fixed_length is None or fixed_length < 1:
+                raise ValueError(
+                    f'aggregation = "fixed_length" needs a length of at least 1 token (now '
+                    f"{fixed_length}); set it to the most tokens a trajectory may sample"
+                )
+            weights = [1.0 / (sequences * fixed_length) for _ in token_counts_S]
+        case _:
+            raise ValueError(
+                f'aggregation ("{aggregation}") is unknown; choose one of: token_mean, '
+                "sequence_mean, sequence_sum, fixed_length"
+            )
+    return [weight if count else 0.0 for weight, count in zip(weights, token_counts_S, strict=True)]

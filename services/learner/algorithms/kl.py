@@ -1,6 +1,6 @@
 """Per-token estimators of the KL divergence between the policy and its reference.
 
-The engine adds them to the loss when `learner.kl_coef` is above 0.
+The engine adds them to the loss, or samples.py takes them off the rewards, as `learner.kl` says.
 
 Source: J. Schulman, "Approximating KL Divergence", 2020 (k1, k2, k3); k3 in GRPO: DeepSeekMath,
 arXiv:2402.03300, equation 4.
@@ -12,22 +12,25 @@ from typing import Literal
 
 import torch
 
+KlEstimator = Literal["k1", "abs", "k2", "k3"]
+
 LOG_RATIO_BOUND = 20.0
-"""Log-ratios are limited to +-20 before exp()."""
+"""k3's log-ratio is limited to +-20 before exp(); the others have no exp() and no bound."""
 K3_BOUND = 10.0
 """The k3 estimate is limited to +-10, so that no single token rules the loss."""
 
 
 def kl_per_token(
-    logprobs_N: torch.Tensor, ref_logprobs_N: torch.Tensor, estimator: Literal["k1", "k2", "k3"]
+    logprobs_N: torch.Tensor, ref_logprobs_N: torch.Tensor, estimator: KlEstimator
 ) -> torch.Tensor:
     """Estimate KL(policy || reference) at each sampled token, with d = log p - log p_ref.
 
     Args:
         logprobs_N: [N] learner log-probabilities, nats; gradient flows through them.
         ref_logprobs_N: [N] log-probabilities under the reference.
-        estimator: k1 is d, unbiased in value; k2 is d^2 / 2, whose gradient is unbiased on-policy;
-            k3 is exp(-d) + d - 1, unbiased in value, never negative, of low variance.
+        estimator: k1 is d, unbiased in value; abs is |d|, biased, never negative; k2 is d^2 / 2,
+            whose gradient is unbiased on-policy; k3 is exp(-d) + d - 1, unbiased in value, never
+            negative, of low variance.
 
     Returns:
         [N] estimates, nats.
@@ -35,6 +38,8 @@ def kl_per_token(
     difference = logprobs_N - ref_logprobs_N
     if estimator == "k1":
         return difference
+    if estimator == "abs":
+        return difference.abs()
     if estimator == "k2":
         return 0.5 * difference * difference
     bounded = torch.clamp(difference, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)

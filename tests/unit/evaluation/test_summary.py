@@ -1,20 +1,90 @@
-"""Scores per set and type, by hand; what an evaluation writes down."""
+"""Scores per set, type and number of hops, by hand."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.config import QuestioningTable
-from agent_r1.evaluation.main import answer_line, run_evaluation
-from agent_r1_proto.config import RedisTable, RunTable
-from agent_r1_proto.evaluation import EvalResult, mean_over_sets, summarise
+from agent_r1.evaluation.statistics import Estimate
+from agent_r1.evaluation.summary import summarise_answers, summary_lines, summary_record
+from agent_r1_proto.evaluation import EvalResult, mean_over_sets, question_seed, summarise
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from tests.builders import rollout_task, scored
+from tests.unit.evaluation.lines import answer
+
+# --- of result files ----------------------------------------------------------------------------
+
+
+def mean(estimate: Estimate | None) -> float:
+    assert estimate is not None
+    assert estimate.low <= estimate.mean <= estimate.high
+    return estimate.mean
+
+
+ANSWERS = [
+    answer("1", 1.0, type="bridge", hops="2", num_calls=2),
+    answer("2", 0.0, type="bridge", hops="3", num_calls=1),
+    answer("3", 1.0, type="comparison", hops="2"),
+    answer("4", failed=True, type="comparison", hops="2"),
+    answer("1", 0.0, set="wiki"),
+]
+
+
+def test_answers_are_averaged_per_set_type_and_hops():
+    summary = summarise_answers(ANSWERS)
+    s = summary["s"]
+    assert (s.n, s.failed) == (3, 1)
+    assert mean(s.measures["em"]) == pytest.approx(2 / 3)
+    assert mean(s.measures["num_calls"]) == 1.0
+    assert mean(s.components["exact_match"]) == pytest.approx(2 / 3)
+    assert mean(s.types["bridge"].measures["em"]) == 0.5
+    assert (s.types["comparison"].n, s.types["comparison"].failed) == (1, 1)
+    assert {hops: scores.n for hops, scores in s.hops.items()} == {"2": 2, "3": 1}
+    assert mean(s.hops["2"].measures["em"]) == 1.0
+    wiki = summary["wiki"]
+    assert (wiki.n, wiki.types, wiki.hops) == (1, {}, {})
+
+
+def test_the_order_of_the_lines_does_not_matter():
+    many = [answer(f"q{i}", float(i % 3 == 0), num_calls=i) for i in range(40)]
+    assert summarise_answers(many) == summarise_answers(list(reversed(many)))
+
+
+def test_a_set_in_which_everything_failed_has_no_score():
+    (scores,) = summarise_answers([answer("1", failed=True)]).values()
+    assert (scores.n, scores.failed, scores.measures["em"]) == (0, 1, None)
+    assert scores.components == {}
+
+
+def test_the_record_says_what_was_asked_of_whom_and_is_json():
+    facts = {"method": "naive_rag", "policy": "m", "seed": 3, "temperature": 0.0, "top_k": 2}
+    record = summary_record({**facts, "env.max_turns": 5}, summarise_answers(ANSWERS))
+    json.dumps(record, allow_nan=False)
+    assert {name: record[name] for name in facts} == facts
+    assert record["interval"]["resamples"] == 10_000
+    s = record["sets"]["s"]
+    assert (s["n"], s["failed"], s["em"]["mean"]) == (3, 1, pytest.approx(2 / 3))
+    assert s["em"]["low"] < s["em"]["mean"] < s["em"]["high"]
+    assert s["types"]["bridge"]["n"] == 2
+    assert s["hops"]["3"]["em"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+
+
+def test_lines_show_the_reward_where_there_is_no_exact_match():
+    shown = summary_lines(summarise_answers(ANSWERS))
+    assert shown[0].startswith("s ")
+    assert "EM 0.667 [" in shown[0]
+    assert "n 3  failed 1" in shown[0]
+    assert [line.split()[0] for line in shown[1:5]] == ["bridge", "comparison", "2", "3"]
+    other = answer("1", None, f1=None, substring_match=None, reward=0.25)
+    (line,) = summary_lines(summarise_answers([other]))
+    assert "reward 0.250 [0.250, 0.250]  F1 -" in line
+
+
+# --- of an evaluation during training -----------------------------------------------------------
 
 
 def result(
@@ -65,7 +135,7 @@ def test_scores_are_means_per_set_and_type():
     assert mean_over_sets(summary, "em", ["wiki", "unknown"]) == 0.0
 
 
-def test_a_set_in_which_everything_failed_has_no_score():
+def test_a_training_set_in_which_everything_failed_has_no_score():
     scores = summarise([result("s", "t", None)])["s"]
     assert (scores.n, scores.failed, scores.em, scores.mean_searches) == (0, 1, None, None)
     assert mean_over_sets({"s": scores}, "em", ["s"]) is None
@@ -83,29 +153,11 @@ def test_a_missing_component_is_not_a_zero():
     assert (scores.em, scores.f1, scores.reward) == (None, None, 0.5)
 
 
-def test_an_answer_is_one_line_of_json():
-    line = answer_line(result("s", "t", 1.0, searches=1))
-    json.dumps(line, allow_nan=False)
-    assert (line["id"], line["set"], line["type"], line["failed"]) == ("q", "s", "t", False)
-    assert line["prediction"] == "Ada"
-    assert line["components"] == {"exact_match": 1.0, "f1": 0.5}
-    assert line["turns"][0]["calls"] == [{"tool": "search", "arguments": {}, "status": "ok"}]
+def test_the_seed_of_a_question_depends_on_set_and_id_alone():
+    def seed(base: int, **changes: Any) -> int:
+        fields: dict[str, Any] = {"id": "q", "prompt": "who?", "metadata": {"set": "s"}}
+        return question_seed(base, Task(**(fields | changes)))
 
-
-def test_a_failed_question_says_why():
-    line = answer_line(result("s", "t", None))
-    assert line["failed"]
-    assert line["reason"] == "tool_timeout: search"
-    missing = answer_line(EvalResult(Task(id="q", prompt="who?"), None))
-    assert missing["reason"] == "no result in time"
-
-
-def test_an_evaluation_without_sets_is_refused(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"name a file under evaluation\.sets"):
-        run_evaluation(
-            run=RunTable(),
-            redis=RedisTable(url="redis://127.0.0.1:1"),
-            sets={},
-            questioning=QuestioningTable(),
-            out=tmp_path / "out.jsonl",
-        )
+    assert seed(1) == seed(1, prompt="other", metadata={"set": "s", "type": "x"})
+    assert 0 <= seed(1) < 2**63
+    assert len({seed(1), seed(2), seed(1, id="r"), seed(1, metadata={"set": "t"})}) == 4

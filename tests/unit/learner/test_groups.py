@@ -312,3 +312,40 @@ def test_whatever_happens_each_sample_is_trained_at_most_once(
     # Nothing is lost: every group was trained, dropped or is outstanding.
     trained_groups = {group_id for group_id, _ in trained}
     assert opened == len(trained_groups) + book.counts["dropped_groups"] + len(book)
+
+
+def test_the_greedy_answer_is_asked_for_at_temperature_0_and_compared_with():
+    book = make_book(greedy_baseline=True)
+    asked = open_group(book, 0)
+    assert [rollout.sampling.temperature for rollout in asked] == [0.7, 0.7, 0.0]
+    assert {rollout.group_size for rollout in asked} == {3}
+    for rollout, total in zip(asked, (1.0, 0.0, 0.5), strict=True):
+        assert book.accept(result(rollout, total=total)) is Verdict.FILLED
+    complete(make := make_book(greedy_baseline=True, groups_per_batch=1), 1)
+    (group,) = take(make)
+    assert group.greedy_reward() == 1.0
+    assert len(group.survivors) == 2
+
+
+def test_a_group_without_its_greedy_answer_is_dropped():
+    book = make_book(greedy_baseline=True)
+    *samples, greedy = open_group(book, 0)
+    for rollout in samples:
+        book.accept(result(rollout))
+    assert book.accept(result(greedy, status="FAILED")) is Verdict.FAILED
+    assert book.counts["dropped_groups"] == 1
+    assert len(book) == 0
+
+
+def test_groups_with_equal_rewards_are_replaced_up_to_a_batch_of_them():
+    book = make_book(drop_equal_groups=True, max_staleness=9)
+    for group_id in range(2):  # groups_per_batch is 2
+        complete(book, group_id)
+    assert (book.counts["equal_groups"], book.num_ready, len(book)) == (2, 0, 0)
+    complete(book, 2)  # beyond the limit they are taken as they are
+    assert (book.counts["equal_groups"], book.num_ready) == (2, 1)
+    for rollout, total in zip(open_group(book, 3), (0.0, 1.0), strict=True):
+        book.accept(result(rollout, total=total))
+    assert [group.group_id for group in take(book)] == [2, 3]
+    complete(book, 4)  # the limit is one of each batch
+    assert (book.counts["equal_groups"], book.num_ready) == (3, 0)

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from agent_r1.learner.config import LearnerTable
-from agent_r1.learner.groups import Group, Slot
-from agent_r1.learner.metrics import batch_metrics, format_duration, reward_delay_s, total_reward
-from agent_r1.learner.samples import build_samples, loss_spec, token_rewards
+from agent_r1.learner.groups import Group, Slot, total_reward
+from agent_r1.learner.metrics import batch_metrics, format_duration, reward_delay_s
+from agent_r1.learner.samples import build_samples, loss_spec, process_rewards
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.trajectory import ToolCallRecord
 from tests.builders import rollout_task, scored
@@ -79,16 +79,16 @@ def test_a_failed_trajectory_has_no_total_reward():
         total_reward(scored(status="FAILED"))
 
 
-def test_token_rewards_lie_on_the_closing_and_the_last_sampled_token():
+def test_process_rewards_lie_on_the_token_that_closes_the_call():
     record = member(0, 0, 1.0, calls=[call("ok", 0.25, at=2), call("ok", 0.5, at=4)])
-    # 2 prompt tokens, 3 sampled: the outcome joins the second call's reward on the last one.
-    assert token_rewards(record, 1.0).tolist() == [0.0, 0.0, 0.25, 0.0, 1.5]
+    assert process_rewards(record).tolist() == [0.0, 0.0, 0.25, 0.0, 0.5]
 
 
 def test_samples_carry_advantages_on_sampled_tokens_only():
     table = LearnerTable(group_size=2, groups_per_batch=1)
     groups = [group(0, member(0, 0, 1.0), member(0, 1, 0.0))]
-    samples, means = build_samples(groups, table)
+    prepared = build_samples(groups, table)
+    samples, means = prepared.samples, prepared.advantages
     # By hand: rewards 1, 0; mean 0.5, sample std sqrt(1/2); 0.5 / 0.70711 = 0.70711.
     assert means == pytest.approx([0.70711, -0.70711], abs=1e-4)
     expected = np.array([0, 0, 0.70711, 0.70711, 0.70711])
@@ -99,7 +99,8 @@ def test_samples_carry_advantages_on_sampled_tokens_only():
 def test_equal_rewards_have_no_advantage():
     table = LearnerTable(group_size=2, groups_per_batch=1)
     groups = [group(0, member(0, 0, 0.3), member(0, 1, 0.3))]
-    samples, means = build_samples(groups, table)
+    prepared = build_samples(groups, table)
+    samples, means = prepared.samples, prepared.advantages
     assert means == [0.0, 0.0]
     assert not any(sample.advantages.any() for sample in samples)
 
@@ -107,12 +108,12 @@ def test_equal_rewards_have_no_advantage():
 def test_a_trajectory_without_a_prompt_never_trains_on_its_first_token():
     table = LearnerTable(group_size=2, groups_per_batch=1)
     groups = [group(0, member(0, 0, 1.0, prompt_length=0), member(0, 1, 0.0))]
-    samples, _ = build_samples(groups, table)
+    samples = build_samples(groups, table).samples
     assert samples[0].loss_mask.tolist() == [False, True, True]
 
 
 def test_the_loss_is_what_the_table_says():
-    table = LearnerTable(clip_low=0.1, clip_high=0.3, dual_clip=3.0, kl_coef=0.01)
+    table = LearnerTable(clip_low=0.1, clip_high=0.3, dual_clip=3.0, kl="loss", kl_coef=0.01)
     spec = loss_spec(table)
     assert (spec.clip_low, spec.clip_high, spec.dual_clip, spec.kl_coef) == (0.1, 0.3, 3.0, 0.01)
 

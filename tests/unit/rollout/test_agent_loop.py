@@ -275,6 +275,43 @@ async def test_first_prompt_is_logged_in_full(
     assert "Looks things up." in line
 
 
+async def test_prompt_that_ends_with_a_result_is_shown_as_between_turns(
+    chat: ChatFormat, end_id: int
+):
+    said = call_text(query="Ada")
+    shown = "<|im_end|>" + "long " * 30
+    prompt = [
+        ChatMessage(role="user", content="who?"),
+        ChatMessage(role="assistant", content=said),
+        ChatMessage(role="tool", content=shown),
+    ]
+    env = {"max_tool_response_chars": 64, "system_prompt": "Be brief."}
+
+    def found(_: ToolCall) -> ToolResult:
+        return ToolResult(parts=[TextPart(text=shown)])
+
+    async with (
+        FakeToolServer(answer=found) as server,
+        agent_loop(chat, end_id, [said, ANSWER], server, env=env) as built,
+    ):
+        sampled_it = await built.loop.run(rollout_task())
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [ANSWER], server, env=env) as built,
+    ):
+        sampling = SamplingParameters(temperature=0.0, max_turns=1)
+        task = rollout_task(task=Task(id="t", prompt=prompt), sampling=sampling)
+        trajectory = await built.loop.run(task)
+    # The same tokens as if the model had called the tool, but none of them counts as sampled.
+    assert trajectory.token_ids.tolist() == sampled_it.token_ids.tolist()
+    assert trajectory.prompt_length == trajectory.turns[0].start == sampled_it.turns[1].start
+    assert (trajectory.status, len(trajectory.turns)) == ("COMPLETED", 1)
+    assert server.calls == []
+    text = chat.decode(trajectory.token_ids.tolist())
+    assert text.count(TRUNCATION_MARKER) == 1
+    assert "Be brief.\n<tools>" in text
+
+
 async def test_own_system_message_stands(chat: ChatFormat, end_id: int):
     prompt = [ChatMessage(role="system", content="Mine."), ChatMessage(role="user", content="q")]
     task = rollout_task(task=Task(id="t", prompt=prompt, payload={"answers": ["secret"]}))

@@ -1,13 +1,17 @@
 """What every advantage estimator takes and returns.
 
-Dimension key: N = trajectories of one batch, T = tokens of one trajectory, G = group size.
+samples.py --AdvantageBatch, AdvantageOptions--> an estimator here --Advantages--> samples.py
+
+Dimension key: N = trajectories of one batch, T = tokens of one trajectory, P = the tokens of one
+trajectory where its credit mask is True ("packed"), G = group size.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,43 +19,140 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class AdvantageBatch:
-    """Rewards of one batch of trajectories, token by token."""
+    """Rewards of one batch of trajectories, token by token, and what estimators compare them to.
+
+    Raises:
+        ValueError: counts or shapes differ, a mask is empty, a reward lies outside its mask, or a
+            number is not finite.
+    """
 
     group_ids: Sequence[int]
     """[N] trajectories with equal ids answer the same prompt."""
     token_rewards: Sequence[npt.NDArray[np.floating]]
     """[N][T] reward of each token: process rewards on the token that closes a call, the outcome
-    on the last action token; 0.0 where action_mask is False."""
-    action_masks: Sequence[npt.NDArray[np.bool_]]
-    """[N][T] True where the policy sampled the token."""
+    on the last sampled token, minus the KL penalty when it is part of the reward; 0.0 where
+    credit_masks is False."""
+    credit_masks: Sequence[npt.NDArray[np.bool_]]
+    """[N][T] the tokens advantages are computed over: the sampled ones; with
+    `advantage_mask = false`, every token after the prompt."""
+    values: Sequence[npt.NDArray[np.floating]] | None = None
+    """[N][T] the critic's value of the state in which token t is chosen; read where credit_masks is
+    True. None without a critic."""
+    greedy_rewards: Sequence[float] | None = None
+    """[N] reward of the greedy answer to the same prompt. None when there are no greedy answers."""
 
     def __post_init__(self) -> None:
-        counts = {len(self.group_ids), len(self.token_rewards), len(self.action_masks)}
-        if len(counts) != 1:
-            raise ValueError(
-                f"an advantage batch has {len(self.group_ids)} group ids, "
-                f"{len(self.token_rewards)} reward arrays and {len(self.action_masks)} masks; "
-                "they must be equally many"
-            )
+        self._check_counts()
         for i, (rewards, mask) in enumerate(
-            zip(self.token_rewards, self.action_masks, strict=True)
+            zip(self.token_rewards, self.credit_masks, strict=True)
         ):
-            if rewards.shape != mask.shape:
+            _check_trajectory(i, rewards, mask)
+            if self.values is not None:
+                _check_values(i, self.values[i], mask)
+            if self.greedy_rewards is not None and not math.isfinite(self.greedy_rewards[i]):
                 raise ValueError(
-                    f"trajectory {i} has {rewards.shape} rewards and a mask of {mask.shape}"
+                    f"trajectory {i} has a greedy reward of {self.greedy_rewards[i]}, which is not "
+                    "finite; look at the reward components"
                 )
-            if np.any(rewards[~mask] != 0.0):
-                raise ValueError(
-                    f"trajectory {i} has a reward on a token the policy did not sample; put it on "
-                    "the action token that caused it"
-                )
+
+    def _check_counts(self) -> None:
+        counts = {
+            "group ids": len(self.group_ids),
+            "reward arrays": len(self.token_rewards),
+            "credit masks": len(self.credit_masks),
+        }
+        if self.values is not None:
+            counts["value arrays"] = len(self.values)
+        if self.greedy_rewards is not None:
+            counts["greedy rewards"] = len(self.greedy_rewards)
+        if len(set(counts.values())) != 1:
+            found = ", ".join(f"{count} {name}" for name, count in counts.items())
+            raise ValueError(f"an advantage batch has {found}; there must be one per trajectory")
+        if not self.group_ids:
+            raise ValueError("an advantage batch has 0 trajectories; it needs at least 1")
+
+
+def _check_trajectory(
+    i: int, rewards: npt.NDArray[np.floating], mask: npt.NDArray[np.bool_]
+) -> None:
+    if mask.ndim != 1 or mask.dtype != np.bool_:
+        raise ValueError(
+            f"trajectory {i} has a credit mask of shape {mask.shape} and type {mask.dtype}; it "
+            "must be [T] of bool"
+        )
+    if rewards.shape != mask.shape:
+        raise ValueError(
+            f"trajectory {i} has rewards of shape {rewards.shape} and a credit mask of shape "
+            f"{mask.shape}; they must be equal"
+        )
+    if not mask.any():
+        raise ValueError(
+            f"trajectory {i} has no token in its credit mask ({len(mask)} tokens, all False); "
+            "leave it out of the batch"
+        )
+    _check_finite(i, "a reward", rewards)
+    outside = np.flatnonzero((rewards != 0.0) & ~mask)
+    if len(outside):
+        t = outside[0]
+        raise ValueError(
+            f"trajectory {i} has a reward ({rewards[t]}) on token {t}, which is outside its credit "
+            "mask; put it on the sampled token that caused it"
+        )
+
+
+def _check_values(i: int, values: npt.NDArray[np.floating], mask: npt.NDArray[np.bool_]) -> None:
+    if values.shape != mask.shape:
+        raise ValueError(
+            f"trajectory {i} has values of shape {values.shape} and a credit mask of shape "
+            f"{mask.shape}; they must be equal"
+        )
+    _check_finite(i, "a value", np.where(mask, values, 0.0))
+
+
+def _check_finite(i: int, what: str, numbers: npt.NDArray[np.floating]) -> None:
+    broken = np.flatnonzero(~np.isfinite(numbers))
+    if len(broken):
+        t = broken[0]
+        source = "the reward components" if what == "a reward" else "the critic"
+        raise ValueError(
+            f"trajectory {i} has {what} of {numbers[t]} on token {t}; it must be finite: look at "
+            f"{source}"
+        )
+
+
+@dataclass(frozen=True)
+class AdvantageOptions:
+    """Settings of the estimators; each reads those its formula has."""
+
+    gamma: float = 1.0
+    """Discount per packed token, from 0 to 1: GAE, REINFORCE++ and ReMax."""
+    lam: float = 1.0
+    """Lambda of GAE, from 0 (bootstrapped) to 1 (reward-to-go minus value)."""
+    normalize_std: bool = True
+    """GRPO: divide by the group's sample std; False is Dr. GRPO."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("gamma", self.gamma), ("lam", self.lam)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} ({value}) must be from 0 to 1; 1 discounts nothing")
+
+
+class Advantages(NamedTuple):
+    """Result of an estimator."""
+
+    advantages: list[npt.NDArray[np.float32]]
+    """[N][T] exactly 0.0 outside the credit mask."""
+    returns: list[npt.NDArray[np.float32]] | None = None
+    """[N][T] what the critic learns to predict, 0.0 outside the credit mask; None without one."""
 
 
 class AdvantageEstimator(Protocol):
-    """Turns rewards into advantages; 0.0 on every token that is not an action token."""
+    """Turns rewards into advantages."""
 
-    def __call__(
-        self, batch: AdvantageBatch, *, normalize_std: bool = True
-    ) -> list[npt.NDArray[np.float32]]:
-        """Return [N][T] advantages."""
+    def __call__(self, batch: AdvantageBatch, options: AdvantageOptions, /) -> Advantages:
+        """Return the advantages of a batch.
+
+        Raises:
+            ValueError: the batch lacks what the estimator reads (values, greedy rewards).
+        """
         ...

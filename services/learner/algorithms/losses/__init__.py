@@ -1,1 +1,90 @@
-"""Losses of the policy, per token, and how they become one number."""
+"""What every policy loss takes and returns, token by token.
+
+engine --LossInputs, LossOptions--> a loss of this folder --PolicyLoss--> aggregation.py
+
+Dimension key: N = trained tokens of one micro-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are limited to +-20, so that exp() of an outlier stays finite."""
+
+
+@dataclass(frozen=True)
+class LossInputs:
+    """The trained tokens of one micro-batch, trajectory after trajectory."""
+
+    logprobs: torch.Tensor
+    """[N] learner log-probabilities, nats; gradient flows through them."""
+    old_logprobs: torch.Tensor
+    """[N] the ratio's denominator: log-probabilities before the first optimizer step, nats."""
+    advantages: torch.Tensor
+    """[N] advantages."""
+    sequences: torch.Tensor
+    """[N] long, 0 <= row < num_sequences of each token's trajectory. A trajectory is never split
+    over micro-batches."""
+    num_sequences: int
+    """Trajectories of the micro-batch; some may have no trained token."""
+
+    def __post_init__(self) -> None:
+        shape = self.logprobs.shape
+        for name in ("old_logprobs", "advantages", "sequences"):
+            other: torch.Tensor = getattr(self, name)
+            if other.shape != shape or other.ndim != 1:
+                raise ValueError(
+                    f"{name} has shape {tuple(other.shape)} and logprobs {tuple(shape)}; both must "
+                    "be [N]"
+                )
+        if self.sequences.dtype != torch.int64:
+            raise ValueError(f"sequences has type {self.sequences.dtype}; it must be torch.int64")
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Settings of the losses; each reads those its formula has."""
+
+    clip_low: float = 0.2
+    """The probability ratio is clipped below at 1 - clip_low."""
+    clip_high: float = 0.2
+    """The probability ratio is clipped above at 1 + clip_high."""
+    dual_clip: float | None = None
+    """PPO and GSPO: where A < 0 the loss is at most -dual_clip * A; None is no bound."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.clip_low <= 1:
+            raise ValueError(f"clip_low ({self.clip_low}) must be above 0 and at most 1")
+        if not self.clip_high > 0:
+            raise ValueError(f"clip_high ({self.clip_high}) must be above 0")
+        if self.dual_clip is not None and not self.dual_clip > 1:
+            raise ValueError(f"dual_clip ({self.dual_clip}) must be above 1; None is no bound")
+
+
+class PolicyLoss(NamedTuple):
+    """Result of a policy loss, token by token."""
+
+    loss: torch.Tensor
+    """[N] loss; gradient flows through it."""
+    clipped: torch.Tensor
+    """[N] bool, detached, True where a bound decides the loss. PPO and GSPO then give the token no
+    gradient; CISPO gives it a bounded one."""
+    ratio: torch.Tensor
+    """[N] probability ratio before clipping, detached."""
+
+
+class PolicyLossFunction(Protocol):
+    """Turns log-probabilities and advantages into token losses."""
+
+    def __call__(self, inputs: LossInputs, options: LossOptions, /) -> PolicyLoss:
+        """Return the losses of the tokens of one micro-batch."""
+        ...
+
+
+def probability_ratio(logprobs_N: torch.Tensor, old_logprobs_N: torch.Tensor) -> torch.Tensor:
+    """Return [N] exp(log p - log p_old), the difference limited to +-20."""
+    return torch.exp(torch.clamp(logprobs_N - old_logprobs_N, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))

@@ -1,6 +1,6 @@
 """PPO's clipped policy loss, with separate bounds below and above, and optional dual clip.
 
-The engine calls it on the trained tokens of one micro-batch; aggregation.py sums the result.
+The engine calls it on the trained tokens of one micro-batch; aggregation.py says what each weighs.
 
 Source: PPO, arXiv:1707.06347, section 3; asymmetric bounds: DAPO, arXiv:2503.14476, section 3.1;
 dual clip: arXiv:1912.09729, section 4.3.
@@ -8,23 +8,14 @@ dual clip: arXiv:1912.09729, section 4.3.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-LOG_RATIO_BOUND = 20.0
-"""Log-ratios are limited to +-20, so that exp() of an outlier stays finite."""
-
-
-class PolicyLoss(NamedTuple):
-    """Result of `clipped_policy_loss`, token by token."""
-
-    loss: torch.Tensor
-    """[N] loss; gradient flows through it."""
-    clipped: torch.Tensor
-    """[N] bool, True where the clip decides the loss, so the token has no gradient."""
-    ratio: torch.Tensor
-    """[N] probability ratio, detached."""
+from agent_r1.learner.algorithms.losses import (
+    LossInputs,
+    LossOptions,
+    PolicyLoss,
+    probability_ratio,
+)
 
 
 def clipped_policy_loss(
@@ -40,14 +31,13 @@ def clipped_policy_loss(
 
     Args:
         logprobs_N: [N] learner log-probabilities, nats; gradient flows through them.
-        old_logprobs_N: [N] the ratio's denominator: log-probabilities at sampling.
+        old_logprobs_N: [N] the ratio's denominator, nats.
         advantages_N: [N] advantages.
         clip_low: the ratio is clipped below at 1 - clip_low.
         clip_high: the ratio is clipped above at 1 + clip_high.
         dual_clip: where A < 0 the loss is at most -dual_clip * A; None is no bound.
     """
-    log_ratio = torch.clamp(logprobs_N - old_logprobs_N, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
-    ratio = torch.exp(log_ratio)
+    ratio = probability_ratio(logprobs_N, old_logprobs_N)
     plain = -advantages_N * ratio
     bounded = -advantages_N * torch.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
     clipped = bounded > plain
@@ -58,3 +48,15 @@ def clipped_policy_loss(
         loss = torch.where(capped, ceiling, loss)
         clipped = clipped | capped
     return PolicyLoss(loss, clipped.detach(), ratio.detach())
+
+
+def ppo_loss(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
+    """Clip the ratio of each token by itself."""
+    return clipped_policy_loss(
+        inputs.logprobs,
+        inputs.old_logprobs,
+        inputs.advantages,
+        clip_low=options.clip_low,
+        clip_high=options.clip_high,
+        dual_clip=options.dual_clip,
+    )

@@ -1,0 +1,375 @@
+"""Result files: one JSON line a question, written as answers come, in any order.
+
+`main.py` appends to one; `summary.py` and `comparison.py` read it. Beside `scores.jsonl` lies
+`scores.jsonl.meta.json`, which says what was asked of whom, so that an interrupted evaluation goes
+on only with its own file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from pydantic import JsonValue, ValidationError
+
+from agent_r1.evaluation.config import Method
+from agent_r1_proto.evaluation import REACHED_TOOL, SEARCH_TOOL, EvalResult
+from agent_r1_proto.messages import Message
+from agent_r1_proto.tasks import ChatMessage, Task
+from agent_r1_proto.trajectory import Status, Trajectory
+
+Key = tuple[str, str]
+"""Set and id of a question."""
+Facts = Mapping[str, JsonValue]
+"""What was asked of whom, by dotted name: `method`, `policy`, `sets.hotpotqa`, `env.max_turns`."""
+
+MAX_SHOWN_CHARS = 80
+
+
+class CallLine(Message):
+    """One tool call the model made."""
+
+    tool: str
+    arguments: dict[str, JsonValue] = {}
+    status: str
+
+
+class TurnLine(Message):
+    """One turn of the model."""
+
+    text: str
+    calls: list[CallLine] = []
+
+
+class Retrieved(Message):
+    """The one retrieval of `naive_rag`, made with the question by the evaluation itself."""
+
+    query: str
+    status: str
+    """`ok`, or `error`: what the tool itself refused, which the model reads as well."""
+    text: str
+    """The tool's whole answer; the model sees it within the limits of `[env]`."""
+    version: str
+    """Version of the tool that answered."""
+
+
+class Answer(Message):
+    """One line of a result file: a question, what came of it, and its scores."""
+
+    method: Method
+    set: str
+    id: str
+    type: str | None = None
+    """`metadata.type` of the task; None without one."""
+    hops: str | None = None
+    """`metadata.hops` of the task; None without one."""
+    question: str
+    """The last message of the user."""
+    prompt: list[ChatMessage]
+    """The whole dialogue of the task, without system prompt, tools and retrieved passages."""
+    payload: dict[str, JsonValue] = {}
+    answers: list[JsonValue] | None = None
+    """Gold answers: `payload.answers`; None without them."""
+    failed: bool
+    """No scored answer, by an outage; such a question counts in no mean."""
+    status: Status | None = None
+    """COMPLETED or TRUNCATED; None when nothing came back."""
+    reason: str = ""
+    """Why it ended."""
+    prediction: str | None = None
+    """The answer that was scored; None when the last turn gives none."""
+    em: float | None = None
+    """Exact match; None where the task has no gold answers, as are the next two."""
+    f1: float | None = None
+    substring_match: float | None = None
+    reward: float | None = None
+    """Outcome reward, by the configured rule and weights."""
+    components: dict[str, float] = {}
+    """Every reward component by name, unweighted."""
+    num_turns: int = 0
+    num_calls: int = 0
+    """Tool calls of the model, malformed ones included."""
+    num_searches: int = 0
+    """Calls of the tool `search` that it answered."""
+    policy_versions: list[int] = []
+    seed: int | None = None
+    """Seed of the first turn's sampler."""
+    retrieval: Retrieved | None = None
+    """Only with `naive_rag`; counts neither in `num_calls` nor in `num_searches`."""
+    turns: list[TurnLine] = []
+
+    @property
+    def key(self) -> Key:
+        """Set and id."""
+        return self.set, self.id
+
+
+def key_of(task: Task) -> Key:
+    """Return set and id of a task; one that names no set counts under `all`."""
+    return str(task.metadata.get("set", "all")), task.id
+
+
+def question_of(task: Task) -> str:
+    """Return the last message of the user.
+
+    Raises:
+        ValueError: there is none.
+    """
+    for message in reversed(task.messages()):
+        if message.role == "user":
+            return message.content
+    raise ValueError(f"task {task.id!r} has no message of role 'user'; add the question")
+
+
+def make_answer(
+    task: Task, result: EvalResult, method: Method, retrieval: Retrieved | None = None
+) -> Answer:
+    """Put a question and what came of it on one line.
+
+    Args:
+        task: the question as the data file has it.
+        result: what came back.
+        method: how it was asked.
+        retrieval: what was retrieved for it, with `naive_rag`.
+    """
+    name, task_id = key_of(task)
+    gold = task.payload.get("answers")
+    fields: dict[str, Any] = {
+        "method": method,
+        "set": name,
+        "id": task_id,
+        "type": _text(task.metadata.get("type")),
+        "hops": _text(task.metadata.get("hops", task.metadata.get("hop"))),
+        "question": question_of(task),
+        "prompt": task.messages(),
+        "payload": task.payload,
+        "answers": gold if isinstance(gold, list) else None,
+        "failed": result.failed,
+        "reason": result.reason,
+        "retrieval": retrieval,
+    }
+    if result.scored is not None:
+        fields |= _of_trajectory(result.scored.trajectory)
+        reward = result.scored.reward
+        if reward is not None and not result.failed:
+            fields |= {
+                "prediction": reward.prediction,
+                "reward": reward.total,
+                "components": reward.components,
+                "em": reward.components.get("exact_match"),
+                "f1": reward.components.get("f1"),
+                "substring_match": reward.components.get("substring_match"),
+            }
+    return Answer.model_validate(fields)
+
+
+def _text(value: JsonValue) -> str | None:
+    return None if value is None else str(value)
+
+
+def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
+    calls = trajectory.calls()
+    return {
+        "status": trajectory.status,
+        "reason": trajectory.reason,
+        "num_turns": len(trajectory.turns),
+        "num_calls": len(calls),
+        "num_searches": sum(c.tool == SEARCH_TOOL and c.status in REACHED_TOOL for c in calls),
+        "policy_versions": trajectory.policy_versions(),
+        "seed": trajectory.seed,
+        "turns": [
+            TurnLine(
+                text=turn.text,
+                calls=[
+                    CallLine(tool=c.tool, arguments=c.arguments, status=c.status)
+                    for c in turn.calls
+                ],
+            )
+            for turn in trajectory.turns
+        ],
+    }
+
+
+def parse_answers(data: bytes, path: Path) -> list[Answer]:
+    """Parse the lines of a result file.
+
+    Args:
+        data: its content; the last line may lack its newline.
+        path: names the file in errors.
+
+    Raises:
+        ValueError: a line is malformed or a question comes twice; file and line are named.
+    """
+    answers: list[Answer] = []
+    line_of: dict[Key, int] = {}
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            answer = Answer.model_validate_json(line)
+        except ValidationError as exc:
+            first = exc.errors(include_url=False)[0]
+            where = ".".join(str(part) for part in first["loc"])
+            problem = f"{where}: {first['msg']}" if where else first["msg"]
+            raise ValueError(
+                f"{path}:{number}: {problem}; a line is one JSON object that `agent-r1 evaluate` "
+                "wrote; remove the line, or make the file again"
+            ) from exc
+        if answer.key in line_of:
+            raise ValueError(
+                f"{path}:{number}: question {answer.id!r} of set {answer.set!r} is already in "
+                f"line {line_of[answer.key]}; keep one of the two"
+            )
+        line_of[answer.key] = number
+        answers.append(answer)
+    return answers
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Read a result file.
+
+    Raises:
+        ValueError: it cannot be read, is empty, or a line is malformed; file and line are named.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as exc:
+        raise ValueError(f"{path}: the result file cannot be read: {exc}") from exc
+    answers = parse_answers(data, path)
+    if not answers:
+        raise ValueError(f"{path}: the file holds no answer; let `agent-r1 evaluate` write it")
+    return answers
+
+
+def meta_file(out: Path) -> Path:
+    """Return where the facts of a result file lie."""
+    return out.with_name(out.name + ".meta.json")
+
+
+def summary_file(out: Path) -> Path:
+    """Return where the summary of a result file lies."""
+    return out.with_suffix(".summary.json")
+
+
+def differences(there: Facts, here: Facts) -> list[str]:
+    """Say, one line a name, in what two evaluations differ.
+
+    Args:
+        there: facts of the file.
+        here: facts of this evaluation.
+    """
+    return [
+        f"{name} is {_shown(there, name)} there and {_shown(here, name)} here"
+        for name in sorted(there.keys() | here.keys())
+        if there.get(name) != here.get(name)
+    ]
+
+
+def _shown(facts: Facts, name: str) -> str:
+    if name not in facts:
+        return "not set"
+    text = json.dumps(facts[name], ensure_ascii=False)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 1] + "…"
+
+
+class ResultFile:
+    """A result file that is being written: what it has, and where further lines go.
+
+    Args:
+        out: the file.
+        facts: what is asked of whom.
+        overwrite: forget what the file has.
+
+    Raises:
+        ValueError: the file belongs to another evaluation, or a line of it is malformed.
+    """
+
+    def __init__(self, out: Path, facts: Facts, *, overwrite: bool = False) -> None:
+        self.out = out
+        self.notes: list[str] = []
+        """What the user should know about the file that was found."""
+        self.answers: dict[Key, Answer] = {}
+        """What the file has, by set and id."""
+        self._file: BinaryIO | None = None
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            for path in (out, meta_file(out), summary_file(out)):
+                path.unlink(missing_ok=True)
+        if out.exists():
+            self._check_facts(facts)
+            self._take_over()
+        else:
+            _replace(meta_file(out), json.dumps(dict(facts), indent=2, ensure_ascii=False) + "\n")
+
+    def append(self, answer: Answer) -> None:
+        """Write one line; it is in the file when this returns.
+
+        Raises:
+            ValueError: the file cannot be written (a full disk, say).
+        """
+        line = answer.model_dump_json().encode() + b"\n"
+        try:
+            if self._file is None:
+                # Unbuffered: one write a line, so that a crash leaves at most one half line.
+                self._file = self.out.open("ab", buffering=0)
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as exc:
+            raise ValueError(f"--out ({self.out}) cannot be written: {exc.strerror}") from exc
+        self.answers[answer.key] = answer
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _check_facts(self, facts: Facts) -> None:
+        remedy = "choose another --out, or --overwrite to lose what the file has"
+        path = meta_file(self.out)
+        try:
+            there: Any = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as exc:
+            raise ValueError(
+                f"--out ({self.out}) exists and {path.name}, which says what its answers belong "
+                f"to, cannot be read ({exc.strerror}); {remedy}"
+            ) from exc
+        except ValueError as exc:
+            raise ValueError(f"{path} is not JSON ({exc}); {remedy}") from exc
+        if not isinstance(there, dict):
+            raise ValueError(f"{path} is no JSON object; {remedy}")
+        found = differences(there, facts)
+        if found:
+            raise ValueError(
+                f"--out ({self.out}) holds the answers of another evaluation: {'; '.join(found)}; "
+                f"{remedy}"
+            )
+
+    def _take_over(self) -> None:
+        data = self.out.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        if whole != data:
+            self.notes.append(f"{self.out}: dropped the last line, which was written half only")
+        answers = parse_answers(whole, self.out)
+        kept = [answer for answer in answers if not answer.failed]
+        if len(kept) < len(answers):
+            # An outage is nobody's answer.
+            self.notes.append(f"{self.out}: {len(answers) - len(kept)} failed questions come again")
+        if len(kept) < len(answers) or whole != data:
+            _replace(self.out, "".join(answer.model_dump_json() + "\n" for answer in kept))
+        self.answers = {answer.key: answer for answer in kept}
+
+
+def _replace(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Write JSON for people and programs, whole or not at all."""
+    _replace(path, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

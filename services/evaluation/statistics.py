@@ -1,0 +1,130 @@
+"""Intervals and tests for evaluation scores, as pure functions.
+
+`summary.py` asks for intervals of means, `comparison.py` for differences and tests. All resampling
+is seeded, so the same numbers give the same interval.
+
+Dimension key: N = questions, R = resamples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+RESAMPLES = 10_000
+LEVEL = 0.95
+SEED = 0
+MAX_DRAWS = 1 << 22
+"""Most random draws held in memory at one time."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and the interval around it."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def bootstrap_mean(
+    values_N: Sequence[float],
+    *,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = SEED,
+) -> Estimate:
+    """Estimate a mean, with the percentile bootstrap interval over questions.
+
+    Args:
+        values_N: [N] one value per question.
+        resamples: R, how often N values are drawn with replacement.
+        level: share of the resampled means inside the interval, between 0 and 1.
+        seed: of the draws.
+
+    Returns:
+        The mean and the interval; of no width when every value is equal.
+
+    Raises:
+        ValueError: there is no value, or one is not finite.
+
+    Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), section 13.3.
+    """
+    values = np.asarray(values_N, dtype=np.float64)
+    if values.size == 0:
+        raise ValueError("values_N is empty; an interval needs at least one question")
+    if not np.isfinite(values).all():
+        raise ValueError("values_N holds a value that is not finite; a score is a number")
+    mean = float(values.mean())
+    if (values == values[0]).all():
+        return Estimate(float(values[0]), float(values[0]), float(values[0]))
+    rng = np.random.default_rng(seed)
+    means_R = np.empty(resamples)
+    rows = max(1, MAX_DRAWS // values.size)
+    for start in range(0, resamples, rows):
+        part = means_R[start : start + rows]
+        drawn = rng.integers(0, values.size, size=(part.size, values.size))
+        part[:] = values[drawn].mean(axis=1)
+    tail = (1.0 - level) / 2
+    low, high = np.quantile(means_R, [tail, 1.0 - tail])
+    # With very few resamples the quantiles may miss the mean that they are around.
+    return Estimate(mean, min(float(low), mean), max(float(high), mean))
+
+
+def paired_difference(
+    first_N: Sequence[float],
+    second_N: Sequence[float],
+    *,
+    resamples: int = RESAMPLES,
+    level: float = LEVEL,
+    seed: int = SEED,
+) -> Estimate:
+    """Estimate the mean of second minus first over the same questions.
+
+    Questions are drawn, each with both of its values, so that what makes a question hard cancels.
+
+    Args:
+        first_N: [N] one value per question.
+        second_N: [N] the other value of the same questions, in the same order.
+        resamples: as in `bootstrap_mean`.
+        level: as in `bootstrap_mean`.
+        seed: of the draws.
+
+    Raises:
+        ValueError: the lengths differ, or there is no value.
+    """
+    if len(first_N) != len(second_N):
+        raise ValueError(
+            f"first_N has {len(first_N)} values and second_N {len(second_N)}; give both values of "
+            "every question"
+        )
+    differences = np.asarray(second_N, dtype=np.float64) - np.asarray(first_N, dtype=np.float64)
+    return bootstrap_mean(differences.tolist(), resamples=resamples, level=level, seed=seed)
+
+
+def mcnemar_exact(only_first: int, only_second: int) -> float:
+    """Return the two-sided p-value of the exact McNemar test.
+
+    Under the null hypothesis each question that only one of the two got right is a fair coin.
+
+    Args:
+        only_first: questions that only the first got right.
+        only_second: questions that only the second got right.
+
+    Returns:
+        Probability of a split at least this uneven; 1.0 without any such question.
+
+    Raises:
+        ValueError: a count is negative.
+
+    Source: McNemar, Psychometrika 12 (1947); the exact form is the binomial sign test.
+    """
+    if only_first < 0 or only_second < 0:
+        raise ValueError(f"counts ({only_first}, {only_second}) must not be negative")
+    n, fewer = only_first + only_second, min(only_first, only_second)
+    # Integers, since 2**n is beyond a float from n = 1024 on; int / int rounds once.
+    tail = sum(math.comb(n, k) for k in range(fewer + 1))
+    return min(1.0, 2 * tail / 2**n)

@@ -1,0 +1,140 @@
+"""Scores of a result file: means with intervals per set, per type and per number of hops.
+
+Lines of `answers.py` --> `{out}.summary.json` and the lines the command prints. Everything comes
+from the lines, so anyone can compute it again; the order of the lines does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from agent_r1.evaluation.answers import Answer, Facts
+from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate, bootstrap_mean
+
+MEASURES = ("em", "f1", "substring_match", "reward", "num_calls", "num_searches", "num_turns")
+"""Numbers of a line that are averaged; `em` is the exact match."""
+RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k")
+
+
+@dataclass(frozen=True)
+class GroupScores:
+    """Scores of some questions; those that failed count in `failed` only."""
+
+    n: int
+    """Questions that were answered and scored."""
+    failed: int
+    """Questions without a scored answer."""
+    measures: dict[str, Estimate | None]
+    """Every name of `MEASURES`; None where no line has it."""
+    components: dict[str, Estimate]
+    """Every reward component by name."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the scores as JSON values."""
+        shown = {k: None if v is None else asdict(v) for k, v in self.measures.items()}
+        components = {name: asdict(value) for name, value in self.components.items()}
+        return {"n": self.n, "failed": self.failed, **shown, "components": components}
+
+
+@dataclass(frozen=True)
+class SetScores(GroupScores):
+    """Scores of one set, and of its types and numbers of hops."""
+
+    types: dict[str, GroupScores] = field(default_factory=dict)
+    """By `metadata.type`; questions without one are in none."""
+    hops: dict[str, GroupScores] = field(default_factory=dict)
+    """By `metadata.hops`; questions without one are in none."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the scores as JSON values."""
+        return super().record() | {
+            "types": {name: scores.record() for name, scores in self.types.items()},
+            "hops": {name: scores.record() for name, scores in self.hops.items()},
+        }
+
+
+def summarise_answers(answers: Iterable[Answer]) -> dict[str, SetScores]:
+    """Average answers per set and, within it, per type and per number of hops."""
+    # Sorted, so that resampling meets the questions in the same order however they came.
+    ordered = sorted(answers, key=lambda answer: answer.key)
+    summary: dict[str, SetScores] = {}
+    for name, members in _grouped(ordered, lambda answer: answer.set).items():
+        scores = _scores(members)
+        summary[name] = SetScores(
+            **vars(scores),
+            types={k: _scores(v) for k, v in _grouped(members, lambda a: a.type).items()},
+            hops={k: _scores(v) for k, v in _grouped(members, lambda a: a.hops).items()},
+        )
+    return summary
+
+
+def _grouped(
+    answers: Sequence[Answer], name_of: Callable[[Answer], str | None]
+) -> dict[str, list[Answer]]:
+    groups: dict[str, list[Answer]] = {}
+    for answer in answers:
+        name = name_of(answer)
+        if name is not None:
+            groups.setdefault(name, []).append(answer)
+    return dict(sorted(groups.items()))
+
+
+def _scores(answers: Sequence[Answer]) -> GroupScores:
+    scored = [answer for answer in answers if not answer.failed]
+    names = sorted({name for answer in scored for name in answer.components})
+    components = {
+        name: bootstrap_mean([a.components[name] for a in scored if name in a.components])
+        for name in names
+    }
+    return GroupScores(
+        n=len(scored),
+        failed=len(answers) - len(scored),
+        measures={name: _estimate([getattr(a, name) for a in scored]) for name in MEASURES},
+        components=components,
+    )
+
+
+def _estimate(values: Sequence[float | None]) -> Estimate | None:
+    known = [value for value in values if value is not None]
+    return bootstrap_mean(known) if known else None
+
+
+def summary_record(facts: Facts, sets: dict[str, SetScores]) -> dict[str, Any]:
+    """Return what `{out}.summary.json` holds."""
+    return {
+        **{name: facts.get(name) for name in RECORDED_FACTS},
+        "interval": {
+            "method": "percentile bootstrap over questions",
+            "level": LEVEL,
+            "resamples": RESAMPLES,
+            "seed": SEED,
+        },
+        "sets": {name: scores.record() for name, scores in sets.items()},
+    }
+
+
+def summary_lines(sets: dict[str, SetScores]) -> list[str]:
+    """Return the scores as lines of text, one a set, a type and a number of hops."""
+    lines: list[str] = []
+    for name, scores in sets.items():
+        lines.append(_line(name, scores))
+        lines += [_line(f"  {kind}", group) for kind, group in scores.types.items()]
+        lines += [_line(f"  {hops} hops", group) for hops, group in scores.hops.items()]
+    return lines
+
+
+def _line(name: str, scores: GroupScores) -> str:
+    # Where tasks have no gold answers, the reward is the score.
+    first = ("EM", "em") if scores.measures["em"] is not None else ("reward", "reward")
+    shown = [first, ("F1", "f1"), ("calls", "num_calls")]
+    parts = [f"{title} {_number(scores.measures[measure])}" for title, measure in shown]
+    failed = f"  failed {scores.failed}" if scores.failed else ""
+    return f"{name:<24} {'  '.join(parts)}  n {scores.n}{failed}"
+
+
+def _number(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "-"
+    return f"{estimate.mean:.3f} [{estimate.low:.3f}, {estimate.high:.3f}]"

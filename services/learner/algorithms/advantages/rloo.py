@@ -1,0 +1,32 @@
+"""RLOO: a trajectory's reward minus the mean reward of the others of its group.
+
+Source: "Back to Basics", arXiv:2402.14740, section 3.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
+from agent_r1.learner.algorithms.advantages.groups import apply_by_group, center
+from agent_r1.learner.algorithms.advantages.packing import scatter, spread, total_rewards
+
+
+def leave_one_out_advantages(rewards_G: Sequence[float]) -> list[float]:
+    """Return [G] R n/(n-1) - mean n/(n-1), which is R minus the mean of the other n - 1.
+
+    A group of one has no others: its reward stays.
+
+    Raises:
+        ValueError: the group is empty, or a reward is not finite.
+    """
+    n = len(rewards_G)
+    return [x * n / (n - 1) if n > 1 else x for x in center(rewards_G)]
+
+
+def rloo_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Advantages:
+    """Give every credited token of a trajectory its leave-one-out advantage."""
+    del options  # the formula has no settings
+    totals = total_rewards(batch.token_rewards, batch.credit_masks)
+    scalars = apply_by_group(leave_one_out_advantages, totals, batch.group_ids)
+    return Advantages(scatter(spread(scalars, batch.credit_masks), batch.credit_masks))

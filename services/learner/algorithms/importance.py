@@ -1,0 +1,94 @@
+"""Correcting for a policy that sampled with other numbers than the learner computes.
+
+The rollout engine and the learner disagree on log-probabilities (kernels, precision, staleness), so
+what is called on-policy is not quite. `truncated_weights` multiplies token losses by the ratio, cut
+at a cap; `keeps_sequence` drops trajectories whose ratio is far from 1 throughout.
+
+Source: truncated weights: E. Ionides, "Truncated Importance Sampling", 2008; for language models:
+F. Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025. The
+mask on the geometric mean: J. Liu et al., "When Speed Kills Stability: Demystifying RL Collapse
+from the Training-Inference Mismatch", 2025.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios are limited to +-20 before exp()."""
+
+
+def _log_ratios(
+    learner_logprobs_T: npt.NDArray[np.floating], rollout_logprobs_T: npt.NDArray[np.floating]
+) -> npt.NDArray[np.float64]:
+    """Return [T] learner minus rollout, nats."""
+    if learner_logprobs_T.shape != rollout_logprobs_T.shape:
+        raise ValueError(
+            f"learner log-probabilities of shape {learner_logprobs_T.shape} and rollout "
+            f"log-probabilities of shape {rollout_logprobs_T.shape} must be of the same tokens"
+        )
+    difference = np.subtract(learner_logprobs_T, rollout_logprobs_T, dtype=np.float64)
+    broken = np.flatnonzero(~np.isfinite(difference))
+    if len(broken):
+        t = broken[0]
+        raise ValueError(
+            f"token {t} has a log-probability that is not finite (learner {learner_logprobs_T[t]}, "
+            f"rollout {rollout_logprobs_T[t]}); leave its trajectory out"
+        )
+    return difference
+
+
+def truncated_weights(
+    learner_logprobs_T: npt.NDArray[np.floating],
+    rollout_logprobs_T: npt.NDArray[np.floating],
+    cap: float,
+) -> npt.NDArray[np.float32]:
+    """Return [T] min(exp(learner - rollout), cap): each token's importance weight, truncated.
+
+    Args:
+        learner_logprobs_T: [T] log-probabilities the learner computes, nats.
+        rollout_logprobs_T: [T] log-probabilities at sampling, nats.
+        cap: largest weight; above 0.
+
+    Raises:
+        ValueError: shapes differ, a log-probability is not finite, or the cap is not above 0.
+    """
+    if not cap > 0:
+        raise ValueError(f"the cap of importance weights ({cap}) must be > 0; 2 is common")
+    bounded = np.clip(
+        _log_ratios(learner_logprobs_T, rollout_logprobs_T), -LOG_RATIO_BOUND, LOG_RATIO_BOUND
+    )
+    return np.minimum(np.exp(bounded), cap).astype(np.float32)
+
+
+def keeps_sequence(
+    learner_logprobs_T: npt.NDArray[np.floating],
+    rollout_logprobs_T: npt.NDArray[np.floating],
+    low: float,
+    high: float,
+) -> bool:
+    """Return whether the geometric mean of the tokens' ratios lies within [low, high].
+
+    Args:
+        learner_logprobs_T: [T] the learner's log-probabilities of one trajectory's sampled tokens.
+        rollout_logprobs_T: [T] theirs at sampling, nats.
+        low: smallest mean ratio that is kept, at most 1.
+        high: largest mean ratio that is kept, at least 1.
+
+    Raises:
+        ValueError: shapes differ, there is no token, a log-probability is not finite, or the bounds
+            do not enclose 1.
+    """
+    if not 0 <= low <= 1 <= high:
+        raise ValueError(
+            f"the bounds of the mean ratio ({low}, {high}) must enclose 1, the ratio of equal "
+            "policies, and not be negative"
+        )
+    log_ratios = _log_ratios(learner_logprobs_T, rollout_logprobs_T)
+    if not len(log_ratios):
+        raise ValueError("a sequence of 0 tokens has no mean ratio; leave it out")
+    mean = math.fsum(log_ratios) / len(log_ratios)
+    return low <= math.exp(min(max(mean, -LOG_RATIO_BOUND), LOG_RATIO_BOUND)) <= high

@@ -1,0 +1,38 @@
+"""The critic's loss: squared error to the returns, clipped around the values before the batch.
+
+Source: PPO, arXiv:1707.06347, equation 9; the clip as in its authors' code (baselines, ppo2).
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def clipped_value_loss(
+    values_N: torch.Tensor,
+    old_values_N: torch.Tensor,
+    returns_N: torch.Tensor,
+    *,
+    clip: float | None = 0.5,
+) -> torch.Tensor:
+    """Compute 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) for each token.
+
+    Args:
+        values_N: [N] the critic's values; gradient flows through them.
+        old_values_N: [N] its values before the first optimizer step on the batch.
+        returns_N: [N] what the values should have been.
+        clip: how far the loss follows a value in one batch, in reward units; None is no bound.
+
+    Returns:
+        [N] losses; a token that moved too far towards its return has no gradient.
+
+    Raises:
+        ValueError: the clip is not above 0.
+    """
+    plain = (values_N - returns_N) ** 2
+    if clip is None:
+        return 0.5 * plain
+    if not clip > 0:
+        raise ValueError(f"the value clip ({clip}) must be above 0; None is no bound")
+    near = torch.clamp(values_N, old_values_N - clip, old_values_N + clip)
+    return 0.5 * torch.maximum(plain, (near - returns_N) ** 2)

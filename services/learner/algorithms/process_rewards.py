@@ -1,0 +1,55 @@
+"""Bringing process rewards to a common scale before the outcome is added.
+
+samples.py --process rewards per token--> here --normalized--> AdvantageBatch.token_rewards
+
+Source: PRIME, arXiv:2502.01456, whose code divides by the batch's largest return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.learner.algorithms.advantages.packing import rewards_to_go
+
+ProcessRewardScope = Literal["none", "batch", "trajectory"]
+
+
+def normalize_process_rewards(
+    rewards: Sequence[npt.NDArray[np.floating]], scope: ProcessRewardScope
+) -> list[npt.NDArray[np.float64]]:
+    """Divide process rewards so that no return built from them alone exceeds 1 in size.
+
+    Args:
+        rewards: [N][T] process reward of each token, 0.0 on most of them.
+        scope: "batch" divides all trajectories by one number, the largest |reverse cumulative sum|
+            of any token; "trajectory" divides each by its own; "none" changes nothing.
+
+    Returns:
+        [N][T] new arrays; rewards that are all zero stay zero.
+
+    Raises:
+        ValueError: a reward is not finite, or the scope is unknown.
+    """
+    copies = [np.array(array, dtype=np.float64) for array in rewards]
+    for i, array in enumerate(copies):
+        if not np.all(np.isfinite(array)):
+            raise ValueError(
+                f"trajectory {i} has a process reward that is not finite; look at the environment"
+            )
+    peaks = [float(np.max(np.abs(rewards_to_go(array, 1.0)), initial=0.0)) for array in copies]
+    match scope:
+        case "none":
+            return copies
+        case "batch":
+            peaks = [max(peaks, default=0.0)] * len(copies)
+        case "trajectory":
+            pass
+        case _:
+            raise ValueError(
+                f'scope ("{scope}") is unknown; choose one of: none, batch, trajectory'
+            )
+    return [array / peak if peak > 0 else array for array, peak in zip(copies, peaks, strict=True)]

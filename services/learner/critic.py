@@ -1,0 +1,54 @@
+"""The critic of PPO: token ids in, the value of each chosen state out.
+
+batching.ValueBatch --> CriticModule (a decoder of its own, then one number a token) --> losses
+
+Source: PPO, arXiv:1707.06347, section 5, with a backbone of its own as in Agent-R1.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from agent_r1.learner.logprobs import load_causal_model
+from agent_r1_proto.config import ModelTable
+
+
+class CriticModule(nn.Module):
+    """A decoder and a linear head that starts at 0, so that every first value is 0."""
+
+    def __init__(self, decoder: nn.Module, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.head = nn.Linear(hidden_size, 1, dtype=dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Return [N] values, float32, in reward units.
+
+        Args:
+            token_ids: [B, L] right-padded; causal attention keeps padding away from real tokens.
+            positions: [N] index into [B * L] of the state before each chosen token.
+        """
+        hidden = self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
+        return self.head(chosen).squeeze(-1).float()
+
+
+def load_critic(table: ModelTable, *, activation_checkpointing: bool, reentrant: bool) -> nn.Module:
+    """Load the backbone of a critic and put a fresh head on it.
+
+    Raises:
+        ValueError: the model cannot be loaded.
+    """
+    model = load_causal_model(table)
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if reentrant:
+            model.enable_input_require_grads()
+    hidden_size = cast(int, model.config.get_text_config().hidden_size)
+    critic = CriticModule(model.get_decoder(), hidden_size, model.dtype)
+    return critic.train()

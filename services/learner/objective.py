@@ -1,0 +1,234 @@
+"""What the learner optimizes: the independent keys of the objective, and presets over them.
+
+`learner.algorithm` names a preset; every key the preset sets can be given its own value beside it.
+config.py joins these keys with the engine's; samples.py and the engine read them. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
+from agent_r1_proto.config import ConfigTable
+
+PositiveFloat = Annotated[float, Field(gt=0)]
+PositiveInt = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+Aggregation = Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length"]
+KlEstimator = Literal["k1", "k2", "k3", "abs"]
+Algorithm = Literal[
+    "ppo",
+    "grpo",
+    "dr_grpo",
+    "reinforce_pp",
+    "reinforce_pp_baseline",
+    "rloo",
+    "remax",
+    "dapo",
+    "gspo",
+    "cispo",
+]
+
+GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
+"""Advantages that compare the trajectories of a group; a group of one has none."""
+SEQUENCE_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
+"""Advantages that are the same on every action token of a trajectory."""
+FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "ppo": {"advantage": "gae"},
+    "grpo": {"advantage": "grpo"},
+    "dr_grpo": {"advantage": "grpo", "normalize_std": False, "aggregation": "fixed_length"},
+    "reinforce_pp": {"advantage": "reinforce_pp"},
+    "reinforce_pp_baseline": {"advantage": "reinforce_pp_baseline"},
+    "rloo": {"advantage": "rloo"},
+    "remax": {"advantage": "remax"},
+    "dapo": {
+        "advantage": "grpo",
+        "clip_high": 0.28,
+        "drop_equal_groups": True,
+        "drop_overlong": True,
+    },
+    "gspo": {
+        "advantage": "grpo",
+        "policy_loss": "gspo",
+        "aggregation": "sequence_mean",
+        "clip_low": 3e-4,
+        "clip_high": 4e-4,
+    },
+    "cispo": {"advantage": "grpo", "policy_loss": "cispo"},
+}
+"""What each algorithm sets; a key that a preset does not name has its default."""
+
+
+class ObjectiveTable(ConfigTable):
+    """Advantage, policy loss, masks, KL, aggregation and filters."""
+
+    algorithm: Algorithm = "grpo"
+    """Preset over the keys below; each of them can be given its own value."""
+    advantage: str = "grpo"
+    """Advantage estimator: gae, grpo, rloo, reinforce_pp, reinforce_pp_baseline, remax, or
+    `module:function` found through `run.plugins`."""
+    gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Discount per action token; gae, reinforce_pp and remax read it."""
+    lam: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """GAE's lambda."""
+    normalize_std: bool = True
+    """Divide GRPO advantages by the group's sample std; False is Dr. GRPO."""
+    process_rewards: Literal["none", "batch", "trajectory"] = "none"
+    """How process rewards are scaled before the outcome is added: `batch` and `trajectory` divide
+    them by the largest absolute reverse cumulative sum of the batch (as PRIME does) or of each
+    trajectory."""
+    advantage_mask: bool = True
+    """Compute advantages over sampled tokens only; False computes them over every token after the
+    prompt, tool text included: the paper's ablation."""
+    loss_mask: bool = True
+    """Train on sampled tokens only; False trains on every token after the prompt, tool text
+    included: the paper's ablation."""
+    shuffle_rewards: bool = False
+    """Control experiment: train on each group's rewards in random order; metrics stay true."""
+
+    policy_loss: str = "ppo"
+    """Policy loss: ppo, gspo, cispo, reinforce, or `module:function` found through
+    `run.plugins`."""
+    clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The probability ratio is clipped below at 1 - clip_low."""
+    clip_high: PositiveFloat = 0.2
+    """The probability ratio is clipped above at 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
+    """Upper bound on the loss of a negative advantage, in units of it; None is no bound."""
+    aggregation: Aggregation = "token_mean"
+    """How token losses become one number: token_mean over all trained tokens of the optimizer
+    batch; sequence_mean, the mean of the trajectories' means; sequence_sum, the mean of their sums;
+    fixed_length, the mean of their sums over `fixed_length`."""
+    fixed_length: PositiveInt = 1024
+    """Length, in tokens, that aggregation `fixed_length` divides by."""
+    kl: Literal["none", "loss", "reward"] = "none"
+    """Where the KL to the reference (the configured model) goes; none keeps no reference."""
+    kl_coef: PositiveFloat = 1e-3
+    """Weight of that KL."""
+    kl_estimator: KlEstimator = "k3"
+    """Per-token estimator of that KL."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus."""
+
+    importance_cap: PositiveFloat | None = None
+    """Truncated importance sampling: token losses are weighted by the learner's probability over
+    the rollout's, at most so much. None is no weight."""
+    importance_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """A trajectory whose mean ratio (geometric, learner to rollout) is below is not trained on."""
+    importance_high: Annotated[float, Field(gt=1)] | None = None
+    """A trajectory whose mean ratio is above is not trained on; None is no bound."""
+
+    drop_equal_groups: bool = False
+    """Dynamic sampling: replace groups whose rewards are all equal by new prompts, at most
+    `groups_per_batch` of them a step."""
+    drop_overlong: bool = False
+    """Do not train on trajectories that a limit cut (TRUNCATED); the group's other trajectories
+    are still compared with them."""
+    drop_zero_advantages: bool = True
+    """Compute nothing for trajectories whose advantages are all 0: their gradient is exactly 0.
+    They still count in the loss's denominator. Ignored while a KL or entropy term is on."""
+
+    critic_path: str | None = None
+    """Model directory the critic's backbone starts from; None is model.path. For advantage gae."""
+    critic_lr: PositiveFloat = 1e-5
+    """Learning rate of the critic."""
+    critic_warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """First learner steps, in which only the critic learns."""
+    value_clip: PositiveFloat | None = 0.5
+    """The critic's loss counts a value at most so far from the one before the batch; None is no
+    bound."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_from_preset(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return PRESETS.get(values.get("algorithm", "grpo"), {}) | values
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        for key, known in (("advantage", ADVANTAGES), ("policy_loss", POLICY_LOSSES)):
+            value = getattr(self, key)
+            if value not in known and not re.match(FUNCTION_PATTERN, value):
+                raise ValueError(
+                    f'learner.{key} ("{value}") is unknown; choose one of {", ".join(known)}, or '
+                    "name your own as module:function"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_combination(self) -> Self:
+        own = self.advantage not in ADVANTAGES
+        if self.policy_loss == "gspo" and not own and self.advantage not in SEQUENCE_ADVANTAGES:
+            raise ValueError(
+                f'learner.policy_loss "gspo" weighs whole trajectories and learner.advantage '
+                f'"{self.advantage}" gives every token its own; use policy_loss = "ppo", or one '
+                f"of the advantages {', '.join(SEQUENCE_ADVANTAGES)}"
+            )
+        if self.advantage != "gae":
+            self._refuse("critic_path", "critic_lr", "critic_warmup_steps", "value_clip", "lam")
+        if self.advantage in SEQUENCE_ADVANTAGES:
+            self._refuse("gamma")
+        if self.advantage != "grpo" and not own:
+            self._refuse("normalize_std")
+        if self.aggregation != "fixed_length":
+            self._refuse("fixed_length", because=f'aggregation "{self.aggregation}"')
+        if self.kl == "none":
+            self._refuse("kl_coef", "kl_estimator", because='kl "none"')
+        return self
+
+    @model_validator(mode="after")
+    def _check_masks(self) -> Self:
+        if not self.loss_mask and self.advantage_mask:
+            raise ValueError(
+                "learner.loss_mask = false trains on tool text, whose advantages learner."
+                "advantage_mask = true leaves at 0, so nothing would change; set advantage_mask = "
+                "false too"
+            )
+        if self.loss_mask and not self.advantage_mask and self.advantage in SEQUENCE_ADVANTAGES:
+            raise ValueError(
+                f'learner.advantage_mask = false changes nothing with advantage "{self.advantage}" '
+                "(one number a trajectory) as long as learner.loss_mask is true; set loss_mask = "
+                'false too, or use advantage "gae" or "reinforce_pp"'
+            )
+        return self
+
+    def _refuse(self, *keys: str, because: str | None = None) -> None:
+        """Refuse values that nothing would read."""
+        because = because or f'advantage "{self.advantage}"'
+        for key in keys:
+            default = type(self).model_fields[key].default
+            if getattr(self, key) != default:
+                raise ValueError(
+                    f"learner.{key} ({getattr(self, key)}) is not used with {because}; remove it"
+                )
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic is trained beside the policy."""
+        return self.advantage == "gae"
+
+    @property
+    def has_greedy_baseline(self) -> bool:
+        """Whether one greedy answer is asked for beside each group."""
+        return self.advantage == "remax"
+
+    @property
+    def needs_learner_logprobs(self) -> bool:
+        """Whether log-probabilities are computed by the learner before the first step of a batch.
+
+        More than one optimizer step needs them as well.
+        """
+        return (
+            not self.loss_mask
+            or self.kl == "reward"
+            or self.importance_cap is not None
+            or self.importance_low > 0
+            or self.importance_high is not None
+        )

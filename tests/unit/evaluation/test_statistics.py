@@ -1,0 +1,151 @@
+"""Intervals and tests, against closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.evaluation import statistics
+from agent_r1.evaluation.statistics import (
+    Estimate,
+    bootstrap_mean,
+    mcnemar_exact,
+    paired_difference,
+)
+
+VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12)
+
+
+# --- bootstrap ----------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_coin_is_that_of_the_binomial():
+    # 50 of 100: resampled means are Binomial(100, 1/2) / 100, whose 2.5 % quantile is 40 and whose
+    # 97.5 % quantile is 60 (P(X <= 39) = 0.0176, P(X <= 40) = 0.0284, symmetric).
+    estimate = bootstrap_mean([1.0] * 50 + [0.0] * 50)
+    assert estimate.mean == 0.5
+    assert (estimate.low, estimate.high) == (pytest.approx(0.40), pytest.approx(0.60))
+
+
+@pytest.mark.parametrize("n", [400, 1600])
+def test_the_width_is_that_of_the_normal_approximation(n: int):
+    # Half 1 and half -1: standard deviation 1, so 2 * 1.96 / sqrt(n) (0.196 and 0.098).
+    estimate = bootstrap_mean([1.0, -1.0] * (n // 2))
+    assert estimate.high - estimate.low == pytest.approx(2 * 1.96 / math.sqrt(n), rel=0.04)
+
+
+def test_a_wider_level_gives_a_wider_interval():
+    values = [float(i % 7) for i in range(50)]
+    half, most = bootstrap_mean(values, level=0.5), bootstrap_mean(values, level=0.99)
+    assert most.low < half.low < half.high < most.high
+
+
+def test_equal_values_leave_no_doubt():
+    assert bootstrap_mean([0.1] * 7) == Estimate(0.1, 0.1, 0.1)
+    assert bootstrap_mean([3.0]) == Estimate(3.0, 3.0, 3.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(VALUES)
+def test_the_interval_contains_the_mean_and_stays_within_the_values(values: list[float]):
+    estimate = bootstrap_mean(values, resamples=40)
+    assert estimate.low <= estimate.mean <= estimate.high
+    assert estimate.mean == pytest.approx(sum(values) / len(values), abs=1e-9)
+    assert min(values) - 1e-9 <= estimate.low
+    assert estimate.high <= max(values) + 1e-9
+
+
+def test_the_same_seed_gives_the_same_interval_and_another_one_another():
+    values = np.random.default_rng(0).normal(size=30).tolist()
+    assert bootstrap_mean(values) == bootstrap_mean(values)
+    assert bootstrap_mean(values) != bootstrap_mean(values, seed=1)
+
+
+def test_draws_in_parts_are_the_same_draws(monkeypatch: pytest.MonkeyPatch):
+    values = [float(i) for i in range(20)]
+    whole = bootstrap_mean(values)
+    monkeypatch.setattr(statistics, "MAX_DRAWS", 20 * 7)
+    assert bootstrap_mean(values) == whole
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [([], "is empty"), ([0.0, math.nan], "not finite"), ([math.inf], "not finite")],
+)
+def test_what_has_no_mean_is_refused(values: list[float], message: str):
+    with pytest.raises(ValueError, match=message):
+        bootstrap_mean(values)
+
+
+# --- paired difference --------------------------------------------------------------------------
+
+
+def test_a_constant_gain_on_hard_and_easy_questions_is_certain():
+    # Unpaired, 0.1 would drown in the spread of the questions.
+    first = [0.0, 0.5, 0.9, 0.2, 0.7]
+    gain = paired_difference(first, [value + 0.125 for value in first])
+    assert gain.mean == pytest.approx(0.125)
+    assert gain.high - gain.low < 1e-9
+
+
+@settings(max_examples=30, deadline=None)
+@given(VALUES)
+def test_nothing_differs_from_itself(values: list[float]):
+    assert paired_difference(values, values) == Estimate(0.0, 0.0, 0.0)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=1, max_size=20))
+def test_the_other_way_round_only_the_sign_changes(pairs: list[tuple[int, int]]):
+    a, b = [x for x, _ in pairs], [y for _, y in pairs]
+    there, back = paired_difference(a, b, resamples=99), paired_difference(b, a, resamples=99)
+    assert (there.mean, there.low, there.high) == pytest.approx((-back.mean, -back.high, -back.low))
+
+
+def test_different_lengths_are_refused():
+    with pytest.raises(ValueError, match="first_N has 2 values and second_N 1"):
+        paired_difference([1.0, 2.0], [1.0])
+
+
+# --- McNemar ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("only_first", "only_second", "p"),
+    [
+        # 2 * (C(10,0) + C(10,1) + C(10,2)) / 2^10 = 2 * 56 / 1024
+        (8, 2, 0.109375),
+        (2, 8, 0.109375),
+        (0, 0, 1.0),
+        (5, 0, 2 / 32),
+        (1, 0, 1.0),  # 2 * 1 / 2
+        (3, 3, 1.0),  # 2 * (1 + 6 + 15 + 20) / 64 > 1
+        # 2 * (1 + 12 + 66) / 4096
+        (10, 2, 158 / 4096),
+    ],
+)
+def test_mcnemar(only_first: int, only_second: int, p: float):
+    assert mcnemar_exact(only_first, only_second) == p
+
+
+def test_mcnemar_holds_with_thousands_of_questions():
+    # n = 4000, 3 standard deviations (sqrt(4000) / 2 = 31.6) off the middle: near the normal
+    # 2 * (1 - Phi(94.5 / 31.62)) = 0.0028, with the continuity correction.
+    assert mcnemar_exact(2095, 1905) == pytest.approx(0.00280, abs=2e-5)
+
+
+@given(st.integers(0, 300), st.integers(0, 300))
+def test_mcnemar_is_a_symmetric_probability(b: int, c: int):
+    p = mcnemar_exact(b, c)
+    assert 0.0 < p <= 1.0
+    assert p == mcnemar_exact(c, b)
+    assert mcnemar_exact(b + 1, min(b, c)) <= mcnemar_exact(b, min(b, c))
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(ValueError, match="must not be negative"):
+        mcnemar_exact(-1, 2)

@@ -1,0 +1,72 @@
+"""REINFORCE++ and its baseline variant, and ReMax: worked by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
+from agent_r1.learner.algorithms.advantages.reinforce_pp import reinforce_pp_advantages
+from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
+    reinforce_pp_baseline_advantages,
+)
+from agent_r1.learner.algorithms.advantages.remax import remax_advantages
+
+
+def test_discounted_rewards_to_go_are_whitened_over_the_batch():
+    # gamma 0.5 over sampled tokens alone: G = 0.5, 1 and, in the second trajectory, 0; mean 0.5,
+    # variance (0 + 0.25 + 0.25) / 2 = 0.25, so 0, 1 and -1
+    rewards = [np.array([0.0, 0.0, 0.0, 1.0]), np.array([0.0])]
+    masks = [np.array([False, True, False, True]), np.array([True])]
+    advantages, returns = reinforce_pp_advantages(
+        AdvantageBatch([1, 2], rewards, masks), AdvantageOptions(gamma=0.5)
+    )
+    np.testing.assert_allclose(advantages[0], [0, 0, 0, 1], atol=1e-6)
+    np.testing.assert_allclose(advantages[1], [-1], atol=1e-6)
+    assert returns is None
+
+
+def test_a_process_reward_counts_for_the_tokens_up_to_it_only():
+    # G = 1.5, 0.5, 0.5; mean 5/6, deviations 2/3, -1/3, -1/3, variance (4 + 1 + 1) / 9 / 2 = 1/3
+    batch = AdvantageBatch([1], [np.array([1.0, 0.0, 0.5])], [np.ones(3, dtype=bool)])
+    advantages = reinforce_pp_advantages(batch, AdvantageOptions()).advantages
+    np.testing.assert_allclose(advantages[0], [1.1547, -0.57735, -0.57735], atol=1e-5)
+
+
+def test_centered_rewards_are_whitened_over_tokens():
+    # centered 0.5 on one token and -0.5 on three; mean -0.25, variance
+    # (0.75^2 + 3 * 0.25^2) / 3 = 0.25, so 0.75 / 0.5 and -0.25 / 0.5
+    rewards = [np.array([0.0, 1.0]), np.array([0.0, 0.0, 0.0, 0.0])]
+    masks = [np.array([False, True]), np.array([True, True, False, True])]
+    batch = AdvantageBatch([1, 1], rewards, masks)
+    advantages = reinforce_pp_baseline_advantages(batch, AdvantageOptions()).advantages
+    np.testing.assert_allclose(advantages[0], [0, 1.5], atol=1e-6)
+    np.testing.assert_allclose(advantages[1], [-0.5, -0.5, 0, -0.5], atol=1e-6)
+
+
+def test_groups_of_equal_rewards_have_no_advantage():
+    rewards = [np.array([0.1])] * 3 + [np.array([0.7])] * 3
+    batch = AdvantageBatch([1, 1, 1, 2, 2, 2], rewards, [np.array([True])] * 6)
+    advantages = reinforce_pp_baseline_advantages(batch, AdvantageOptions()).advantages
+    np.testing.assert_array_equal(advantages, 0.0)
+
+
+def make_greedy_batch(greedy_rewards: list[float] | None) -> AdvantageBatch:
+    """One trajectory: sampled (reward 0.5), tool, sampled (reward 1)."""
+    rewards = [np.array([0.5, 0.0, 1.0])]
+    mask = np.array([True, False, True])
+    return AdvantageBatch([1], rewards, [mask], greedy_rewards=greedy_rewards)
+
+
+def test_remax_takes_the_greedy_reward_off_the_reward_to_go():
+    # G = 1.5 and 1 (gamma 1), 0.5 + 0.5 = 1 and 1 (gamma 0.5); minus 0.75
+    batch = make_greedy_batch([0.75])
+    advantages = remax_advantages(batch, AdvantageOptions()).advantages
+    np.testing.assert_allclose(advantages[0], [0.75, 0, 0.25])
+    advantages = remax_advantages(batch, AdvantageOptions(gamma=0.5)).advantages
+    np.testing.assert_allclose(advantages[0], [0.25, 0, 0.25])
+
+
+def test_remax_without_greedy_rewards_is_an_error():
+    with pytest.raises(ValueError, match="needs the reward of a greedy answer"):
+        remax_advantages(make_greedy_batch(None), AdvantageOptions())

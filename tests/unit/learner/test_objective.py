@@ -1,0 +1,75 @@
+"""Presets, and which keys of the objective go together."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+
+from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
+from agent_r1.learner.config import LearnerTable
+from agent_r1.learner.objective import PRESETS, Algorithm
+
+
+def test_presets_name_what_is_in_the_tables():
+    for preset in PRESETS.values():
+        assert preset["advantage"] in ADVANTAGES
+        assert preset.get("policy_loss", "ppo") in POLICY_LOSSES
+    assert set(PRESETS) == set(get_args(Algorithm))
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_fills_what_it_names_and_can_be_written_out(name: str):
+    table = LearnerTable.model_validate({"algorithm": name})
+    found = table.model_dump()
+    assert {key: found[key] for key in PRESETS[name]} == PRESETS[name]
+    # config.json of a run holds every key; reading it again changes nothing.
+    assert LearnerTable.model_validate_json(table.model_dump_json()) == table
+
+
+def test_a_key_of_its_own_wins_over_the_preset():
+    table = LearnerTable(algorithm="dapo", clip_high=0.4)
+    assert (table.clip_high, table.drop_overlong) == (0.4, True)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"algorithm": "ppo", "policy_loss": "gspo"}, '"gspo" weighs .* learner.advantage "gae"'),
+        (
+            {"algorithm": "reinforce_pp", "policy_loss": "gspo"},
+            '"gspo" weighs .* learner.advantage "reinforce_pp"',
+        ),
+        ({"algorithm": "grpo", "gamma": 0.9}, r'gamma \(0.9\) is not used with advantage "grpo"'),
+        ({"algorithm": "grpo", "critic_lr": 1.0}, r'critic_lr .* not used with advantage "grpo"'),
+        ({"algorithm": "rloo", "normalize_std": False}, "normalize_std .* not used with"),
+        ({"kl_coef": 0.5}, r'kl_coef \(0.5\) is not used with kl "none"'),
+        ({"fixed_length": 9}, r'fixed_length \(9\) is not used with aggregation "token_mean"'),
+        ({"loss_mask": False}, "loss_mask = false .* set advantage_mask = false too"),
+        ({"advantage_mask": False}, "advantage_mask = false changes nothing with"),
+        ({"algorithm": "rloo", "group_size": 1}, r'group_size \(1\) must be >= 2 .* "rloo"'),
+        ({"advantage": "grop"}, r'advantage \("grop"\) is unknown; choose one of gae'),
+        ({"policy_loss": "pppo"}, r'policy_loss \("pppo"\) is unknown'),
+    ],
+)
+def test_what_does_not_go_together_is_an_error_that_names_both(
+    values: dict[str, Any], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        LearnerTable.model_validate(values)
+
+
+def test_ablations_of_the_paper_are_allowed():
+    LearnerTable(algorithm="ppo", advantage_mask=False)
+    LearnerTable(algorithm="ppo", advantage_mask=False, loss_mask=False)
+    LearnerTable(algorithm="grpo", advantage_mask=False, loss_mask=False)
+
+
+def test_functions_of_the_users_are_names():
+    table = LearnerTable(advantage="mine:advantages", policy_loss="mine.losses:loss", group_size=1)
+    assert table.advantage == "mine:advantages"
+
+
+def test_a_greedy_answer_takes_a_slot_of_its_own():
+    assert LearnerTable(algorithm="remax", group_size=3).slots_per_group == 4
+    assert LearnerTable(algorithm="ppo", group_size=1).slots_per_group == 1
