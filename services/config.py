@@ -97,6 +97,13 @@ class RunConfig(ConfigTable):
                 "lower it or raise model.max_context"
             )
         replicas = self.placement.rollout_replicas
+        if self.run.deterministic and (self.learner.max_staleness > 0 or replicas > 1):
+            raise ValueError(
+                f"run.deterministic needs learner.max_staleness = 0 (now "
+                f"{self.learner.max_staleness}) and placement.rollout_replicas = 1 (now "
+                f"{replicas}): which weights sample what would depend on time; change them or set "
+                "deterministic = false"
+            )
         if replicas > 1 and self.rollout.port != 0:
             raise ValueError(
                 f"rollout.port ({self.rollout.port}) must be 0 with placement.rollout_replicas = "

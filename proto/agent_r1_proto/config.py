@@ -33,6 +33,9 @@ class RunTable(ConfigTable):
     """Run folder; None is `runs/{id}`."""
     seed: int = 0
     """Seeds prompt order, sampling and initialization."""
+    deterministic: bool = False
+    """Make a run repeatable on one machine, to the token: one sequence in the sampling engine at a
+    time, no prefix cache, deterministic kernels in the learner. Much slower; for debugging."""
     plugins: list[str] = []
     """Folders put on the import path of every service: the one way user code is found."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

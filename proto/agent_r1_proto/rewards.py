@@ -5,9 +5,9 @@ reward --XADD--> stream `scored_trajectories` (or the task's `reply_stream`) -->
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
 from agent_r1_proto.trajectory import Status, Trajectory
@@ -41,11 +41,33 @@ class ScoredTrajectory(StreamMessage):
         return self.trajectory.rollout_id
 
 
+class ScoreCall(StrictMessage):
+    """One tool call of a turn to score."""
+
+    tool: str
+    """Name the model wrote; "" when the call could not be read."""
+    arguments: dict[str, JsonValue] = {}
+    status: str = "ok"
+    """As in `ToolCallRecord`."""
+
+
 class ScoreTurn(StrictMessage):
     """One turn of text to score."""
 
     text: str
     num_calls: Annotated[int, Field(ge=0)] = 0
+    """Calls of the turn, failed and malformed ones included."""
+    calls: list[ScoreCall] = []
+    """The calls themselves, or none of them where only their number is known."""
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> Self:
+        if self.calls and len(self.calls) != self.num_calls:
+            raise ValueError(
+                f"num_calls ({self.num_calls}) must be the number of calls ({len(self.calls)}); "
+                "set it to that, or leave calls out"
+            )
+        return self
 
 
 class ScoreRequest(StrictMessage):

@@ -59,6 +59,8 @@ class EngineSetup:
     table_name: str
     """"learner" or "sft": named in messages about keys."""
     critic: CriticSetup | None = None
+    deterministic: bool = False
+    """Use deterministic kernels only."""
 
 
 @dataclass(frozen=True)
@@ -329,6 +331,7 @@ def _build_engine(rank: int, setup: EngineSetup) -> RankEngine:
         with_reference=setup.with_reference,
         table_name=setup.table_name,
         critic=setup.critic,
+        deterministic=setup.deterministic,
     )
 
 

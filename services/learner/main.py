@@ -72,6 +72,9 @@ def train(
 
 def build_engine(plan: TrainingPlan) -> PolicyEngine:
     """Load the model over all ranks."""
+    if plan.run.deterministic:
+        # Read when CUDA starts, also by the other ranks.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
     from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
     from agent_r1.learner.rank_engine import CriticSetup
@@ -85,6 +88,7 @@ def build_engine(plan: TrainingPlan) -> PolicyEngine:
         total_steps=plan.total_steps * table.optimizer_steps_per_batch,
         with_reference=table.kl != "none",
         critic=CriticSetup(critic_model, table.critic_lr) if table.has_critic else None,
+        deterministic=plan.run.deterministic,
     )
 
 

@@ -69,6 +69,7 @@ class DeepSpeedPolicyEngine:
         total_steps: int | None = None,
         with_reference: bool = False,
         critic: CriticSetup | None = None,
+        deterministic: bool = False,
         table_name: str = "learner",
         group: RankGroup | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class DeepSpeedPolicyEngine:
             total_steps: optimizer steps of the whole run; cosine and linear schedules need it.
             with_reference: keep the configured model for the KL term.
             critic: train a critic beside the policy; None is none.
+            deterministic: use deterministic kernels only.
             table_name: "learner" or "sft", named in messages about keys.
             group: ranks that are joined already; None starts them.
 
@@ -97,7 +99,9 @@ class DeepSpeedPolicyEngine:
         self._group = group or RankGroup(self._table)
         try:
             self._group.build(
-                EngineSetup(model, self._table, seed, with_reference, table_name, critic)
+                EngineSetup(
+                    model, self._table, seed, with_reference, table_name, critic, deterministic
+                )
             )
         except BaseException:
             self._group.close()

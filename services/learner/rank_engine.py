@@ -68,9 +68,11 @@ class RankEngine:
         with_reference: bool,
         table_name: str,
         critic: CriticSetup | None = None,
+        deterministic: bool = False,
     ) -> None:
         ignore_vendor_deprecations()
         torch.manual_seed(seed)
+        torch.use_deterministic_algorithms(deterministic)
         self.device = device
         self.ranks = dist.get_world_size()
         self.is_first = dist.get_rank() == 0

@@ -6,6 +6,7 @@ the policy sampled, a call's `text` what the tool answered.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -91,6 +92,7 @@ def readable(
             [span.policy_version, span.start, span.end] for span in trajectory.version_spans
         ],
         "num_tokens": len(trajectory.token_ids),
+        "token_digest": hashlib.blake2b(trajectory.token_ids.tobytes(), digest_size=8).hexdigest(),
         "prompt_length": trajectory.prompt_length,
         "mask_spans": mask_spans(trajectory.action_mask),
         "temperature": trajectory.temperature,

@@ -59,13 +59,25 @@ def _tool_calls(request: ScoreRequest) -> float:
     return float(sum(turn.num_calls for turn in request.turns))
 
 
+def _reasoning_format(request: ScoreRequest) -> float:
+    return scoring.reasoning_share([turn.text for turn in request.turns])
+
+
+def _tool_efficiency(request: ScoreRequest) -> float:
+    return scoring.useful_share(
+        [(c.tool, c.arguments, c.status) for turn in request.turns for c in turn.calls]
+    )
+
+
 BUILT_IN: dict[str, Callable[[ScoreRequest], float]] = {
     "exact_match": _of_answer(scoring.exact_match),
     "f1": _of_answer(scoring.f1),
     "substring_match": _of_answer(scoring.substring_match),
     "format": _format,
+    "reasoning_format": _reasoning_format,  # share of the turns that open with a thought
     "answered": _answered,  # 1.0 when the last turn gives a non-empty answer
     "tool_calls": _tool_calls,  # number of calls, failed and malformed ones included
+    "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before
 }
 
 NEEDS_ANSWERS = frozenset({"exact_match", "f1", "substring_match"})

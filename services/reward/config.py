@@ -13,7 +13,16 @@ from pydantic import Field, model_validator
 
 from agent_r1_proto.config import ListenTable
 
-COMPONENT_NAMES = ("exact_match", "f1", "substring_match", "format", "answered", "tool_calls")
+COMPONENT_NAMES = (
+    "exact_match",
+    "f1",
+    "substring_match",
+    "format",
+    "reasoning_format",
+    "answered",
+    "tool_calls",
+    "tool_efficiency",
+)
 """The built-in components; `components.py` says what each measures."""
 
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -29,6 +38,8 @@ class RewardTable(ListenTable):
     """Weight of each component: built-in names, or `module:Name` of your own found through
     `run.plugins`. Weight 0.0 reports a component without counting it. Built-in components that
     are not named are reported too, with weight 0.0, where the task has what they need."""
+    ranges: dict[str, tuple[float, float]] = {}
+    """Lowest and highest value of components of yours; a value outside is an error."""
     component_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A component of yours that takes longer has failed on this trajectory, in seconds."""
     max_concurrent: Annotated[int, Field(ge=1)] = 32
@@ -45,6 +56,17 @@ class RewardTable(ListenTable):
                 f"reward.components has {name!r}, which is no built-in component and no "
                 f"module:Name; {hint}built-in are {', '.join(COMPONENT_NAMES)}"
             )
+        for name, (low, high) in self.ranges.items():
+            if name not in self.components or name in COMPONENT_NAMES:
+                raise ValueError(
+                    f"reward.ranges names {name!r}, which is no component of yours in "
+                    "reward.components; correct the name or remove it"
+                )
+            if low > high:
+                raise ValueError(
+                    f"reward.ranges of {name!r} is [{low:g}, {high:g}]; the first number must not "
+                    "be the larger one"
+                )
         if self.rule == "paper":
             weighted = sorted(name for name, weight in self.components.items() if weight != 0.0)
             if weighted not in ([], ["exact_match"]):

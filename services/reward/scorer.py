@@ -19,7 +19,7 @@ from agent_r1.reward.components import (
     prediction_of,
 )
 from agent_r1.reward.config import RewardTable
-from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
+from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import Trajectory
 
 
@@ -92,11 +92,17 @@ class Scorer:
             raise ComponentError(
                 f"reward component {name!r} raised {type(exc).__name__}: {exc}"
             ) from exc
-        if isinstance(value, int | float) and math.isfinite(value):
-            return float(value)
-        raise ComponentError(
-            f"reward component {name!r} returned {value!r}; it must return a finite number"
-        )
+        if not (isinstance(value, int | float) and math.isfinite(value)):
+            raise ComponentError(
+                f"reward component {name!r} returned {value!r}; it must return a finite number"
+            )
+        low, high = self._table.ranges.get(name, (-math.inf, math.inf))
+        if not low <= value <= high:
+            raise ComponentError(
+                f"reward component {name!r} returned {value!r}, outside its declared range "
+                f"[{low:g}, {high:g}]; mend it or widen reward.ranges"
+            )
+        return float(value)
 
     async def _call(self, component: Component, request: ScoreRequest) -> object:
         if inspect.iscoroutinefunction(component):
@@ -109,7 +115,17 @@ class Scorer:
 
 def request_of(trajectory: Trajectory) -> ScoreRequest:
     """Return a trajectory as the components see it; one without turns has one empty turn."""
-    turns = [ScoreTurn(text=turn.text, num_calls=len(turn.calls)) for turn in trajectory.turns]
+    turns = [
+        ScoreTurn(
+            text=turn.text,
+            num_calls=len(turn.calls),
+            calls=[
+                ScoreCall(tool=call.tool, arguments=call.arguments, status=call.status)
+                for call in turn.calls
+            ],
+        )
+        for turn in trajectory.turns
+    ]
     return ScoreRequest(
         payload=trajectory.rollout.task.payload,
         turns=turns or [ScoreTurn(text="")],

@@ -6,10 +6,12 @@ exact match, F1 and substring match are three different measures and never go by
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -26,6 +28,7 @@ def _block(tag: str) -> str:
 
 
 _CALL_TURN = re.compile(rf"\s*{_block('think')}(?:\s*{_block('tool_call')})+\s*", re.DOTALL)
+_THOUGHT = re.compile(r"\s*<think>(?!\s*</think>)(?:(?!</?think>).)+</think>", re.DOTALL)
 _ANSWER_TURN = re.compile(rf"\s*{_block('think')}\s*{_block('answer')}\s*", re.DOTALL)
 
 
@@ -103,6 +106,34 @@ def format_score(turns: Sequence[str]) -> float:
     calls_first = all(_CALL_TURN.fullmatch(turn) for turn in earlier)
     answers_last = _ANSWER_TURN.fullmatch(last) is not None
     return (float(calls_first) + float(answers_last)) / 2
+
+
+def reasoning_share(turns: Sequence[str]) -> float:
+    """Return the share of turns that open with a thought: `<think>…</think>` with text inside."""
+    if not turns:
+        return 0.0
+    return sum(_THOUGHT.match(turn) is not None for turn in turns) / len(turns)
+
+
+def useful_share(calls: Sequence[tuple[str, Mapping[str, Any], str]]) -> float:
+    """Return the share of tool calls that worked and are no repetition.
+
+    Args:
+        calls: name, arguments and status of each call, in order.
+
+    Returns:
+        Calls of status "ok" with a name and arguments that no earlier call has, over all calls;
+        1.0 when there is no call, since none was wasted.
+    """
+    if not calls:
+        return 1.0
+    seen: set[str] = set()
+    useful = 0
+    for name, arguments, status in calls:
+        key = json.dumps([name, arguments], sort_keys=True)
+        useful += status == "ok" and key not in seen
+        seen.add(key)
+    return useful / len(calls)
 
 
 def paper_reward(exact: float, form: float) -> float:

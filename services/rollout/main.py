@@ -93,6 +93,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
         threads=rollout.threads,
         enforce_eager=rollout.enforce_eager,
         seed=settings.run.seed,
+        deterministic=settings.run.deterministic,
         start_timeout_s=rollout.engine_start_timeout_s,
         load_timeout_s=rollout.weight_load_timeout_s,
     )

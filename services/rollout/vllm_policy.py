@@ -286,7 +286,9 @@ class VllmPolicy:
             seed=settings.seed,
             skip_tokenizer_init=True,
             max_model_len=settings.max_context,
-            max_num_seqs=settings.max_num_seqs,
+            # Which sequences share a step, and which prefixes are cached, changes last digits.
+            max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
+            enable_prefix_caching=not settings.deterministic,
             max_num_batched_tokens=batched_tokens,
             tensor_parallel_size=settings.tensor_parallel_size,
             enforce_eager=on_cpu if eager is None else eager,

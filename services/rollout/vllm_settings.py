@@ -41,6 +41,8 @@ class VllmSettings:
     """Most tokens of one sequence."""
     max_num_seqs: int = 64
     """Most sequences in one engine step; further requests wait in the engine."""
+    deterministic: bool = False
+    """One sequence at a time and no prefix cache: results do not depend on what else runs."""
     kv_cache_gib: float = 1.0
     """Memory for the KV cache on the CPU, in GiB."""
     gpu_memory_utilization: float = 0.85

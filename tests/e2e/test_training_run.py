@@ -50,17 +50,6 @@ SUMMARY_FIELDS = {
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small world's corpus and questions."""
-    folder = tmp_path_factory.mktemp("world")
-    script = REPOSITORY / "examples" / "tiny_world" / "generate.py"
-    subprocess.run(
-        [sys.executable, str(script), "--seed", "5", "--out", str(folder), "--no-sft"], check=True
-    )
-    return folder
-
-
-@pytest.fixture(scope="module")
 def resumed_run(tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base_dir: Path) -> Path:
     """A run whose rollout server is killed with SIGKILL, which is then stopped by Ctrl-C, resumed,
     and goes to its end: the folder it leaves."""

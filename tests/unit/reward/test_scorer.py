@@ -43,8 +43,10 @@ async def test_every_built_in_component_is_reported_by_name():
             "f1": 2 / 3,
             "substring_match": 0.0,
             "format": 1.0,
+            "reasoning_format": 1.0,
             "answered": 1.0,
             "tool_calls": 1.0,
+            "tool_efficiency": 1.0,
         }
     )
     assert reward.total == 0.0
@@ -100,7 +102,13 @@ async def test_tasks_without_answers_score_by_the_components_that_need_none():
     reward = await Scorer(RewardTable(components={"format": 1.0})).score(
         request(answered("x"), payload={"tests": "assert True"})
     )
-    assert reward.components == {"format": 1.0, "answered": 1.0, "tool_calls": 0.0}
+    assert reward.components == {
+        "format": 1.0,
+        "reasoning_format": 1.0,
+        "answered": 1.0,
+        "tool_calls": 0.0,
+        "tool_efficiency": 1.0,
+    }
 
 
 USER_CODE = """
@@ -240,3 +248,32 @@ async def test_score_refuses_what_it_cannot_score(plugin: str):
     assert "turns: List should have at least 1 item" in empty.json()["detail"]
     assert "payload has answers = None" in answers.json()["detail"]
     assert "raised KeyError" in broken.json()["detail"]
+
+
+async def test_a_value_outside_its_declared_range_is_an_error(plugin: str):
+    name = f"{plugin}:length"
+    inside = RewardTable(components={name: 1.0}, ranges={name: (0.0, 5.0)})
+    assert (await Scorer(inside).score(request("12345"))).total == 5.0
+    with pytest.raises(ComponentError, match=r"returned 6, outside its declared range \[0, 5\]"):
+        await Scorer(inside).score(request("123456"))
+
+
+def test_a_range_is_of_a_component_and_the_right_way_round():
+    with pytest.raises(ValidationError, match="names 'f1', which is no component of yours"):
+        RewardTable(ranges={"f1": (0.0, 1.0)})
+    with pytest.raises(ValidationError, match=r"\[2, 1\]; the first number must not be"):
+        RewardTable(components={"a:b": 1.0}, ranges={"a:b": (2.0, 1.0)})
+
+
+def test_the_number_of_calls_must_be_that_of_the_calls_given():
+    with pytest.raises(ValidationError, match=r"num_calls \(2\) must be the number of calls \(1\)"):
+        ScoreTurn.model_validate({"text": "", "num_calls": 2, "calls": [{"tool": "search"}]})
+
+
+async def test_calls_reach_the_components():
+    call = ToolCallRecord(
+        end_token_index=4, tool="search", arguments={"query": "a"}, status="ok", latency_ms=1.0
+    )
+    repeated = request_of(trajectory(calls=[call, call]))
+    reward = await Scorer(RewardTable()).score(repeated)
+    assert reward.components["tool_efficiency"] == 0.5

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +15,9 @@ from agent_r1.reward.scoring import (
     format_score,
     normalize_answer,
     paper_reward,
+    reasoning_share,
     substring_match,
+    useful_share,
 )
 
 
@@ -197,3 +201,21 @@ def test_format_score_is_fast_on_hostile_text():
 )
 def test_paper_reward(exact: float, form: float, reward: float):
     assert paper_reward(exact, form) == reward
+
+
+def test_a_thought_is_a_block_with_text_at_the_start_of_the_turn():
+    turns = ["<think>a</think>x", " <think> b\n</think>", "<think> </think>", "x<think>a</think>"]
+    assert reasoning_share(turns) == 0.5
+    assert reasoning_share(["<think>a<think>b</think>"]) == 0.0
+    assert reasoning_share([]) == 0.0
+
+
+def test_useful_calls_worked_and_repeat_none():
+    calls: list[tuple[str, dict[str, Any], str]] = [
+        ("search", {"query": "a", "k": 1}, "ok"),
+        ("search", {"k": 1, "query": "a"}, "ok"),  # the same call again
+        ("search", {"query": "b"}, "error"),
+        ("search", {"query": "c"}, "ok"),
+    ]
+    assert useful_share(calls) == 0.5
+    assert useful_share([]) == 1.0

@@ -1,0 +1,70 @@
+"""The worked example of docs/add-a-reward.md, run as it stands there."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_r1.learner.config import LearnerTable
+from agent_r1.reward.components import BUILT_IN
+from agent_r1.reward.config import RewardTable
+from agent_r1.reward.scorer import Scorer
+from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.envs import CallResult, ModelTurn, load_env_class
+from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
+from agent_r1_proto.tasks import Task
+
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "add-a-reward.md").read_text()
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
+    return found
+
+
+@pytest.fixture
+def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "my_rewards.py").write_text(block("python"))
+    monkeypatch.delitem(sys.modules, "my_rewards", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("my_rewards", None)
+
+
+def test_the_example_is_short():
+    code = [line for line in block("python").splitlines() if line.strip()]
+    assert len(code) < 30
+
+
+@pytest.mark.usefixtures("plugin")
+async def test_the_component_of_the_example_scores():
+    config = tomllib.loads(block("toml"))
+    scorer = Scorer(RewardTable.model_validate(config["reward"]))
+    request = ScoreRequest(payload={"answers": ["Ada"]}, turns=[ScoreTurn(text="x" * 600)])
+    reward = await scorer.score(request)
+    # 2 - 600 / 400 = 0.5, weight 0.2; no answer; no call was wasted, weight 0.1
+    assert reward.components["my_rewards:brevity"] == 0.5
+    assert reward.total == pytest.approx(0.2 * 0.5 + 0.1)
+
+
+@pytest.mark.usefixtures("plugin")
+async def test_the_environment_of_the_example_pays_for_new_calls():
+    config = tomllib.loads(block("toml"))
+    LearnerTable.model_validate(config["learner"])
+    env = load_env_class(EnvTable.model_validate(config["env"]).type)(Task(id="a", prompt="who?"))
+    turn = ModelTurn(number=0, text="", thought=None, answer=None)
+    asked = CallResult(name="search", arguments={"query": "a"}, status="ok", text="b")
+    failed = CallResult(name="search", arguments={"query": "c"}, status="error", text="d")
+    first = await env.step(turn, [asked, failed])
+    again = await env.step(turn, [asked])
+    assert (first.process_rewards, again.process_rewards) == ([0.1, -0.1], [-0.1])
+
+
+def test_the_table_lists_every_built_in_component():
+    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", DOCUMENT, re.M))))
+    assert listed == set(BUILT_IN)
