@@ -2,7 +2,7 @@
 
 cli_run.py --RunConfig--> here --> run folder (`config.json`, `logs/`), local_services.py (the
 processes), local_view.py (the terminal). `serving` lends the same services, without a learner, to
-`agent-r1 evaluate` and `agent-r1 chat`.
+`agent-r1 evaluate` and `agent-r1 chat`; local_table.py runs several learners on them in turn.
 """
 
 from __future__ import annotations
@@ -105,9 +105,21 @@ async def _check_memory(broker: Broker, config: RunConfig) -> None:
             raise ConfigError(problem)
 
 
-async def _prepare_redis(
+async def prepare_redis(
     services: LocalServices, config: RunConfig, report: Callable[[str], None], *, learner: bool
 ) -> None:
+    """Start Redis and take the run id on it.
+
+    Args:
+        services: of the run.
+        config: the run's.
+        report: called with each line the user must see.
+        learner: whether a learner will say which weights are the newest.
+
+    Raises:
+        ConfigError: the run id is in use, or Redis is too small.
+        ServiceError: Redis did not come up.
+    """
     url = await services.start_redis()
     async with await Broker.connect(url, config.run.id) as broker:
         await _claim_run_id(broker, config, report)
@@ -118,20 +130,20 @@ async def _prepare_redis(
             await Registry(broker).set_newest_version(NewestVersion(policy_version=0))
 
 
-async def _first(*waiting: asyncio.Future[Any]) -> None:
+async def first_of(*waiting: asyncio.Future[Any]) -> None:
     """Wait for the first to end, and raise what it raised."""
     done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     for future in done:
         future.result()
 
 
-async def _cancel(*tasks: asyncio.Future[Any]) -> None:
+async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _save_dead_letters(url: str, config: RunConfig, folder: Path) -> int:
+async def save_dead_letters(url: str, config: RunConfig, folder: Path) -> int:
     """Keep what could not be processed; return how many there are."""
     try:
         async with asyncio.timeout(DEAD_LETTERS_TIMEOUT_S):
@@ -148,7 +160,7 @@ async def _save_dead_letters(url: str, config: RunConfig, folder: Path) -> int:
 # --- Training ----------------------------------------------------------------------------------
 
 
-def _log_to(file: Path, level: str) -> None:
+def log_to(file: Path, level: str) -> None:
     """Send the launcher's own log to a file: the terminal belongs to the view."""
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
@@ -178,7 +190,7 @@ def run_training(config: RunConfig, *, resume: bool) -> int:
     claim_run_folder(folder, resume=resume)
     secrets = write_config(config, folder / CONFIG_FILE)
     log_dir = folder / "logs"
-    _log_to(log_dir / LAUNCHER_LOG, config.run.log_level)
+    log_to(log_dir / LAUNCHER_LOG, config.run.log_level)
     view = TrainingView(folder, config)
     try:
         with launcher_state(folder) as state_dir:
@@ -233,17 +245,17 @@ async def _train(
     watching = asyncio.create_task(view.follow(supervisor.starting))
     starting = asyncio.create_task(_start_training(services, config, view.event, resume))
     try:
-        await _first(starting, over, asked)
+        await first_of(starting, over, asked)
         if not (over.done() or asked.done()):
-            await _first(over, asked)
+            await first_of(over, asked)
     finally:
-        await _cancel(starting)
+        await cancel_all(starting)
         if services.redis_url:
-            num_letters = await _save_dead_letters(services.redis_url, config, folder)
+            num_letters = await save_dead_letters(services.redis_url, config, folder)
             if num_letters:
                 view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
         await supervisor.stop()
-        await _cancel(watching, over, asked)
+        await cancel_all(watching, over, asked)
         view.close()
     return interrupts.asked.is_set()
 
@@ -251,7 +263,7 @@ async def _train(
 async def _start_training(
     services: LocalServices, config: RunConfig, report: Callable[[str], None], resume: bool
 ) -> None:
-    await _prepare_redis(services, config, report, learner=True)
+    await prepare_redis(services, config, report, learner=True)
     await services.start_all(learner=True, resume=resume)
 
 
@@ -291,7 +303,7 @@ async def serving(
         report=report,
     )
     try:
-        await _prepare_redis(services, own, report, learner=False)
+        await prepare_redis(services, own, report, learner=False)
         report("starting tools, reward and rollout")
         await services.start_all(learner=False, resume=False)
         redis = own.redis.model_copy(update={"url": services.redis_url})
@@ -333,10 +345,10 @@ def run_client(
             over = asyncio.create_task(supervisor.wait())
             working = asyncio.ensure_future(client(served))
             try:
-                await _first(over, working)
+                await first_of(over, working)
                 return working.result()
             finally:
-                await _cancel(over, working)
+                await cancel_all(over, working)
 
     for key, listen in config_checks.listeners(config):
         config_checks.check_port(listen, key)

@@ -9,6 +9,7 @@ round, the learner first, so that it can checkpoint while everything it talks to
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -61,6 +62,8 @@ class LocalServices:
         self._report = report
         self.redis_url = ""
         """Set once Redis answers."""
+        self.tool_urls: dict[str, str] = {}
+        """Of the tools that were started, by name; set once they are up."""
         placement = config.placement
         self.supervisor = Supervisor(
             log_dir,
@@ -115,19 +118,40 @@ class LocalServices:
         tools = self._config.started_tools()
         specs = [*(self._tool(name) for name in tools), self._reward()]
         urls = await _together([self.supervisor.start(spec) for spec in specs])
-        variables = {
-            tool_variable(name, "URL"): url for name, url in zip(tools, urls, strict=False)
-        }
+        self.tool_urls = dict(zip(tools, urls, strict=False))  # the last URL is reward's
+        variables = {tool_variable(name, "URL"): url for name, url in self.tool_urls.items()}
         replicas = self._config.placement.rollout_replicas
         await _together(
             [self.supervisor.start(self._rollout(i, replicas, variables)) for i in range(replicas)]
         )
 
-    def _command(self, service: str, name: str, *options: str) -> list[str]:
+    async def run_learner(self, folder: Path, *, resume: bool) -> None:
+        """Run the learner of another run folder on these services until it exits in order.
+
+        Args:
+            folder: has its `config.json`, with the same `run.id` and the same services.
+            resume: go on with the run in that folder.
+
+        Raises:
+            ServiceError: the learner did not come up; `supervisor.wait` raises what comes later.
+        """
+        learner = dataclasses.replace(
+            self._learner(resume, folder / self._config_file.name),
+            ends_run=False,
+            is_job=True,
+            log_dir=folder / "logs",
+        )
+        await self.supervisor.start(learner)
+        await self.supervisor.finished(learner.name)
+
+    def _command(
+        self, service: str, name: str, *options: str, config_file: Path | None = None
+    ) -> list[str]:
         return [
             # -P: the folder the command runs in must not shadow installed packages.
             *(sys.executable, "-P", "-m", "agent_r1.cli", "serve", service),
-            *(str(self._config_file), "--announce-dir", str(self._announce_dir(name))),
+            *(str(config_file or self._config_file), "--announce-dir"),
+            str(self._announce_dir(name)),
             *options,
         ]
 
@@ -178,8 +202,8 @@ class LocalServices:
             stop_timeout_s=self._config.placement.stop_timeout_s,
         )
 
-    def _learner(self, resume: bool) -> ServiceSpec:
-        command = self._command("learner", "learner")
+    def _learner(self, resume: bool, config_file: Path | None = None) -> ServiceSpec:
+        command = self._command("learner", "learner", config_file=config_file)
         return ServiceSpec(
             name="learner",
             command=[*command, "--resume-if-begun"] if resume else command,

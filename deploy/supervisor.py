@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import time
@@ -33,6 +34,8 @@ RESTART_DELAY_S = 1.0
 ORPHAN_GRACE_S = 10.0
 """Time services get to stop by themselves when the launcher was killed."""
 TAIL_LINES = 15
+LEAST_FREE_BYTES = 2**20
+"""A disk with less room is full: a service that dies on it can write nothing, not even why."""
 ERROR_PREFIX = "agent-r1: error: "
 """A command that stops for a reason the user can act on prints it after this."""
 
@@ -75,6 +78,10 @@ class ServiceSpec:
     """Services whose restart restarts this one as well: it lost what they kept."""
     ends_run: bool = False
     """The run is over when this service exits with status 0."""
+    is_job: bool = False
+    """This service is done when it exits with status 0, and the others go on; see `finished`."""
+    log_dir: Path | None = None
+    """Folder of its log file; None is the supervisor's."""
     stop_rank: int = 1
     """Services of the lowest rank stop first."""
     start_timeout_s: float = 300.0
@@ -103,6 +110,7 @@ class _Service:
         self.restart_asked = False
         self.num_starts = 0
         self.up = False
+        self.finished = asyncio.Event()
 
     @property
     def running(self) -> bool:
@@ -140,6 +148,18 @@ def describe_exit(code: int) -> str:
             "learner.max_tokens_per_microbatch, model.max_context, in this order"
         )
     return text
+
+
+def _full_disk(folder: Path) -> str | None:
+    """Say that the disk of a folder is full, so that not even a log can be written; None else."""
+    free = shutil.disk_usage(folder).free
+    if free >= LEAST_FREE_BYTES:
+        return None
+    return (
+        f"the disk is full: {free / 2**20:.1f} MiB are free in {folder}, so that its log may lack "
+        "the last lines. The last checkpoint is kept: free space there, or move the run folder to "
+        "a larger disk, and go on"
+    )
 
 
 class Supervisor:
@@ -184,8 +204,9 @@ class Supervisor:
                 f"the local launcher needs Linux, and this is {sys.platform}; use "
                 "`docker compose up`"
             )
-        self._log_dir.mkdir(parents=True, exist_ok=True)
-        service = _Service(spec, self._log_dir / f"{spec.name}.log")
+        log_dir = spec.log_dir or self._log_dir
+        log_dir.mkdir(parents=True, exist_ok=True)
+        service = _Service(spec, log_dir / f"{spec.name}.log")
         self._services[spec.name] = service
         await self._spawn(service)
         try:
@@ -203,6 +224,10 @@ class Supervisor:
             ServiceError: a service died and was not restarted.
         """
         await asyncio.shield(self._outcome)
+
+    async def finished(self, name: str) -> None:
+        """Wait until a service that is a job is done; `wait` says when it cannot be."""
+        await self._services[name].finished.wait()
 
     async def stop(self) -> None:
         """Stop every service in order of rank, those of one rank together."""
@@ -276,7 +301,7 @@ class Supervisor:
             if not service.running:
                 assert service.process is not None
                 code = service.process.returncode or 0
-                if code == 0 and spec.ends_run:  # there was nothing left to do
+                if code == 0 and (spec.ends_run or spec.is_job):  # there was nothing left to do
                     service.up = True
                     return
                 what = f"did not start: {describe_exit(code)}"
@@ -314,8 +339,15 @@ class Supervisor:
             if self._stopping:
                 return
             if not service.restart_asked:
+                if code == 0 and service.spec.is_job:
+                    service.finished.set()
+                    return
                 if code == 0 and service.spec.ends_run:
                     self._settle(None)
+                    return
+                if (full := _full_disk(service.log_file.parent)) is not None:
+                    what = f"stopped ({describe_exit(code)}): {full}"
+                    self._settle(ServiceError(f"{service.spec.name} {what}"))
                     return
                 if not self._may_restart(service, code):
                     what = f"stopped: {describe_exit(code)}"

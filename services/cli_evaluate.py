@@ -66,7 +66,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     loaded = load_config(arguments.config, arguments.options).config
     config = _with_policy(loaded, arguments.method, arguments.policy)
     if arguments.method == "naive_rag":
-        _check_search(config)
+        check_search(config)
     config_checks.check(config, "evaluate")
     configure_logging(config.run.log_level)
     out: Path = arguments.out.resolve()
@@ -211,7 +211,12 @@ def _with_policy(config: RunConfig, method: str, policy: str | None) -> RunConfi
     )
 
 
-def _check_search(config: RunConfig) -> None:
+def check_search(config: RunConfig) -> None:
+    """Refuse a configuration whose search tool `naive_rag` cannot ask.
+
+    Raises:
+        ConfigError: there is none, or the model is not offered it.
+    """
     if SEARCH_TOOL not in config.tools:
         raise ConfigError(
             f"--method naive_rag asks the tool {SEARCH_TOOL!r}, and the configured tools are "

@@ -75,6 +75,8 @@ class LedgerNumbers(StrictMessage):
     """Starts of the learner so far."""
     last_policy_version: int = 0
     """Highest policy version ever assigned, published or not."""
+    incarnations_elsewhere: int = 0
+    """Those of the incarnations that were starts of other run folders on the same services."""
 
 
 class Ledger:
@@ -96,6 +98,31 @@ class Ledger:
     def last_policy_version(self) -> int:
         """Highest policy version ever assigned."""
         return self._numbers.last_policy_version
+
+    @property
+    def last_incarnation(self) -> int:
+        """Newest incarnation."""
+        return self._numbers.incarnation
+
+    @property
+    def starts(self) -> int:
+        """Starts of the learner in this run folder."""
+        return self._numbers.incarnation - self._numbers.incarnations_elsewhere
+
+    def go_on_after(self, *, incarnation: int, policy_version: int) -> None:
+        """Use no number again that another run folder has used on the same services.
+
+        Args:
+            incarnation: newest incarnation those services know.
+            policy_version: highest policy version they may hold.
+        """
+        numbers = self._numbers
+        newest = max(numbers.incarnation, incarnation)
+        self._write(
+            incarnation=newest,
+            last_policy_version=max(numbers.last_policy_version, policy_version),
+            incarnations_elsewhere=numbers.incarnations_elsewhere + newest - numbers.incarnation,
+        )
 
     def next_incarnation(self) -> int:
         """Take the next incarnation (the first is 1)."""

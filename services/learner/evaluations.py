@@ -15,6 +15,7 @@ from agent_r1.learner.records import Records
 from agent_r1.learner.run_folder import RunFolder
 from agent_r1.learner.training_evaluation import Evaluation, TrainingEvaluation
 from agent_r1.learner.trajectory_log import readable
+from agent_r1_proto.evaluation import REACHED_TOOL, SEARCH_TOOL, EvalResult
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class Evaluations:
         during = evaluation.name == "during"
         label = f"step_{evaluation.step:06d}" if during else evaluation.name
         self._folder.write_trajectories(f"eval_{label}", self._readable(evaluation))
+        if evaluation.name == "after":
+            self._folder.write_answers("after", map(_answer, evaluation.results))
         self._checkpoints.record_score(evaluation.step, score)
 
     def _readable(self, evaluation: Evaluation) -> list[dict[str, Any]]:
@@ -100,3 +103,19 @@ class Evaluations:
                 readable(result.scored, step=evaluation.step, advantage=None, trained=False)
             )
         return lines
+
+
+def _answer(result: EvalResult) -> dict[str, Any]:
+    """Return the scores of one question; those of one that failed (an outage) are None."""
+    scored = None if result.failed else result.scored
+    components = scored.reward.components if scored is not None and scored.reward else {}
+    calls = [] if scored is None else scored.trajectory.calls()
+    searches = sum(call.tool == SEARCH_TOOL and call.status in REACHED_TOOL for call in calls)
+    return {
+        "id": result.task.id,
+        "set": result.task.metadata.get("set"),
+        "type": result.task.metadata.get("type"),
+        "em": components.get("exact_match"),
+        "f1": components.get("f1"),
+        "num_searches": None if scored is None else searches,
+    }

@@ -1,7 +1,8 @@
 """The run folder: train.py --numbers, trajectories, summary--> files that people and tools read.
 
-`metrics.jsonl` (one line a step), `evaluations.jsonl` (one line an evaluation), `tensorboard/`,
-`trajectories/step_000012.jsonl`, `summary.json`. The ledger and checkpoints live beside them.
+`metrics.jsonl` (one line a step), `evaluations.jsonl` (one line an evaluation),
+`evaluation_after.jsonl` (one line a question), `tensorboard/`, `trajectories/step_000012.jsonl`,
+`summary.json`. The ledger and checkpoints live beside them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 from agent_r1.learner.checkpoint import (
     CHECKPOINTS_DIR,
     LEDGER_FILE,
+    Ledger,
     disk_errors,
     write_atomically,
 )
@@ -77,11 +79,9 @@ class RunFolder:
         Raises:
             ValueError: a fresh run would mix with an earlier one, or there is none to resume.
         """
-        has_run = [
-            name
-            for name in (LEDGER_FILE, METRICS_FILE, SUMMARY_FILE)
-            if (self.path / name).exists()
-        ]
+        # A ledger without a start of its own says which numbers are taken, and no more.
+        has_run = [LEDGER_FILE] if Ledger(self.path).starts else []
+        has_run += [name for name in (METRICS_FILE, SUMMARY_FILE) if (self.path / name).exists()]
         has_checkpoint = any((self.path / CHECKPOINTS_DIR).glob("step_*"))
         # A run that was interrupted before its first start was counted has a config only.
         started = any((self.path / name).exists() for name in (CONFIG_FILE, LEDGER_FILE))
@@ -135,6 +135,11 @@ class RunFolder:
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Append numbers to the TensorBoard events only (an evaluation's, at its own step)."""
         self._write_events(step, values)
+
+    def write_answers(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the scores of an evaluation to `evaluation_{name}.jsonl`, one line a question."""
+        text = "".join(_line(record) for record in records)
+        write_atomically(self.path / f"evaluation_{name}.jsonl", text)
 
     def write_trajectories(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Write readable trajectories to `trajectories/{name}.jsonl`; nothing for no records."""

@@ -140,6 +140,7 @@ class Training:
         self._checkpoints = checkpoints
         self._fingerprint = state.prompt_fingerprint
         self._incarnation = incarnation
+        self._ledger = ledger
         self._registry = Registry(broker)
         self._records = Records(state)
         self._canary_checked = False
@@ -241,8 +242,9 @@ class Training:
                 await halt.close()
 
     async def _publish_first_weights(self) -> None:
-        if self.plan.resume:
-            # Servers may hold the weights of a step that is no longer part of this run.
+        if self.plan.resume or self._ledger.last_policy_version > 0:
+            # Servers may hold the weights of a step that is no longer part of this run, or of
+            # another run on the same services.
             report = await self._halt.or_stop(self._sync.push())
             self._work.book.advance(report.policy_version)
         else:
@@ -369,7 +371,7 @@ class Training:
             "seed": self.plan.run.seed,
             "steps": self.step,
             "total_steps": self.plan.total_steps,
-            "starts": self._incarnation,
+            "starts": self._ledger.starts,
             "policy_version": self._version,
             **self._records.summary(self._evaluations.in_domain),
             "results": dict(self._work.book.counts),

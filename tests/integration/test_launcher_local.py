@@ -76,7 +76,9 @@ class Stage(Scene):
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage = Stage(tmp_path)
 
-    def command(services: LocalServices, service: str, name: str, *options: str) -> list[str]:
+    def command(
+        services: LocalServices, service: str, name: str, *options: str, **_: object
+    ) -> list[str]:
         return stage.command(services, service, name, *options)
 
     monkeypatch.setattr(LocalServices, "_command", command)

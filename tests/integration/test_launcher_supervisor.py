@@ -167,6 +167,21 @@ async def test_a_service_that_dies_too_often_ends_the_run(scene: Scene):
     await supervisor.stop()
 
 
+async def test_a_service_that_dies_on_a_full_disk_is_not_restarted(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    supervisor = scene.supervisor()
+    await supervisor.start(scene.spec("a"))
+    monkeypatch.setattr("agent_r1_deploy.supervisor.LEAST_FREE_BYTES", 2**60)
+    os.kill(scene.pids()[0], signal.SIGKILL)
+    try:
+        with pytest.raises(ServiceError, match=r"a stopped .*: the disk is full: .* MiB are free"):
+            await asyncio.wait_for(supervisor.wait(), WAIT_S)
+    finally:
+        await supervisor.stop()
+    assert len(scene.lines("start")) == 1
+
+
 async def test_deaths_outside_the_window_are_forgotten(scene: Scene):
     # The window is shorter than the pause before a restart, so each death is the first one.
     supervisor = scene.supervisor(max_restarts=1, window_s=RESTART_DELAY_S / 2)

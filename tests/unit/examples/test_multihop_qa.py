@@ -227,21 +227,7 @@ def test_the_real_files_convert_whole(convert: ModuleType, real_data_dir: Path, 
     assert len(read_task_file(limited / "musique_eval.jsonl")) == 10
 
 
-@pytest.mark.parametrize("name", ["paper.toml", "smoke.toml"])
-def test_the_configurations_are_valid(name: str):
-    config = load_config(FOLDER / name, environ={}).config
+def test_the_smoke_configuration_is_valid():
+    config = load_config(FOLDER / "smoke.toml", environ={}).config
     assert config.data is not None
     assert "search" in config.tools
-
-
-def test_the_papers_hyperparameters_are_in_its_configuration():
-    config = load_config(FOLDER / "paper.toml", environ={}).config
-    learner, env = config.learner, config.env
-    assert (learner.groups_per_batch, learner.group_size) == (128, 5)
-    assert learner.optimizer_steps_per_batch == 2  # mini-batches of 64 prompts
-    assert (learner.lr, learner.kl_coef, learner.kl_estimator) == (1e-6, 1e-3, "k3")
-    assert (learner.clip_low, learner.clip_high, learner.dual_clip) == (0.2, 0.2, 3.0)
-    assert (learner.temperature, config.evaluation.temperature) == (1.0, 0.0)
-    assert (env.max_turns, env.max_tokens_per_turn, env.max_tool_response_chars) == (5, 1024, 2048)
-    assert (config.reward.rule, config.tools["search"].top_k) == ("paper", 5)
-    assert 400 * learner.groups_per_batch == 2 * 25_600  # one epoch is 400 steps

@@ -1,0 +1,293 @@
+"""`agent-r1 table` on one machine: one start of the services, and one learner after another.
+
+cli_table.py --configuration, runs--> here --> the processes (local_services.py), each run's folder.
+All runs have the same run id and Redis, so that rollout goes on serving; a run begins by pushing
+its own weights under the next policy version. The numbers go from one run folder's ledger to the
+next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import statistics
+import sys
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from agent_r1 import config_checks
+from agent_r1.config import ConfigError, RunConfig, write_config
+from agent_r1.learner.checkpoint import Ledger
+from agent_r1_deploy.local import (
+    CONFIG_FILE,
+    LAUNCHER_LOG,
+    Interrupts,
+    cancel_all,
+    first_of,
+    log_to,
+    prepare_redis,
+    save_dead_letters,
+)
+from agent_r1_deploy.local_folder import launcher_state, running_launcher
+from agent_r1_deploy.local_services import LocalServices
+from agent_r1_deploy.local_view import METRICS_FILE, SUMMARY_FILE, Tail, duration, total_steps
+from agent_r1_deploy.supervisor import ServiceError
+
+logger = logging.getLogger(__name__)
+
+UPDATE_S = 0.5
+LOG_STEPS = 10
+"""Without a terminal, every so many steps are a line."""
+
+Client = Callable[[RunConfig], Coroutine[Any, Any, None]]
+
+
+@dataclass(frozen=True)
+class TableRun:
+    """One training run of a table."""
+
+    label: str
+    """As the user sees it: `PPO seed 0`."""
+    folder: Path
+    config: RunConfig
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return a run folder's `summary.json`; empty without one."""
+    try:
+        return json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def run_table(
+    config: RunConfig,
+    folder: Path,
+    *,
+    baselines: Client | None,
+    runs: Sequence[TableRun],
+    view: TableView,
+) -> bool:
+    """Start the services once, let the baselines answer, then train every run.
+
+    Args:
+        config: of the services; every run has the same tables for them, and the same run id.
+        folder: gets their `config.json` and `logs/`.
+        baselines: asks the services before anything is trained; None where nothing is left to ask.
+        runs: in order; one whose folder holds a run goes on with it.
+        view: shows what happens.
+
+    Returns:
+        True when the user stopped it; everything finished is kept.
+
+    Raises:
+        ConfigError: nothing was started, for the reason given.
+        ServiceError: a service did not come up, or died too often; the text says which and why.
+    """
+    live = running_launcher(folder)
+    if live is not None:
+        raise ConfigError(
+            f"the table in {folder} is still running (process {live['pid']}); stop it first, or "
+            "name another folder with --out"
+        )
+    for key, listen in config_checks.listeners(config):
+        config_checks.check_port(listen, key)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    secrets = write_config(config, folder / CONFIG_FILE)
+    log_to(folder / "logs" / LAUNCHER_LOG, config.run.log_level)
+    with launcher_state(folder) as state_dir:
+        return asyncio.run(_run(config, folder, state_dir, secrets, baselines, runs, view))
+
+
+async def _run(
+    config: RunConfig,
+    folder: Path,
+    state_dir: Path,
+    secrets: dict[str, str],
+    baselines: Client | None,
+    runs: Sequence[TableRun],
+    view: TableView,
+) -> bool:
+    services = LocalServices(
+        config,
+        config_file=folder / CONFIG_FILE,
+        state_dir=state_dir,
+        log_dir=folder / "logs",
+        secrets=secrets,
+        report=view.event,
+    )
+    supervisor = services.supervisor
+    interrupts = Interrupts(supervisor.kill, view.event)
+    asked = asyncio.create_task(interrupts.asked.wait())
+    over = asyncio.create_task(supervisor.wait())
+    watching = asyncio.create_task(view.follow())
+    working = asyncio.create_task(_work(services, config, baselines, runs, view))
+    try:
+        await first_of(working, over, asked)
+    finally:
+        await cancel_all(working)
+        if services.redis_url:
+            num_letters = await save_dead_letters(services.redis_url, config, folder)
+            if num_letters:
+                view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
+        await supervisor.stop()
+        await cancel_all(watching, over, asked)
+        view.close()
+    return interrupts.asked.is_set()
+
+
+async def _work(
+    services: LocalServices,
+    config: RunConfig,
+    baselines: Client | None,
+    runs: Sequence[TableRun],
+    view: TableView,
+) -> None:
+    view.event("starting Redis, tools, reward and rollout")
+    await prepare_redis(services, config, view.event, learner=True)
+    await services.start_all(learner=False, resume=False)
+    if baselines is not None:
+        await baselines(_served(services, config))
+    # Fresh servers hold version 0, the configured model.
+    incarnation = policy_version = 0
+    for run in runs:
+        (run.folder / "logs").mkdir(parents=True, exist_ok=True)
+        ledger = Ledger(run.folder)
+        resume = ledger.starts > 0
+        ledger.go_on_after(incarnation=incarnation, policy_version=policy_version)
+        write_config(run.config, run.folder / CONFIG_FILE)
+        view.begin(run)
+        await services.run_learner(run.folder, resume=resume)
+        view.end()
+        status = summary_of(run.folder).get("status")
+        if status != "finished":
+            raise ServiceError(
+                f"{run.label} ended with the status {status!r}; see {run.folder / 'logs'}"
+            )
+        ledger = Ledger(run.folder)
+        incarnation, policy_version = ledger.last_incarnation, ledger.last_policy_version
+
+
+def _served(services: LocalServices, config: RunConfig) -> RunConfig:
+    """Return the configuration with the addresses of the services."""
+    tools = {
+        name: tool.model_copy(update={"url": services.tool_urls.get(name, tool.url)})
+        for name, tool in config.tools.items()
+    }
+    redis = config.redis.model_copy(update={"url": services.redis_url})
+    return config.model_copy(update={"tools": tools, "redis": redis})
+
+
+class TableView:
+    """Shows a table while its runs train: on a terminal in a line that changes, else in lines.
+
+    Args:
+        done: runs that were finished before.
+        runs: those that come, in order.
+        output: where it is written.
+    """
+
+    def __init__(self, done: int, runs: Sequence[TableRun], output: TextIO | None = None) -> None:
+        self._output = output or sys.stdout
+        self._live = self._output.isatty()
+        self._total = done + len(runs)
+        self._index = done
+        self._steps_left = sum(total_steps(run.config) for run in runs)
+        self._steps_done = 0
+        self._run: TableRun | None = None
+        self._metrics: Tail | None = None
+        self._step_s: list[float] = []
+        self._steps = 0
+        self._began = 0.0
+        self._ended = 0
+        self._width = 0
+
+    def event(self, line: str) -> None:
+        """Print a line that stays."""
+        self._clear()
+        print(line, file=self._output, flush=True)
+
+    def begin(self, run: TableRun) -> None:
+        """Show a run from now on."""
+        self._began = self._began or time.monotonic()
+        self._index += 1
+        self._run = run
+        self._steps = total_steps(run.config)
+        earlier = int(summary_of(run.folder).get("steps") or 0)  # of a run that goes on
+        self._steps_left -= earlier
+        self._metrics = Tail(run.folder / METRICS_FILE, from_end=True)
+        self.event(f"row {self._index} of {self._total}: {run.label}, {run.folder}")
+
+    def end(self) -> None:
+        """Show the result of the run."""
+        self.update()
+        run, self._run = self._run, None
+        self._ended += 1
+        if run is not None:
+            summary = summary_of(run.folder)
+            self.event(
+                f"row {self._index} of {self._total}: {run.label} {summary.get('status')}, "
+                f"EM {_scores(summary)} after {duration(summary.get('wall_s') or 0.0)}"
+            )
+
+    async def follow(self) -> None:
+        """Show what happens until cancelled."""
+        while True:
+            self.update()
+            await asyncio.sleep(UPDATE_S)
+
+    def update(self) -> None:
+        """Look once at what the learner has written."""
+        if self._run is None or self._metrics is None:
+            return
+        for metrics in self._metrics.new():
+            self._steps_done += 1
+            self._steps_left -= 1
+            self._step_s.append(float(metrics.get("time/step_s") or 0.0))
+            self._show(self._run, metrics)
+
+    def _show(self, run: TableRun, metrics: dict[str, Any]) -> None:
+        step, steps = int(metrics["step"]), self._steps
+        exact_match = metrics.get("reward/exact_match")
+        shown = "-" if exact_match is None else f"{exact_match:.3f}"
+        line = (
+            f"row {self._index} of {self._total}  {run.label}  step {step}/{steps}  EM {shown}  "
+            f"left {duration(self._left_s())}"
+        )
+        if self._live:
+            self._output.write(f"\r{line:<{self._width}}")
+            self._output.flush()
+            self._width = len(line)
+        elif step % LOG_STEPS == 0 or step == steps:
+            self.event(line)
+
+    def _left_s(self) -> float:
+        """Estimate the time to the end of the table, in seconds: at the pace so far."""
+        if self._ended:  # then what a run takes beside its steps is part of the pace
+            pace_s = (time.monotonic() - self._began) / max(1, self._steps_done)
+        else:
+            pace_s = statistics.median(self._step_s)
+        return self._steps_left * pace_s
+
+    def _clear(self) -> None:
+        if self._width:
+            with contextlib.suppress(OSError):
+                self._output.write(f"\r{'':<{self._width}}\r")
+            self._width = 0
+
+    def close(self) -> None:
+        """Leave the line."""
+        if self._width:
+            print(file=self._output)
+            self._width = 0
+
+
+def _scores(summary: dict[str, Any]) -> str:
+    sets = summary.get("sets") or {}
+    scores = {name: (of_set.get("after") or {}).get("em") for name, of_set in sets.items()}
+    return ", ".join(f"{name} {em:.3f}" for name, em in scores.items() if em is not None) or "-"

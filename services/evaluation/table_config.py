@@ -1,0 +1,60 @@
+"""What a table file says: methods over seeds, and where results go.
+
+`agent_r1.cli_table_plan` reads the file and resolves every method to a run configuration.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from agent_r1_proto.config import ConfigTable
+
+Baseline = Literal["naive_rag", "base_tool_call"]
+Part = Literal["methods", "ablation"]
+"""Which of the two tables a method is a row of."""
+BASELINE_TITLES: dict[Baseline, str] = {
+    "naive_rag": "Naive RAG",
+    "base_tool_call": "Base Tool Call",
+}
+
+
+class MethodTable(ConfigTable):
+    """One entry of `[[methods]]`: a row of one of the tables."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,40}$")]
+    """Names the run folders, `{name}_seed0`, and the row for `--only`."""
+    title: str = ""
+    """What the tables call it; empty is `name`."""
+    table: Part = "methods"
+    """Which table it is a row of."""
+    set: dict[str, JsonValue] = {}
+    """Keys of the run configuration, as `--set` takes them: `learner.*` and `evaluation.*`."""
+
+
+class TableFile(ConfigTable):
+    """A table file."""
+
+    config: Path
+    """Configuration that every row starts from."""
+    results: Path
+    """Files to write, without suffix: `docs/results/tiny_world` stands for its `.md` and `.json`."""
+    seeds: Annotated[list[int], Field(min_length=1)]
+    """Values of `run.seed`; every method is trained once with each."""
+    defaults: dict[str, JsonValue] = {}
+    """Keys of the run configuration that hold for every row; a method's own come after."""
+    baselines: list[Baseline] = []
+    """Untrained methods, evaluated first."""
+    methods: Annotated[list[MethodTable], Field(min_length=1)]
+    """Trained methods, in the order of the tables."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [*self.baselines, *(method.name for method in self.methods)]
+        for what, values in (("methods", names), ("seeds", self.seeds)):
+            twice = next((value for value in values if values.count(value) > 1), None)
+            if twice is not None:
+                raise ValueError(f"{what} has {twice!r} twice; take one of the two out")
+        return self
