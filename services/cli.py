@@ -133,6 +133,29 @@ def _policy_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser
     compare.add_argument("--out", type=Path, metavar="FILE", help="write the numbers as JSON")
     compare.set_defaults(run="agent_r1.cli_evaluate:compare")
 
+    table = commands.add_parser(
+        "table",
+        help="train a table of methods over seeds and report it",
+        description="Start tools, reward and rollout once, evaluate the baselines, train every "
+        "method of TABLE with every seed on them, and write scores with 95 % intervals as "
+        "Markdown and JSON. Called again, it keeps finished rows and goes on with the rest.",
+    )
+    table.add_argument("table", type=Path, metavar="TABLE", help="table file (.toml)")
+    table.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results and runs; without it the file's `results`, and runs/table",
+    )
+    table.add_argument(
+        "--only", metavar="METHOD[,METHOD]", help="only these methods or baselines, by name"
+    )
+    table.add_argument(
+        "--overwrite", action="store_true", help="begin the rows again and lose what they have"
+    )
+    _add_set(table)
+    table.set_defaults(run="agent_r1.cli_table:table")
+
     sft = commands.add_parser(
         "sft",
         help="supervised warm start",

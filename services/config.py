@@ -20,6 +20,7 @@ from pydantic import Field, ValidationError, model_validator
 from agent_r1 import config_sources
 from agent_r1.config_sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
 from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable, SftTable
+from agent_r1.learner.objective import PRESETS
 from agent_r1.reward.config import RewardTable
 from agent_r1.rollout.config import EnvTable, RolloutTable
 from agent_r1.tools.config import ToolTable
@@ -151,7 +152,12 @@ class LoadedConfig:
             if key[:size] in self.origins:
                 return self.origins[key[:size]]
         inner = [source for other, source in self.origins.items() if other[: len(key)] == key]
-        return inner[-1] if inner else "default"
+        if inner:
+            return inner[-1]
+        algorithm = self.config.learner.algorithm
+        if key[0] == "learner" and key[-1] in PRESETS[algorithm]:
+            return f"preset learner.algorithm = {algorithm}"
+        return "default"
 
 
 def load_config(

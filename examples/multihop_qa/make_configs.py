@@ -35,7 +35,7 @@ class Method:
 KL_IN_REWARD = """\
 kl = "reward"
 kl_coef = 1e-3
-kl_estimator = "k1"                # no script names one; k1 is their framework's default
+kl_estimator = "k1"                # the default of their framework
 """
 KL_IN_LOSS = """\
 kl = "loss"
@@ -62,7 +62,7 @@ critic_warmup_steps = 5
     ),
     Method("grpo", "GRPO", 5, KL_IN_LOSS),
     Method("reinforce_pp", "REINFORCE++", 1, "gamma = 1.0\n" + KL_IN_REWARD),
-    Method("reinforce_pp_baseline", "REINFORCE++ with a baseline", 5, NO_SCRIPT + KL_IN_LOSS),
+    Method("reinforce_pp_baseline", "REINFORCE++Baseline", 5, NO_SCRIPT + KL_IN_LOSS),
     Method("rloo", "RLOO", 5, NO_SCRIPT + KL_IN_LOSS),
 )
 
@@ -244,9 +244,9 @@ musique = "../data/musique_eval.jsonl"
 """
 
 OWN_GPUS = """\
-# Differs: rollout servers and learner have GPUs of their own, {replicas} and {ranks}; there both
-# take turns on all GPUs. `agent-r1 train` shows every service all GPUs, so start them one by one,
-# each with its CUDA_VISIBLE_DEVICES.
+# Differs: rollout servers and learner have GPUs of their own, {replicas} and {ranks} of them; there
+# both take turns on all. `agent-r1 train` shows every service all GPUs, so start the services one
+# by one, each with its CUDA_VISIBLE_DEVICES.
 """
 SHARED_GPU = """\
 # Differs: learner and engine share one GPU and hold their memory at the same time; there the

@@ -10,7 +10,7 @@ COLOURS = (
     *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#999999"),
     *("#6a3d9a", "#b15928"),
 )
-"""One a line, then from the start: those of Okabe and Ito first, which the colour-blind can tell."""
+"""One a line, then from the start; Okabe and Ito's first, which the colour-blind can tell."""
 WIDTH, HEIGHT = 760, 400
 LEFT, TOP, BOTTOM = 56, 36, 48
 LEGEND = 220

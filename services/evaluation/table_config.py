@@ -40,7 +40,7 @@ class TableFile(ConfigTable):
     config: Path
     """Configuration that every row starts from."""
     results: Path
-    """Files to write, without suffix: `docs/results/tiny_world` stands for its `.md` and `.json`."""
+    """Files to write, without suffix: `docs/results/tiny_world` makes `tiny_world.md` and others."""
     seeds: Annotated[list[int], Field(min_length=1)]
     """Values of `run.seed`; every method is trained once with each."""
     defaults: dict[str, JsonValue] = {}

@@ -1,4 +1,4 @@
-"""Writes a results table: table.py --rows, estimates--> `{results}.md`, `.json` and two pictures."""
+"""Writes a results table: table.py --rows, estimates--> `{results}.md`, `.json`, two pictures."""
 
 from __future__ import annotations
 
@@ -187,7 +187,9 @@ def _opening(results: Results) -> str:
 
 
 def _table(members: Estimated, results: Results, *, masks: bool) -> str:
-    titles = [f"{name}{'' if name in results.in_domain else ' (untrained kind)'}" for name in results.sets]
+    titles = [
+        f"{name}{'' if name in results.in_domain else ' (untrained kind)'}" for name in results.sets
+    ]
     columns = ["method", *(["loss mask", "advantage mask"] if masks else []), *titles, "average"]
     lines = [_row(columns), _row(["---"] * len(columns))]
     for row, found in members:

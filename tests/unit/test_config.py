@@ -29,6 +29,9 @@ def test_later_sources_win_and_each_value_knows_its_source(file: Path):
     assert loaded.origin(("learner", "group_size")) == "variable AGENT_R1__LEARNER__GROUP_SIZE"
     assert loaded.origin(("learner", "steps")) == "--set learner.steps"
     assert loaded.origin(("learner", "max_staleness")) == "default"
+    preset = load(file, "learner.algorithm=dapo")
+    assert preset.origin(("learner", "drop_overlong")) == "preset learner.algorithm = dapo"
+    assert preset.origin(("learner", "clip_low")) == "default"
 
 
 @pytest.mark.parametrize(

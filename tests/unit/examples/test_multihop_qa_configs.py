@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from agent_r1 import config_checks
+from agent_r1.cli import build_parser
 from agent_r1.config import RunConfig, load_config
 from agent_r1.learner.plan import TrainingPlan
 from agent_r1.learner.prompts import PromptOrder
@@ -244,3 +246,23 @@ def test_the_paper_on_paper_names_every_kind_of_file():
         assert f"`{machine}`" in text
     for name in re.findall(r"\b(\w+_\d\.?\d?b_\w+\.toml)", text):
         assert (EXAMPLE / "configs" / name).is_file(), name
+
+
+def test_the_commands_of_the_page_parse_and_name_files_that_exist():
+    repository = EXAMPLE.parents[1]
+    text = (repository / "docs" / "paper-setting.md").read_text()
+    commands: list[list[str]] = []
+    variables: dict[str, str] = {}
+    for line in "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines():
+        for name, value in variables.items():
+            line = line.replace(f"${name}", value)
+        if assigned := re.fullmatch(r"([A-Z])=\"?(.*?)\"?", line):
+            variables[assigned[1]] = assigned[2]
+        elif found := re.search(r"\bagent-r1 ([^&]*)", line):
+            commands.append(shlex.split(found[1]))
+    # config check, five services, three evaluations and a comparison
+    assert len(commands) == 1 + 5 + 3 + 1
+    for command in commands:
+        arguments = build_parser().parse_args(command)
+        if hasattr(arguments, "config"):
+            load_config(repository / arguments.config, arguments.options, {})
