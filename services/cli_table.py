@@ -130,7 +130,8 @@ def _asker(plan: TablePlan, evaluations: Mapping[Baseline, Evaluation]) -> Clien
                 before = _read_json(file).get("wall_s", 0.0)
                 write_json(file, {"wall_s": before + time.monotonic() - started})
             for line in summary_lines(evaluation.summarise()):
-                print(line)
+                if not line.startswith(" "):  # the sets, without their types
+                    print(line)
 
     return ask
 

@@ -325,6 +325,7 @@ def training_plan(
     resume: bool = False,
     num_tasks: int = 6,
     evaluation: dict[str, Any] | None = None,
+    model: ModelTable | None = None,
     **learner: Any,
 ) -> TrainingPlan:
     """Return a plan of 3 steps of 2 groups of 2 samples, in `folder`."""
@@ -339,7 +340,7 @@ def training_plan(
     }
     return make_plan(
         run=RunTable(id=run_id, dir=folder, seed=1),
-        model=ModelTable(path="none", max_context=64),
+        model=model or ModelTable(path="none", max_context=64),
         redis=RedisTable(url=redis_url, lease_s=2.0),
         data=DataTable(train=[data]),
         learner=LearnerTable(**(defaults | learner)),

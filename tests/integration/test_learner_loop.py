@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.failures import RunFailedError
 from agent_r1.learner.train import Learner
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.trajectory import ToolCallRecord
 from tests.learner_fakes import (
     FakeEngine,
     FakeServices,
@@ -99,6 +101,71 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
     assert sorted(path.name for path in (folder / "weights").iterdir()) == ["v2", "v3"]
     assert (folder / "trajectories" / "step_000001.jsonl").exists()
     assert (folder / "trajectories" / "eval_after.jsonl").exists()
+
+
+async def test_a_second_run_on_the_same_services_begins_by_pushing_its_own_weights(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    sets = {"held": write_tasks(tmp_path / "held.jsonl", 2, name="held")}
+    evaluation = {"sets": sets, "before": False}
+    first, second = FakeEngine(), FakeEngine()
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running() as services,
+    ):
+        plan = training_plan(tmp_path / "first", redis_url, run_id, evaluation=evaluation)
+        await asyncio.wait_for(Learner(plan, first).run(), 30)
+        assert services.weights == 3
+        left = Ledger(tmp_path / "first")
+        Ledger(tmp_path / "second").go_on_after(
+            incarnation=left.last_incarnation, policy_version=left.last_policy_version
+        )
+        plan = training_plan(tmp_path / "second", redis_url, run_id, evaluation=evaluation)
+        await asyncio.wait_for(Learner(plan, second).run(), 30)
+        # The servers held version 3; 4 is the second run's start, 5 to 7 are its three steps.
+        assert services.loads == [1, 2, 3, 4, 5, 6, 7]
+        assert await services.registry.incarnation() == 2
+    assert sorted(second.trained) == samples_of(range(6))
+    sampled = {
+        s.trajectory.policy_versions()[0]
+        for s in services.published
+        if s.trajectory.rollout.key.incarnation == 2
+    }
+    assert sampled == {4, 5, 6}
+    result = summary(tmp_path / "second")
+    assert (result["status"], result["starts"], result["policy_version"]) == ("finished", 1, 7)
+
+
+async def test_the_last_evaluation_leaves_its_scores_question_by_question(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    sets = {name: write_tasks(tmp_path / f"{name}.jsonl", 2, name=name) for name in ("near", "far")}
+    plan = training_plan(
+        tmp_path / "run", redis_url, run_id, evaluation={"sets": sets}, trajectories_per_step=0
+    )
+
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
+        if rollout.task.id == "far1":
+            return answered(rollout, version, status="FAILED", reason="outage")
+        calls = [
+            ToolCallRecord(end_token_index=3, tool="search", status="ok"),
+            ToolCallRecord(end_token_index=3, tool="search", status="malformed"),
+        ]
+        return answered(rollout, version, calls=calls)
+
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker, answer=answer).running(),
+    ):
+        await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+    text = (tmp_path / "run" / "evaluation_after.jsonl").read_text()
+    scored = {"em": 0.0, "f1": 0.0, "num_searches": 1}  # sample 0 of a question is wrong
+    assert [json.loads(line) for line in text.splitlines()] == [
+        {"id": "near0", "set": "near", "type": "a", **scored},
+        {"id": "near1", "set": "near", "type": "b", **scored},
+        {"id": "far0", "set": "far", "type": "a", **scored},
+        {"id": "far1", "set": "far", "type": "b", "em": None, "f1": None, "num_searches": None},
+    ]
 
 
 async def test_staleness_one_trains_on_mixed_versions(tmp_path: Path, redis_url: str, run_id: str):

@@ -140,7 +140,9 @@ def results(*rows: Row) -> Results:
 
 def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
     ppo = row("PPO", seed_scores(1, 0, seed=0, curve=[0.1, 0.2]), seed_scores(1, 1, seed=1))
-    files = write_report(results(ppo, row("GRPO"), row("Off", table="ablation")), tmp_path / "small")
+    files = write_report(
+        results(ppo, row("GRPO"), row("Off", table="ablation")), tmp_path / "small"
+    )
     assert [file.name for file in files] == ["small.md", "small.json"]
     numbers = json.loads(files[1].read_text())
     # One line a row, set and seed; the means are 1/2 and 1.

@@ -53,6 +53,19 @@ def test_a_number_is_on_disk_before_it_is_used(tmp_path: Path):
     assert Ledger(tmp_path).last_policy_version == version
 
 
+def test_numbers_of_another_run_folder_are_not_used_again(tmp_path: Path):
+    ledger = Ledger(tmp_path)
+    ledger.go_on_after(incarnation=4, policy_version=200)
+    assert ledger.starts == 0
+    assert (ledger.next_incarnation(), ledger.next_policy_version()) == (5, 201)
+    assert Ledger(tmp_path).starts == 1
+    # Another folder's run came in between, and an older one changes nothing.
+    ledger.go_on_after(incarnation=9, policy_version=400)
+    ledger.go_on_after(incarnation=1, policy_version=1)
+    assert (ledger.next_incarnation(), ledger.next_policy_version()) == (10, 401)
+    assert Ledger(tmp_path).starts == 2
+
+
 def test_a_number_that_could_not_be_written_is_not_used_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.durable import DiskFullError
 from agent_r1.learner.run_folder import RunFolder
 from agent_r1.learner.trajectory_log import mask_spans, readable, step_lines
@@ -56,6 +57,15 @@ def test_a_step_is_one_line_and_one_event(tmp_path: Path):
         "reward/mean": [(1, 0.5), (2, 0.75)],
         "eval/s/em": [(1, 0.25)],
     }
+
+
+def test_a_ledger_that_only_says_which_numbers_are_taken_is_no_run(tmp_path: Path):
+    ledger = Ledger(tmp_path)
+    ledger.go_on_after(incarnation=3, policy_version=9)
+    RunFolder(tmp_path).prepare(resume=False)
+    ledger.next_incarnation()
+    with pytest.raises(ValueError, match=r"it has ledger\.json"):
+        RunFolder(tmp_path).prepare(resume=False)
 
 
 def test_resume_forgets_what_came_after_the_checkpoint(tmp_path: Path):
