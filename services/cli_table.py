@@ -54,23 +54,25 @@ def table(arguments: argparse.Namespace) -> int:
     only = chosen(plan, arguments.only)
     again = _again(arguments, arguments.only)
     selected = plan.runs(only)
-    baselines = [name for name in plan.baselines if only is None or name in only]
+    baselines: list[Baseline] = [name for name in plan.baselines if only is None or name in only]
     if arguments.overwrite:
         _check_idle(plan)
         for run in selected:
             shutil.rmtree(run.folder, ignore_errors=True)
     for run in selected:
         _check_settings(run, f"{_again(arguments, run.method)} --overwrite")
-    evaluations = {
+    evaluations: dict[Baseline, Evaluation] = {
         name: _evaluation(plan, name, overwrite=arguments.overwrite) for name in baselines
     }
     left = [run for run in selected if not _is_finished(run)]
-    asked = [name for name, evaluation in evaluations.items() if evaluation.left]
+    to_ask: dict[Baseline, Evaluation] = {
+        name: found for name, found in evaluations.items() if found.left
+    }
     kept = len(selected) - len(left)
     if kept:
         print(f"{kept} of {len(selected)} rows are finished and kept")
-    if left or asked:
-        code = _run(plan, {name: evaluations[name] for name in asked}, selected, left, again)
+    if left or to_ask:
+        code = _run(plan, to_ask, selected, left, again)
         if code:
             return code
     for file in write_report(results_of(plan, _again(arguments)), plan.results):

@@ -191,10 +191,11 @@ def _read_table(file: Path) -> TableFile:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
     """Yield values by dotted key, whether keys were written dotted or as tables."""
     for name, value in values.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
+            leaf: JsonValue = value
+            yield f"{prefix}{name}", leaf
 
 
 def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -40,7 +41,7 @@ class TableFile(ConfigTable):
     config: Path
     """Configuration that every row starts from."""
     results: Path
-    """Files to write, without suffix: `docs/results/tiny_world` makes `tiny_world.md` and others."""
+    """Files to write, without suffix: `results/small` makes `results/small.md` and others."""
     seeds: Annotated[list[int], Field(min_length=1)]
     """Values of `run.seed`; every method is trained once with each."""
     defaults: dict[str, JsonValue] = {}
@@ -53,8 +54,8 @@ class TableFile(ConfigTable):
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         names = [*self.baselines, *(method.name for method in self.methods)]
-        for what, values in (("methods", names), ("seeds", self.seeds)):
-            twice = next((value for value in values if values.count(value) > 1), None)
+        for what, counts in (("methods", Counter(names)), ("seeds", Counter(self.seeds))):
+            twice = next((value for value, count in counts.items() if count > 1), None)
             if twice is not None:
                 raise ValueError(f"{what} has {twice!r} twice; take one of the two out")
         return self

@@ -179,10 +179,10 @@ def report(results: Results, rows: Estimated, out: Path, files: Sequence[Path]) 
 def _opening(results: Results) -> str:
     seeds = sorted({run.seed for row in results.rows for run in row.runs if run.seed is not None})
     return (
-        "Written by `agent-r1 table`. Greedy exact match on held-out questions; in brackets a "
-        f"{LEVEL:.0%} interval (percentile bootstrap, {RESAMPLES:,} resamples, over seeds and over "
-        f"the questions within each). Seeds: {', '.join(map(str, seeds)) or 'none'}; baselines "
-        f"draw nothing and have one run. {results.budget}"
+        "Written by `agent-r1 table`. Exact match on held-out questions; in brackets a "
+        f"{LEVEL * 100:.0f} % interval (percentile bootstrap, {RESAMPLES:,} resamples, over seeds "
+        f"and over the questions within each). Seeds: {', '.join(map(str, seeds)) or 'none'}; "
+        f"baselines draw nothing and have one run. {results.budget}"
     )
 
 

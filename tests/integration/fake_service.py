@@ -42,6 +42,7 @@ def main() -> None:
     parser.add_argument("--exit-when", type=Path, help="exit once this file exists")
     parser.add_argument("--summary", type=Path, help="write a finished run's summary here")
     parser.add_argument("--stop-s", type=float, default=0.0, help="time that stopping takes")
+    parser.add_argument("--resume-if-begun", action="store_true", help="write it down")
     arguments = parser.parse_args()
 
     def note(line: str) -> None:
@@ -51,6 +52,8 @@ def main() -> None:
     for variable, value in sorted(os.environ.items()):
         if variable.startswith("AGENT_R1__"):
             note(f"env {arguments.name} {variable} {value}")
+    if arguments.resume_if_begun:
+        note(f"resume {arguments.name}")
     if arguments.complaint:
         note(f"start {arguments.name} {os.getpid()}")
         sys.stderr.write(f"{arguments.complaint}\n")

@@ -257,6 +257,35 @@ async def test_the_run_is_over_when_the_service_that_ends_it_is_done(scene: Scen
     await supervisor.stop()
 
 
+async def test_one_job_after_another_runs_beside_services_that_stay(scene: Scene):
+    supervisor = scene.supervisor()
+    trigger = scene.folder / "done"
+    trigger.touch()
+    await supervisor.start(scene.spec("tool"))
+    over = asyncio.create_task(supervisor.wait())
+    for name in ("first", "second"):
+        log_dir = scene.folder / name
+        spec = scene.spec("job", "--exit-when", str(trigger), is_job=True, log_dir=log_dir)
+        await supervisor.start(spec)
+        await asyncio.wait_for(supervisor.finished("job"), WAIT_S)
+        assert (log_dir / "job.log").is_file()
+    assert [row[0] for row in scene.lines("start")] == ["tool", "job", "job"]
+    assert not over.done()
+    over.cancel()
+    await supervisor.stop()
+
+
+async def test_a_job_that_dies_is_started_again(scene: Scene):
+    supervisor = scene.supervisor()
+    trigger = scene.folder / "done"
+    await supervisor.start(scene.spec("job", "--exit-when", str(trigger), is_job=True))
+    os.kill(int(scene.lines("start")[0][1]), signal.SIGKILL)
+    trigger.touch()
+    await asyncio.wait_for(supervisor.finished("job"), WAIT_S)
+    assert len(scene.lines("start")) == 2
+    await supervisor.stop()
+
+
 async def test_a_restart_of_redis_restarts_the_learner_with_its_restart_command(scene: Scene):
     supervisor = scene.supervisor()
     await supervisor.start(scene.spec("redis"))

@@ -117,6 +117,7 @@ async def test_a_second_run_on_the_same_services_begins_by_pushing_its_own_weigh
         await asyncio.wait_for(Learner(plan, first).run(), 30)
         assert services.weights == 3
         left = Ledger(tmp_path / "first")
+        (tmp_path / "second").mkdir()
         Ledger(tmp_path / "second").go_on_after(
             incarnation=left.last_incarnation, policy_version=left.last_policy_version
         )

@@ -85,9 +85,10 @@ def test_a_run_with_the_same_settings_serves_both_tables(folder: Path):
 
 
 def test_the_command_line_comes_over_defaults_and_a_method_over_both(folder: Path):
-    plan = plan_of(folder, TABLE_TOML, "learner.lr=5e-5", "learner.critic_lr=1.0")
-    with_critic = plan.methods[0].runs[0].config.learner
-    assert (with_critic.lr, with_critic.critic_lr) == (5e-5, 2e-3)
+    plan = plan_of(folder, TABLE_TOML, "learner.lr=5e-5", "learner.algorithm=rloo")
+    assert (plan.base.learner.lr, plan.base.learner.algorithm) == (5e-5, "rloo")
+    ppo = plan.methods[0].runs[0].config.learner
+    assert (ppo.lr, ppo.algorithm) == (5e-5, "ppo")
 
 
 def test_paths_of_a_table_mean_its_own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -85,7 +85,7 @@ def test_the_same_answers_give_the_same_interval():
 
 @pytest.mark.parametrize("values", [[], [[]], [[[1.0]], [[1.0], [0.0]]], [[[1.0], []]]])
 def test_what_has_no_mean_is_refused(values: list[list[list[float]]]):
-    with pytest.raises(ValueError, match="at least one|>= 1"):
+    with pytest.raises(ValueError, match=r"at least one|>= 1"):
         bootstrap_seeds(values)
 
 

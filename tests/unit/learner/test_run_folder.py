@@ -91,7 +91,7 @@ def test_resume_forgets_what_came_after_the_checkpoint(tmp_path: Path):
 
 @pytest.mark.parametrize("name", ["ledger.json", "metrics.jsonl", "summary.json"])
 def test_a_folder_with_a_run_is_refused_and_resume_is_named(tmp_path: Path, name: str):
-    (tmp_path / name).write_text("{}")
+    (tmp_path / name).write_text('{"incarnation": 1}')
     with pytest.raises(ValueError, match=rf"not empty \(it has {name}\).*--resume {tmp_path}"):
         RunFolder(tmp_path).prepare(resume=False)
 
