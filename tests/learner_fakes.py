@@ -273,10 +273,11 @@ class FakeServices:
         consumer = self._broker.consumer(
             self._broker.keys.tasks, RolloutTask, group="rollout", consumer=self._server_id
         )
-        async with consumer:
-            tasks: list[asyncio.Task[None]] = [
-                asyncio.create_task(self._serve_samples(consumer)),
-                asyncio.create_task(self._announce_forever()),
+        # A loop that fails ends the block with its error: the test must not wait in vain.
+        async with consumer, asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._serve_samples(consumer)),
+                group.create_task(self._announce_forever()),
             ]
             try:
                 yield self
@@ -290,16 +291,24 @@ def _read_snapshot(manifest_path: Path) -> int:
     return int(Path(manifest.location).read_text())
 
 
-async def eventually(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Wait until a condition holds.
+async def eventually(
+    condition: Callable[[], bool],
+    running: asyncio.Task[None] | None = None,
+    *,
+    timeout_s: float = 10.0,
+) -> None:
+    """Wait until a condition holds while a task, if given, goes on running.
 
     Raises:
-        AssertionError: it did not within `timeout_s`.
+        AssertionError: it did not within `timeout_s`, or the task ended first.
     """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if condition():
             return
+        if running is not None and running.done():
+            await running
+            raise AssertionError("the task ended before the condition held")
         await asyncio.sleep(0.01)
     raise AssertionError(f"the condition did not hold within {timeout_s} s")
 

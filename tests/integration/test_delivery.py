@@ -20,7 +20,7 @@ from agent_r1.learner.train import Learner
 from agent_r1_proto.evaluation import EvalClient, summarise
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import RolloutTask, Task
+from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_proto.weights import NewestVersion
 from tests.builders import rollout_task
@@ -166,7 +166,7 @@ async def test_sigterm_ends_the_process_in_order_and_resume_goes_on(
     settings = {"redis_url": redis_url, "run_id": run_id, "steps": 40}
     async with services_of(redis_url, run_id) as services:
         async with learner_process(folder=str(folder), **settings, train_s=0.05) as process:
-            await eventually(lambda: len(services.loads) >= 2, RUN_TIMEOUT_S)
+            await eventually(lambda: len(services.loads) >= 2, timeout_s=RUN_TIMEOUT_S)
             started = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), RUN_TIMEOUT_S) == 0
@@ -200,7 +200,7 @@ async def test_redis_away_in_the_middle_loses_nothing(
     plan = training_plan(tmp_path / "run", redis_server.url, run_id, steps=8)
     async with services_of(redis_server.url, run_id):
         running = asyncio.create_task(train(Learner(plan, engine)))
-        await eventually(lambda: engine.steps >= 2)
+        await eventually(lambda: engine.steps >= 2, running)
         await asyncio.to_thread(redis_server.kill)
         await asyncio.sleep(0.5)
         assert not running.done()
@@ -214,20 +214,26 @@ async def test_a_redis_that_comes_back_empty_gets_the_work_again(
 ):
     engine = FakeEngine(train_s=0.05)
     plan = training_plan(tmp_path / "run", redis_server.url, run_id, steps=8)
+    lost: set[RolloutKey] = set()
+
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory | None:
+        if rollout.key.group_id < 4:
+            return answered(rollout, version)
+        lost.add(rollout.key)
+        return None
+
     async with (
         await Broker.connect(redis_server.url, run_id) as other,
-        services_of(redis_server.url, run_id) as services,
+        services_of(redis_server.url, run_id, answer=answer) as services,
     ):
         running = asyncio.create_task(train(Learner(plan, engine)))
-        await eventually(lambda: engine.steps >= 2)
-        services.answer = lambda rollout, version: None  # what is asked for now is lost
-        seen = len(services.seen)
-        await eventually(lambda: len(services.seen) >= seen + 4)
+        # Two steps are trained, and the credits are spent on the two groups that are lost.
+        await eventually(lambda: len(lost) == 4, running)
         await other.redis.flushall()
         services.answer = answered
         await running
     assert sorted(engine.trained) == samples_of(range(16))
-    assert summary(tmp_path / "run")["results"]["reissued"] >= 4
+    assert summary(tmp_path / "run")["results"]["reissued"] >= len(lost)
 
 
 async def test_a_run_in_which_everything_fails_stops_with_the_reason(
@@ -320,7 +326,7 @@ async def test_a_second_learner_on_the_same_run_ends_the_first(
     plan = training_plan(tmp_path / "run", redis_url, run_id, steps=100)
     async with services_of(redis_url, run_id) as services:
         running = asyncio.create_task(train(Learner(plan, engine)))
-        await eventually(lambda: engine.steps >= 1)
+        await eventually(lambda: engine.steps >= 1, running)
         await services.registry.set_incarnation(2)
         with pytest.raises(RunFailedError, match="has taken over this run"):
             await running

@@ -184,7 +184,7 @@ async def test_an_evaluation_that_was_killed_asks_only_what_is_left(
             *(sys.executable, "-c", ASK, str(questions), str(out), redis_url, run_id)
         )
         try:
-            await eventually(lambda: _num_lines(out) == 5, 30.0)
+            await eventually(lambda: _num_lines(out) == 5, timeout_s=30.0)
         finally:
             process.kill()
             await process.wait()
@@ -286,7 +286,7 @@ async def test_ctrl_c_ends_the_services_and_names_the_command_that_goes_on(tmp_p
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        await eventually(lambda: "start rollout" in _text(journal), 40.0)
+        await eventually(lambda: "start rollout" in _text(journal), timeout_s=40.0)
         process.send_signal(signal.SIGINT)
         _, error = await asyncio.wait_for(process.communicate(), 20.0)
     finally:

@@ -223,7 +223,7 @@ async def test_a_stop_writes_a_checkpoint_and_resume_goes_on(
     ):
         learner = Learner(training_plan(folder, redis_url, run_id, steps=6), engine)
         running = asyncio.create_task(learner.run())
-        await eventually(lambda: engine.steps >= 2)
+        await eventually(lambda: engine.steps >= 2, running)
         learner.request_stop("SIGTERM")
         await asyncio.wait_for(running, 10)
         stopped = summary(folder)
