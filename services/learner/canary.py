@@ -2,6 +2,9 @@
 
 weight_sync.py asks a server for the log-probabilities of a few tokens and compares them with the
 learner's. Pure: bounds and verdicts only.
+
+The mean over the sampled tokens is judged, not the maximum: where attention is close to a tie,
+float32 itself moves one token in some ten thousand by more than 1e-4 with equal weights.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ import numpy.typing as npt
 from agent_r1_proto.config import Dtype
 from agent_r1_proto.trajectory import Trajectory
 
+MEAN_DLOGP: dict[Dtype, float] = {"float32": 2e-5, "bfloat16": 0.05}
+"""Mean |difference| allowed by default, in nats; measurements are in docs/benchmarks.md."""
+
 
 class CanaryError(RuntimeError):
     """A rollout server does not sample with the weights that were published."""
@@ -25,10 +31,8 @@ class CanaryBounds:
     """How far the log-probabilities of learner and rollout may differ."""
 
     dtype: Dtype
-    max_dlogp: float
-    """float32: largest |difference| allowed."""
     mean_dlogp: float
-    """bfloat16: mean |difference| always allowed."""
+    """Mean |difference| always allowed."""
     fail_factor: float
     """bfloat16: mean allowed, as a multiple of the noise floor."""
     warn_factor: float
@@ -100,8 +104,11 @@ def judge(
             that reading: in bfloat16 it has no bound then.
     """
     if bounds.dtype == "float32":
-        text = f"max |dlogp| {reading.max:.3g}, allowed {bounds.max_dlogp:.3g} in float32"
-        return ("fail" if reading.max > bounds.max_dlogp else "ok"), text
+        text = (
+            f"mean |dlogp| {reading.mean:.3g}, allowed {bounds.mean_dlogp:.3g} in float32 (max "
+            f"{reading.max:.3g})"
+        )
+        return ("fail" if reading.mean > bounds.mean_dlogp else "ok"), text
     if floor is None:
         return "ok", f"mean |dlogp| {reading.mean:.3g}, the noise floor"
     limit = max(bounds.fail_factor * floor, bounds.mean_dlogp)

@@ -163,12 +163,10 @@ class LearnerTable(ObjectiveTable, EngineTable):
     """Compare after every so many pushes."""
     canary_action: Literal["fail", "warn"] = "fail"
     """What follows a comparison outside the bounds."""
-    canary_max_dlogp: PositiveFloat = 1e-4
-    """float32: largest |difference| of a log-probability allowed."""
-    canary_mean_dlogp: PositiveFloat = 0.05
-    """bfloat16: mean |difference| always allowed."""
+    canary_mean_dlogp: PositiveFloat | None = None
+    """Mean |difference| of log-probabilities allowed; None is 2e-5 in float32, 0.05 in bfloat16."""
     canary_fail_factor: PositiveFloat = 3.0
-    """bfloat16: mean |difference| allowed, as a multiple of the one at version 0."""
+    """bfloat16: mean |difference| allowed, as a multiple of that at version 0, if it is more."""
     canary_warn_factor: PositiveFloat = 2.0
     """bfloat16: mean |difference| that is warned of, as a multiple of the one at version 0."""
 

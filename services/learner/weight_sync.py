@@ -26,6 +26,7 @@ from httpx_aiohttp import AiohttpTransport
 from pydantic import ValidationError
 
 from agent_r1.learner.canary import (
+    MEAN_DLOGP,
     CanaryBounds,
     CanaryError,
     CanaryReading,
@@ -115,8 +116,7 @@ class WeightSync:
         self._table = table
         self._bounds = CanaryBounds(
             dtype=dtype,
-            max_dlogp=table.canary_max_dlogp,
-            mean_dlogp=table.canary_mean_dlogp,
+            mean_dlogp=table.canary_mean_dlogp or MEAN_DLOGP[dtype],
             fail_factor=table.canary_fail_factor,
             warn_factor=table.canary_warn_factor,
         )
