@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-docker check schemas bench-rollout bench-step clean
+.PHONY: help setup demo table test test-unit test-docker check schemas bench-rollout bench-step clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -11,6 +11,10 @@ setup: ## make .venv with exactly the locked packages (a second run ends at once
 
 demo: setup ## train a search agent on this machine through all services, into runs/demo
 	@$(BIN)/python scripts/demo
+
+table: setup ## every method of the paper on tiny_world, three seeds each; goes on where it stopped
+	@$(BIN)/python scripts/demo --world-only
+	@$(BIN)/agent-r1 table examples/tiny_world/table.toml
 
 test: setup ## the whole test suite, real Redis, vLLM and DeepSpeed included
 	@$(BIN)/python -m pytest

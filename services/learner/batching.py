@@ -4,9 +4,12 @@ engine --TrainSample--> plan_microbatches, build_microbatch --MicroBatch--> logp
 
 Trajectories of similar length share a micro-batch and are padded on the right. Attention is
 causal, so no real token sees padding and no mask is needed; sorting keeps padding a small share.
-Only the positions that are trained on reach the vocabulary projection.
+Packed, they stand end to end in one row without padding, and position ids that start again at 0
+tell the model where one ends: attention does not cross. Only the positions that are trained on
+reach the vocabulary projection.
 
-Dimension key: B = trajectories in a micro-batch, L = its longest, N = its trained tokens.
+Dimension key: S = trajectories in a micro-batch, N = its trained tokens; padded, B = S rows of
+L = its longest; packed, B = 1 row of L = all tokens.
 """
 
 from __future__ import annotations
@@ -21,6 +24,8 @@ import numpy.typing as npt
 
 from agent_r1.learner.engine import FloatArray, TrainSample
 
+EMPTY_SHAPE = (1, 2)
+"""Of the array of a micro-batch without a sample."""
 Plan = list[list[list[int]]]
 """[rank][micro-batch] -> indices of samples; every rank has equally many, [] for an empty one."""
 
@@ -30,9 +35,11 @@ class TokenBatch:
     """The tokens of one forward pass. Arrays only, so that it travels to other ranks."""
 
     indices: tuple[int, ...]
-    """[B] which samples these are, in row order."""
+    """[S] which samples these are, in their order in `token_ids`."""
     token_ids: npt.NDArray[np.int64]
-    """[B, L] right-padded with 0."""
+    """[B, L] right-padded with 0, or packed."""
+    position_ids: npt.NDArray[np.int64] | None
+    """[B, L] of a packed batch: the token's place in its own trajectory; None when padded."""
     positions: npt.NDArray[np.int64]
     """[N] index into [B * L] of the hidden state that predicts a trained token."""
     num_tokens: int
@@ -50,8 +57,8 @@ class MicroBatch(TokenBatch):
 
     targets: npt.NDArray[np.int64]
     """[N] the trained tokens."""
-    rows: npt.NDArray[np.int64]
-    """[N] row of each trained token."""
+    sequences: npt.NDArray[np.int64]
+    """[N] which of the S trajectories each trained token belongs to."""
     temperatures: npt.NDArray[np.float32]
     """[N] sampling temperature of each trained token."""
     rollout_logprobs: npt.NDArray[np.float32]
@@ -79,7 +86,12 @@ class ValueBatch(TokenBatch):
 
 
 def plan_microbatches(
-    lengths: Sequence[int], ranks: int, max_tokens: int, max_padding_share: float
+    lengths: Sequence[int],
+    ranks: int,
+    max_tokens: int,
+    max_padding_share: float,
+    *,
+    packed: bool = False,
 ) -> Plan:
     """Spread samples over ranks by tokens, then cut each rank's share into micro-batches.
 
@@ -89,6 +101,7 @@ def plan_microbatches(
         max_tokens: most tokens of one micro-batch, padding included; one longer sample is a
             micro-batch of its own.
         max_padding_share: most padding in one micro-batch, as a share of its tokens.
+        packed: there is no padding: only `max_tokens` counts.
 
     Returns:
         A plan that holds every index once; longer samples come first, so memory peaks early.
@@ -100,7 +113,7 @@ def plan_microbatches(
         rank = loads.index(min(loads))
         shares[rank].append(i)
         loads[rank] += lengths[i]
-    plan = [_cut(share, lengths, max_tokens, max_padding_share) for share in shares]
+    plan = [_cut(share, lengths, max_tokens, max_padding_share, packed) for share in shares]
     most = max(1, max(len(microbatches) for microbatches in plan))
     for microbatches in plan:
         microbatches.extend([] for _ in range(most - len(microbatches)))
@@ -108,7 +121,11 @@ def plan_microbatches(
 
 
 def _cut(
-    indices: Sequence[int], lengths: Sequence[int], max_tokens: int, max_padding_share: float
+    indices: Sequence[int],
+    lengths: Sequence[int],
+    max_tokens: int,
+    max_padding_share: float,
+    packed: bool,
 ) -> list[list[int]]:
     """Cut samples, longest first, into micro-batches."""
     microbatches: list[list[int]] = []
@@ -116,10 +133,9 @@ def _cut(
     for i in indices:
         current = microbatches[-1] if microbatches else None
         if current is not None:
-            width = lengths[current[0]]
-            padded = width * (len(current) + 1)
-            fits = padded <= max_tokens
-            dense = padded - (real + lengths[i]) <= max_padding_share * padded
+            computed = real + lengths[i] if packed else lengths[current[0]] * (len(current) + 1)
+            fits = computed <= max_tokens
+            dense = computed - (real + lengths[i]) <= max_padding_share * computed
             if fits and dense:
                 current.append(i)
                 real += lengths[i]
@@ -133,8 +149,10 @@ def build_microbatch(
     samples: Sequence[TrainSample],
     indices: Sequence[int],
     weights: Sequence[FloatArray] | None = None,
+    *,
+    packed: bool = False,
 ) -> MicroBatch:
-    """Pad the chosen samples to one array and collect their trained positions.
+    """Lay the chosen samples out as one array and collect their trained positions.
 
     An empty choice gives the empty micro-batch: one row of two tokens and no trained position, so
     its loss and its gradient are exactly 0 while its rank takes part in every collective.
@@ -142,18 +160,21 @@ def build_microbatch(
     Args:
         samples: the batch.
         indices: which of them.
-        weights: [S][T] what each token's loss counts; None is 1.
+        weights: [samples][T] what each token's loss counts; None is 1.
+        packed: end to end in one row, not padded.
     """
     rows = [samples[i] for i in indices]
-    token_ids, columns, positions = _pad(rows, [row.loss_mask for row in rows])
+    layout = _lay_out(rows, [row.loss_mask for row in rows], packed)
+    columns = layout.columns
     ones = [np.ones(row.num_tokens, np.float32) for row in rows]
     return MicroBatch(
         indices=tuple(indices),
-        token_ids=token_ids,
-        positions=positions,
+        token_ids=layout.token_ids,
+        position_ids=layout.position_ids,
+        positions=layout.positions,
         num_tokens=sum(row.num_tokens for row in rows),
-        targets=token_ids.reshape(-1)[positions + 1],
-        rows=positions // token_ids.shape[1],
+        targets=layout.token_ids.reshape(-1)[layout.positions + 1],
+        sequences=np.repeat(np.arange(len(rows)), np.array([len(c) for c in columns], np.int64)),
         temperatures=_gather(
             [one * row.temperature for one, row in zip(ones, rows, strict=True)], columns
         ),
@@ -178,32 +199,38 @@ def build_microbatch(
 
 
 def build_value_batch(
-    samples: Sequence[TrainSample], indices: Sequence[int], weight: float = 1.0
+    samples: Sequence[TrainSample],
+    indices: Sequence[int],
+    weight: float = 1.0,
+    *,
+    packed: bool = False,
 ) -> ValueBatch:
-    """Pad the chosen samples and collect the positions whose value the critic learns.
+    """Lay the chosen samples out and collect the positions whose value the critic learns.
 
     Args:
         samples: the batch; samples without a value mask take part without a position.
         indices: which of them.
         weight: what the loss of each token counts in the optimizer batch.
+        packed: end to end in one row, not padded.
     """
     rows = [samples[i] for i in indices]
     nothing = [np.zeros(row.num_tokens, np.float32) for row in rows]
-    token_ids, columns, positions = _pad(rows, [value_mask(row) for row in rows])
+    layout = _lay_out(rows, [value_mask(row) for row in rows], packed)
 
     def values(name: Literal["returns", "old_values"]) -> FloatArray:
         given = [getattr(row, name) for row in rows]
         filled = [n if value is None else value for value, n in zip(given, nothing, strict=True)]
-        return _gather(filled, columns)
+        return _gather(filled, layout.columns)
 
     return ValueBatch(
         indices=tuple(indices),
-        token_ids=token_ids,
-        positions=positions,
+        token_ids=layout.token_ids,
+        position_ids=layout.position_ids,
+        positions=layout.positions,
         num_tokens=sum(row.num_tokens for row in rows),
         returns=values("returns"),
         old_values=values("old_values"),
-        weights=np.full(len(positions), weight, np.float32),
+        weights=np.full(len(layout.positions), weight, np.float32),
     )
 
 
@@ -214,19 +241,35 @@ def value_mask(sample: TrainSample) -> npt.NDArray[np.bool_]:
     return sample.value_mask
 
 
-def _pad(
-    rows: Sequence[TrainSample], masks: Sequence[npt.NDArray[np.bool_]]
-) -> tuple[npt.NDArray[np.int64], list[npt.NDArray[np.int64]], npt.NDArray[np.int64]]:
-    """Return [B, L] token ids, per row the columns of its mask, and [N] flat positions before."""
-    width = max((row.num_tokens for row in rows), default=2)
-    token_ids = np.zeros((max(1, len(rows)), width), dtype=np.int64)
+@dataclass(frozen=True)
+class _Layout:
+    """Where the tokens of a micro-batch stand; the fields are those of TokenBatch."""
+
+    token_ids: npt.NDArray[np.int64]
+    position_ids: npt.NDArray[np.int64] | None
+    positions: npt.NDArray[np.int64]
+    columns: list[npt.NDArray[np.int64]]
+    """[S] per trajectory, the tokens its mask chooses."""
+
+
+def _lay_out(
+    rows: Sequence[TrainSample], masks: Sequence[npt.NDArray[np.bool_]], packed: bool
+) -> _Layout:
+    lengths = [row.num_tokens for row in rows]
+    shape = (1, sum(lengths)) if packed else (len(rows), max(lengths, default=0))
+    token_ids = np.zeros(shape if rows else EMPTY_SHAPE, dtype=np.int64)
+    width = token_ids.shape[1]
+    starts = itertools.accumulate(lengths if packed else [width] * len(rows), initial=0)
+    flat = token_ids.reshape(-1)
+    position_ids = np.arange(width)[None] if packed else None
+    columns = [np.flatnonzero(mask) for mask in masks]
     positions: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    columns: list[npt.NDArray[np.int64]] = []
-    for row_index, (row, mask) in enumerate(zip(rows, masks, strict=True)):
-        token_ids[row_index, : row.num_tokens] = row.token_ids
-        columns.append(np.flatnonzero(mask))
-        positions.append(row_index * width + columns[-1] - 1)
-    return token_ids, columns, np.concatenate(positions)
+    for row, start, column in zip(rows, starts, columns, strict=False):  # one more start: the end
+        flat[start : start + row.num_tokens] = row.token_ids
+        positions.append(start + column - 1)
+        if position_ids is not None:
+            position_ids[0, start : start + row.num_tokens] = np.arange(row.num_tokens)
+    return _Layout(token_ids, position_ids, np.concatenate(positions), columns)
 
 
 def _gather(

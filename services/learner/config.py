@@ -88,6 +88,9 @@ class EngineTable(ConfigTable):
     memory runs out. A longer trajectory gets a pass of its own."""
     max_padding_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """A micro-batch takes no trajectory that would make more than this share of it padding."""
+    packing: bool = False
+    """Put the trajectories of a micro-batch end to end in one row instead of padding them. For
+    `model.attention = "flash_attention_2"`; with the others, attention costs the row's square."""
     logprob_chunk_tokens: PositiveInt = 1024
     """Tokens whose logits exist at one time, per rank."""
     activation_checkpointing: bool = False

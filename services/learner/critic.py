@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from agent_r1.learner.logprobs import load_causal_model
+from agent_r1.learner.logprobs import decode, load_causal_model
 from agent_r1_proto.config import ModelTable
 
 
@@ -26,14 +26,20 @@ class CriticModule(nn.Module):
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Return [N] values, float32, in reward units.
 
         Args:
-            token_ids: [B, L] right-padded; causal attention keeps padding away from real tokens.
+            token_ids: [B, L] right-padded or packed, as for the policy.
             positions: [N] index into [B * L] of the state before each chosen token.
+            position_ids: [B, L] of packed tokens.
         """
-        hidden = self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        hidden = decode(self.decoder, token_ids, position_ids)
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
         return self.head(chosen).squeeze(-1).float()
 

@@ -66,7 +66,7 @@ class ZeroModule:
             dist_init_required=False,
         )
 
-    def __call__(self, *inputs: torch.Tensor) -> Any:
+    def __call__(self, *inputs: torch.Tensor | None) -> Any:
         """Run the module forward."""
         return self._engine(*inputs)
 

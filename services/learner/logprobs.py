@@ -22,8 +22,10 @@ from transformers.utils import logging as transformers_logging
 from agent_r1_proto.config import ModelTable
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-HEAD_CHECK_TOKENS = (0, 1, 2, 3)
-HEAD_TOLERANCE = 1e-3
+CHECK_TOKENS = (0, 1, 2, 3)
+TOLERANCE = 1e-3
+CHECKED_ATTENTION = "sdpa"
+"""What a model is checked with on the CPU, where flash attention does not run."""
 
 
 class _ChunkedLogprobs(torch.autograd.Function):
@@ -124,6 +126,15 @@ class LogprobHead(nn.Module):
         return cast("tuple[torch.Tensor, torch.Tensor]", result)
 
 
+def decode(
+    decoder: nn.Module, token_ids: torch.Tensor, position_ids: torch.Tensor | None
+) -> torch.Tensor:
+    """Return [B, L, H] hidden states of padded or packed tokens."""
+    # Without an attention mask, transformers takes position ids that start again for packing.
+    packing = {} if position_ids is None else {"position_ids": position_ids}
+    return decoder(input_ids=token_ids, use_cache=False, **packing).last_hidden_state
+
+
 class PolicyModule(nn.Module):
     """A causal language model without its logits: decoder and LogprobHead, sharing its weights."""
 
@@ -138,16 +149,19 @@ class PolicyModule(nn.Module):
         positions: torch.Tensor,
         targets: torch.Tensor,
         temperatures: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return [N] log-probabilities and [N] entropies of the trained tokens.
 
         Args:
-            token_ids: [B, L] right-padded; causal attention keeps padding away from real tokens.
+            token_ids: [B, L] right-padded (causal attention keeps padding away from real tokens),
+                or packed.
             positions: [N] index into [B * L] of the hidden state that predicts each target.
             targets: [N] token ids.
             temperatures: [N] each > 0.
+            position_ids: [B, L] of packed tokens; attention stays between two zeros.
         """
-        hidden = self.decoder(input_ids=token_ids, use_cache=False).last_hidden_state
+        hidden = decode(self.decoder, token_ids, position_ids)
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
         return self.head(chosen, targets, temperatures)
 
@@ -174,7 +188,7 @@ def load_causal_model(table: ModelTable) -> PreTrainedModel:
             table.path,
             config=config,
             dtype=DTYPES[table.dtype],
-            attn_implementation=table.attention,
+            attn_implementation=CHECKED_ATTENTION,
         )
     except OSError as exc:
         raise ValueError(
@@ -188,6 +202,13 @@ def load_causal_model(table: ModelTable) -> PreTrainedModel:
             f"(max_position_embeddings of {table.path}); lower it to at most {limit}"
         )
     _check_head(model)
+    try:
+        model.set_attn_implementation(table.attention)
+    except (ImportError, ValueError) as exc:
+        raise ValueError(
+            f'model.attention ("{table.attention}") cannot be used here: {exc}; install what it '
+            f'names, or set model.attention = "{CHECKED_ATTENTION}"'
+        ) from exc
     return model
 
 
@@ -197,13 +218,35 @@ def _check_head(model: PreTrainedModel) -> None:
     problem = f"model of type {model.config.model_type!r} cannot be trained: "
     if not isinstance(head, nn.Linear):
         raise ValueError(f"{problem}its output embedding is {type(head).__name__}, not a Linear")
-    token_ids = torch.tensor([HEAD_CHECK_TOKENS]) % head.out_features
+    token_ids = torch.tensor([CHECK_TOKENS]) % head.out_features
     with torch.no_grad():
         expected = model(input_ids=token_ids, use_cache=False).logits.float()
         hidden = model.get_decoder()(input_ids=token_ids, use_cache=False).last_hidden_state
         found = head(hidden).float()
-    if not torch.allclose(expected, found, rtol=HEAD_TOLERANCE, atol=HEAD_TOLERANCE):
+    if not torch.allclose(expected, found, rtol=TOLERANCE, atol=TOLERANCE):
         raise ValueError(
             f"{problem}its logits are not its decoder's output times the output embedding (they "
             "are capped or scaled); choose a model of the Qwen2, Qwen3 or Llama kind"
+        )
+
+
+def check_packing(model: PreTrainedModel) -> None:
+    """Refuse to pack for a model whose attention would cross from one trajectory to the next.
+
+    Raises:
+        ValueError: it would.
+    """
+    attention = cast(str, model.config._attn_implementation)
+    model.set_attn_implementation(CHECKED_ATTENTION)
+    half = len(CHECK_TOKENS) // 2
+    token_ids = torch.tensor([CHECK_TOKENS])
+    position_ids = (torch.arange(len(CHECK_TOKENS)) % half)[None]
+    with torch.no_grad():
+        packed = decode(model.get_decoder(), token_ids, position_ids)[:, half:]
+        alone = decode(model.get_decoder(), token_ids[:, half:], None)
+    model.set_attn_implementation(attention)
+    if not torch.allclose(packed.float(), alone.float(), rtol=TOLERANCE, atol=TOLERANCE):
+        raise ValueError(
+            f"a model of type {model.config.model_type!r} cannot be packed: its attention does not "
+            "stop where position ids start again; set learner.packing = false"
         )

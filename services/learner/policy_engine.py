@@ -157,11 +157,16 @@ class DeepSpeedPolicyEngine:
             learned = list(part) if value_tokens else []
             plans = zip(self._plan(samples, kept), self._plan(samples, learned), strict=True)
             for order, (share, value_share) in zip(orders, plans, strict=True):
-                batches = [build_microbatch(samples, indices, weights) for indices in share]
+                batches = [
+                    build_microbatch(samples, indices, weights, packed=self._table.packing)
+                    for indices in share
+                ]
                 for batch in batches:
                     counts.add(batch)
                 value_batches = [
-                    build_value_batch(samples, indices, 1 / max(1, value_tokens))
+                    build_value_batch(
+                        samples, indices, 1 / max(1, value_tokens), packed=self._table.packing
+                    )
                     for indices in value_share
                 ]
                 order.steps.append(StepOrder(batches, lr, value_batches))
@@ -174,6 +179,7 @@ class DeepSpeedPolicyEngine:
             self._table.ranks,
             self._table.max_tokens_per_microbatch,
             self._table.max_padding_share,
+            packed=self._table.packing,
         )
         return [[[chosen[i] for i in indices] for indices in share] for share in plan]
 
@@ -195,14 +201,22 @@ class DeepSpeedPolicyEngine:
         if not samples:
             return []
         plan = self._plan(samples, range(len(samples)))
-        cut = [[build_microbatch(samples, indices) for indices in share] for share in plan]
+        packed = self._table.packing
+        cut = [
+            [build_microbatch(samples, indices, packed=packed) for indices in share]
+            for share in plan
+        ]
         flat = self._group.gather("score", [(model, batches) for batches in cut])
         return scatter_back(cut, flat, [sample.loss_mask for sample in samples])
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         """See `engine.PolicyEngine.token_values`."""
         plan = self._plan(samples, range(len(samples)))
-        cut = [[build_value_batch(samples, indices) for indices in share] for share in plan]
+        packed = self._table.packing
+        cut = [
+            [build_value_batch(samples, indices, packed=packed) for indices in share]
+            for share in plan
+        ]
         flat = self._group.gather("values", cut)
         return scatter_back(cut, flat, [value_mask(sample) for sample in samples])
 

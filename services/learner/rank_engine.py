@@ -28,7 +28,7 @@ from agent_r1.learner.config import EngineTable
 from agent_r1.learner.critic import load_critic
 from agent_r1.learner.deepspeed_engine import ZeroModule, freeze, ignore_vendor_deprecations
 from agent_r1.learner.engine import EngineError, FloatArray, LossSpec, Model
-from agent_r1.learner.logprobs import PolicyModule, load_causal_model
+from agent_r1.learner.logprobs import PolicyModule, check_packing, load_causal_model
 from agent_r1.learner.orders import StepOrder, TrainOrder
 from agent_r1.learner.snapshot import Weights
 from agent_r1.learner.tally import Tally, batch_metrics
@@ -81,6 +81,8 @@ class RankEngine:
         self._table_name = table_name
         with self._explain_out_of_memory():
             self.model = load_causal_model(model)
+            if table.packing:
+                check_packing(self.model)
             self._names = _parameter_names(self.model)
             self._policy = self._wrap(self._policy_module(self.model), table, table_name)
             self._reference: Any = None
@@ -150,6 +152,9 @@ class RankEngine:
     def _tensor(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
+    def _position_ids(self, batch: TokenBatch) -> torch.Tensor | None:
+        return None if batch.position_ids is None else self._tensor(batch.position_ids)
+
     def _forward(self, module: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return [N] log-probabilities and entropies of the micro-batch's trained tokens."""
         return module(
@@ -157,13 +162,16 @@ class RankEngine:
             self._tensor(batch.positions),
             self._tensor(batch.targets),
             self._tensor(batch.temperatures),
+            self._position_ids(batch),
         )
 
     def _values(self, batch: TokenBatch) -> torch.Tensor:
         """Return [N] values of the states before the batch's tokens."""
         if self._critic is None:
             raise EngineError("values were asked of an engine that was made without a critic")
-        return self._critic(self._tensor(batch.token_ids), self._tensor(batch.positions))
+        return self._critic(
+            self._tensor(batch.token_ids), self._tensor(batch.positions), self._position_ids(batch)
+        )
 
     def _policy_share(
         self, batch: MicroBatch, spec: LossSpec, tally: Tally, *, compares: bool
@@ -193,8 +201,8 @@ class RankEngine:
                 logprobs=logprobs,
                 old_logprobs=self._tensor(batch.old_logprobs),
                 advantages=self._tensor(batch.advantages),
-                sequences=self._tensor(batch.rows),
-                num_sequences=len(batch.token_ids),
+                sequences=self._tensor(batch.sequences),
+                num_sequences=len(batch.indices),
             )
             options = LossOptions(
                 clip_low=spec.clip_low, clip_high=spec.clip_high, dual_clip=spec.dual_clip

@@ -22,6 +22,7 @@ from agent_r1.learner.algorithms import POLICY_LOSSES
 from agent_r1.learner.batching import build_microbatch, scoring_sample
 from agent_r1.learner.config import EngineTable
 from agent_r1.learner.engine import EngineError, LossSpec, TrainSample
+from agent_r1.learner.logprobs import check_packing, load_causal_model
 from agent_r1.learner.objective import Aggregation
 from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.rank_engine import CriticSetup
@@ -42,7 +43,12 @@ def make_engine(
     model_dir: Path, reference: bool = False, critic: bool = False, **settings: Any
 ) -> DeepSpeedPolicyEngine:
     """An engine of one rank on the CPU."""
-    model = ModelTable(path=str(model_dir), max_context=512, dtype=settings.pop("dtype", "float32"))
+    model = ModelTable(
+        path=str(model_dir),
+        max_context=512,
+        dtype=settings.pop("dtype", "float32"),
+        attention=settings.pop("attention", "sdpa"),
+    )
     table = EngineTable.model_validate({**two_ranks.SETTINGS, **settings})
     setup = CriticSetup(model, two_ranks.CRITIC_LR) if critic else None
     return DeepSpeedPolicyEngine(model, table, with_reference=reference, critic=setup)
@@ -110,6 +116,56 @@ def test_the_cut_into_microbatches_does_not_change_the_gradient(model_dir: Path)
     assert relative_distance(one_by_one, whole) <= 1e-5
     shuffled = gradient(model_dir, SAMPLES[::-1], spec)
     assert relative_distance(shuffled, whole) <= 1e-5
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_packing_equals_padding(model_dir: Path, attention: str, checkpointing: bool):
+    spec = LossSpec(policy_loss="gspo", aggregation="sequence_mean", kl_coef=0.1)
+    settings = {"max_tokens_per_microbatch": 150, "activation_checkpointing": checkpointing}
+    padded = gradient(model_dir, SAMPLES, spec, **settings)
+    packed = gradient(model_dir, SAMPLES, spec, **settings, packing=True, attention=attention)
+    assert relative_distance(packed, padded) <= 1e-5
+
+
+def test_packing_leaves_no_padding_and_changes_no_score(model_dir: Path):
+    samples = with_values(SAMPLES)
+    padded, packed = (
+        make_engine(model_dir, critic=True, max_padding_share=0.9, packing=packing)
+        for packing in (False, True)
+    )
+    spec = LossSpec(drop_zero_advantages=False)
+    metrics = [engine.train_batch(samples, spec) for engine in (padded, packed)]
+    assert metrics[1]["batch/padding_share"] == 0.0 < metrics[0]["batch/padding_share"]
+    assert metrics[1]["loss/total"] == pytest.approx(metrics[0]["loss/total"], rel=1e-5)
+    assert metrics[1]["loss/value"] == pytest.approx(metrics[0]["loss/value"], rel=1e-5)
+    for name in ("token_logprobs", "token_values"):
+        ours, expected = (np.concatenate(getattr(e, name)(samples)) for e in (packed, padded))
+        np.testing.assert_allclose(ours, expected, atol=2e-5)
+
+
+def test_a_model_that_cannot_be_packed_is_refused(model_dir: Path):
+    model = load_causal_model(ModelTable(path=str(model_dir), max_context=512))
+    check_packing(model)
+    inner = model.get_decoder().forward
+
+    def blind(*args: Any, position_ids: Any = None, **options: Any) -> Any:
+        return inner(*args, **options)  # attends to all that came before
+
+    model.get_decoder().forward = blind
+    with pytest.raises(ValueError, match=r"'qwen2' cannot be packed.*learner\.packing = false"):
+        check_packing(model)
+
+
+@pytest.mark.parametrize(("stage", "offload"), [(1, "optimizer"), (3, "all")])
+def test_offloading_changes_no_step(model_dir: Path, stage: int, offload: str):
+    spec = LossSpec(kl_coef=0.1)
+    losses = []
+    for settings in ({}, {"zero_stage": stage, "offload": offload}):
+        engine = make_engine(model_dir, reference=True, **settings)
+        metrics = [engine.train_batch(SAMPLES, spec) for _ in range(2)]
+        losses.append([(m["loss/total"], m["loss/kl_ref"], m["grad_norm"]) for m in metrics])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))

@@ -35,6 +35,18 @@ def test_a_plan_holds_every_sample_once_within_its_limits(
         assert padded - real <= max_padding * padded + 1e-9
 
 
+@given(LENGTHS, st.integers(1, 4), st.integers(100, 2000))
+def test_a_packed_plan_is_bounded_by_tokens_alone(lengths: list[int], ranks: int, max_tokens: int):
+    plan = plan_microbatches(lengths, ranks, max_tokens, 0.0, packed=True)
+    assert len({len(share) for share in plan}) == 1
+    assert sorted(i for share in plan for batch in share for i in batch) == [*range(len(lengths))]
+    sums = [[sum(lengths[i] for i in batch) for batch in share if batch] for share in plan]
+    for share, rank_sums in zip(plan, sums, strict=True):
+        for batch, following, tokens in zip(share, share[1:], rank_sums, strict=False):
+            assert len(batch) == 1 or tokens <= max_tokens
+            assert not following or tokens + lengths[following[0]] > max_tokens
+
+
 @given(LENGTHS, st.integers(2, 4))
 def test_ranks_differ_by_at_most_one_sample_of_tokens(lengths: list[int], ranks: int):
     plan = plan_microbatches(lengths, ranks, 1000, 0.1)
@@ -63,6 +75,8 @@ def test_positions_point_at_the_token_before_the_trained_one():
     assert batch.token_ids.tolist() == [[10, 11, 12], [20, 21, 0]]
     # token 12 is predicted at row 0, column 1; token 21 at row 1, column 0
     assert batch.positions.tolist() == [1, 3]
+    assert batch.position_ids is None
+    assert batch.sequences.tolist() == [0, 1]
     assert batch.targets.tolist() == [12, 21]
     assert batch.old_logprobs.tolist() == [-12.0, -21.0]
     assert batch.advantages.tolist() == pytest.approx([1.2, 2.1])
@@ -70,8 +84,23 @@ def test_positions_point_at_the_token_before_the_trained_one():
     assert (batch.num_tokens, batch.num_padded) == (5, 6)
 
 
-def test_the_empty_microbatch_trains_on_nothing():
-    batch = build_microbatch([], [])
+def test_packed_samples_stand_end_to_end():
+    samples = [sample([10, 11, 12], [2]), sample([20, 21], [1])]
+    batch = build_microbatch(samples, [1, 0], packed=True)
+    assert batch.token_ids.tolist() == [[20, 21, 10, 11, 12]]
+    assert batch.position_ids is not None
+    assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2]]
+    # token 21 is predicted at place 0, token 12 at place 3
+    assert batch.positions.tolist() == [0, 3]
+    assert batch.targets.tolist() == [21, 12]
+    assert batch.sequences.tolist() == [0, 1]
+    assert batch.advantages.tolist() == pytest.approx([2.1, 1.2])
+    assert (batch.num_tokens, batch.num_padded) == (5, 5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_empty_microbatch_trains_on_nothing(packed: bool):
+    batch = build_microbatch([], [], packed=packed)
     assert batch.token_ids.shape == (1, 2)
     assert len(batch.positions) == len(batch.targets) == len(batch.advantages) == 0
     assert batch.num_tokens == 0
