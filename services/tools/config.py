@@ -14,6 +14,13 @@ from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.config import ListenTable
 
+BUILTIN_TOOLS = {
+    "calculator": "agent_r1.tools.calculator:Calculator",
+    "python_exec": "agent_r1.tools.python_exec:PythonExec",
+    "code_tests": "agent_r1.tools.code_tests:CodeTests",
+    "mcp": "agent_r1.tools.mcp_client:McpTool",
+}
+"""Tools that come with the system, by the name a table's `type` gives them; `search` is another."""
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 TEMPLATE_FIELDS = ("number", "id", "title", "text", "score")
 
@@ -33,7 +40,8 @@ class ToolTable(ListenTable):
     """`[tools.<name>]`: the search tool, or a `Tool` subclass of the user's."""
 
     type: str = "search"
-    """`search`, or `module:Name` of a `Tool` subclass found through `run.plugins`."""
+    """`search`, a name of BUILTIN_TOOLS, or `module:Name` of a `Tool` subclass found through
+    `run.plugins`."""
     url: str | None = None
     """Base URL of a service that already runs; None starts one with this run."""
     session_expiry_s: Annotated[float, Field(gt=0)] = 600.0
@@ -43,7 +51,7 @@ class ToolTable(ListenTable):
     max_calls_in_flight: Annotated[int, Field(ge=1)] = 1024
     """More calls than this at once are answered 503."""
     settings: dict[str, JsonValue] = {}
-    """Keyword arguments of the user's `Tool` subclass (type `module:Name`)."""
+    """Keyword arguments of the tool's class (every type but `search`)."""
 
     backend: Literal["bm25"] = "bm25"
     """Search: what finds the passages; `bm25` is an index of this machine."""
@@ -91,16 +99,17 @@ class ToolTable(ListenTable):
             )
         elif self.settings:
             raise ValueError(
-                f"settings ({sorted(self.settings)}) belong to a tool of type module:Name; "
+                f"settings ({sorted(self.settings)}) belong to tools of other types; "
                 "the search tool has its own keys in this table"
             )
         _check_template(self.passage_template)
         return self
 
     def _check_user_tool(self, given: set[str]) -> None:
-        if not re.match(CLASS_PATTERN, self.type):
+        if self.type not in BUILTIN_TOOLS and not re.match(CLASS_PATTERN, self.type):
             raise ValueError(
-                f'type ({self.type!r}) must be "search" or "module:Name" of a Tool subclass'
+                f"type ({self.type!r}) must be one of {', '.join(('search', *BUILTIN_TOOLS))}, or "
+                '"module:Name" of a Tool subclass'
             )
         foreign = sorted(given - _COMMON_KEYS - {"settings"})
         if foreign:

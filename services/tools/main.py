@@ -14,7 +14,7 @@ from pathlib import Path
 
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
-from agent_r1.tools.config import ToolTable
+from agent_r1.tools.config import BUILTIN_TOOLS, ToolTable
 from agent_r1.tools.search import SearchTool, open_search_tool, retrieve_router
 from agent_r1_proto.config import RunTable
 from agent_r1_proto.serving import serve_app
@@ -72,7 +72,9 @@ def load_tool(name: str, table: ToolTable) -> Tool:
     """
     if table.type == "search":
         return open_search_tool(name, table)
-    tool = _load_user_tool(name, table)
+    tool = _load_class(name, table)
+    if table.type in BUILTIN_TOOLS:
+        tool.name = name  # two tables may run the same built-in tool with other settings
     if tool.spec().name != name:
         raise ValueError(
             f"[tools.{name}] serves {table.type}, whose name is {tool.name!r}; call the table "
@@ -81,8 +83,8 @@ def load_tool(name: str, table: ToolTable) -> Tool:
     return tool
 
 
-def _load_user_tool(name: str, table: ToolTable) -> Tool:
-    module_name, _, class_name = table.type.partition(":")
+def _load_class(name: str, table: ToolTable) -> Tool:
+    module_name, _, class_name = BUILTIN_TOOLS.get(table.type, table.type).partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as exc:
