@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker check schemas bench-rollout bench-step clean
+.PHONY: help setup demo table test test-unit test-docker check schemas hotswap bench-rollout bench-step clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -30,6 +30,10 @@ check: setup ## the quality gate: format, lint, types, imports, schemas, words
 
 schemas: setup ## write proto/schemas from the message classes
 	@$(BIN)/python scripts/schemas
+
+hotswap: setup ## swap tools 50 times while a run trains through them, into runs/hotswap.json
+	@$(BIN)/python scripts/demo --world-only
+	@$(BIN)/python scripts/hotswap.py
 
 bench-rollout: setup ## rollout service against raw vLLM, into runs/bench/rollout.json
 	@$(BIN)/python scripts/bench_rollout.py

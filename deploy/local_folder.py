@@ -39,6 +39,15 @@ def running_launcher(folder: Path) -> dict[str, Any] | None:
     return values if values.get("command") == command.decode(errors="replace") else None
 
 
+def live_redis_url(folder: Path) -> str | None:
+    """Return the URL of the Redis that the folder's running launcher started; None without one."""
+    launcher = running_launcher(folder)
+    if launcher is None:
+        return None
+    file = Path(launcher["state_dir"]) / REDIS_URL_FILE
+    return file.read_text().strip() if file.is_file() else None
+
+
 def _holds_a_run(folder: Path) -> bool:
     """Say whether there is anything but what a start that failed early leaves behind."""
     return any(path.name not in LEFT_BY_A_FAILED_START for path in folder.iterdir())

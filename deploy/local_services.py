@@ -119,10 +119,9 @@ class LocalServices:
         specs = [*(self._tool(name) for name in tools), self._reward()]
         urls = await _together([self.supervisor.start(spec) for spec in specs])
         self.tool_urls = dict(zip(tools, urls, strict=False))  # the last URL is reward's
-        variables = {tool_variable(name, "URL"): url for name, url in self.tool_urls.items()}
         replicas = self._config.placement.rollout_replicas
         await _together(
-            [self.supervisor.start(self._rollout(i, replicas, variables)) for i in range(replicas)]
+            [self.supervisor.start(self._rollout(i, replicas)) for i in range(replicas)]
         )
 
     async def run_learner(self, folder: Path, *, resume: bool) -> None:
@@ -171,6 +170,7 @@ class LocalServices:
         return ServiceSpec(
             name=name,
             command=self._command("tool", name, "--name", name),
+            environment=self._environment(),
             announce_dir=self._announce_dir(name),
             port_variable=tool_variable(name, "PORT"),
             stop_rank=TOOL_RANK,
@@ -190,12 +190,12 @@ class LocalServices:
             stop_timeout_s=self._config.placement.stop_timeout_s,
         )
 
-    def _rollout(self, index: int, replicas: int, tool_urls: Mapping[str, str]) -> ServiceSpec:
+    def _rollout(self, index: int, replicas: int) -> ServiceSpec:
         name = "rollout" if replicas == 1 else f"rollout-{index}"
         return ServiceSpec(
             name=name,
             command=self._command("rollout", name),
-            environment={**self._environment(), **self._model_environment(), **tool_urls},
+            environment={**self._environment(), **self._model_environment()},
             announce_dir=self._announce_dir(name),
             stop_rank=ROLLOUT_RANK,
             start_timeout_s=self._config.placement.start_timeout_s,

@@ -64,8 +64,9 @@ def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         help="run one service in the foreground",
         description="Run one service in the foreground. SERVICE is rollout, reward, learner, or "
         "the name of a tool in the configuration; `tool` with --name is the same, and --name may "
-        "be left out when there is one tool. Redis and tools that run elsewhere are named by "
-        "redis.url and tools.<name>.url, or AGENT_R1__REDIS__URL and AGENT_R1__TOOLS__<NAME>__URL.",
+        "be left out when there is one tool. `serve tool my_module:MyTool` serves a class of the "
+        "current folder without a configuration. Redis is named by redis.url or "
+        "AGENT_R1__REDIS__URL; tools are found there, or have a tools.<name>.url.",
     )
     parser.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, tool")
     _add_config(parser)
@@ -86,6 +87,41 @@ def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
         _add_config(action)
         action.set_defaults(run=f"agent_r1.cli_config:{name}")
+
+
+def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("search", help="make the index of the search tool")
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    index = actions.add_parser(
+        "index",
+        help="make the index of a corpus",
+        description="Make the index of a corpus. Called again it does nothing, after an "
+        "interruption it goes on (elasticsearch) or begins again (embedded). A changed corpus "
+        "becomes a new version, which replaces the old one when it is complete. Credentials of "
+        "Elasticsearch are variables: AGENT_R1_ELASTICSEARCH_API_KEY, or _USER and _PASSWORD.",
+    )
+    index.add_argument("--backend", choices=("elasticsearch", "embedded"), required=True)
+    index.add_argument(
+        "--corpus", type=Path, required=True, metavar="FILE", help="lines of {id, title, text}"
+    )
+    index.add_argument(
+        "--index", required=True, metavar="NAME", help="name of the index; embedded: its folder"
+    )
+    index.add_argument("--url", metavar="URL", help="the server (http://localhost:9200)")
+    index.add_argument("--ca-certs", type=Path, metavar="FILE", help="PEM file that vouches for it")
+    index.add_argument("--no-verify-certs", action="store_true", help="take any certificate")
+    index.add_argument("--bulk-mb", type=int, default=8, metavar="N", help="size of a request (8)")
+    index.add_argument("--shards", type=int, default=1, metavar="N", help="parts of the index (1)")
+    index.add_argument(
+        "--replicas", type=int, metavar="N", help="copies; without it one, where there is a node"
+    )
+    index.add_argument(
+        "--delete-old",
+        action="store_true",
+        help="delete every other version; without it the last one is kept",
+    )
+    index.add_argument("--request-timeout-s", type=float, default=120.0, metavar="S")
+    index.set_defaults(run="agent_r1.cli_search:index")
 
 
 def _policy_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -219,6 +255,37 @@ def _reading_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParse
         action.set_defaults(run=f"agent_r1.cli_dead_letters:{name}_letters")
 
 
+def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    tools = commands.add_parser(
+        "tools",
+        help="which tool instances and versions get calls",
+        description="List tool instances, drain them, and share new trajectories out among "
+        "versions, while training runs. Rollout servers follow within a second.",
+    )
+    actions = tools.add_subparsers(dest="action", metavar="ACTION", required=True)
+
+    def action(name: str, function: str, text: str) -> argparse.ArgumentParser:
+        parser = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
+        parser.add_argument("--redis", metavar="URL", help="Redis of the pool, without --run")
+        parser.add_argument("--pool", metavar="NAME", help="tool pool (run.tool_pool)")
+        if name != "list":
+            parser.add_argument("tool", metavar="TOOL")
+        parser.set_defaults(run=f"agent_r1.cli_tools:{function}")
+        return parser
+
+    action("list", "list_tools", "print every instance and the share of its version")
+    drain = action("drain", "drain_tools", "take an instance, or a version, out of service")
+    drain.add_argument("--instance", metavar="NAME")
+    drain.add_argument("--version", metavar="VERSION")
+    drain.add_argument("--timeout-s", type=float, default=120.0, metavar="S")
+    weight = action("weight", "weight_tools", "share new trajectories out among versions")
+    weight.add_argument("weights", nargs="*", metavar="VERSION=WEIGHT")
+    weight.add_argument("--newest", action="store_true", help="all to the newest version again")
+    rollback = action("rollback", "rollback_tool", "give everything to the version before")
+    rollback.add_argument("--version", metavar="VERSION", help="this one instead")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
@@ -230,6 +297,8 @@ def build_parser() -> argparse.ArgumentParser:
     _train_parser(commands)
     _serve_parser(commands)
     _config_parser(commands)
+    _search_parser(commands)
+    _tools_parser(commands)
     _policy_parsers(commands)
     _reading_parsers(commands)
     return parser

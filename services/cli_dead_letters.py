@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from agent_r1.config import RunConfig, load_config
 from agent_r1.config_sources import ConfigError
-from agent_r1_deploy.local_folder import REDIS_URL_FILE, load_letters, running_launcher
+from agent_r1_deploy.local_folder import live_redis_url, load_letters
 from agent_r1_deploy.local_redis import answers, hide_password
 from agent_r1_proto.streams import Broker, DeadLetter
 
@@ -34,12 +34,7 @@ def _run_config(folder: Path) -> RunConfig:
 
 def _redis_url(folder: Path, config: RunConfig) -> str | None:
     """Return how to reach the run's Redis; None when it went with the run."""
-    launcher = running_launcher(folder)
-    if launcher is not None:
-        file = Path(launcher["state_dir"]) / REDIS_URL_FILE
-        if file.is_file():
-            return file.read_text().strip()
-    return config.redis.url
+    return live_redis_url(folder) or config.redis.url
 
 
 async def _ask(url: str, run_id: str, question: Callable[[Broker], Awaitable[T]]) -> T:

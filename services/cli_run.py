@@ -10,6 +10,8 @@ import argparse
 import json
 import logging
 import logging.config
+import re
+import sys
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 from agent_r1 import config_checks
 from agent_r1.config import ConfigError, LoadedConfig, RunConfig, dump_config, load_config
 from agent_r1.config_sources import ENV_PREFIX
+from agent_r1.tools.config import CLASS_PATTERN
 
 logger = logging.getLogger(__name__)
 
@@ -95,9 +98,28 @@ def _tool_name(config: RunConfig, service: str, name: str | None) -> str:
     return wanted
 
 
+def _tool_class(name: str) -> tuple[str, list[str]]:
+    """Return the name of a tool class of the current folder, and the options that serve it."""
+    from agent_r1.tools.main import import_tool_class
+
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        tool = import_tool_class(name).name
+    except (ValueError, AttributeError) as exc:
+        raise ConfigError(f"{name}: {exc}") from exc
+    plugins = json.dumps([folder])
+    return tool, [f"tools.{tool}.type={name}", f"run.plugins={plugins}", "model.path=none"]
+
+
 def serve(arguments: argparse.Namespace) -> int:
     """Run one service in this process until it is told to stop."""
-    loaded = load_config(arguments.config, arguments.options)
+    if arguments.service == "tool" and re.match(CLASS_PATTERN, str(arguments.config)):
+        name, options = _tool_class(str(arguments.config))
+        arguments.name = name
+        loaded = load_config(None, [*options, *arguments.options])
+    else:
+        loaded = load_config(arguments.config, arguments.options)
     config = loaded.config
     configure_logging(config.run.log_level)
     config_checks.use_plugins(config)
@@ -121,13 +143,19 @@ def serve(arguments: argparse.Namespace) -> int:
 
         name = _tool_name(config, arguments.service, arguments.name)
         config_checks.check_port(config.tools[name], f"tools.{name}")
-        tools.serve(name=name, run=config.run, tool=config.tools[name], announce_dir=announce_dir)
+        tools.serve(
+            name=name,
+            run=config.run,
+            redis=config.redis,
+            tool=config.tools[name],
+            announce_dir=announce_dir,
+        )
     return 0
 
 
 def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> None:
     _redis(config)
-    tools = config.tool_urls()
+    tools = {name: tool.url for name, tool in config.tools.items()}
     config_checks.check_port(config.rollout, "rollout")
     from agent_r1.rollout import main as rollout
     from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError

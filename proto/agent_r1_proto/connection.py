@@ -52,6 +52,32 @@ class Keys:
         return f"{self.prefix}rollout_servers:{server_id}"
 
 
+class PoolKeys:
+    """Names of what the tools of one pool keep in Redis; `@` cannot begin the id of a run."""
+
+    def __init__(self, pool: str) -> None:
+        self.prefix = f"agent_r1:@{pool}:"
+        self.instance_ids = self.prefix + "tool_instances"
+        self.draining = self.prefix + "tool_draining"
+        self.pin_reporters = self.prefix + "tool_pins"
+
+    def instance(self, instance: str) -> str:
+        """Return the key under which one instance announces itself."""
+        return f"{self.prefix}tool_instances:{instance}"
+
+    def pins(self, server_id: str) -> str:
+        """Return the key under which one rollout server reports the versions it has pinned."""
+        return f"{self.prefix}tool_pins:{server_id}"
+
+    def versions(self, tool: str) -> str:
+        """Return the list of a tool's versions, in the order they were first announced."""
+        return f"{self.prefix}tool_versions:{tool}"
+
+    def weights(self, tool: str) -> str:
+        """Return the hash of a tool's traffic weights, by version."""
+        return f"{self.prefix}tool_weights:{tool}"
+
+
 def _is_transient(exc: Exception) -> bool:
     kinds = (
         redis_errors.ConnectionError,

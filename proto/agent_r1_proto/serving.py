@@ -50,10 +50,12 @@ async def serve_app(
     announce_dir: Path | None,
     before_stop: Callable[[], Awaitable[None]],
     until: asyncio.Future[None] | None = None,
+    on_up: Callable[[str], None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; then run `before_stop`, close connections and return.
 
     A second signal skips `before_stop`. The end of `until` stops the service like a signal.
+    `on_up` gets the base URL once the service answers.
 
     Raises:
         ValueError: the address cannot be bound, or must be advertised under another name.
@@ -74,6 +76,8 @@ async def serve_app(
     def announce() -> None:
         if announce_dir is not None:
             write_announcement(announce_dir, name, url)
+        if on_up is not None:
+            on_up(url)
 
     config = uvicorn.Config(
         app,

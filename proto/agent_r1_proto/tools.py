@@ -28,6 +28,8 @@ class ToolSpec(StrictMessage):
     """The tool keeps state per rollout between `POST /open` and `POST /close`."""
     max_batch: Annotated[int, Field(ge=1)] = 64
     """Most calls one `POST /call` may carry."""
+    idempotent: bool = True
+    """A call may be sent again when it is not known whether the first one ran."""
 
     def as_function(self) -> dict[str, Any]:
         """Return the tool as chat templates take it."""

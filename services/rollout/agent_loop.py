@@ -88,14 +88,21 @@ class AgentLoop:
         calls: CallRunner | None = None
         env: ToolEnv | None = None
         status: Status = "FAILED"
+        limit = self._env.trajectory_timeout_s
         try:
-            specs = self._offered_tools(rollout.task)
-            calls = CallRunner(self._tools, self._env, specs, rollout)
+            names = self._offered_names(rollout.task)
+            pins = self._tools.directory.pin(names) if self._env.pin == "trajectory" else {}
+            specs = {name: self._tools.directory.spec(name, pins.get(name)) for name in names}
+            deadline = None if limit is None else started + limit
+            calls = CallRunner(self._tools, self._env, specs, rollout, pins=pins, deadline=deadline)
             record.add_prompt(self._prompt(rollout.task, specs))
             env = self._open_env(rollout.task)
-            status, reason = await self._interact(rollout, record, env, calls)
+            async with asyncio.timeout(limit):
+                status, reason = await self._interact(rollout, record, env, calls)
         except _AttemptFailedError as exc:
             reason = str(exc)
+        except TimeoutError:
+            reason = f"trajectory_timeout: not done within {limit} s (env.trajectory_timeout_s)"
         except EngineDeadError:
             raise
         except PolicyError as exc:
@@ -163,7 +170,7 @@ class AgentLoop:
 
     # -- prompt and turns ------------------------------------------------------------------------
 
-    def _offered_tools(self, task: Task) -> dict[str, ToolSpec]:
+    def _offered_names(self, task: Task) -> list[str]:
         names = self._tools.specs if self._env.enable_tools is None else self._env.enable_tools
         if task.tools is not None:
             missing = sorted(set(task.tools) - set(names))
@@ -173,7 +180,7 @@ class AgentLoop:
                     f"{', '.join(sorted(names)) or 'none'}"
                 )
             names = task.tools
-        return {name: self._tools.specs[name] for name in names}
+        return list(names)
 
     def _prompt(self, task: Task, specs: Mapping[str, ToolSpec]) -> list[int]:
         messages = task.messages()

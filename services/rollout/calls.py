@@ -40,6 +40,8 @@ class CallRunner:
         env: limits.
         specs: the tools this trajectory is offered, by name.
         rollout: whose calls these are.
+        pins: versions this trajectory keeps, by tool; given back by `close`.
+        deadline: monotonic seconds at which the trajectory's time is up.
     """
 
     def __init__(
@@ -48,8 +50,13 @@ class CallRunner:
         env: EnvTable,
         specs: Mapping[str, ToolSpec],
         rollout: RolloutTask,
+        *,
+        pins: Mapping[str, str] | None = None,
+        deadline: float | None = None,
     ) -> None:
         self._tools = tools
+        self._pins = pins or {}
+        self._deadline = deadline
         self._env = env
         self._specs = specs
         self._rollout = rollout
@@ -57,9 +64,11 @@ class CallRunner:
         self._sessions: list[str] = []
 
     async def close(self) -> None:
-        """Close the sessions that were opened."""
+        """Close the sessions that were opened, and let the pinned versions go."""
         for name in self._sessions:
             await self._tools.close_session(name, self._rollout_id)
+        self._tools.directory.unpin(self._pins)
+        self._pins = {}
 
     async def run(self, number: int, turn: TurnText, ends: Sequence[int]) -> list[CallOutcome]:
         """Run the calls of a turn: at once, those of one session in their order.
@@ -112,7 +121,7 @@ class CallRunner:
             offered = ", ".join(sorted(self._specs)) or "none"
             error = f"there is no tool {parsed.name!r}; tools: {offered}"
         else:
-            problem = self._tools.argument_error(parsed.name, parsed.arguments)
+            problem = self._tools.argument_error(self._specs[parsed.name], parsed.arguments)
             if problem is None:
                 return None
             status, error = "malformed", f"the arguments do not fit {parsed.name}: {problem}"
@@ -130,16 +139,19 @@ class CallRunner:
     async def _run_one(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
         spec = self._specs[parsed.name]
         context: JsonValue = self._rollout.task.tool_context
+        version = self._pins.get(parsed.name)
         try:
             if spec.sessions and parsed.name not in self._sessions:
                 self._sessions.append(parsed.name)
-                await self._tools.open_session(parsed.name, self._rollout_id, context)
+                await self._tools.open_session(parsed.name, self._rollout_id, context, version)
             reply = await self._tools.call(
                 parsed.name,
                 parsed.arguments,
                 rollout_id=self._rollout_id,
                 turn=number,
                 tool_context=context,
+                version=version,
+                deadline=self._deadline,
             )
         except ToolOutageError as exc:
             record = ToolCallRecord(
@@ -147,7 +159,7 @@ class CallRunner:
                 tool=parsed.name,
                 arguments=parsed.arguments,
                 status="failed",
-                version=spec.version,
+                version=version or spec.version,
                 attempt=exc.attempts - 1,
                 error=str(exc),
             )

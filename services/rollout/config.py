@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -35,6 +35,14 @@ class EnvTable(ConfigTable):
     """System message of every dialogue that does not bring its own."""
     enable_tools: list[str] | None = None
     """Names of the tools offered to the model; None offers all of `[tools.<name>]`, [] none."""
+    pin: Literal["trajectory", "none"] = "trajectory"
+    """`trajectory`: a trajectory keeps the tool versions it began with. `none`: each call takes a
+    version anew."""
+    follow_tool_schemas: bool = False
+    """Take up tool versions whose description or parameters change the prompt of a running run."""
+    trajectory_timeout_s: Annotated[float, Field(gt=0)] | None = None
+    """Time one attempt at a trajectory may take, in seconds; then it has FAILED. None: no limit
+    but the learner's `sample_timeout_s`."""
     tool_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Time one tool call may take, retries included, in seconds; then the attempt has FAILED."""
     tool_retries: Annotated[int, Field(ge=0)] = 6
@@ -84,6 +92,6 @@ class RolloutTable(ListenTable):
     tool_start_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time to wait at start for every tool service to answer, in seconds."""
     max_tool_requests: Annotated[int, Field(ge=1)] = 64
-    """HTTP requests to tool services in flight at a time; further ones wait."""
+    """HTTP requests to one tool in flight at a time; further ones wait."""
     announce_expiry_s: Annotated[float, Field(gt=0)] = 15.0
     """An announcement in Redis that is not renewed for this long disappears, in seconds."""

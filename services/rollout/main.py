@@ -25,6 +25,7 @@ from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.server import announce_forever, serving
 from agent_r1.rollout.tool_client import ToolClient
+from agent_r1.rollout.tool_directory import ToolDirectory
 from agent_r1.rollout.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
@@ -32,6 +33,7 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.serving import advertised_url, bind, write_announcement
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.tool_registry import ToolRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -50,8 +52,8 @@ class RolloutSettings:
     redis: RedisTable
     env: EnvTable
     rollout: RolloutTable
-    tools: Mapping[str, str]
-    """Base URL of every tool service, by name."""
+    tools: Mapping[str, str | None]
+    """Base URL of every tool service, by name; None: it announces itself in the tool pool."""
     announce_dir: Path | None = None
     """Folder of the launcher's announcements; None writes none."""
 
@@ -63,7 +65,7 @@ def serve(
     redis: RedisTable,
     env: EnvTable,
     rollout: RolloutTable,
-    tools: Mapping[str, str],
+    tools: Mapping[str, str | None],
     announce_dir: Path | None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; samples in flight are then given back.
@@ -159,8 +161,13 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
         port = listener.getsockname()[1]
         url = advertised_url(NAME, rollout, port)
         server_id = rollout.server_id or f"{socket.gethostname()}-{port}-{os.getpid()}"
+        broker = await _connect(settings)
+        stack.push_async_callback(broker.close)
         tools = ToolClient(
-            settings.tools,
+            {name: url for name, url in settings.tools.items() if url is not None},
+            directory=ToolDirectory(server_id=server_id, follow_schemas=env.follow_tool_schemas),
+            registry=ToolRegistry(broker, run.tool_pool or run.id),
+            announced=[name for name, url in settings.tools.items() if url is None],
             timeout_s=env.tool_timeout_s,
             retries=env.tool_retries,
             max_requests=rollout.max_tool_requests,
@@ -169,8 +176,6 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
         stack.push_async_callback(policy.stop)
         await _all_or_none(tools.start(rollout.tool_start_timeout_s), policy.start())
         loop = _agent_loop(policy, chat, tools, settings, server_id)
-        broker = await _connect(settings)
-        stack.push_async_callback(broker.close)
         consumer = await stack.enter_async_context(
             broker.consumer(broker.keys.tasks, RolloutTask, group=GROUP, consumer=server_id)
         )

@@ -1,17 +1,20 @@
 """HTTP client of the tool services: specs at start, calls and sessions while trajectories run.
 
-agent_loop.py calls through here. A reply is a `ToolReply` the model reads; anything else (timeout,
-lost connection, 5xx, a reply that does not parse) is a `ToolOutageError`, which fails the attempt.
+agent_loop.py calls through here; tool_directory.py says which instance gets a call. A reply is a
+`ToolReply` the model reads; anything else (timeout, lost connection, 5xx, a reply that does not
+parse) is a `ToolOutageError`, which fails the attempt: tool_failures.py has the table.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
+import math
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -24,6 +27,15 @@ from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 from pydantic import JsonValue, ValidationError
 
+from agent_r1.rollout.tool_directory import (
+    POLL_S,
+    Endpoint,
+    NoInstanceError,
+    ToolDirectory,
+    VersionGoneError,
+)
+from agent_r1.rollout.tool_failures import OUTAGES
+from agent_r1_proto.tool_registry import ToolRegistry
 from agent_r1_proto.tools import (
     CallReply,
     CallRequest,
@@ -40,9 +52,11 @@ LONGEST_DELAY_S = 5.0
 SPEC_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
 MAX_DETAIL_CHARS = 300
+MAX_REPLY_BYTES = 16 << 20
 JSON_HEADERS = {"content-type": "application/json"}
 # What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.
 CONNECTION_ERRORS = (httpx.TransportError, aiohttp.ClientError, OSError)
+NOT_CONNECTED = (httpx.ConnectError, aiohttp.ClientConnectorError, ConnectionRefusedError)
 
 T = TypeVar("T")
 
@@ -61,20 +75,13 @@ class ToolOutageError(Exception):
         self.attempts = attempts
 
 
-class _RetryableError(Exception):
-    """A request that may succeed if sent again."""
+class _RequestError(Exception):
+    """A request that gave no usable answer; `kind` is a key of OUTAGES."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(detail)
         self.kind = kind
-
-
-class _RefusedError(Exception):
-    """A request that would fail again: the service and this client do not agree."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
+        self.outage = OUTAGES[kind]
 
 
 @dataclass(frozen=True)
@@ -106,73 +113,113 @@ class ToolClient:
     `max_batch`; a call that is retried travels alone, so that it cannot fail others twice.
 
     Args:
-        urls: base URL of every tool service, by name.
+        urls: base URL of the tools whose address is fixed, by name.
+        directory: chooses instances; None makes one without a registry.
+        registry: where the other tools announce themselves.
+        announced: names of those tools.
         timeout_s: time for one call, retries included.
         retries: most retries of one call.
-        max_requests: most HTTP requests in flight; further ones wait.
+        max_requests: most HTTP requests in flight for one tool; further ones wait, so that a slow
+            tool cannot keep the others from being called.
     """
 
     def __init__(
         self,
         urls: Mapping[str, str],
         *,
+        directory: ToolDirectory | None = None,
+        registry: ToolRegistry | None = None,
+        announced: Sequence[str] = (),
         timeout_s: float = 30.0,
         retries: int = 3,
         max_requests: int = 64,
     ) -> None:
         self._urls = {name: url.rstrip("/") for name, url in urls.items()}
+        self._registry = registry
+        self._announced = list(announced)
         self._timeout_s = timeout_s
         self._retries = retries
-        self._slots = asyncio.Semaphore(max_requests)
+        self._slots = {
+            name: asyncio.Semaphore(max_requests) for name in (*self._urls, *self._announced)
+        }
         self._http = httpx_aiohttp.HttpxAiohttpClient(
             timeout=None,  # every request runs under its call's own deadline
-            limits=httpx.Limits(max_connections=max_requests),
+            limits=httpx.Limits(max_connections=None),  # the slots bound them
             trust_env=False,
         )
         self._validators: dict[str, Validator] = {}
-        self._waiting: dict[str, _Waiting] = {}
+        self._waiting: dict[tuple[str, str], _Waiting] = {}
         self._sends: set[asyncio.Task[None]] = set()
-        self._sessions: dict[tuple[str, str], str] = {}
-        self.specs: dict[str, ToolSpec] = {}
+        self._sessions: dict[tuple[str, str], Endpoint] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self.directory = directory or ToolDirectory()
+
+    @property
+    def specs(self) -> dict[str, ToolSpec]:
         """What each tool is, by name, once `start` has returned."""
+        return self.directory.specs
 
     async def start(self, wait_s: float) -> None:
-        """Fetch every tool's spec, waiting until the services answer.
+        """Learn what every tool is, waiting until the services answer or announce themselves.
 
         Raises:
             ValueError: a service did not answer in time, or is not the tool it should be.
         """
-        specs = await asyncio.gather(*(self._fetch_spec(name, wait_s) for name in self._urls))
-        for name, spec in zip(self._urls, specs, strict=True):
+        specs = await asyncio.gather(
+            *(self._fetch_spec(name, url, wait_s) for name, url in self._urls.items()),
+            self._find_announced(wait_s),
+        )
+        for (name, url), spec in zip(self._urls.items(), specs[:-1], strict=True):
+            assert spec is not None
             if spec.name != name:
                 raise ValueError(
-                    f"the service at {self.resolve(name)} is the tool {spec.name!r}, expected "
+                    f"the service at {url} is the tool {spec.name!r}, expected "
                     f"{name!r}; correct tools.{name}.url or rename the table to [tools.{spec.name}]"
                 )
-            validator = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
-            try:
-                validator.check_schema(spec.parameters)
-            except jsonschema.SchemaError as exc:
+            self.directory.add_fixed(name, url, spec)
+        for name, spec in self.specs.items():
+            _check_schema(name, spec)
+        if self._registry is not None and self._announced:
+            watch = self.directory.watch_forever(self._registry, self._announced)
+            self._watching = asyncio.create_task(watch)
+
+    async def _find_announced(self, wait_s: float) -> None:
+        """Wait until every tool without a fixed URL has an instance."""
+        if self._registry is None or not self._announced:
+            return
+        missing = list(self._announced)
+        deadline = time.monotonic() + wait_s
+        while True:
+            states = await self._registry.read(missing)
+            missing = [name for name in missing if not self.directory.update(name, states[name])]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
                 raise ValueError(
-                    f"parameters of the tool {name!r} are not a JSON Schema: {exc.message}"
-                ) from exc
-            self._validators[name] = validator(spec.parameters)
-            self.specs[name] = spec
+                    f"no instance of {', '.join(missing)} is announced in the tool pool "
+                    f"{self._registry.pool!r} after {wait_s:g} s; start one (`agent-r1 serve tool "
+                    "CONFIG --name TOOL` with the same redis.url and run.tool_pool), set "
+                    "tools.<name>.url, or raise rollout.tool_start_timeout_s"
+                )
+            await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
         """Close the connections; calls in flight fail."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         for task in list(self._sends):
             task.cancel()
         await asyncio.gather(*self._sends, return_exceptions=True)
         await self._http.aclose()
 
-    def resolve(self, name: str) -> str:
-        """Return the base URL of an instance of a tool: the one place that decides it."""
-        return self._urls[name]
-
-    def argument_error(self, name: str, arguments: Mapping[str, JsonValue]) -> str | None:
+    def argument_error(self, spec: ToolSpec, arguments: Mapping[str, JsonValue]) -> str | None:
         """Return why arguments do not fit a tool, in one line for the model; None if they do."""
-        error = best_match(self._validators[name].iter_errors(arguments))
+        key = json.dumps(spec.parameters, sort_keys=True)
+        if key not in self._validators:
+            kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
+            self._validators[key] = kind(spec.parameters)
+        error = best_match(self._validators[key].iter_errors(arguments))
         if error is None:
             return None
         where = "/".join(str(step) for step in error.absolute_path)
@@ -187,14 +234,25 @@ class ToolClient:
         rollout_id: str,
         turn: int,
         tool_context: JsonValue = None,
+        version: str | None = None,
+        deadline: float | None = None,
     ) -> ToolReply:
         """Run one call.
+
+        Args:
+            name: of the tool.
+            arguments: that fit its schema.
+            rollout_id: the attempt that calls.
+            turn: of the model, from 0.
+            tool_context: the task's.
+            version: the pinned one; None takes what the weights say.
+            deadline: monotonic seconds at which the trajectory's time is up.
 
         Raises:
             ToolOutageError: no usable answer within the time and retries allowed.
         """
         started = time.monotonic()
-        deadline = started + self._timeout_s
+        deadline = min(started + self._timeout_s, deadline or math.inf)
 
         async def send(attempt: int) -> tuple[CallReply, int]:
             message = ToolCall(
@@ -205,10 +263,10 @@ class ToolClient:
                 tool_context=tool_context,
                 timeout_s=max(deadline - time.monotonic(), 0.001),
             )
-            if attempt == 0 and self.specs[name].max_batch > 1:
-                return await self._send_together(name, message)
-            url = self._sessions.get((name, rollout_id)) or self.resolve(name)
-            return await self._post_calls(url, name, [message]), 0
+            endpoint = self._endpoint(name, rollout_id, version)
+            if attempt == 0 and self.directory.spec(name, version).max_batch > 1:
+                return await self._send_together(name, endpoint, version, message)
+            return await self._post_calls(endpoint, name, [message]), 0
 
         (reply, index), attempt = await self._retrying(name, send, deadline)
         return ToolReply(
@@ -221,95 +279,123 @@ class ToolClient:
 
     # -- sessions --------------------------------------------------------------------------------
 
-    async def open_session(self, name: str, rollout_id: str, tool_context: JsonValue) -> None:
+    async def open_session(
+        self, name: str, rollout_id: str, tool_context: JsonValue, version: str | None = None
+    ) -> None:
         """Open a session; the rollout's calls of this tool then go to the same instance.
 
         Raises:
-            ToolOutageError: the service did not open it.
+            ToolOutageError: no service opened it.
         """
-        url = self.resolve(name)
-        self._sessions[name, rollout_id] = url
         body = SessionRequest(rollout_id=rollout_id, tool_context=tool_context).model_dump_json()
 
         async def send(attempt: int) -> None:
-            await self._post(f"{url}/open", body)
+            endpoint = self._choose(name, version)
+            # Noted before the answer: a session that was opened and not answered is closed too.
+            self._sessions[name, rollout_id] = endpoint
+            await self._post(endpoint, name, "/open", body)
 
         await self._retrying(name, send, time.monotonic() + self._timeout_s)
 
     async def close_session(self, name: str, rollout_id: str) -> None:
         """Close a session, if it can be reached: a lost one expires at the service."""
-        url = self._sessions.pop((name, rollout_id), None)
-        if url is None:
+        endpoint = self._sessions.pop((name, rollout_id), None)
+        if endpoint is None:
             return
         body = SessionRequest(rollout_id=rollout_id).model_dump_json()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._post(f"{url}/close", body)
-        except (TimeoutError, _RetryableError, _RefusedError) as exc:
+                await self._post(endpoint, name, "/close", body)
+        except (TimeoutError, _RequestError) as exc:
             logger.warning(
                 "tool session not closed tool=%s rollout_id=%s error=%s", name, rollout_id, exc
             )
 
     # -- requests --------------------------------------------------------------------------------
 
+    def _endpoint(self, name: str, rollout_id: str, version: str | None) -> Endpoint:
+        """Return the instance for a call: that of the session, or one that is chosen."""
+        held = self._sessions.get((name, rollout_id))
+        if held is None:
+            return self._choose(name, version)
+        if not self.directory.has(name, held.instance):
+            raise _RequestError("tool_session_lost", f"the instance {held.instance} is gone")
+        return held
+
+    def _choose(self, name: str, version: str | None) -> Endpoint:
+        try:
+            return self.directory.choose(name, version)
+        except VersionGoneError as exc:
+            raise _RequestError("tool_version_gone", str(exc)) from exc
+        except NoInstanceError as exc:
+            raise _RequestError("tool_absent", str(exc)) from exc
+
     async def _retrying(
         self, name: str, send: Callable[[int], Awaitable[T]], deadline: float
     ) -> tuple[T, int]:
-        """Run `send(attempt)` until it succeeds, the retries are used up or the deadline passes."""
+        """Run `send(attempt)` until it succeeds, the retries are used up or the deadline passes.
+
+        While no instance is there, waiting costs no retry.
+        """
+        idempotent = self.specs[name].idempotent
         delay_s = FIRST_DELAY_S
-        attempt = 0
+        attempt = retries = 0
+        problem = "no answer"
         try:
             async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
                 while True:
                     try:
                         return await send(attempt), attempt
-                    except _RetryableError as exc:
-                        if attempt == self._retries:
+                    except _RequestError as exc:
+                        unsafe = exc.outage.may_have_run and not idempotent
+                        if not exc.outage.resend or unsafe or retries == self._retries:
                             raise ToolOutageError(exc.kind, name, str(exc), attempt + 1) from exc
                         logger.debug("tool call retried tool=%s error=%s", name, exc)
+                        problem = str(exc)
+                        retries += exc.kind != "tool_absent"
                     attempt += 1
                     await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
                     delay_s = min(delay_s * 2, LONGEST_DELAY_S)
         except TimeoutError as exc:
-            detail = f"no answer within {self._timeout_s:g} s (env.tool_timeout_s)"
+            detail = f"nothing usable within {self._timeout_s:g} s (env.tool_timeout_s): {problem}"
             raise ToolOutageError("tool_timeout", name, detail, attempt + 1) from exc
-        except _RefusedError as exc:
-            raise ToolOutageError(exc.kind, name, str(exc), attempt + 1) from exc
 
-    def _send_together(self, name: str, call: ToolCall) -> asyncio.Future[tuple[CallReply, int]]:
+    def _send_together(
+        self, name: str, endpoint: Endpoint, version: str | None, call: ToolCall
+    ) -> asyncio.Future[tuple[CallReply, int]]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[tuple[CallReply, int]] = loop.create_future()
-        url = self._sessions.get((name, call.rollout_id)) or self.resolve(name)
-        key = f"{name} {url}"
+        key = (name, endpoint.instance)
         if key not in self._waiting:
             self._waiting[key] = _Waiting()
-            loop.call_soon(self._flush, key, name, url)
+            size = self.directory.spec(name, version).max_batch
+            loop.call_soon(self._flush, key, endpoint, size)
         self._waiting[key].calls.append((call, future))
         return future
 
-    def _flush(self, key: str, name: str, url: str) -> None:
+    def _flush(self, key: tuple[str, str], endpoint: Endpoint, size: int) -> None:
         calls = self._waiting.pop(key).calls
-        size = self.specs[name].max_batch
         for start in range(0, len(calls), size):
-            task = asyncio.create_task(self._send_batch(url, name, calls[start : start + size]))
+            batch = self._send_batch(endpoint, key[0], calls[start : start + size])
+            task = asyncio.create_task(batch)
             self._sends.add(task)
             task.add_done_callback(self._sends.discard)
 
     async def _send_batch(
         self,
-        url: str,
+        endpoint: Endpoint,
         name: str,
         calls: list[tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]],
     ) -> None:
         try:
             # The callers' own deadlines end their waiting; this one ends the request.
             async with asyncio.timeout(max(call.timeout_s for call, _ in calls)):
-                reply = await self._post_calls(url, name, [call for call, _ in calls])
-        except (TimeoutError, _RetryableError, _RefusedError) as exc:
+                reply = await self._post_calls(endpoint, name, [call for call, _ in calls])
+        except (TimeoutError, _RequestError) as exc:
             failure: Exception = exc
-            if isinstance(exc, _RefusedError) and len(calls) > 1:
+            if isinstance(exc, _RequestError) and not exc.outage.resend and len(calls) > 1:
                 # One call may have spoilt the request for all: each tries again alone.
-                failure = _RetryableError(exc.kind, str(exc))
+                failure = _RequestError("tool_http_5xx", str(exc))
             for _, future in calls:
                 if not future.done():
                     future.set_exception(failure)
@@ -322,41 +408,68 @@ class ToolClient:
                 if not future.done():
                     future.set_result((reply, index))
 
-    async def _post_calls(self, url: str, name: str, calls: list[ToolCall]) -> CallReply:
-        response = await self._post(f"{url}/call", CallRequest(calls=calls).model_dump_json())
+    async def _post_calls(self, endpoint: Endpoint, name: str, calls: list[ToolCall]) -> CallReply:
+        body = CallRequest(calls=calls).model_dump_json()
+        response = await self._post(endpoint, name, "/call", body, weight=len(calls))
         try:
             reply = CallReply.model_validate_json(response.content)
         except ValidationError as exc:
             first = exc.errors(include_url=False)[0]
             where = ".".join(str(step) for step in first["loc"])
-            raise _RefusedError(
+            raise _RequestError(
                 "tool_bad_reply", f"the reply does not parse: {where}: {first['msg']}"
             ) from exc
         if len(reply.results) != len(calls):
-            raise _RefusedError(
+            raise _RequestError(
                 "tool_bad_reply", f"{len(reply.results)} results for {len(calls)} calls"
+            )
+        if endpoint.version not in (None, reply.version):
+            endpoint.failed(time.monotonic(), unreachable=True)
+            raise _RequestError(
+                "tool_moved",
+                f"{endpoint.url} answered as version {reply.version} and was announced as "
+                f"{endpoint.version}",
             )
         return reply
 
-    async def _post(self, url: str, body: str) -> httpx.Response:
-        async with self._slots:
-            try:
+    async def _post(
+        self, endpoint: Endpoint, name: str, path: str, body: str, weight: int = 1
+    ) -> httpx.Response:
+        url = endpoint.url + path
+        endpoint.in_flight += weight
+        try:
+            async with self._slots[name]:
                 response = await self._http.post(url, content=body, headers=JSON_HEADERS)
-            except CONNECTION_ERRORS as exc:
-                detail = f"{url}: {type(exc).__name__}: {exc}"
-                raise _RetryableError("tool_unreachable", detail) from exc
-        if response.status_code == httpx.codes.OK:
+        except CONNECTION_ERRORS as exc:
+            endpoint.failed(time.monotonic(), unreachable=True)
+            kind = "tool_refused" if isinstance(exc, NOT_CONNECTED) else "tool_unreachable"
+            raise _RequestError(kind, f"{url}: {type(exc).__name__}: {exc}") from exc
+        finally:
+            endpoint.in_flight -= weight
+        status = response.status_code
+        if status == httpx.codes.OK:
+            endpoint.succeeded()
+            if len(response.content) > MAX_REPLY_BYTES:
+                raise _RequestError(
+                    "tool_too_large",
+                    f"{url} answered {len(response.content)} bytes; the limit is {MAX_REPLY_BYTES}",
+                )
             return response
-        detail = f"{url} answered {response.status_code}: {response.text[:MAX_DETAIL_CHARS]}"
-        if response.status_code == httpx.codes.GATEWAY_TIMEOUT:
-            raise _RefusedError("tool_timeout", detail)
-        kind = f"tool_http_{response.status_code}"
-        if response.status_code >= 500 or response.status_code == httpx.codes.TOO_MANY_REQUESTS:
-            raise _RetryableError(kind, detail)
-        raise _RefusedError(kind, detail)
+        detail = f"{url} answered {status}: {response.text[:MAX_DETAIL_CHARS]}"
+        if status == httpx.codes.GATEWAY_TIMEOUT:
+            raise _RequestError("tool_timeout", detail)
+        if status == httpx.codes.CONFLICT:
+            raise _RequestError("tool_session_lost", detail)
+        if status in (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS):
+            endpoint.failed(time.monotonic(), unreachable=False)
+            raise _RequestError("tool_busy", detail)
+        if status >= 500:
+            endpoint.failed(time.monotonic(), unreachable=False)
+            raise _RequestError("tool_http_5xx", detail)
+        raise _RequestError("tool_http_4xx", detail)
 
-    async def _fetch_spec(self, name: str, wait_s: float) -> ToolSpec:
-        url = f"{self.resolve(name)}/spec"
+    async def _fetch_spec(self, name: str, base_url: str, wait_s: float) -> ToolSpec:
+        url = f"{base_url}/spec"
         deadline = time.monotonic() + wait_s
         delay_s = FIRST_DELAY_S
         problem = ""
@@ -380,3 +493,13 @@ class ToolClient:
                 )
             await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
             delay_s = min(delay_s * 2, LONGEST_DELAY_S)
+
+
+def _check_schema(name: str, spec: ToolSpec) -> None:
+    kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(spec.parameters)
+    except jsonschema.SchemaError as exc:
+        raise ValueError(
+            f"parameters of the tool {name!r} are not a JSON Schema: {exc.message}"
+        ) from exc

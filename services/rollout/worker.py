@@ -13,6 +13,7 @@ from collections import Counter
 from typing import Protocol
 
 from agent_r1.rollout.policy import EngineDeadError, PolicyError
+from agent_r1.rollout.tool_failures import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.rollout.versions import WeightVersions
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Entry, StreamConsumer
@@ -208,12 +209,14 @@ class RolloutWorker:
     async def _work(self, entry: Entry[RolloutTask]) -> None:
         """Run the attempts of one sample and publish the last."""
         task = entry.message
+        free = 0
         try:
             while True:
                 trajectory = await self._attempts.run(task)
                 if trajectory.status != "FAILED":
                     break
-                final = task.key.attempt + 1 >= task.max_attempts
+                free += is_free(trajectory.reason) and free < MAX_FREE_ATTEMPTS
+                final = task.key.attempt + 1 - free >= task.max_attempts
                 self.failures.note(trajectory, final=final)
                 if final:
                     break

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from typing import Any, TypeVar
@@ -22,10 +23,13 @@ from typing import Any, TypeVar
 import jsonschema
 from fastapi import FastAPI, HTTPException, Request, Response
 from jsonschema.exceptions import best_match
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel, ValidationError
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 
+from agent_r1.tools.api_docs import describe
 from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result, text_result
+from agent_r1.tools.metrics import ToolMetrics
 from agent_r1.tools.sessions import SessionNotOpenError, SessionTable
 from agent_r1_proto.tools import (
     CallReply,
@@ -72,16 +76,23 @@ class ToolService:
         self._instance = instance
         self._session_expiry_s = session_expiry_s
         self._max_calls_in_flight = max_calls_in_flight
+        self.metrics = ToolMetrics(
+            self.spec.name,
+            self.spec.version,
+            in_flight=lambda: self._calls_in_flight,
+            sessions=lambda: len(self.sessions),
+        )
         self._validator = jsonschema.Draft202012Validator(self.spec.parameters)
         self._calls_in_flight = 0
         self._draining = False
+        self._leaving = False
         self._drained = asyncio.Event()
 
     @property
     def health(self) -> ToolHealth:
         """What `GET /healthz` answers."""
         return ToolHealth(
-            status="draining" if self._draining else "ok",
+            status="draining" if self._draining or self._leaving else "ok",
             name=self.spec.name,
             version=self.spec.version,
             instance=self._instance,
@@ -111,6 +122,25 @@ class ToolService:
             ToolUnavailableError: what stands behind the tool is down.
         """
         calls = request.calls
+        started = time.perf_counter()
+        try:
+            reply = await self._answer(calls)
+        except HTTPException as exc:
+            self.metrics.count(str(exc.status_code), len(calls))
+            raise
+        except SessionNotOpenError:
+            self.metrics.count("409", len(calls))
+            raise
+        except ToolUnavailableError:
+            self.metrics.count("503", len(calls))
+            raise
+        finally:
+            self.metrics.observe(time.perf_counter() - started)
+        for result in reply.results:
+            self.metrics.count(result.status)
+        return reply
+
+    async def _answer(self, calls: list[ToolCall]) -> CallReply:
         self._check_calls(calls)
         with self._in_flight(calls):
             results: list[ToolResult | None] = [self._refuse_arguments(call) for call in calls]
@@ -138,6 +168,10 @@ class ToolService:
         """Close a session; one that is not open is already closed."""
         await self.sessions.close(request.rollout_id)
         self._note_drained()
+
+    def note_draining(self) -> None:
+        """Say so in `/healthz`; trajectories that began with this version are still answered."""
+        self._leaving = True
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new work; wait for calls in flight and open sessions, at most `timeout_s`."""
@@ -306,6 +340,10 @@ def create_app(
     async def healthz() -> Response:
         return json_response(service.health)
 
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+
     @app.post("/call")
     async def call(request: Request) -> Response:
         body = parse_body(CallRequest, await request.body())
@@ -330,6 +368,7 @@ def create_app(
     async def not_open(_: Request, exc: Exception) -> Response:
         return JSONResponse({"detail": str(exc)}, status_code=409)
 
+    describe(app)
     return app
 
 

@@ -79,6 +79,8 @@ class Tool(ABC):
     """True: `open` and `close` bracket every rollout, and calls need an open session."""
     max_batch: int = 64
     """Most calls one request may carry."""
+    idempotent: bool = True
+    """False: a call that may have run is never sent again; its attempt fails instead."""
 
     @abstractmethod
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult | str:
@@ -147,6 +149,7 @@ class Tool(ABC):
                 parameters=self.parameters,
                 sessions=self.sessions,
                 max_batch=self.max_batch,
+                idempotent=self.idempotent,
             )
         except ValidationError as exc:
             problems = "; ".join(

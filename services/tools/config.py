@@ -33,6 +33,19 @@ _COMMON_KEYS = {
     "session_expiry_s",
     "drain_timeout_s",
     "max_calls_in_flight",
+    "announce_expiry_s",
+}
+_BACKEND_KEYS = {
+    "bm25": ("index_dir", "search_threads"),
+    "elasticsearch": (
+        "elasticsearch_url",
+        "index",
+        "ca_certs",
+        "verify_certs",
+        "request_timeout_s",
+        "gather_ms",
+        "max_search_requests",
+    ),
 }
 
 
@@ -49,16 +62,35 @@ class ToolTable(ListenTable):
     drain_timeout_s: Annotated[float, Field(ge=0)] = 20.0
     """On shutdown, longest wait for calls in flight and open sessions, in seconds."""
     max_calls_in_flight: Annotated[int, Field(ge=1)] = 1024
-    """More calls than this at once are answered 503."""
+    """More calls than this at once are answered 503; also the capacity that is announced."""
+    announce_expiry_s: Annotated[float, Field(ge=1)] = 5.0
+    """An announcement in the tool pool that is not renewed for this long disappears, in seconds."""
     settings: dict[str, JsonValue] = {}
     """Keyword arguments of the tool's class (every type but `search`)."""
 
-    backend: Literal["bm25"] = "bm25"
-    """Search: what finds the passages; `bm25` is an index of this machine."""
+    backend: Literal["bm25", "elasticsearch"] = "bm25"
+    """Search: what finds the passages; `bm25` is an index of this machine, `elasticsearch` one that
+    `agent-r1 search index` has made on a server."""
     corpus: Path | None = None
-    """Search: JSON lines of {id, title, text}, plain or .gz; required unless `url` is set."""
+    """Search: JSON lines of {id, title, text}, plain or .gz; `bm25` needs it, `elasticsearch` does
+    not read it."""
     index_dir: Path | None = None
-    """Search: folder of the index; None is `{corpus folder}/.index/{hash}`."""
+    """Search, bm25: folder of the index; None is `{corpus folder}/.index/{hash}`."""
+    elasticsearch_url: str | None = None
+    """Search, elasticsearch: base URL of the server; credentials are variables, see
+    docs/search.md."""
+    index: str | None = None
+    """Search, elasticsearch: name of the index, as given to `agent-r1 search index`."""
+    ca_certs: Path | None = None
+    """Search, elasticsearch: certificates (PEM) that vouch for the server; None is the system's."""
+    verify_certs: bool = True
+    """Search, elasticsearch: False takes any certificate, for trials only."""
+    request_timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Search, elasticsearch: longest one request may take before it is sent again, in seconds."""
+    gather_ms: Annotated[float, Field(ge=0, le=1000)] = 2.0
+    """Search, elasticsearch: how long a query waits for others to share its request."""
+    max_search_requests: Annotated[int, Field(ge=1)] = 4
+    """Search, elasticsearch: most requests at once."""
     description: str = "Searches an encyclopedia and returns the passages that match best."
     """Search: what the model reads about the tool."""
     top_k: Annotated[int, Field(ge=1, le=1000)] = 5
@@ -76,7 +108,7 @@ class ToolTable(ListenTable):
     max_search_batch: Annotated[int, Field(ge=1)] = 32
     """Search: most queries handed to the backend at once."""
     search_threads: Annotated[int, Field(ge=1)] = 1
-    """Search: threads that search."""
+    """Search, bm25: threads that search."""
     cache_size: Annotated[int, Field(ge=0)] = 4096
     """Search: answers kept for repeated queries; 0 keeps none."""
 
@@ -92,18 +124,38 @@ class ToolTable(ListenTable):
         given = self.model_fields_set
         if self.type != "search":
             self._check_user_tool(given)
-        elif self.corpus is None:
-            raise ValueError(
-                'type = "search" needs corpus: set it to a JSON lines file of {id, title, text}, '
-                "or set url to a search service that already runs"
-            )
         elif self.settings:
             raise ValueError(
                 f"settings ({sorted(self.settings)}) belong to tools of other types; "
                 "the search tool has its own keys in this table"
             )
+        else:
+            self._check_backend()
         _check_template(self.passage_template)
         return self
+
+    def _check_backend(self) -> None:
+        fields = type(self).model_fields
+        # By value: a resolved table names every key.
+        foreign = sorted(
+            key
+            for backend, keys in _BACKEND_KEYS.items()
+            if backend != self.backend
+            for key in keys
+            if getattr(self, key) != fields[key].default
+        )
+        if foreign:
+            raise ValueError(
+                f"{', '.join(foreign)}: not a key of backend {self.backend!r}, whose own are "
+                f"{', '.join(_BACKEND_KEYS[self.backend])}; take it out or choose another backend"
+            )
+        if self.backend == "bm25" and self.corpus is None:
+            raise ValueError(
+                'type = "search" needs corpus: set it to a JSON lines file of {id, title, text}, '
+                "or set url to a search service that already runs"
+            )
+        if self.backend == "elasticsearch":
+            _check_elasticsearch(self.elasticsearch_url, self.index)
 
     def _check_user_tool(self, given: set[str]) -> None:
         if self.type not in BUILTIN_TOOLS and not re.match(CLASS_PATTERN, self.type):
@@ -117,6 +169,34 @@ class ToolTable(ListenTable):
                 f"{', '.join(foreign)}: keys of the search tool, but type is {self.type!r}; "
                 "move them into settings, which reach the class as keyword arguments"
             )
+
+
+def _check_elasticsearch(url: str | None, index: str | None) -> None:
+    if url is None or index is None:
+        missing = "elasticsearch_url" if url is None else "index"
+        raise ValueError(
+            f'backend = "elasticsearch" needs {missing}: set elasticsearch_url to the base URL of '
+            "the server, and index to the name given to `agent-r1 search index`"
+        )
+    check_elasticsearch_url(url)
+
+
+def check_elasticsearch_url(url: str) -> None:
+    """Check the base URL of an Elasticsearch server.
+
+    Raises:
+        ValueError: it has no scheme, or holds a user name.
+    """
+    if not re.match(r"^https?://[^/]", url):
+        raise ValueError(
+            f"elasticsearch_url ({url!r}) must start with http:// or https://, such as "
+            "http://localhost:9200"
+        )
+    if "@" in url:
+        raise ValueError(
+            "elasticsearch_url holds a user name or password; take them out of the URL and set the "
+            "variables AGENT_R1_ELASTICSEARCH_USER and AGENT_R1_ELASTICSEARCH_PASSWORD"
+        )
 
 
 def _check_template(template: str) -> None:

@@ -6,16 +6,26 @@ Read by the index builders in `backends/`.
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
+import unicodedata
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from pydantic import ValidationError
 
 from agent_r1_proto.messages import StrictMessage
 
+ENGLISH_STOP_WORDS = (
+    *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is"),
+    *("it", "no", "not", "of", "on", "or", "such", "that", "the", "their", "then", "there"),
+    *("these", "they", "this", "to", "was", "will", "with"),
+)
+"""The 33 words Lucene's (and so Elasticsearch's) `english` analyzer drops."""
 _SHOWN_CHARS = 80
+_HASH_CHUNK_BYTES = 1 << 20
 
 
 class Passage(StrictMessage):
@@ -26,8 +36,12 @@ class Passage(StrictMessage):
     text: str
 
 
-def read_passages(path: Path) -> Iterator[Passage]:
+def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
     """Yield the passages of a corpus file, in order.
+
+    Args:
+        path: the file.
+        skip: leave out so many lines at its beginning, unread.
 
     Raises:
         ValueError: the file is missing, empty, or has a malformed line (named by number).
@@ -41,7 +55,8 @@ def read_passages(path: Path) -> Iterator[Passage]:
     try:
         with _open(path) as lines:
             for line_number, line in enumerate(lines, start=1):
-                yield _parse(path, line_number, line)
+                if line_number > skip:
+                    yield _parse(path, line_number, line)
     except (EOFError, OSError, zlib.error) as exc:
         raise ValueError(
             f"{path}:{line_number + 1}: cannot be read further ({exc}); check that the file is "
@@ -49,6 +64,26 @@ def read_passages(path: Path) -> Iterator[Passage]:
         ) from exc
     if line_number == 0:
         raise ValueError(f"corpus {str(path)!r} is empty; it needs one passage a line")
+
+
+def searched_text(passage: Passage) -> str:
+    """Return what a query is compared with: title and text in NFC, as queries are."""
+    return unicodedata.normalize("NFC", f"{passage.title}\n{passage.text}")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def hash_of(value: Any) -> str:
+    """Return a short hash of a JSON value, as hex."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def _open(path: Path) -> BinaryIO | gzip.GzipFile:

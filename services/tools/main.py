@@ -10,20 +10,32 @@ import importlib
 import logging
 import os
 import socket
+import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+from fastapi import FastAPI
+
+from agent_r1.tools.announcing import Announcer
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import BUILTIN_TOOLS, ToolTable
 from agent_r1.tools.search import SearchTool, open_search_tool, retrieve_router
-from agent_r1_proto.config import RunTable
+from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.serving import serve_app
+from agent_r1_proto.tool_registry import ToolInstance, ToolRegistry
 
 logger = logging.getLogger(__name__)
 
 
-def serve(*, name: str, run: RunTable, tool: ToolTable, announce_dir: Path | None) -> None:
+def serve(
+    *, name: str, run: RunTable, redis: RedisTable, tool: ToolTable, announce_dir: Path | None
+) -> None:
     """Serve the tool `[tools.<name>]` until SIGTERM or SIGINT.
+
+    With `redis.url` the instance announces itself in the tool pool; without, callers must know
+    its URL.
 
     Raises:
         ValueError: the table, the corpus or the user's class is wrong; the text says what to do.
@@ -33,10 +45,12 @@ def serve(*, name: str, run: RunTable, tool: ToolTable, announce_dir: Path | Non
             f"tools.{name}.url ({tool.url!r}) names a service that already runs; remove url to "
             "serve the tool here"
         )
-    asyncio.run(_serve(name, run, tool, announce_dir))
+    asyncio.run(_serve(name, run, redis, tool, announce_dir))
 
 
-async def _serve(name: str, run: RunTable, table: ToolTable, announce_dir: Path | None) -> None:
+async def _serve(
+    name: str, run: RunTable, redis: RedisTable, table: ToolTable, announce_dir: Path | None
+) -> None:
     instance = f"{name}-{socket.gethostname()}-{os.getpid()}"
     served = load_tool(name, table)
     app = create_app(
@@ -55,13 +69,68 @@ async def _serve(name: str, run: RunTable, table: ToolTable, announce_dir: Path 
         instance,
         run.id,
     )
-    await serve_app(
-        app,
-        name=name,
-        listen=table,
-        announce_dir=announce_dir,
-        before_stop=lambda: service.drain(table.drain_timeout_s),
-    )
+    async with AsyncExitStack() as stack:
+        registry: ToolRegistry | None = None
+        if redis.url is not None:
+            broker = await RedisConnection.connect(redis.url, run.id)
+            stack.push_async_callback(broker.close)
+            registry = ToolRegistry(broker, run.tool_pool or run.id)
+        await _serve_announced(app, name, table, announce_dir, instance, registry)
+
+
+async def _serve_announced(
+    app: FastAPI,
+    name: str,
+    table: ToolTable,
+    announce_dir: Path | None,
+    instance: str,
+    registry: ToolRegistry | None,
+) -> None:
+    """Serve; while the service is up, keep it announced in the registry, if there is one."""
+    service: ToolService = app.state.service
+    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    announcer: Announcer | None = None
+    announcing: asyncio.Task[None] | None = None
+
+    def on_up(url: str) -> None:
+        nonlocal announcer, announcing
+        if registry is None:
+            return
+        announced = ToolInstance(
+            instance=instance,
+            url=url,
+            spec=service.spec,
+            capacity=table.max_calls_in_flight,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=time.time(),
+        )
+        announcer = Announcer(registry, service, announced, table.announce_expiry_s)
+        announcing = asyncio.create_task(announcer.run())
+        announcing.add_done_callback(lambda _: ended.done() or ended.set_result(None))
+
+    async def leave() -> None:
+        if announcer is None or (announcing is not None and announcing.done()):
+            await service.drain(table.drain_timeout_s)
+        else:
+            await announcer.leave(table.drain_timeout_s)
+
+    try:
+        await serve_app(
+            app,
+            name=name,
+            listen=table,
+            announce_dir=announce_dir,
+            before_stop=leave,
+            until=ended,
+            on_up=on_up,
+        )
+    finally:
+        if announcing is not None:
+            announcing.cancel()
+            await asyncio.wait([announcing])
+    if announcing is not None and not announcing.cancelled():
+        announcing.result()  # raises what ended it
 
 
 def load_tool(name: str, table: ToolTable) -> Tool:
@@ -84,23 +153,33 @@ def load_tool(name: str, table: ToolTable) -> Tool:
 
 
 def _load_class(name: str, table: ToolTable) -> Tool:
-    module_name, _, class_name = BUILTIN_TOOLS.get(table.type, table.type).partition(":")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as exc:
-        raise ValueError(
-            f"tools.{name}.type ({table.type!r}) cannot be loaded: {exc}; check the name, and that "
-            "its folder is in run.plugins"
-        ) from exc
-    if not (isinstance(found, type) and issubclass(found, Tool)):
-        raise ValueError(
-            f"tools.{name}.type ({table.type!r}) is not a subclass of agent_r1.Tool; "
-            "derive it from Tool"
-        )
+        found = import_tool_class(BUILTIN_TOOLS.get(table.type, table.type))
+    except ValueError as exc:
+        raise ValueError(f"tools.{name}.type: {exc}") from exc
     try:
         return found(**table.settings)
     except TypeError as exc:
         raise ValueError(
-            f"tools.{name}.settings ({table.settings}) do not fit {class_name}: {exc}; they are "
-            "the keyword arguments of the class, and `call` must be defined"
+            f"tools.{name}.settings ({table.settings}) do not fit {found.__name__}: {exc}; they "
+            "are the keyword arguments of the class, and `call` must be defined"
         ) from exc
+
+
+def import_tool_class(name: str) -> type[Tool]:
+    """Import `module:Name`.
+
+    Raises:
+        ValueError: there is no such thing, or it is not a tool.
+    """
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as exc:
+        raise ValueError(
+            f"{name!r} cannot be loaded: {exc}; check the name, and that its folder is in "
+            "run.plugins"
+        ) from exc
+    if not (isinstance(found, type) and issubclass(found, Tool)):
+        raise ValueError(f"{name!r} is not a subclass of agent_r1.Tool; derive it from Tool")
+    return found

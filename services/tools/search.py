@@ -11,16 +11,18 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from agent_r1.tools.app import json_response, parse_body
-from agent_r1.tools.backends import BACKENDS, Hit, SearchBackend
+from agent_r1.tools.backends import BACKENDS, Found, Hit, SearchBackend
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
-from agent_r1.tools.batching import BatchedSearch
+from agent_r1.tools.batching import BatchedSearch, SearchCounts
 from agent_r1.tools.config import ToolTable
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tools import TextPart, ToolResult
 
+RETRIEVE_TIMEOUT_S = 60.0
+"""Longest wait of `POST /retrieve`, whose requests carry no deadline."""
 _CUT_MARK = "…"
 
 
@@ -48,19 +50,32 @@ class SearchTool(Tool):
         self._batched: BatchedSearch | None = None
 
     async def start(self) -> None:
-        """Start the search threads."""
+        """Start the backend.
+
+        Raises:
+            ValueError: its index cannot be used; the text says what to do.
+        """
+        await self._backend.start()
+        table = self._table
+        embedded = table.backend == "bm25"
         self._batched = BatchedSearch(
             self._backend.search,
-            max_batch=self._table.max_search_batch,
-            threads=self._table.search_threads,
-            cache_size=self._table.cache_size,
+            max_batch=table.max_search_batch,
+            max_running=table.search_threads if embedded else table.max_search_requests,
+            gather_s=0.0 if embedded else table.gather_ms / 1000,
+            cache_size=table.cache_size,
         )
 
     async def stop(self) -> None:
-        """Stop the search threads and close the backend."""
+        """End the searches that run and close the backend."""
         if self._batched is not None:
-            await asyncio.to_thread(self._batched.close)
-        self._backend.close()
+            await self._batched.close()
+        await self._backend.close()
+
+    @property
+    def counts(self) -> SearchCounts:
+        """What became of the queries so far."""
+        return self._batched.counts if self._batched is not None else SearchCounts()
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Search for `arguments["query"]`."""
@@ -74,24 +89,31 @@ class SearchTool(Tool):
                 f"Error: the query has {len(query)} characters; the limit is {limit}. "
                 "Ask something shorter."
             )
-        hits = await self.hits(query, self._table.top_k)
+        found = await self.find(query, self._table.top_k, context.timeout_s)
+        mark: dict[str, JsonValue] = {} if found.partial is None else {"partial": found.partial}
         return ToolResult(
-            parts=[TextPart(text=self._as_text(hits))],
+            parts=[TextPart(text=self._as_text(found.hits))],
             data=[
-                {"id": hit.passage.id, "title": hit.passage.title, "score": hit.score}
-                for hit in hits
+                {"id": hit.passage.id, "title": hit.passage.title, "score": hit.score, **mark}
+                for hit in found.hits
             ],
         )
 
-    async def hits(self, query: str, top_k: int) -> list[Hit]:
+    async def find(self, query: str, top_k: int, timeout_s: float) -> Found:
         """Return the best passages of one query.
 
         Raises:
-            ToolUnavailableError: the backend failed.
+            ToolUnavailableError: the backend failed, or the part of it that answered has nothing.
         """
         assert self._batched is not None, "SearchTool.start was not called"
         try:
-            return await self._batched.hits(query, top_k)
+            found = await self._batched.find(query, top_k, timeout_s)
+            if found.partial is not None and not found.hits:
+                # "No passage matches" would be an answer nobody has looked up.
+                raise ToolUnavailableError(f"nothing was found, and {found.partial}")
+            return found
+        except ToolUnavailableError:
+            raise
         except Exception as exc:
             raise ToolUnavailableError(
                 f"search backend {self._table.backend!r} failed: {type(exc).__name__}: {exc}"
@@ -120,7 +142,7 @@ def open_search_tool(name: str, table: ToolTable) -> SearchTool:
     """Open the configured backend (building its index if needed) and return the tool.
 
     Raises:
-        ValueError: the corpus or the index folder cannot be used.
+        ValueError: the corpus, the index folder or the Elasticsearch index cannot be used.
     """
     return SearchTool(name, table, BACKENDS[table.backend](table))
 
@@ -128,9 +150,10 @@ def open_search_tool(name: str, table: ToolTable) -> SearchTool:
 class RetrieveRequest(StrictMessage):
     """Body of `POST /retrieve`, the interface of Search-R1 retrieval servers (arXiv:2503.09516)."""
 
-    queries: Annotated[list[str], Field(min_length=1, max_length=512)]
-    topk: Annotated[int, Field(ge=1, le=1000)] | None = None
-    """Passages per query; None is the tool's `top_k`."""
+    queries: list[str]
+    """Their trainer sends the queries of a whole batch at once, none when nobody searches."""
+    topk: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Passages per query; None and 0 are the tool's `top_k`."""
     return_scores: bool = False
     """True: {"document", "score"} per passage; False: the documents alone."""
 
@@ -145,10 +168,16 @@ def retrieve_router(tool: SearchTool, default_top_k: int) -> APIRouter:
     @router.post("/retrieve")
     async def retrieve(request: Request) -> Response:
         body = parse_body(RetrieveRequest, await request.body())
-        top_k = body.topk if body.topk is not None else default_top_k
-        found = await asyncio.gather(*(tool.hits(query, top_k) for query in body.queries))
+        top_k = body.topk or default_top_k
+        found = await asyncio.gather(
+            *(tool.find(query, top_k, RETRIEVE_TIMEOUT_S) for query in body.queries)
+        )
         return json_response(
-            {"result": [[_as_document(hit, body.return_scores) for hit in hits] for hits in found]}
+            {
+                "result": [
+                    [_as_document(hit, body.return_scores) for hit in one.hits] for one in found
+                ]
+            }
         )
 
     return router

@@ -26,11 +26,11 @@ import json, logging, sys
 from pathlib import Path
 from agent_r1.tools.config import ToolTable
 from agent_r1.tools.main import serve
-from agent_r1_proto.config import RunTable
+from agent_r1_proto.config import RedisTable, RunTable
 name, table, folder = sys.argv[1:]
 logging.basicConfig(level="INFO")
-serve(name=name, run=RunTable(), tool=ToolTable.model_validate(json.loads(table)),
-      announce_dir=Path(folder))
+serve(name=name, run=RunTable(), redis=RedisTable(), announce_dir=Path(folder),
+      tool=ToolTable.model_validate(json.loads(table)))
 """
 SLOW_TOOL = """
 import asyncio

@@ -233,13 +233,6 @@ def test_a_url_without_a_password_is_no_secret(file: Path):
     assert secrets == {}
 
 
-def test_a_tool_started_by_hand_must_be_told(file: Path):
-    config = load(file).config
-    with pytest.raises(ConfigError, match="AGENT_R1__TOOLS__SEARCH__URL"):
-        config.tool_urls()
-    assert load(file, "tools.search.url=http://h:1").config.tool_urls() == {"search": "http://h:1"}
-
-
 def test_replicas_cannot_share_a_port_or_a_name(file: Path):
     with pytest.raises(ConfigError, match=r"rollout\.port \(8001\) must be 0"):
         load(file, "placement.rollout_replicas=2", "rollout.port=8001")

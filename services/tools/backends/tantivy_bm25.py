@@ -8,10 +8,9 @@ lock and is renamed into place, so processes that start together build once and 
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import importlib.metadata
-import json
 import logging
+import re
 import shutil
 import time
 from collections import Counter
@@ -24,33 +23,34 @@ import tantivy
 from pydantic import ValidationError
 
 from agent_r1.tools.backends.base import Hit
-from agent_r1.tools.corpus import Passage, read_passages
+from agent_r1.tools.corpus import (
+    ENGLISH_STOP_WORDS,
+    Passage,
+    hash_of,
+    read_passages,
+    searched_text,
+    sha256_of,
+)
 from agent_r1_proto.messages import StrictMessage
 
 logger = logging.getLogger(__name__)
 
-# The words Lucene's (and so Elasticsearch's) `english` analyzer drops.
-ENGLISH_STOP_WORDS = [
-    *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is"),
-    *("it", "no", "not", "of", "on", "or", "such", "that", "the", "their", "then", "there"),
-    *("these", "they", "this", "to", "was", "will", "with"),
-]
-
 SETTINGS: dict[str, Any] = {
     "format": 1,
     "tantivy": importlib.metadata.version("tantivy"),
-    "analyzer": "simple, lowercase, stop words, english stemmer",
-    "stop_words": ENGLISH_STOP_WORDS,
-    "indexed": "title, newline, text",
+    "analyzer": "no possessive 's, simple, lowercase, stop words, english stemmer",
+    "stop_words": list(ENGLISH_STOP_WORDS),
+    "indexed": "title, newline, text in NFC",
 }
 
+# What Lucene's `english` analyzer takes off the end of a word.
+_POSSESSIVE = re.compile(r"(?<=\w)['\u2019\uff07][sS](?!\w)")
 _FIELD = "contents"
 _STORED = "passage"
 _ANALYZER = "english_stop_stem"
 _META_FILE = "index.json"
 _WRITER_HEAP_BYTES = 128_000_000
 _PROGRESS_EVERY_S = 10.0
-_HASH_CHUNK_BYTES = 1 << 20
 
 
 class IndexMeta(StrictMessage):
@@ -75,9 +75,9 @@ def open_index(corpus: Path, index_dir: Path | None = None) -> TantivyIndex:
     """
     if not corpus.is_file():
         next(read_passages(corpus))  # raises the corpus error
-    settings_hash = _hash_of(SETTINGS)
+    settings_hash = hash_of(SETTINGS)
     if index_dir is None:
-        name = _hash_of([corpus.name, settings_hash])[:16]
+        name = hash_of([corpus.name, settings_hash])[:16]
         index_dir = corpus.resolve().parent / ".index" / name
     try:
         # First without the lock: a finished index may lie on a read-only disk.
@@ -97,6 +97,11 @@ def open_index(corpus: Path, index_dir: Path | None = None) -> TantivyIndex:
         ) from exc
 
 
+def is_current(corpus: Path, index_dir: Path) -> bool:
+    """Whether a folder holds the finished index of a corpus as it is now."""
+    return corpus.is_file() and _usable_meta(corpus, index_dir, hash_of(SETTINGS)) is not None
+
+
 class TantivyIndex:
     """A BM25 index opened for searching (k1 = 1.2, b = 0.75).
 
@@ -114,7 +119,7 @@ class TantivyIndex:
     @property
     def fingerprint(self) -> str:
         """Hash of the corpus contents and of the analysis settings."""
-        return _hash_of([self._meta.corpus_sha256, self._meta.settings_hash])
+        return hash_of([self._meta.corpus_sha256, self._meta.settings_hash])
 
     @property
     def num_passages(self) -> int:
@@ -129,7 +134,7 @@ class TantivyIndex:
         """Nothing to release: the files are memory-mapped and go with the object."""
 
     def _search_one(self, text: str, top_k: int) -> list[Hit]:
-        counts = Counter(self._analyzer.analyze(text))
+        counts = Counter(self._analyzer.analyze(_POSSESSIVE.sub("", text)))
         if not counts:
             return []
         clauses = []
@@ -153,7 +158,7 @@ def _analyzer() -> tantivy.TextAnalyzer:
     return (
         tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
         .filter(tantivy.Filter.lowercase())
-        .filter(tantivy.Filter.custom_stopword(ENGLISH_STOP_WORDS))
+        .filter(tantivy.Filter.custom_stopword(list(ENGLISH_STOP_WORDS)))
         .filter(tantivy.Filter.stemmer("english"))
         .build()
     )
@@ -177,7 +182,7 @@ def _build(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta:
     temporary.mkdir(parents=True)
     try:
         stat = corpus.stat()
-        corpus_sha256 = _sha256(corpus)
+        corpus_sha256 = sha256_of(corpus)
         num_passages = _write_passages(corpus, temporary)
         meta = IndexMeta(
             settings_hash=settings_hash,
@@ -210,7 +215,7 @@ def _write_passages(corpus: Path, folder: Path) -> int:
     try:
         for passage in read_passages(corpus):
             document = tantivy.Document()
-            document.add_text(_FIELD, f"{passage.title}\n{passage.text}")
+            document.add_text(_FIELD, _POSSESSIVE.sub("", searched_text(passage)))
             document.add_bytes(_STORED, passage.model_dump_json().encode())
             writer.add_document(document)
             count += 1
@@ -240,7 +245,7 @@ def _usable_meta(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta
         return None
     if (meta.corpus_bytes, meta.corpus_mtime_ns) == (stat.st_size, stat.st_mtime_ns):
         return meta
-    if meta.corpus_bytes == stat.st_size and meta.corpus_sha256 == _sha256(corpus):
+    if meta.corpus_bytes == stat.st_size and meta.corpus_sha256 == sha256_of(corpus):
         return meta
     logger.info("corpus has changed, building its index again corpus=%s", corpus)
     return None
@@ -267,16 +272,3 @@ def _locked(path: Path) -> Iterator[None]:
             yield
         finally:
             fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _hash_of(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -129,8 +129,8 @@ async def test_tool_error_is_an_answer(chat: ChatFormat, end_id: int):
 @pytest.mark.parametrize(
     ("fault", "reason", "attempts"),
     [
-        ({"always": 503}, "tool_http_503: search", 3),
-        ({"always": 404}, "tool_http_404: search", 1),
+        ({"always": 503}, "tool_busy: search", 3),
+        ({"always": 404}, "tool_http_4xx: search", 1),
         ({"reply": b"<html>"}, "tool_bad_reply: search", 1),
     ],
 )
@@ -439,7 +439,7 @@ async def test_session_is_opened_at_the_first_call_and_closed_however_it_ends(
         assert (server.opened, server.closed) == ([done.rollout_id], [done.rollout_id])
         server.statuses = [200, 500]
         failed = await built.loop.run(rollout_task(attempt=1))
-    assert failed.reason == "tool_http_500: search"
+    assert failed.reason == "tool_http_5xx: search"
     assert server.closed == [done.rollout_id, failed.rollout_id]
 
 

@@ -142,9 +142,10 @@ async def test_requests_in_flight_are_bounded():
 
 async def test_arguments_are_checked_against_the_schema():
     async with FakeToolServer() as server, client_of(server) as client:
-        assert client.argument_error("search", {"query": "a"}) is None
-        assert client.argument_error("search", {}) == "'query' is a required property"
-        assert client.argument_error("search", {"query": 1}) == "query: 1 is not of type 'string'"
+        spec = client.specs["search"]
+        assert client.argument_error(spec, {"query": "a"}) is None
+        assert client.argument_error(spec, {}) == "'query' is a required property"
+        assert client.argument_error(spec, {"query": 1}) == "query: 1 is not of type 'string'"
 
 
 async def test_start_waits_for_a_service_that_comes_up_late():

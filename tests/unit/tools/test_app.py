@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -352,3 +354,33 @@ async def test_a_drain_that_takes_too_long_ends(caplog: pytest.LogCaptureFixture
         await client.post("/open", json=SESSION)
         await app.state.service.drain(0.01)
     assert "drain timed out tool=scripted calls_in_flight=0 sessions=1" in caplog.text
+
+
+async def test_metrics_count_calls_by_how_they_ended():
+    tool = Scripted()
+    async with client_of(tool) as client:
+        for what in ("a", "b", "error", "outage"):
+            await post_calls(client, a_call(what))
+        text = (await client.get("/metrics")).text
+    labels = 'tool="scripted",version="7"'
+    assert f'agent_r1_tool_calls_total{{status="ok",{labels}}} 2.0' in text
+    assert f'agent_r1_tool_calls_total{{status="error",{labels}}} 1.0' in text
+    assert f'agent_r1_tool_calls_total{{status="503",{labels}}} 1.0' in text
+    assert f"agent_r1_tool_request_seconds_count{{{labels}}} 4.0" in text
+    assert f"agent_r1_tool_calls_in_flight{{{labels}}} 0.0" in text
+
+
+async def test_the_api_description_has_every_body_and_answer():
+    async with client_of(Scripted()) as client:
+        described = (await client.get("/openapi.json")).json()
+    schemas = described["components"]["schemas"]
+    post = described["paths"]["/call"]["post"]
+    body = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    assert body == "#/components/schemas/CallRequest"
+    assert schemas["CallRequest"]["properties"]["calls"]["items"]["$ref"].endswith("/ToolCall")
+    assert schemas["ToolCall"]["properties"]["timeout_s"]["exclusiveMinimum"] == 0
+    answer = post["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+    assert answer == "#/components/schemas/CallReply"
+    assert {"409", "413", "422", "503", "504"} <= post["responses"].keys()
+    references = set(re.findall(r'"\$ref": ?"#/components/schemas/(\w+)"', json.dumps(described)))
+    assert references <= schemas.keys()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.tools.backends.tantivy_bm25 import ENGLISH_STOP_WORDS, open_index
-from agent_r1.tools.corpus import read_passages
+from agent_r1.tools.backends.tantivy_bm25 import is_current, open_index
+from agent_r1.tools.corpus import ENGLISH_STOP_WORDS, read_passages
 
 PASSAGES = [
     {"id": "p0", "title": "Ada Lovelace", "text": "Ada Lovelace was born in London in 1815."},
@@ -51,6 +51,35 @@ def test_passages_come_back_whole_and_best_first(corpus: Path):
 def test_title_words_count_and_words_are_stemmed(corpus: Path):
     assert ids(corpus, "babbage") == ["p2"]
     assert ids(corpus, "engine designs") == ["p2"]  # engines, designed
+
+
+def test_a_possessive_is_the_word_itself(tmp_path: Path):
+    # As Lucene's `english` analyzer has it: king's is king, and s is no word of either.
+    corpus = write_corpus(
+        tmp_path / "c.jsonl",
+        [
+            {"id": "a", "title": "x", "text": "the King's mother"},
+            {"id": "b", "title": "x", "text": "s 's-Hertogenbosch"},
+        ],
+    )
+    assert ids(corpus, "king") == ["a"]
+    assert ids(corpus, "dog\u2019s kings") == ["a"]
+    assert ids(corpus, "s") == ["b"]
+
+
+def test_decomposed_letters_are_found_as_composed_ones(tmp_path: Path):
+    corpus = write_corpus(tmp_path / "c.jsonl", [{"id": "a", "title": "x", "text": "cafe\u0301"}])
+    (hit,) = open_index(corpus).search(["caf\u00e9"], 1)[0]
+    assert hit.passage.text == "cafe\u0301"  # kept as it came
+
+
+def test_is_current_says_whether_a_folder_holds_the_index(corpus: Path):
+    folder = corpus.parent / "index"
+    assert not is_current(corpus, folder)
+    open_index(corpus, folder)
+    assert is_current(corpus, folder)
+    write_corpus(corpus, PASSAGES[:2])
+    assert not is_current(corpus, folder)
 
 
 def test_scores_are_bm25(tmp_path: Path):
@@ -168,6 +197,15 @@ def test_a_malformed_line_is_named_by_file_and_number(tmp_path: Path, line: byte
     path.write_bytes(json.dumps(PASSAGES[0]).encode() + b"\n" + line + b"\n")
     with pytest.raises(ValueError, match=rf"c\.jsonl:2: .*({problem})"):
         list(read_passages(path))
+
+
+def test_lines_may_be_left_out_at_the_beginning(tmp_path: Path):
+    path = tmp_path / "c.jsonl"
+    path.write_text("not even JSON\n" + json.dumps(PASSAGES[1]) + "\n{broken\n")
+    passages = read_passages(path, skip=1)
+    assert next(passages).id == "p1"
+    with pytest.raises(ValueError, match=r"c\.jsonl:3: "):
+        next(passages)
 
 
 def test_a_cut_gzip_file_is_named(tmp_path: Path):

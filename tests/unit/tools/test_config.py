@@ -10,17 +10,22 @@ from pydantic import ValidationError
 
 from agent_r1.tools.config import ToolTable
 from agent_r1.tools.main import load_tool, serve
-from agent_r1_proto.config import RunTable
+from agent_r1_proto.config import RedisTable, RunTable
 
 CORPUS = Path("c.jsonl")
+ELASTICSEARCH = {
+    "backend": "elasticsearch",
+    "elasticsearch_url": "http://es:9200",
+    "index": "wiki",
+}
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({}, 'type = "search" needs corpus'),
-        ({"corpus": CORPUS, "settings": {"a": 1}}, "belong to a tool of type module:Name"),
-        ({"type": "sarch"}, 'must be "search" or "module:Name"'),
+        ({"corpus": CORPUS, "settings": {"a": 1}}, "belong to tools of other types"),
+        ({"type": "sarch"}, "must be one of search, calculator"),
         ({"type": "mine:Tool", "top_k": 3}, "top_k: keys of the search tool"),
         ({"url": "localhost:80"}, "must start with http"),
         ({"corpus": CORPUS, "passage_template": "{nummer}"}, "its fields are {number}"),
@@ -28,6 +33,13 @@ CORPUS = Path("c.jsonl")
         ({"corpus": CORPUS, "passage_template": "{number}"}, "neither {title} nor {text}"),
         ({"corpus": CORPUS, "backend": "bm52"}, "'bm25'"),
         ({"corpus": CORPUS, "topk": 3}, "topk"),
+        ({"backend": "elasticsearch"}, "needs elasticsearch_url"),
+        ({"backend": "elasticsearch", "elasticsearch_url": "http://es:9200"}, "needs index"),
+        ({**ELASTICSEARCH, "elasticsearch_url": "es:9200"}, "must start with http"),
+        ({**ELASTICSEARCH, "elasticsearch_url": "http://u:p@es:9200"}, "_ELASTICSEARCH_PASSWORD"),
+        ({**ELASTICSEARCH, "index_dir": CORPUS}, "index_dir: not a key of backend 'elastic"),
+        ({**ELASTICSEARCH, "search_threads": 2}, "search_threads: not a key of backend 'elastic"),
+        ({"corpus": CORPUS, "index": "wiki", "gather_ms": 5}, "gather_ms, index: not a key of"),
     ],
 )
 def test_a_wrong_table_is_refused(values: dict[str, Any], message: str):
@@ -40,9 +52,15 @@ def test_a_service_that_runs_elsewhere_needs_only_its_url():
     assert ToolTable(url="http://search:8000").corpus is None
 
 
-def test_a_resolved_table_is_valid_again():
-    table = ToolTable(corpus=CORPUS, top_k=3)
+@pytest.mark.parametrize("values", [{"corpus": CORPUS, "top_k": 3}, ELASTICSEARCH])
+def test_a_resolved_table_is_valid_again(values: dict[str, Any]):
+    table = ToolTable(**values)
     assert ToolTable.model_validate(table.model_dump(mode="json")) == table
+
+
+def test_elasticsearch_leaves_a_corpus_unread_so_that_one_key_switches_the_backend():
+    table = ToolTable.model_validate({**ELASTICSEARCH, "corpus": CORPUS})
+    assert table.corpus == CORPUS
 
 
 TOOL_CODE = """
@@ -100,4 +118,10 @@ def test_a_module_that_is_not_on_the_path_names_run_plugins():
 
 def test_a_tool_that_runs_elsewhere_is_not_served_here():
     with pytest.raises(ValueError, match="names a service that already runs"):
-        serve(name="x", run=RunTable(), tool=ToolTable(url="http://x"), announce_dir=None)
+        serve(
+            name="x",
+            run=RunTable(),
+            redis=RedisTable(),
+            tool=ToolTable(url="http://x"),
+            announce_dir=None,
+        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from agent_r1.tools.app import create_app
-from agent_r1.tools.backends.base import Hit
+from agent_r1.tools.backends.base import Found, Hit
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.config import ToolTable
 from agent_r1.tools.corpus import Passage
@@ -26,20 +26,29 @@ class FakeBackend:
 
     def __init__(self, num_passages: int = 2) -> None:
         self.num_passages = num_passages
+        self.started = False
         self.closed = False
 
-    def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
+    async def start(self) -> None:
+        self.started = True
+
+    async def search(
+        self, queries: Sequence[str], top_k: int, time_left_s: Callable[[], float]
+    ) -> list[Found | Exception]:
         if "outage" in queries:
             raise ConnectionError("refused")
         return [
-            [
-                Hit(Passage(id=f"p{n}", title=f"T{n}", text=f"about {query}"), 2.0 - n)
-                for n in range(min(top_k, self.num_passages))
-            ]
+            Found(
+                [
+                    Hit(Passage(id=f"p{n}", title=f"T{n}", text=f"about {query}"), 2.0 - n)
+                    for n in range(min(top_k, self.num_passages))
+                ],
+                partial="1 of 2 shards did not answer" if "half" in query else None,
+            )
             for query in queries
         ]
 
-    def close(self) -> None:
+    async def close(self) -> None:
         self.closed = True
 
 
@@ -79,6 +88,27 @@ async def test_braces_in_a_passage_are_text():
     assert "about {number} {x}" in result.text()
 
 
+async def test_an_answer_without_a_part_of_the_index_is_marked_in_data_only():
+    async with started() as tool:
+        whole = await tool.call({"query": "ada"}, CONTEXT)
+        partial = await tool.call({"query": "half ada"}, CONTEXT)
+        assert tool.counts.partial == 1
+    assert partial.text() == whole.text().replace("ada", "half ada")
+    assert isinstance(partial.data, list)
+    assert partial.data[0] == {
+        "id": "p0",
+        "title": "T0",
+        "score": 2.0,
+        "partial": "1 of 2 shards did not answer",
+    }
+
+
+async def test_nothing_found_in_a_part_of_the_index_is_an_outage():
+    async with started(FakeBackend(num_passages=0)) as tool:
+        with pytest.raises(ToolUnavailableError, match="nothing was found, and 1 of 2 shards"):
+            await tool.call({"query": "half ada"}, CONTEXT)
+
+
 async def test_a_long_answer_is_cut_to_max_chars_and_marked():
     async with started(max_chars=16) as tool:
         result = await tool.call({"query": "ada"}, CONTEXT)
@@ -109,6 +139,7 @@ async def test_a_failing_backend_is_an_outage_not_an_answer():
 async def test_version_names_the_corpus_and_stop_closes_the_backend():
     backend = FakeBackend()
     async with started(backend) as tool:
+        assert backend.started
         assert tool.spec().version == "1+0123456789ab"
     assert backend.closed
 
@@ -151,6 +182,21 @@ async def test_retrieve_without_scores_lists_documents_and_takes_the_tools_top_k
             ]
         ]
     }
+
+
+async def test_retrieve_takes_what_search_r1s_trainer_sends():
+    # search_r1/llm_agent/generation.py posts the searches of a whole batch, none when nobody
+    # searches; their servers read topk 0 as their default.
+    async with client(top_k=1) as http:
+        none = await http.post("/retrieve", json={"queries": [], "topk": 3, "return_scores": True})
+        many = await http.post("/retrieve", json={"queries": [f"q{n}" for n in range(1000)]})
+        zero = await http.post("/retrieve", json={"queries": ["a"], "topk": 0})
+        null = await http.post("/retrieve", json={"queries": ["a"], "topk": None})
+    assert none.json() == {"result": []}
+    assert [one[0]["contents"] for one in many.json()["result"]] == [
+        f'"T0"\nabout q{n}' for n in range(1000)
+    ]
+    assert len(zero.json()["result"][0]) == len(null.json()["result"][0]) == 1
 
 
 async def test_retrieve_is_strict_and_reports_outages():

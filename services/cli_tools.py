@@ -1,0 +1,221 @@
+"""`agent-r1 tools list|drain|weight|rollback`: the tool instances of a pool, and who gets calls.
+
+Reads and writes the tool registry in Redis: of a run that is running (its folder), or of a pool
+named by --redis and --pool. Rollout servers follow within a second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from agent_r1.config import load_config
+from agent_r1.config_sources import ConfigError
+from agent_r1_deploy.local_folder import live_redis_url
+from agent_r1_deploy.local_redis import answers, hide_password
+from agent_r1_proto.connection import RedisConnection
+from agent_r1_proto.tool_registry import ToolInstance, ToolRegistry, ToolState
+
+T = TypeVar("T")
+
+DRAIN_LOOK_S = 0.2
+NOTICE_S = 1.5
+"""Rollout servers have seen a drain and reported their pins within this time."""
+
+
+def _place(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return the Redis URL and the pool."""
+    folder: Path | None = arguments.run_folder
+    if folder is None:
+        if arguments.redis is None or arguments.pool is None:
+            raise ConfigError("name a run folder, or --redis URL and --pool NAME")
+        return arguments.redis, arguments.pool
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{folder} has no config.json; name a run folder, such as runs/demo")
+    config = load_config(file).config
+    run = config.run
+    url = arguments.redis or live_redis_url(folder) or config.redis.url
+    if url is None:
+        raise ConfigError(f"the run in {folder} is not running, and its Redis went with it")
+    return url, arguments.pool or run.tool_pool or run.id
+
+
+def _ask(arguments: argparse.Namespace, question: Callable[[ToolRegistry], Awaitable[T]]) -> T:
+    url, pool = _place(arguments)
+
+    async def ask() -> T:
+        if not await answers(url):
+            raise ConfigError(
+                f"Redis ({hide_password(url)}) does not answer; start it, or correct --redis"
+            )
+        async with await RedisConnection.connect(url, "tools") as connection:
+            return await question(ToolRegistry(connection, pool))
+
+    return asyncio.run(ask())
+
+
+async def _state(registry: ToolRegistry, tool: str) -> ToolState:
+    states = await registry.read()
+    if tool not in states:
+        raise ConfigError(
+            f"no instance of a tool {tool!r} is announced in the pool {registry.pool!r}; there are "
+            f"{', '.join(sorted(states)) or 'none'}"
+        )
+    return states[tool]
+
+
+def list_tools(arguments: argparse.Namespace) -> int:
+    """Print every instance, and the share of new trajectories its version gets."""
+    states = _ask(arguments, lambda registry: registry.read())
+    table = Table("tool", "version", "share", "instance", "state", "url", "up")
+    for tool, state in sorted(states.items()):
+        shares = state.shares()
+        for one in state.instances:
+            table.add_row(
+                tool,
+                one.version,
+                f"{shares.get(one.version, 0.0):.0%}",
+                one.instance,
+                "draining" if one.draining else "takes calls",
+                one.url,
+                f"{time.time() - one.started_at:.0f} s",
+            )
+    if states:
+        Console().print(table)
+    else:
+        print("no tool instance is announced in this pool")
+    return 0
+
+
+def drain_tools(arguments: argparse.Namespace) -> int:
+    """Take instances out: no new trajectories; wait until the running ones are done with them."""
+
+    async def drain(registry: ToolRegistry) -> list[ToolInstance]:
+        state = await _state(registry, arguments.tool)
+        chosen = _chosen(state, arguments.tool, arguments.instance, arguments.version)
+        await registry.drain([one.instance for one in chosen])
+        print(f"draining {', '.join(one.instance for one in chosen)}")
+        deadline = time.monotonic() + arguments.timeout_s
+        await asyncio.sleep(min(NOTICE_S, arguments.timeout_s))
+        busy = chosen
+        while busy and time.monotonic() < deadline:
+            busy = [one for one in busy if await _needed(registry, one)]
+            await asyncio.sleep(DRAIN_LOOK_S if busy else 0)
+        return busy
+
+    busy = _ask(arguments, drain)
+    if busy:
+        print(
+            f"still needed after {arguments.timeout_s:g} s: "
+            f"{', '.join(one.instance for one in busy)}; trajectories that keep its version start "
+            "again if it is stopped now"
+        )
+        return 1
+    print("drained; it can be stopped now")
+    return 0
+
+
+def _chosen(
+    state: ToolState, tool: str, instance: str | None, version: str | None
+) -> list[ToolInstance]:
+    chosen = [
+        one
+        for one in state.instances
+        if instance in (None, one.instance) and version in (None, one.version)
+    ]
+    if not chosen:
+        raise ConfigError(
+            f"no instance of {tool!r} fits; there are "
+            f"{', '.join(f'{one.instance} ({one.version})' for one in state.instances)}"
+        )
+    if len(chosen) == len(state.instances) and instance is None and version is None:
+        raise ConfigError(f"say which of {tool!r} to drain: --instance or --version")
+    return chosen
+
+
+async def _needed(registry: ToolRegistry, one: ToolInstance) -> bool:
+    state = (await registry.read([one.tool]))[one.tool]
+    if one.instance not in {other.instance for other in state.instances}:
+        return False
+    if any(other.version == one.version and not other.draining for other in state.instances):
+        return False
+    return await registry.pinned(one.tool, one.version) > 0
+
+
+def weight_tools(arguments: argparse.Namespace) -> int:
+    """Set the shares of new trajectories, or give everything to the newest version."""
+    weights = {} if arguments.newest else _parse_weights(arguments.weights)
+    if not weights and not arguments.newest:
+        raise ConfigError("give VERSION=WEIGHT, once or more, or --newest")
+
+    async def write(registry: ToolRegistry) -> ToolState:
+        state = await _state(registry, arguments.tool)
+        unknown = sorted(set(weights) - set(state.versions))
+        if unknown:
+            raise ConfigError(
+                f"{arguments.tool!r} has never had the version {', '.join(unknown)}; it had "
+                f"{', '.join(state.versions)}"
+            )
+        try:
+            await registry.set_weights(arguments.tool, weights)
+        except ValueError as exc:
+            raise ConfigError(str(exc)) from exc
+        return await _state(registry, arguments.tool)
+
+    _print_shares(arguments.tool, _ask(arguments, write))
+    return 0
+
+
+def _parse_weights(texts: Sequence[str]) -> dict[str, float]:
+    weights: dict[str, float] = {}
+    for text in texts:
+        version, _, number = text.rpartition("=")
+        try:
+            weights[version] = float(number)
+        except ValueError as exc:
+            raise ConfigError(f"{text!r} is not VERSION=WEIGHT, such as 1.2=0.1") from exc
+    return weights
+
+
+def rollback_tool(arguments: argparse.Namespace) -> int:
+    """Give all new trajectories to the version before the one that gets most now."""
+
+    async def write(registry: ToolRegistry) -> tuple[str, ToolState]:
+        state = await _state(registry, arguments.tool)
+        live = state.live_versions()
+        wanted = arguments.version
+        if wanted is None:
+            shares = state.shares()
+            current = max(shares, key=lambda version: shares[version], default=None)
+            before = live[: live.index(current)] if current in live else []
+            if not before:
+                raise ConfigError(
+                    f"{arguments.tool!r} has no version before {current} that takes calls (live: "
+                    f"{', '.join(live) or 'none'}); start the old one again first"
+                )
+            wanted = before[-1]
+        elif wanted not in live:
+            raise ConfigError(
+                f"version {wanted!r} of {arguments.tool!r} takes no calls; live: "
+                f"{', '.join(live) or 'none'}; start it again first"
+            )
+        await registry.set_weights(arguments.tool, {wanted: 1.0})
+        return wanted, await _state(registry, arguments.tool)
+
+    wanted, state = _ask(arguments, write)
+    print(f"{arguments.tool} is back at version {wanted}; `weight --newest` undoes it")
+    _print_shares(arguments.tool, state)
+    return 0
+
+
+def _print_shares(tool: str, state: ToolState) -> None:
+    shares = ", ".join(f"{version} {share:.0%}" for version, share in state.shares().items())
+    print(f"new trajectories of {tool}: {shares or 'no version takes calls'}")

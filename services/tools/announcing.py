@@ -1,0 +1,107 @@
+"""A tool service's place in the registry: announce, renew, drain, leave.
+
+main.py runs it beside the HTTP server. Rollout servers read the announcements and report which
+versions their trajectories keep; an instance that leaves waits until nobody keeps its version, or
+another instance serves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+
+from agent_r1.tools.app import ToolService
+from agent_r1_proto.tool_registry import ToolInstance, ToolRegistry
+
+logger = logging.getLogger(__name__)
+
+RENEWALS = 5
+"""Renewals within the life of one announcement."""
+NOTICE_S = 1.5
+"""Rollout servers read and report within this time; what they reported before says nothing."""
+LOOK_AGAIN_S = 0.2
+WITHDRAW_TIMEOUT_S = 2.0
+
+
+class Announcer:
+    """Keeps one instance announced.
+
+    Args:
+        registry: of the pool.
+        service: the tool, which is told to drain.
+        instance: what is announced.
+        expiry_s: life of an announcement that is not renewed, in seconds.
+    """
+
+    def __init__(
+        self, registry: ToolRegistry, service: ToolService, instance: ToolInstance, expiry_s: float
+    ) -> None:
+        self._registry = registry
+        self._service = service
+        self._instance = instance
+        self._expiry_s = expiry_s
+        self._changed = asyncio.Event()
+
+    async def run(self) -> None:
+        """Announce and renew until cancelled.
+
+        Raises:
+            ValueError: another instance of this version has another description or schema.
+        """
+        await self._check_version()
+        while True:
+            told = await self._registry.announce(self._instance, self._expiry_s)
+            if told and not self._instance.draining:
+                logger.info("told to drain instance=%s", self._instance.instance)
+                self._mark()
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._expiry_s / RENEWALS):
+                    await self._changed.wait()
+
+    async def _check_version(self) -> None:
+        tool, version = self._instance.tool, self._instance.version
+        state = (await self._registry.read([tool]))[tool]
+        for other in state.instances:
+            if other.version == version and other.spec != self._instance.spec:
+                raise ValueError(
+                    f"tool {tool!r} version {version!r} is served by {other.instance} ({other.url})"
+                    " with another description, schema or session setting; give this one a "
+                    f"version of its own (now {version!r}), or another run.tool_pool "
+                    f"(now {self._registry.pool!r})"
+                )
+
+    def _mark(self) -> None:
+        self._instance = self._instance.model_copy(update={"draining": True})
+        self._service.note_draining()
+        self._changed.set()
+
+    async def leave(self, timeout_s: float) -> None:
+        """Take no new trajectories, serve those that keep this version to their end, withdraw.
+
+        Args:
+            timeout_s: longest wait; trajectories that still keep the version then start again.
+        """
+        deadline = time.monotonic() + timeout_s
+        self._mark()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(min(NOTICE_S, timeout_s))
+                # What others report in Redis has no event to wait for.
+                while await self._needed():  # noqa: ASYNC110
+                    await asyncio.sleep(LOOK_AGAIN_S)
+        await self._service.drain(max(deadline - time.monotonic(), 0))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                await self._registry.withdraw(self._instance.instance)
+
+    async def _needed(self) -> bool:
+        if len(self._service.sessions) > 0:
+            return True
+        tool, version = self._instance.tool, self._instance.version
+        state = (await self._registry.read([tool]))[tool]
+        if any(one.version == version and not one.draining for one in state.instances):
+            return False
+        return await self._registry.pinned(tool, version) > 0

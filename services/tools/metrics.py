@@ -1,0 +1,58 @@
+"""The numbers of one tool service, as `GET /metrics` gives them to Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class ToolMetrics:
+    """Counts calls by how they ended, and how long they took.
+
+    Args:
+        tool: name.
+        version: of the tool.
+        in_flight: returns the calls being worked on.
+        sessions: returns the open sessions.
+    """
+
+    def __init__(
+        self, tool: str, version: str, *, in_flight: Callable[[], int], sessions: Callable[[], int]
+    ) -> None:
+        self._registry = CollectorRegistry()
+        labels = ("tool", "version")
+        self._given = (tool, version)
+        self._calls = Counter(
+            "agent_r1_tool_calls",
+            "Calls, by how they ended: ok and error are answers, the rest outages.",
+            (*labels, "status"),
+            registry=self._registry,
+        )
+        self._seconds = Histogram(
+            "agent_r1_tool_request_seconds",
+            "Time of one POST /call.",
+            labels,
+            buckets=BUCKETS,
+            registry=self._registry,
+        ).labels(*self._given)
+        for name, text, value in (
+            ("agent_r1_tool_calls_in_flight", "Calls being worked on.", in_flight),
+            ("agent_r1_tool_sessions", "Open sessions.", sessions),
+        ):
+            gauge = Gauge(name, text, labels, registry=self._registry)
+            gauge.labels(*self._given).set_function(value)
+
+    def count(self, status: str, calls: int = 1) -> None:
+        """Count calls that ended with a status: ok, error, or the HTTP status of an outage."""
+        self._calls.labels(*self._given, status).inc(calls)
+
+    def observe(self, seconds: float) -> None:
+        """Note how long one request took."""
+        self._seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return generate_latest(self._registry)

@@ -1,0 +1,107 @@
+"""`python_exec`: runs the model's Python in a sandbox and returns what it printed.
+
+For tool-integrated reasoning: a call is one program, like a cell of a notebook that starts empty.
+Served by `app.py` like any tool; docs/sandbox.md says what is isolated and what is not.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError
+from agent_r1.tools.sandbox.pool import SandboxBusyError, SandboxPool
+from agent_r1.tools.sandbox.report import describe_failure, shorten
+from agent_r1.tools.sandbox.settings import SandboxSettings, parse_settings
+from agent_r1.tools.sandbox.worker import RunResult, SandboxEndedError, SandboxStartError
+from agent_r1_proto.tools import TextPart, ToolResult
+
+ANSWER_MARGIN_S = 0.5
+"""Part of a call's time kept for the way back."""
+_TRIES = 2
+"""Runs of a program that ends its sandbox: the first time something else may have killed it."""
+
+
+class PythonSettings(SandboxSettings):
+    """Settings of `python_exec`."""
+
+    output_chars: Annotated[int, Field(ge=64)] = 4000
+    """Longer output is cut in the middle, in characters."""
+
+
+class PythonExec(Tool):
+    """Runs Python.
+
+    Args:
+        settings: fields of `PythonSettings`.
+
+    Raises:
+        ValueError: a setting is unknown or wrong.
+    """
+
+    name = "python_exec"
+    description = (
+        "Runs Python code and returns what it printed; the value of a last expression is printed "
+        "too. Every call starts anew. There is no network and no input."
+    )
+    parameters = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The Python program to run."}},
+        "required": ["code"],
+        "additionalProperties": False,
+    }
+
+    def __init__(self, **settings: JsonValue) -> None:
+        self.settings = parse_settings("python_exec", PythonSettings, settings)
+        self._pool = SandboxPool(self.settings)
+
+    async def start(self) -> None:
+        """Start the sandboxes.
+
+        Raises:
+            ValueError: none can run here; the text says what to do.
+        """
+        await self._pool.start()
+
+    async def stop(self) -> None:
+        """End the sandboxes."""
+        await self._pool.stop()
+
+    async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
+        """Run `code`."""
+        deadline = time.monotonic() + context.timeout_s - ANSWER_MARGIN_S
+        result, wall_s = await self._run(str(arguments["code"]), deadline)
+        failure = describe_failure(result, self.settings, wall_s=wall_s)
+        return ToolResult(
+            status="ok" if failure is None else "error",
+            parts=[TextPart(text=self._format(result, failure))],
+            data={"why": result.why, "cpu_s": result.cpu_s, "wall_s": result.wall_s},
+        )
+
+    async def _run(self, code: str, deadline: float) -> tuple[RunResult, float]:
+        request = {"kind": "program", "code": code}
+        for _ in range(_TRIES):
+            try:
+                async with self._pool.worker(deadline - time.monotonic()) as worker:
+                    wall_s = min(self.settings.wall_s, deadline - time.monotonic())
+                    result = await worker.run(request, wall_s=wall_s)
+            except SandboxEndedError:
+                continue
+            except (SandboxBusyError, SandboxStartError) as exc:
+                raise ToolUnavailableError(str(exc)) from exc
+            if result.why == "wall" and wall_s < self.settings.wall_s:
+                raise ToolUnavailableError(
+                    f"the call's deadline left {wall_s:.1f} s of wall_s "
+                    f"({self.settings.wall_s:g}); raise env.tool_timeout_s or max_workers, or "
+                    "lower wall_s"
+                )
+            return result, wall_s
+        return RunResult(why="killed"), self.settings.wall_s
+
+    def _format(self, result: RunResult, failure: str | None) -> str:
+        limit = self.settings.output_chars
+        output = "\n".join(filter(None, (result.stdout.rstrip(), result.stderr.rstrip())))
+        parts = [shorten(output, limit), shorten(failure or "", limit)]
+        return "\n".join(filter(None, parts)) or "(the code printed nothing)"

@@ -1,0 +1,173 @@
+"""Bubblewrap: finds `bwrap`, writes its command line, reads its complaints.
+
+A sandbox is a process tree in namespaces of its own (mount, pid, net, ipc, uts, cgroup; user too,
+unless the service is root) with a read-only root that holds the interpreter and nothing else of
+the machine, a private /tmp, /dev and /proc, no capability and a system-call filter.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from agent_r1.tools.sandbox.interpreter import Interpreter
+from agent_r1.tools.sandbox.settings import SHM_MB, SandboxSettings
+
+GUEST = Path(__file__).with_name("guest.py")
+GUEST_INSIDE = "/sandbox.py"
+SANDBOX_UID = 65534
+"""The user inside, where the sandbox has a user namespace of its own."""
+_SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+_LOADER_CACHE = "/etc/ld.so.cache"
+_CAP_SETGID, _CAP_SETUID, _CAP_SYS_ADMIN = 6, 7, 21
+ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    # One thread: a thread counts as a process, and its stack as memory.
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+def find_bwrap(configured: str | None) -> str:
+    """Return the path of `bwrap`.
+
+    Raises:
+        ValueError: there is none; the text says how to install it.
+    """
+    if configured is not None:
+        if os.access(configured, os.X_OK):
+            return configured
+        raise ValueError(
+            f"bwrap ({configured!r}) is not an executable file; set it to the path of bubblewrap's "
+            "bwrap, or leave it out to use the one on PATH"
+        )
+    beside = Path(sys.prefix, "bin", "bwrap")
+    found = shutil.which("bwrap") or (str(beside) if os.access(beside, os.X_OK) else None)
+    if found is None:
+        raise ValueError(
+            f"bubblewrap is not installed: no bwrap on PATH and none at {beside}. Run `make setup`, "
+            "or `apt-get install bubblewrap` (Debian, Ubuntu), `dnf install bubblewrap` (Fedora, "
+            'RHEL). In a container of its own, sandbox = "container" runs without it, with weaker '
+            "limits (docs/sandbox.md)"
+        )
+    return found
+
+
+def can_make_namespaces_as_root() -> bool:
+    """Tell whether this process is root with the capabilities to build a sandbox.
+
+    Raises:
+        ValueError: it is root without them.
+    """
+    if os.geteuid() != 0:
+        return False
+    needed = 1 << _CAP_SYS_ADMIN | 1 << _CAP_SETUID | 1 << _CAP_SETGID
+    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    if effective & needed == needed:
+        return True
+    raise ValueError(
+        "the service runs as root without CAP_SYS_ADMIN, so it can make no sandbox; run it as "
+        "another user (in a container: `USER` of the Dockerfile or `user:` of compose)"
+    )
+
+
+def command_line(
+    bwrap: str,
+    interpreter: Interpreter,
+    settings: SandboxSettings,
+    *,
+    uid: int | None,
+    files: dict[str, int],
+    private_proc: bool,
+) -> list[str]:
+    """Return the command that starts the guest in a sandbox.
+
+    Args:
+        bwrap: path of the program.
+        interpreter: what runs the guest.
+        settings: sizes of the writable folders.
+        uid: the user the guest changes to itself; None where a user namespace has it already.
+        files: open files with the content of `seccomp`, `passwd` and `group`.
+        private_proc: False leaves /proc empty, for containers that forbid mounting it.
+    """
+    command = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
+    command += ["--unshare-cgroup-try", "--hostname", "sandbox", "--die-with-parent"]
+    command += ["--new-session", "--clearenv", "--cap-drop", "ALL"]
+    if uid is None:
+        command += ["--unshare-user", "--uid", str(SANDBOX_UID), "--gid", str(SANDBOX_UID)]
+    else:
+        command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+    command += ["--seccomp", str(files["seccomp"])]
+    for name, value in ENVIRONMENT.items():
+        command += ["--setenv", name, value]
+    for folder in _SYSTEM_FOLDERS:
+        if os.path.islink(folder):
+            command += ["--symlink", os.readlink(folder), folder]
+        elif os.path.isdir(folder):
+            command += ["--ro-bind", folder, folder]
+    paths = _outside_of_usr((*interpreter.prefixes, *interpreter.packages))
+    # Left to itself, bwrap makes the folders above a private one private as well.
+    for parent in sorted({parent for path in paths for parent in path.parents if parent.name}):
+        command += ["--perms", "0755", "--dir", str(parent)]
+    for path in paths:
+        command += ["--ro-bind", str(path), str(path)]
+    command += ["--ro-bind-try", _LOADER_CACHE, _LOADER_CACHE]
+    command += ["--ro-bind-data", str(files["passwd"]), "/etc/passwd"]
+    command += ["--ro-bind-data", str(files["group"]), "/etc/group"]
+    command += ["--ro-bind", str(GUEST), GUEST_INSIDE]
+    command += ["--proc", "/proc"] if private_proc else ["--dir", "/proc"]
+    command += ["--dev", "/dev", "--remount-ro", "/dev"]
+    for folder, size_mb in (("/dev/shm", SHM_MB), ("/tmp", settings.file_mb)):
+        command += ["--size", str(size_mb << 20), "--perms", "1777", "--tmpfs", folder]
+    command += ["--chdir", "/tmp", "--remount-ro", "/", "--"]
+    return [*command, *python_command(interpreter, GUEST_INSIDE)]
+
+
+def python_command(interpreter: Interpreter, guest: str) -> list[str]:
+    """Return the command of the guest itself: no environment, no site, no folder of the script."""
+    return [str(interpreter.executable), "-I", "-S", "-X", "utf8", guest]
+
+
+def _outside_of_usr(paths: Iterable[Path]) -> list[Path]:
+    shown = [Path("/usr")]
+    for path in sorted(set(paths)):
+        if not any(path.is_relative_to(parent) for parent in shown):
+            shown.append(path)
+    return shown[1:]
+
+
+def user_files(uid: int) -> dict[str, bytes]:
+    """Return /etc/passwd and /etc/group of the sandbox."""
+    return {
+        "passwd": f"sandbox:x:{uid}:{uid}::/tmp:/usr/sbin/nologin\n".encode(),
+        "group": f"sandbox:x:{uid}:\n".encode(),
+    }
+
+
+def explain_refusal(complaint: str) -> str:
+    """Return what bubblewrap said, with what to do about it."""
+    said = complaint.strip()[-500:] or "it ended without a word"
+    text = complaint.lower()
+    if "unknown option" in text:
+        remedy = "install bubblewrap 0.8 or newer"
+    elif any(word in text for word in ("namespace", "uid map", "permi", "loopback")):
+        remedy = (
+            "the kernel or a container refuses namespaces. On the machine itself: `sysctl -w "
+            "kernel.unprivileged_userns_clone=1` (Debian), `sysctl -w "
+            "kernel.apparmor_restrict_unprivileged_userns=0` (Ubuntu 24.04), and "
+            "user.max_user_namespaces above 0. In Docker: `security_opt: "
+            "[seccomp=deploy/docker/seccomp-python-exec.json, apparmor=unconfined]`, as "
+            'docs/sandbox.md shows. Where neither can be had, sandbox = "container" is a choice '
+            "with weaker limits, for a container that holds nothing else"
+        )
+    else:
+        remedy = "docs/sandbox.md says what the sandbox needs"
+    return f"the sandbox cannot be started: bwrap said {said!r}; {remedy}"

@@ -1,0 +1,77 @@
+"""The interpreter that runs sandboxed code: asks it where it keeps what it needs.
+
+Read by `worker.py`, which shows exactly these folders to the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ASK_TIMEOUT_S = 60.0
+_QUESTION = """
+import json, os, site, sys
+print(json.dumps({
+    "version": sys.version_info[:2],
+    "executable": os.path.realpath(getattr(sys, "_base_executable", sys.executable)),
+    "prefixes": sorted({sys.base_prefix, sys.base_exec_prefix}),
+    "packages": [path for path in site.getsitepackages() if os.path.isdir(path)],
+}))
+"""
+_OLDEST = (3, 10)
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """What a sandbox must see of an interpreter."""
+
+    executable: Path
+    """The binary itself: of a virtual environment, the one it was made from."""
+    prefixes: tuple[Path, ...]
+    """Folders of the binary and its standard library."""
+    packages: tuple[Path, ...]
+    """Folders of the installed packages."""
+
+
+async def ask_interpreter(python: str | None) -> Interpreter:
+    """Describe `python`; None is the interpreter of this process.
+
+    Raises:
+        ValueError: it cannot be run, or it is too old.
+    """
+    path = python or sys.executable
+    remedy = "set python to the path of a Python 3.10 or newer"
+    try:
+        process = await asyncio.create_subprocess_exec(
+            path,
+            "-I",
+            "-c",
+            _QUESTION,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+    except OSError as exc:
+        raise ValueError(f"python ({path!r}) cannot be started: {exc}; {remedy}") from exc
+    try:
+        stdout, stderr = await asyncio.wait_for(process.communicate(), ASK_TIMEOUT_S)
+        answer = json.loads(stdout)
+    except (TimeoutError, ValueError) as exc:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+            said = f"nothing within {ASK_TIMEOUT_S:g} s"
+        else:
+            said = stderr.decode(errors="replace")[-500:].strip()
+        raise ValueError(f"python ({path!r}) does not answer: {said}; {remedy}") from exc
+    if tuple(answer["version"]) < _OLDEST:
+        version = ".".join(map(str, answer["version"]))
+        raise ValueError(f"python ({path!r}) is Python {version}; {remedy}")
+    return Interpreter(
+        executable=Path(answer["executable"]),
+        prefixes=tuple(map(Path, answer["prefixes"])),
+        packages=tuple(map(Path, answer["packages"])),
+    )

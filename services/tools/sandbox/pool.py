@@ -1,0 +1,173 @@
+"""The sandboxes of one service: kept started ahead of the calls, replaced after use.
+
+`PythonExec` and `CodeTests` take a worker for each call. A used worker is ended and the next one
+starts in the background, so that a call finds an interpreter that has already started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from agent_r1.tools.sandbox import bubblewrap
+from agent_r1.tools.sandbox.interpreter import ask_interpreter
+from agent_r1.tools.sandbox.settings import SandboxSettings
+from agent_r1.tools.sandbox.worker import (
+    SandboxEndedError,
+    SandboxPlan,
+    SandboxStartError,
+    Worker,
+)
+
+logger = logging.getLogger(__name__)
+
+PROBE_WALL_S = 20.0
+_PROBE = {"kind": "program", "code": "print(6 * 7)"}
+
+
+class SandboxBusyError(Exception):
+    """No sandbox became free in time."""
+
+
+class SandboxPool:
+    """Up to `max_workers` sandboxes.
+
+    Args:
+        settings: limits, and how many sandboxes.
+    """
+
+    def __init__(self, settings: SandboxSettings) -> None:
+        self._settings = settings
+        self._plan: SandboxPlan | None = None
+        self._free = asyncio.Semaphore(settings.max_workers)
+        self._ready: deque[asyncio.Task[Worker]] = deque()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._stopping = False
+
+    async def start(self) -> None:
+        """Check that a sandbox runs here, and start them all.
+
+        Raises:
+            ValueError: it does not; the text says why and what to do.
+        """
+        settings = self._settings
+        is_root = bubblewrap.can_make_namespaces_as_root()
+        bwrap = None
+        if settings.sandbox == "bubblewrap":
+            bwrap = bubblewrap.find_bwrap(settings.bwrap)
+        else:
+            logger.warning('sandbox = "container": programs see all that this container holds')
+        interpreter = await ask_interpreter(settings.python)
+        plan = SandboxPlan(settings, interpreter, bwrap, own_user=is_root)
+        try:
+            await _start_probed(plan)
+        except SandboxStartError as exc:
+            if "proc" not in str(exc):
+                raise ValueError(str(exc)) from exc
+            plan = replace(plan, private_proc=False)
+            try:
+                await _start_probed(plan)
+            except SandboxStartError:
+                raise ValueError(str(exc)) from exc
+            logger.warning("no /proc may be mounted here; the sandboxes have none")
+        self._plan = plan
+        for _ in range(settings.max_workers):
+            self._ready.append(asyncio.create_task(self._start_one()))
+
+    async def stop(self) -> None:
+        """End every sandbox."""
+        self._stopping = True
+        for started in await asyncio.gather(*self._ready, return_exceptions=True):
+            if isinstance(started, Worker):
+                self._end(started)
+        self._ready.clear()
+        if self._endings:
+            await asyncio.wait(self._endings)
+
+    @asynccontextmanager
+    async def worker(self, wait_s: float) -> AsyncIterator[Worker]:
+        """Lend a worker for one call; it is ended afterwards, or used again.
+
+        Args:
+            wait_s: longest wait for one that is free, in seconds.
+
+        Raises:
+            SandboxBusyError: none became free in time.
+            SandboxStartError: a sandbox could not be started.
+        """
+        deadline = time.monotonic() + wait_s
+        try:
+            await asyncio.wait_for(self._free.acquire(), wait_s)
+        except TimeoutError as exc:
+            raise SandboxBusyError(
+                f"all {self._settings.max_workers} sandboxes were busy for {wait_s:.1f} s; raise "
+                "max_workers of this tool or start more instances of it"
+            ) from exc
+        try:
+            worker = await self._take(deadline)
+            worker.begin_call()
+            try:
+                yield worker
+            finally:
+                # In the background: an exception of the call, or its end, does not wait for it.
+                self._ready.append(asyncio.create_task(self._renew(worker)))
+        finally:
+            self._free.release()
+
+    async def _take(self, deadline: float) -> Worker:
+        starting = self._ready.popleft()
+        try:
+            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+                return await asyncio.shield(starting)
+        except SandboxStartError:
+            self._ready.append(asyncio.create_task(self._start_one()))
+            raise
+        except TimeoutError as exc:
+            self._ready.append(starting)
+            raise SandboxBusyError("no sandbox started within the deadline of the call") from exc
+        except asyncio.CancelledError:
+            self._ready.append(starting)
+            raise
+
+    async def _renew(self, worker: Worker) -> Worker:
+        """Return the worker if it may be used again, else end it and start another."""
+        if worker.reusable and not self._stopping:
+            return worker
+        await asyncio.shield(self._end(worker))
+        return await self._start_one()
+
+    async def _start_one(self) -> Worker:
+        if self._stopping or self._plan is None:
+            raise SandboxStartError("the tool is not running")
+        return await Worker.start(self._plan)
+
+    def _end(self, worker: Worker) -> asyncio.Task[None]:
+        task = asyncio.create_task(worker.kill())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+        return task
+
+
+async def _start_probed(plan: SandboxPlan) -> None:
+    """Start a sandbox, run a program in it, end it.
+
+    Raises:
+        SandboxStartError: it does not do what it should.
+    """
+    worker = await Worker.start(plan)
+    try:
+        result = await worker.run(_PROBE, wall_s=PROBE_WALL_S)
+    except SandboxEndedError as exc:
+        raise SandboxStartError(f"the sandbox ended while it ran a trivial program: {exc}") from exc
+    finally:
+        await worker.kill()
+    if result.stdout != "42\n":
+        raise SandboxStartError(
+            f"the sandbox cannot run a trivial program: {result}; check memory_mb, processes and "
+            "preload"
+        )

@@ -1,0 +1,46 @@
+"""What a tree of processes uses, read from /proc by the service, out of the programs' reach."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+_COUNTED = ("RssAnon:", "RssShmem:")
+
+
+def find_tree(root: int) -> list[int]:
+    """Return a process and all that descend from it, parents first; [] when it is gone."""
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{pid}/task"):
+                children = Path(f"/proc/{pid}/task/{thread}/children").read_text(encoding="ascii")
+                waiting += map(int, children.split())
+    return found
+
+
+def measure_memory(pids: list[int]) -> int:
+    """Return the memory of these processes that no file backs, in bytes."""
+    total = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+                total += sum(
+                    int(line.split()[1]) << 10 for line in file if line.startswith(_COUNTED)
+                )
+    return total
+
+
+def count_user_tasks(uid: int) -> int:
+    """Return how many threads this user has on the machine, or in the container."""
+    total = 0
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                if entry.stat().st_uid == uid:
+                    total += len(os.listdir(f"/proc/{entry.name}/task"))
+    return total

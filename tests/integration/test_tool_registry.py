@@ -1,0 +1,88 @@
+"""The tool registry on a real Redis: announcements, expiry, versions, weights, pins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from agent_r1_proto.connection import RedisConnection
+from agent_r1_proto.tool_registry import ToolRegistry
+from tests.unit.rollout.test_tool_directory import instance
+
+pytestmark = pytest.mark.redis
+
+
+@pytest.fixture
+async def registry(redis_url: str, run_id: str) -> AsyncIterator[ToolRegistry]:
+    async with await RedisConnection.connect(redis_url, run_id) as connection:
+        yield ToolRegistry(connection, run_id)
+
+
+async def test_an_announcement_is_seen_renewed_and_expires(registry: ToolRegistry):
+    await registry.announce(instance("a"), 0.2)
+    await registry.announce(instance("b"), 30.0)
+    assert [one.instance for one in (await registry.read())["search"].instances] == ["a", "b"]
+    async with asyncio.timeout(5):
+        while len((await registry.read(["search"]))["search"].instances) > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    (left,) = (await registry.read(["search"]))["search"].instances
+    assert left == instance("b")
+    await registry.withdraw("b")
+    assert await registry.read() == {}
+    assert (await registry.read(["search"]))["search"].instances == []
+
+
+async def test_versions_are_kept_in_the_order_they_came(registry: ToolRegistry):
+    for name, version in (("a", "2.0"), ("b", "10.0"), ("c", "1.5"), ("d", "2.0")):
+        await registry.announce(instance(name, version), 30.0)
+    state = (await registry.read())["search"]
+    assert state.versions == ["2.0", "10.0", "1.5"]
+    assert state.shares() == {"1.5": 1.0}  # the newest is the last to come, whatever its name
+
+
+async def test_an_instance_told_to_drain_learns_it_with_its_next_announcement(
+    registry: ToolRegistry,
+):
+    assert await registry.announce(instance("a"), 30.0) is False
+    await registry.drain(["a"])
+    assert (await registry.read())["search"].instances[0].draining
+    assert await registry.announce(instance("a"), 30.0) is True
+    await registry.withdraw("a")
+    assert await registry.announce(instance("a"), 30.0) is False  # a name that starts again
+
+
+async def test_weights_are_replaced_as_a_whole(registry: ToolRegistry):
+    await registry.announce(instance("a", "1"), 30.0)
+    await registry.announce(instance("b", "2"), 30.0)
+    await registry.set_weights("search", {"1": 3.0, "2": 1.0})
+    assert (await registry.read())["search"].shares() == {"1": 0.75, "2": 0.25}
+    await registry.set_weights("search", {"1": 1.0})
+    assert (await registry.read())["search"].shares() == {"1": 1.0}
+    await registry.set_weights("search", {})
+    assert (await registry.read())["search"].shares() == {"2": 1.0}
+    with pytest.raises(ValueError, match="give no version any traffic"):
+        await registry.set_weights("search", {"1": 0.0})
+    with pytest.raises(ValueError, match="must be >= 0"):
+        await registry.set_weights("search", {"1": -1.0, "2": 2.0})
+
+
+async def test_pins_of_all_rollout_servers_are_summed_and_expire(registry: ToolRegistry):
+    await registry.report_pins("r1", {("search", "1"): 3, ("search", "2"): 1}, 30.0)
+    await registry.report_pins("r2", {("search", "1"): 4}, 0.1)
+    assert await registry.pinned("search", "2") == 1
+    async with asyncio.timeout(5):
+        while await registry.pinned("search", "1") != 3:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_pools_and_runs_do_not_touch_each_other(redis_url: str, run_id: str):
+    async with await RedisConnection.connect(redis_url, run_id) as connection:
+        ours, theirs = (ToolRegistry(connection, f"{run_id}-{name}") for name in "ab")
+        await ours.announce(instance("a"), 30.0)
+        assert await theirs.read() == {}
+        keys = [key.decode() async for key in connection.redis.scan_iter(f"*{run_id}-a*")]
+        assert keys
+        assert all(key.startswith(f"agent_r1:@{run_id}-a:") for key in keys)
+        await ours.withdraw("a")

@@ -1,0 +1,268 @@
+"""Tool processes come, go and change while a client calls them: the real command, a real Redis.
+
+The tools are classes in a folder of their own, as a user has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent_r1.rollout.tool_client import ToolClient, ToolOutageError
+from agent_r1_proto.connection import RedisConnection
+from agent_r1_proto.tool_registry import ToolRegistry
+
+pytestmark = pytest.mark.redis
+
+COUNTER = '''
+from agent_r1 import Tool
+
+
+class Counter(Tool):
+    name = "counter"
+    description = "Counts the calls of one trajectory."
+    parameters = {"type": "object", "properties": {}}
+    sessions = True
+    version = "VERSION"
+
+    def __init__(self):
+        self.counts = {}
+
+    async def open(self, rollout_id, tool_context):
+        self.counts[rollout_id] = tool_context["start"]
+
+    async def call(self, arguments, context):
+        self.counts[context.rollout_id] += 1
+        return str(self.counts[context.rollout_id])
+
+    async def close(self, rollout_id):
+        del self.counts[rollout_id]
+'''
+ECHO = '''
+from agent_r1 import Tool
+
+
+class Echo(Tool):
+    name = "echo"
+    description = "Says which version answers."
+    parameters = {"type": "object", "properties": {}}
+    version = "VERSION"
+
+    async def call(self, arguments, context):
+        return self.version
+'''
+COMMAND = Path(sys.executable).with_name("agent-r1")
+
+
+class Pool:
+    """Starts and ends tool processes of one pool."""
+
+    def __init__(self, folder: Path, redis_url: str, name: str) -> None:
+        self.name = name
+        self._folder = folder
+        self._redis_url = redis_url
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, source: str, class_name: str, version: str) -> subprocess.Popen[bytes]:
+        """Start `agent-r1 serve tool my_tool:Class` in a folder with the class in one file."""
+        folder = self._folder / f"tool{len(self.processes)}"
+        folder.mkdir()
+        (folder / "my_tool.py").write_text(source.replace("VERSION", version))
+        tool = class_name.lower()
+        command = [str(COMMAND), "serve", "tool", f"my_tool:{class_name}"]
+        command += ["--set", f"run.tool_pool={self.name}"]
+        command += ["--set", f"tools.{tool}.announce_expiry_s=1"]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=os.environ | {"AGENT_R1__REDIS__URL": self._redis_url},
+                stdout=log,
+                stderr=log,
+            )
+        self.processes.append(process)
+        return process
+
+
+@pytest.fixture
+def pool(tmp_path: Path, redis_url: str, run_id: str) -> Iterator[Pool]:
+    made = Pool(tmp_path, redis_url, run_id)
+    yield made
+    for process in made.processes:
+        process.kill()
+        process.wait()
+
+
+@contextlib.asynccontextmanager
+async def client_of(
+    redis_url: str, run_id: str, *tools: str, timeout_s: float = 15.0
+) -> AsyncIterator[ToolClient]:
+    async with await RedisConnection.connect(redis_url, run_id) as connection:
+        registry = ToolRegistry(connection, run_id)
+        client = ToolClient({}, registry=registry, announced=tools, timeout_s=timeout_s)
+        try:
+            await client.start(wait_s=30)
+            yield client
+        finally:
+            await client.stop()
+
+
+async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - other processes have no event here
+            await asyncio.sleep(0.02)
+
+
+def instances(client: ToolClient, tool: str) -> dict[str, str | None]:
+    """Name and version of the instances the client knows."""
+    endpoints = client.directory._tools[tool].endpoints
+    return {name: endpoint.version for name, endpoint in endpoints.items()}
+
+
+async def count(client: ToolClient, rollout_id: str, version: str | None = None) -> str:
+    reply = await client.call("counter", {}, rollout_id=rollout_id, turn=0, version=version)
+    return reply.result.text()
+
+
+async def test_sessions_stay_at_the_instance_that_holds_their_state(
+    pool: Pool, redis_url: str, run_id: str
+):
+    for _ in range(2):
+        pool.start(COUNTER, "Counter", "1")
+    async with client_of(redis_url, run_id, "counter") as client:
+        await until(lambda: len(instances(client, "counter")) == 2)
+        names = [f"r/0/{i}/0/0" for i in range(12)]
+        for number, name in enumerate(names):
+            await client.open_session("counter", name, {"start": 100 * number})
+        for expected in (1, 2, 3):
+            answers = await asyncio.gather(*(count(client, name) for name in names))
+            assert answers == [str(100 * i + expected) for i in range(12)]
+        used = {client._sessions["counter", name].instance for name in names}
+        assert len(used) == 2  # both instances hold some
+        for name in names:
+            await client.close_session("counter", name)
+        with pytest.raises(ToolOutageError) as caught:
+            await count(client, names[0])
+        assert caught.value.reason == "tool_session_lost: counter"
+
+
+async def test_a_session_whose_instance_dies_is_lost_and_others_go_on(
+    pool: Pool, redis_url: str, run_id: str
+):
+    first = pool.start(COUNTER, "Counter", "1")
+    async with client_of(redis_url, run_id, "counter") as client:
+        await client.open_session("counter", "a", {"start": 0})
+        pool.start(COUNTER, "Counter", "1")
+        await until(lambda: len(instances(client, "counter")) == 2)
+        first.kill()
+        await until(lambda: len(instances(client, "counter")) == 1)
+        with pytest.raises(ToolOutageError) as caught:
+            await count(client, "a")
+        assert caught.value.reason == "tool_session_lost: counter"
+        await client.close_session("counter", "a")
+        await client.open_session("counter", "b", {"start": 7})
+        assert await count(client, "b") == "8"
+
+
+async def test_new_versions_are_seen_pins_are_kept_and_a_leaving_instance_waits_for_them(
+    pool: Pool, redis_url: str, run_id: str
+):
+    async def echo(version: str | None = None) -> str:
+        reply = await client.call("echo", {}, rollout_id="r", turn=0, version=version)
+        assert reply.version == reply.result.text()
+        return reply.version
+
+    old = pool.start(ECHO, "Echo", "1")
+    async with client_of(redis_url, run_id, "echo") as client:
+        pins = client.directory.pin(["echo"])
+        assert pins == {"echo": "1"}
+        pool.start(ECHO, "Echo", "2")
+        await until(lambda: len(instances(client, "echo")) == 2)
+        assert await echo() == "2"
+        assert await echo(pins["echo"]) == "1"
+        old.send_signal(signal.SIGTERM)
+        # The pin is reported in Redis, so the old instance goes on answering its trajectory.
+        await until(lambda: client.directory._tools["echo"].shares == {"2": 1.0})
+        for _ in range(10):
+            assert await echo("1") == "1"
+            assert await echo() == "2"
+            await asyncio.sleep(0.25)
+        assert old.poll() is None
+        client.directory.unpin(pins)
+        assert await asyncio.to_thread(old.wait, 15) == 0
+        await until(lambda: len(instances(client, "echo")) == 1)
+        with pytest.raises(ToolOutageError) as caught:
+            await echo("1")
+        assert caught.value.reason == "tool_version_gone: echo"
+        assert await echo() == "2"
+
+
+async def test_a_killed_instance_is_called_around_at_once(pool: Pool, redis_url: str, run_id: str):
+    doomed = pool.start(ECHO, "Echo", "1")
+    pool.start(ECHO, "Echo", "1")
+    async with client_of(redis_url, run_id, "echo") as client:
+        await until(lambda: len(instances(client, "echo")) == 2)
+        doomed.kill()
+        calls = (client.call("echo", {}, rollout_id=f"r{i}", turn=0) for i in range(40))
+        replies = await asyncio.gather(*calls)
+        assert {reply.version for reply in replies} == {"1"}
+        assert len({reply.instance for reply in replies}) == 1
+
+
+async def test_one_version_with_two_schemas_is_refused_where_it_can_be_mended(
+    pool: Pool, redis_url: str, run_id: str
+):
+    pool.start(ECHO, "Echo", "1")
+    async with client_of(redis_url, run_id, "echo") as client:
+        wrong = pool.start(ECHO.replace("Says which", "Tells which"), "Echo", "1")
+        assert await asyncio.to_thread(wrong.wait, 30) != 0
+        log = (pool._folder / "tool1" / "log").read_text()
+        assert "tool 'echo' version '1' is served by echo-" in log
+        assert "give this one a version of its own" in log
+        assert len(instances(client, "echo")) == 1
+
+
+async def test_the_command_drains_weighs_and_rolls_back(pool: Pool, redis_url: str, run_id: str):
+    async def tools(*words: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(str(COMMAND), "tools", *words, "--redis", redis_url, "--pool", run_id),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        out, _ = await process.communicate()
+        return process.returncode or 0, out.decode()
+
+    first = pool.start(ECHO, "Echo", "1")
+    async with client_of(redis_url, run_id, "echo") as client:
+        pool.start(ECHO, "Echo", "2")
+        await until(lambda: len(instances(client, "echo")) == 2)
+        shares = client.directory._tools["echo"]
+        assert (await tools("weight", "echo", "1=3", "2=1"))[0] == 0
+        await until(lambda: shares.shares == {"1": 0.75, "2": 0.25})
+        code, text = await tools("weight", "echo", "9=1")
+        assert code != 0
+        assert "has never had the version 9; it had 1, 2" in text
+        assert (await tools("weight", "echo", "--newest"))[0] == 0
+        await until(lambda: shares.shares == {"2": 1.0})
+        code, text = await tools("rollback", "echo")
+        assert (code, "back at version 1" in text) == (0, True)
+        await until(lambda: shares.shares == {"1": 1.0})
+        code, text = await tools("list")
+        assert code == 0
+        assert "takes calls" in text
+        (name,) = [n for n, version in instances(client, "echo").items() if version == "1"]
+        code, text = await tools("drain", "echo", "--instance", name)
+        assert (code, "drained" in text) == (0, True)
+        await until(lambda: shares.shares == {"2": 1.0})
+        assert first.poll() is None  # it stays up, and nobody sends it new work
+        code, text = await tools("drain", "ecko", "--instance", name)
+        assert code != 0
+        assert "there are echo" in text
