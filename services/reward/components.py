@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 from agent_r1.reward import scoring
+from agent_r1.reward.math_equal import math_equal
+from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
 from agent_r1_proto.rewards import ScoreRequest
 
 Component = Callable[[ScoreRequest], float | Awaitable[float]]
@@ -80,6 +82,14 @@ BUILT_IN: dict[str, Callable[[ScoreRequest], float]] = {
     "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before
 }
 
+ON_REQUEST: dict[str, Component] = {
+    "math_equal": math_equal,  # 1.0 when the boxed or final answer equals the payload's, as maths
+    "tests_passed": tests_passed,  # share of tests that the last call of code_tests passed
+    "all_tests_passed": all_tests_passed,  # 1.0 when it passed them all
+}
+"""Built-in components that are run only when `reward.components` names them, like a user's own: in
+a thread and under `component_timeout_s`."""
+
 NEEDS_ANSWERS = frozenset({"exact_match", "f1", "substring_match"})
 
 
@@ -91,6 +101,8 @@ def load_component(name: str) -> Component:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name in ON_REQUEST:
+        return ON_REQUEST[name]
     module_name, _, attribute = name.partition(":")
     try:
         found: Any = getattr(importlib.import_module(module_name), attribute)

@@ -24,6 +24,8 @@ COMPONENT_NAMES = (
     "tool_efficiency",
 )
 """The built-in components; `components.py` says what each measures."""
+ON_REQUEST_NAMES = ("math_equal", "tests_passed", "all_tests_passed")
+"""Built-in components that are reported only where `components` names them."""
 
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
@@ -37,7 +39,8 @@ class RewardTable(ListenTable):
     components: dict[str, float] = {"exact_match": 1.0}
     """Weight of each component: built-in names, or `module:Name` of your own found through
     `run.plugins`. Weight 0.0 reports a component without counting it. Built-in components that
-    are not named are reported too, with weight 0.0, where the task has what they need."""
+    are not named are reported too, with weight 0.0, where the task has what they need; math_equal,
+    tests_passed and all_tests_passed only where they are named."""
     ranges: dict[str, tuple[float, float]] = {}
     """Lowest and highest value of components of yours; a value outside is an error."""
     component_timeout_s: Annotated[float, Field(gt=0)] = 60.0
@@ -47,17 +50,18 @@ class RewardTable(ListenTable):
 
     @model_validator(mode="after")
     def _check_components(self) -> Self:
+        built_in = COMPONENT_NAMES + ON_REQUEST_NAMES
         for name in self.components:
-            if name in COMPONENT_NAMES or re.match(CLASS_PATTERN, name):
+            if name in built_in or re.match(CLASS_PATTERN, name):
                 continue
-            near = difflib.get_close_matches(name, COMPONENT_NAMES, n=1, cutoff=0.4)
+            near = difflib.get_close_matches(name, built_in, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(
                 f"reward.components has {name!r}, which is no built-in component and no "
-                f"module:Name; {hint}built-in are {', '.join(COMPONENT_NAMES)}"
+                f"module:Name; {hint}built-in are {', '.join(built_in)}"
             )
         for name, (low, high) in self.ranges.items():
-            if name not in self.components or name in COMPONENT_NAMES:
+            if name not in self.components or name in built_in:
                 raise ValueError(
                     f"reward.ranges names {name!r}, which is no component of yours in "
                     "reward.components; correct the name or remove it"

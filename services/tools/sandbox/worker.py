@@ -96,7 +96,7 @@ class Worker:
         self._base_memory = 0
         self._complaint = b""
         # Not Process.kill: it may reap the process before asyncio does.
-        self._pidfd = os.pidfd_open(process.pid)
+        self._pidfd = _open_pidfd(process.pid)
         self._listener = asyncio.create_task(self._listen())
 
     @classmethod
@@ -197,7 +197,9 @@ class Worker:
         except TimeoutError:
             logger.error("a sandbox does not end pid=%d", self._process.pid)
             self._listener.cancel()
-        os.close(self._pidfd)
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
         _remove_folder(self._folder)
 
     def _tree(self) -> list[int]:
@@ -209,6 +211,8 @@ class Worker:
             for pid in reversed(self._tree()[1:]):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+        if self._pidfd is None:
+            return
         with contextlib.suppress(ProcessLookupError):
             # With it dies process 1 of the namespace, and so all the others.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
@@ -317,6 +321,13 @@ def _memory_file(stack: contextlib.ExitStack, data: bytes) -> int:
     os.write(fd, data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:  # it ended at once
+        return None
 
 
 def _make_folder(uid: int | None) -> str:

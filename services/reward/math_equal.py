@@ -1,0 +1,233 @@
+"""The component `math_equal`: is the last turn's answer the payload's, as mathematics?
+
+Finds the answer in the text, compares it in worker processes (`math_worker.py`), which a
+pathological expression can stop but not this service.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import queue
+import re
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+from agent_r1.reward import scoring
+from agent_r1_proto.rewards import ScoreRequest
+
+logger = logging.getLogger(__name__)
+
+CPU_S = 5.0
+"""CPU time of one comparison; an expression that needs more does not equal the answer."""
+WAIT_S = 45.0
+"""Longest wait for one comparison; after it the machine is to blame, and scoring fails."""
+END_TIMEOUT_S = 5.0
+MAX_ANSWER_CHARS = 2000
+MAX_WORKERS = min(4, os.cpu_count() or 1)
+
+_BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_HASHES = re.compile(r"####\s*(\S[^\n]*)")
+_NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?!\w)")
+
+
+def math_answer(text: str, *, number: bool = False) -> str | None:
+    """Return the answer that a turn ends with, as LaTeX; None when it gives none.
+
+    It is the last of: what an `<answer>` block holds (what is boxed in it, where something is), or
+    the last `\\boxed{}`, or the rest of a line after `####`, or, with `number`, the last number.
+    Thoughts (`<think>`) are left out, and so is all of a text whose thought never ends.
+
+    Args:
+        text: the turn.
+        number: the task asks for a number, so that the last one of the text will do.
+    """
+    if text.rfind("<think>") > text.rfind("</think>"):
+        return None
+    text = text.rpartition("</think>")[2]
+    block = scoring.extract_answer(text)
+    if block is not None:
+        boxed = _last_boxed(block)
+        return _bare(boxed if boxed is not None else block) or None
+    boxed = _last_boxed(text)
+    if boxed is not None:
+        return _bare(boxed) or None
+    marked = _HASHES.findall(text)
+    if marked:
+        return _bare(marked[-1]) or None
+    if number:
+        found = _NUMBER.findall(text)
+        return _bare(found[-1]) if found else None
+    return None
+
+
+def _last_boxed(text: str) -> str | None:
+    """Return the content of the last `\\boxed{}` whose braces close."""
+    for start in reversed([match.end() for match in _BOXED.finditer(text)]):
+        depth = 1
+        for index in range(start, len(text)):
+            if text[index - 1] == "\\":
+                continue
+            depth += {"{": 1, "}": -1}.get(text[index], 0)
+            if depth == 0:
+                return text[start:index]
+    return None
+
+
+def _bare(answer: str) -> str:
+    answer = answer.strip()
+    for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
+        inside = answer.startswith(opening) and answer.endswith(closing)
+        if inside and len(answer) > len(opening + closing):
+            return answer[len(opening) : -len(closing)].strip()
+    return answer
+
+
+def math_equal(request: ScoreRequest) -> float:
+    r"""Return 1.0 when the last turn's answer equals one of the payload's `answers`, else 0.0.
+
+    Symbolically: 0.5 equals \frac{1}{2}, 3\pi equals \pi \cdot 3. The payload's
+    `"answer_type": "number"` lets the last number of the text count as the answer.
+
+    Raises:
+        ValueError: the payload has no `answers`, or they are not texts.
+        RuntimeError: no comparison within WAIT_S, for which the machine is to blame.
+    """
+    answers = _accepted(request)
+    number = request.payload.get("answer_type") == "number"
+    prediction = math_answer(request.turns[-1].text, number=number)
+    if prediction is None or len(prediction) > MAX_ANSWER_CHARS:
+        return 0.0
+    return float(_WORKERS.equal(answers, prediction))
+
+
+def _accepted(request: ScoreRequest) -> list[str]:
+    answers = request.payload.get("answers")
+    texts = [item for item in answers if isinstance(item, str)] if isinstance(answers, list) else []
+    if not texts or not isinstance(answers, list) or len(texts) != len(answers):
+        raise ValueError(
+            f'payload has answers = {answers!r}; math_equal needs "answers": [LaTeX text, …] in '
+            "the payload of every task"
+        )
+    return texts
+
+
+class MathWorkers:
+    """Worker processes that compare answers; started when they are needed, kept afterwards.
+
+    Args:
+        size: most processes; further comparisons wait.
+        cpu_s: CPU time of one comparison, in seconds.
+        wait_s: longest wait for one, the wait for a free process included, in seconds.
+    """
+
+    def __init__(
+        self, size: int = MAX_WORKERS, *, cpu_s: float = CPU_S, wait_s: float = WAIT_S
+    ) -> None:
+        self._cpu_s = cpu_s
+        self._wait_s = wait_s
+        self._idle: queue.LifoQueue[subprocess.Popen[bytes] | None] = queue.LifoQueue()
+        for _ in range(size):
+            self._idle.put(None)  # a place whose process is not started yet
+        self._lock = threading.Lock()
+        self._started: set[subprocess.Popen[bytes]] = set()
+
+    def equal(self, answers: Sequence[str], prediction: str) -> bool:
+        """Say whether the prediction equals one of the answers; blocks, so call it in a thread.
+
+        Raises:
+            RuntimeError: no verdict in time, or the workers do not work.
+        """
+        deadline = time.monotonic() + self._wait_s
+        try:
+            worker = self._idle.get(timeout=self._wait_s)
+        except queue.Empty as exc:
+            raise RuntimeError(
+                f"no worker became free for a comparison within {self._wait_s:g} s; this machine "
+                "is too busy: lower reward.max_concurrent"
+            ) from exc
+        try:
+            if worker is None or worker.poll() is not None:
+                worker = self._start()
+            return self._ask(worker, answers, prediction, deadline)
+        finally:
+            self._idle.put(worker)
+
+    def close(self) -> None:
+        """End the processes."""
+        with self._lock:
+            started, self._started = self._started, set()
+        for worker in started:
+            _end(worker)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", f"{__package__}.math_worker", str(self._cpu_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        with self._lock:
+            self._started = {known for known in self._started if known.poll() is None} | {worker}
+        return worker
+
+    def _ask(
+        self,
+        worker: subprocess.Popen[bytes],
+        answers: Sequence[str],
+        prediction: str,
+        deadline: float,
+    ) -> bool:
+        assert worker.stdin is not None  # both are pipes
+        assert worker.stdout is not None
+        line = json.dumps({"answers": list(answers), "prediction": prediction}) + "\n"
+        try:
+            worker.stdin.write(line.encode())
+            worker.stdin.flush()
+        except BrokenPipeError as exc:
+            _end(worker, timeout_s=END_TIMEOUT_S)
+            raise RuntimeError("a math worker ended by itself; its error is in the log") from exc
+        left_s = deadline - time.monotonic()
+        ready, _, _ = select.select([worker.stdout], [], [], max(left_s, 0))
+        if not ready:
+            _end(worker)
+            raise RuntimeError(
+                f"no comparison within {self._wait_s:g} s; this machine is too busy: lower "
+                f"reward.max_concurrent (answer {prediction[:80]!r})"
+            )
+        reply = worker.stdout.readline()
+        if reply:
+            return bool(json.loads(reply)["equal"])
+        code = _end(worker, timeout_s=END_TIMEOUT_S)
+        if code >= 0:
+            raise RuntimeError(
+                f"a math worker ended with status {code}; its error is in the log"
+            )
+        logger.warning(
+            "answer not comparable within its limits signal=%d answer=%r", -code, prediction[:80]
+        )
+        return False
+
+
+def _end(worker: subprocess.Popen[bytes], *, timeout_s: float = 0.0) -> int:
+    """End a process, at once or when it has not in time; return its status, negative for a signal."""
+    try:
+        code = worker.wait(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        code = worker.wait()
+    for pipe in (worker.stdin, worker.stdout):
+        with suppress(BrokenPipeError):  # what was written last was never read
+            if pipe is not None:
+                pipe.close()
+    return code
+
+
+_WORKERS = MathWorkers()
+atexit.register(_WORKERS.close)

@@ -1,0 +1,198 @@
+"""`code_tests`: runs the model's code against the hidden tests of its task and counts what passes.
+
+The tests come with the task (`tool_context`, see `sandbox/checks.py`) and are never shown but for
+the failing ones this tool answers with. Each test runs in a process of its own in a sandbox;
+`ToolResult.data` has the counts for the reward. docs/sandbox.md says what code could still fake.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field, JsonValue
+
+from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, text_result
+from agent_r1.tools.python_exec import ANSWER_MARGIN_S
+from agent_r1.tools.sandbox.checks import Check, read_checks
+from agent_r1.tools.sandbox.pool import SandboxBusyError, SandboxPool
+from agent_r1.tools.sandbox.report import describe_failure, shorten
+from agent_r1.tools.sandbox.settings import SandboxSettings, parse_settings
+from agent_r1.tools.sandbox.worker import (
+    RunResult,
+    SandboxEndedError,
+    SandboxStartError,
+    Worker,
+)
+from agent_r1_proto.tools import ToolResult
+
+_TRIES = 2
+"""Runs of a test that ends its sandbox: the first time something else may have killed it."""
+
+
+class CodeTestsSettings(SandboxSettings):
+    """Settings of `code_tests`."""
+
+    total_s: Annotated[float, Field(gt=0, le=3600)] = 20.0
+    """Time all tests of one call may take, in seconds; those not run by then have failed."""
+    show_failing: Annotated[int, Field(ge=0)] = 3
+    """Failing tests shown to the model; 0 tells it the counts only."""
+    output_chars: Annotated[int, Field(ge=64)] = 2000
+    """Longer answers are cut in the middle, in characters."""
+
+
+class CodeTests(Tool):
+    """Runs hidden tests.
+
+    Args:
+        settings: fields of `CodeTestsSettings`.
+
+    Raises:
+        ValueError: a setting is unknown or wrong.
+    """
+
+    name = "code_tests"
+    description = (
+        "Runs your Python code against the tests of the task and returns how many pass and the "
+        "errors of those that fail. Give the whole program."
+    )
+    parameters = {
+        "type": "object",
+        "properties": {"code": {"type": "string", "description": "The Python program to test."}},
+        "required": ["code"],
+        "additionalProperties": False,
+    }
+
+    def __init__(self, **settings: JsonValue) -> None:
+        self.settings = parse_settings("code_tests", CodeTestsSettings, settings)
+        self._pool = SandboxPool(self.settings)
+
+    async def start(self) -> None:
+        """Start the sandboxes.
+
+        Raises:
+            ValueError: none can run here; the text says what to do.
+        """
+        await self._pool.start()
+
+    async def stop(self) -> None:
+        """End the sandboxes."""
+        await self._pool.stop()
+
+    async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
+        """Test `code`.
+
+        Raises:
+            ToolUnavailableError: the task's tests are wrong, or no sandbox was free in time.
+        """
+        deadline = time.monotonic() + context.timeout_s - ANSWER_MARGIN_S
+        try:
+            task, checks = read_checks(context.tool_context)
+        except ValueError as exc:  # a fault of the data must not count against the model
+            raise ToolUnavailableError(str(exc)) from exc
+        run = _TestRun(task.prompt + str(arguments["code"]), checks, self.settings, deadline)
+        try:
+            while not run.done:
+                async with self._pool.worker(deadline - time.monotonic()) as worker:
+                    await run.use(worker)
+        except (SandboxBusyError, SandboxStartError) as exc:
+            raise ToolUnavailableError(str(exc)) from exc
+        failed = sum(failure is not None for failure in run.failures)
+        counts: JsonValue = {
+            "passed": len(checks) - failed,
+            "failed": failed,
+            "total": len(checks),
+        }
+        answer = text_result(self._format(checks, run.failures))
+        return answer.model_copy(update={"data": counts})
+
+    def _format(self, checks: Sequence[Check], failures: Sequence[str | None]) -> str:
+        failed = [pair for pair in zip(checks, failures, strict=True) if pair[1] is not None]
+        total = len(checks)
+        if not failed:
+            return f"All {total} tests passed."
+        lines = [f"{total - len(failed)} of {total} tests passed."]
+        if len({failure for _, failure in failed}) == 1 and len(failed) == total > 1:
+            failed, rest = failed[:1], 0
+        else:
+            rest = len(failed) - self.settings.show_failing
+        for check, failure in failed[: self.settings.show_failing]:
+            lines.append(f"Failed: {check.text}\n{_indent(failure or '')}")
+        if rest > 0 and self.settings.show_failing:
+            lines.append(f"{rest} more failed.")
+        return shorten("\n".join(lines), self.settings.output_chars)
+
+
+class _TestRun:
+    """The tests of one call, run one after the other in as many sandboxes as that takes."""
+
+    def __init__(
+        self, code: str, checks: list[Check], settings: CodeTestsSettings, deadline: float
+    ) -> None:
+        self.failures: list[str | None] = []
+        """Of each test that was run: what is wrong; None where it passed."""
+        self._request = {"kind": "test", "code": code}
+        self._checks = checks
+        self._settings = settings
+        self._deadline = deadline
+        self._end: float | None = None
+        self._tries = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether every test has been judged."""
+        return len(self.failures) == len(self._checks)
+
+    async def use(self, worker: Worker) -> None:
+        """Run tests until all are judged or this sandbox is used up.
+
+        Raises:
+            ToolUnavailableError: the caller's deadline, not `total_s`, ended the tests.
+        """
+        if self._end is None:
+            self._end = time.monotonic() + self._settings.total_s
+        while worker.usable and not self.done:
+            check = self._checks[len(self.failures)]
+            left_s = min(self._end, self._deadline) - time.monotonic()
+            wall_s = min(self._settings.wall_s, left_s)
+            if wall_s <= 0:
+                self._run_out_of_time()
+                return
+            try:
+                result = await worker.run(self._request, wall_s=wall_s, secret=check.secret())
+            except SandboxEndedError:
+                self._tries += 1
+                if self._tries < _TRIES:
+                    return
+                result = RunResult(why="killed")
+            self._tries = 0
+            if result.why == "wall" and wall_s < self._settings.wall_s:
+                self._run_out_of_time()
+                return
+            self._note(check, result)
+
+    def _note(self, check: Check, result: RunResult) -> None:
+        failure = describe_failure(result, self._settings, wall_s=self._settings.wall_s)
+        if failure is None:
+            failure = check.judge(result.report)
+        elif result.report.get("stage") == "code":
+            self._fail_rest(failure)  # code that does not load is not loaded for every test
+            return
+        self.failures.append(failure)
+
+    def _run_out_of_time(self) -> None:
+        assert self._end is not None
+        if self._deadline < self._end:
+            raise ToolUnavailableError(
+                f"the call's deadline came before total_s ({self._settings.total_s:g}) was over; "
+                "raise env.tool_timeout_s or max_workers, or lower total_s"
+            )
+        self._fail_rest(f"no time left: all tests together may take {self._settings.total_s:g} s")
+
+    def _fail_rest(self, failure: str) -> None:
+        self.failures += [failure] * (len(self._checks) - len(self.failures))
+
+
+def _indent(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
