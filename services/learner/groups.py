@@ -243,6 +243,7 @@ class GroupBook:
         slot.final = True
         if verdict is Verdict.FILLED:
             slot.result = scored
+            self.counts["retried"] += key.attempt > 0
         else:
             group.failures.append(scored)
         if group.complete:

@@ -16,7 +16,7 @@ from agent_r1.learner.work import Work
 
 logger = logging.getLogger(__name__)
 
-COUNTED = ("duplicate", "stale", "failed", "old_incarnation", "foreign", "reissued")
+COUNTED = ("duplicate", "stale", "failed", "old_incarnation", "foreign", "reissued", "retried")
 
 
 @dataclass

@@ -206,9 +206,7 @@ class MathWorkers:
             return bool(json.loads(reply)["equal"])
         code = _end(worker, timeout_s=END_TIMEOUT_S)
         if code >= 0:
-            raise RuntimeError(
-                f"a math worker ended with status {code}; its error is in the log"
-            )
+            raise RuntimeError(f"a math worker ended with status {code}; its error is in the log")
         logger.warning(
             "answer not comparable within its limits signal=%d answer=%r", -code, prediction[:80]
         )
@@ -216,7 +214,7 @@ class MathWorkers:
 
 
 def _end(worker: subprocess.Popen[bytes], *, timeout_s: float = 0.0) -> int:
-    """End a process, at once or when it has not in time; return its status, negative for a signal."""
+    """End a process that has not ended in time; return its status, negative for a signal."""
     try:
         code = worker.wait(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -34,7 +34,7 @@ def equal(answer: str, prediction: str) -> bool:
     """
     if plain(answer) == plain(prediction):
         return True
-    return verify(_parsed(answer), _parsed(prediction), timeout_seconds=None)
+    return verify(_parsed(answer), _parsed(prediction), timeout_seconds=0)
 
 
 def plain(text: str) -> str:
@@ -45,7 +45,7 @@ def plain(text: str) -> str:
 
 def _parsed(text: str) -> list[Any]:
     # In a box, and for LaTeX alone: plain expressions would go through Python's eval.
-    return parse(f"\\boxed{{{text}}}", extraction_config=_CONFIG, parsing_timeout=None)
+    return parse(f"\\boxed{{{text}}}", extraction_config=_CONFIG, parsing_timeout=0)
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.config import ConfigTable, ListenTable
 
-ENV_TYPE_PATTERN = r"^(tool|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
+ENV_TYPE_PATTERN = r"^(tool|math|code|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 
 
 class EnvTable(ConfigTable):

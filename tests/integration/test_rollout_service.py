@@ -284,6 +284,20 @@ async def test_attempt_after_a_short_outage_succeeds(bench: Bench):
     assert (done.status, done.rollout.key.attempt) == ("COMPLETED", 1)
 
 
+async def test_a_lost_session_is_nobodys_failure_and_costs_no_attempt(bench: Bench):
+    # open, call, close of two attempts that lose their session; the third keeps it
+    statuses = [200, 409, 200, 200, 409, 200]
+    async with (
+        FakeToolServer(sessions=True, statuses=statuses) as search,
+        bench.server(bench.policy(SEARCH, SEARCH, SEARCH, ANSWER), search),
+    ):
+        await bench.submit(task(bench, max_attempts=1))
+        (done,) = await bench.trajectories(1)
+    assert (done.status, done.rollout.key.attempt) == ("COMPLETED", 2)
+    assert len(search.opened) == 3
+    assert sorted(search.closed) == sorted(search.opened)
+
+
 async def test_samples_of_an_earlier_incarnation_are_dropped(bench: Bench):
     await bench.registry.set_incarnation(2)
     async with bench.server(bench.policy(ANSWER)):

@@ -4,23 +4,47 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from typing import Any
 
 from agent_r1.rollout.envs.base import CallResult, CallStatus, EnvStep, ModelTurn
+from agent_r1.rollout.envs.code_env import CodeEnv
+from agent_r1.rollout.envs.math_env import MathEnv
 from agent_r1.rollout.envs.tool_env import ToolEnv
 
-__all__ = ["CallResult", "CallStatus", "EnvStep", "ModelTurn", "ToolEnv", "load_env_class"]
+__all__ = [
+    "BUILTIN_ENVS",
+    "CallResult",
+    "CallStatus",
+    "EnvStep",
+    "ModelTurn",
+    "ToolEnv",
+    "load_env_class",
+]
+
+BUILTIN_ENVS: dict[str, type[ToolEnv]] = {"tool": ToolEnv, "math": MathEnv, "code": CodeEnv}
+"""Environments that come with the system, by the name `env.type` gives them."""
 
 
 def load_env_class(
     env_type: str, option_names: set[str] | frozenset[str] = frozenset()
 ) -> type[ToolEnv]:
-    """Return the class that `env.type` names: `tool`, or `module:Name` of a ToolEnv subclass.
+    """Return the class that `env.type` names: built in, or `module:Name` of a ToolEnv subclass.
 
     Raises:
         ValueError: there is no such class, it is no ToolEnv, or it does not take the options.
     """
-    if env_type == "tool":
-        return ToolEnv
+    found: Any = BUILTIN_ENVS.get(env_type)
+    if found is None:
+        found = _import_env_class(env_type)
+    try:
+        inspect.signature(found).bind(None, **dict.fromkeys(option_names))
+    except TypeError as exc:
+        given = ", ".join(sorted(option_names)) or "none"
+        raise ValueError(f"env.options ({given}) do not fit env.type ({env_type}): {exc}") from exc
+    return found
+
+
+def _import_env_class(env_type: str) -> type[ToolEnv]:
     module_name, _, name = env_type.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -35,9 +59,4 @@ def load_env_class(
             f"env.type ({env_type}): {name!r} of {module_name!r} must be a subclass of "
             "agent_r1.ToolEnv"
         )
-    try:
-        inspect.signature(found).bind(None, **dict.fromkeys(option_names))
-    except TypeError as exc:
-        given = ", ".join(sorted(option_names)) or "none"
-        raise ValueError(f"env.options ({given}) do not fit env.type ({env_type}): {exc}") from exc
     return found

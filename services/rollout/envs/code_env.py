@@ -1,9 +1,9 @@
 """`env.type = "code"`: write a program that passes hidden tests; failing ones are feedback.
 
 The model calls `code_tests` with its program. That tool runs it in a sandbox against the tests of
-the task's `tool_context`; neither program nor tests run here. Its counts (`CallResult.data`) decide:
-all passed ends the trajectory, failures go on to the next turn. The outcome is the reward's
-business (`tests_passed`, `all_tests_passed`).
+the task's `tool_context`; neither program nor tests run here. Its counts (`CallResult.data`)
+decide: all passed ends the trajectory, failures go on to the next turn. The outcome is the
+reward's business (`tests_passed`, `all_tests_passed`).
 """
 
 from __future__ import annotations
@@ -42,11 +42,10 @@ class CodeEnv(ToolEnv):
             return EnvStep(done=True, reason="answer")
         shares = [passed_share(result) for result in results]
         rewards = [self._reward(share) for share in shares] if self._improvement_reward else []
-        if 1.0 in shares:
+        tested = [share for share in shares if share is not None]
+        if tested and tested[-1] == 1.0:  # the last one: it is what the reward counts
             return EnvStep(done=True, reason="tests_passed", process_rewards=rewards)
-        return EnvStep(
-            observations=[result.text for result in results], process_rewards=rewards
-        )
+        return EnvStep(observations=[result.text for result in results], process_rewards=rewards)
 
     def _reward(self, share: float | None) -> float | None:
         if share is None:
@@ -69,7 +68,7 @@ def passed_share(result: CallResult) -> float | None:
     total = data.get("total") if isinstance(data, dict) else None
     if not (isinstance(passed, int) and isinstance(total, int) and 0 <= passed <= total > 0):
         raise ValueError(
-            f"the tool {TESTS_TOOL!r} answered data = {data!r}; env.type = \"code\" needs the "
+            f'the tool {TESTS_TOOL!r} answered data = {data!r}; env.type = "code" needs the '
             'counts {"passed", "failed", "total"} of a tool of type = "code_tests"'
         )
     return passed / total

@@ -1,0 +1,58 @@
+"""The worked example of docs/tools.md, served as it stands there by the command it names."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+from agent_r1.rollout.tool_failures import OUTAGES
+from agent_r1.tools.config import BUILTIN_TOOLS
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENT = (ROOT / "docs" / "tools.md").read_text()
+START_TIMEOUT_S = 30.0
+
+
+def test_the_example_is_one_short_class_that_serves_from_its_own_folder(tmp_path: Path):
+    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    assert len(code.splitlines()) < 30
+    (tmp_path / "my_module.py").write_text(code)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("AGENT_R1__")}
+    command = [str(Path(sys.executable).with_name("agent-r1")), "serve", "tool"]
+    command += ["my_module:WordCount", "--announce-dir", str(tmp_path / "up")]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
+    try:
+        announced = tmp_path / "up" / "word_count.json"
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not announced.exists():
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        url = json.loads(announced.read_text())["url"]
+        call = {"name": "word_count", "rollout_id": "r", "turn": 0, "timeout_s": 5}
+        calls = [call | {"arguments": {"text": "three small words"}}, call | {"arguments": {}}]
+        reply = httpx.post(f"{url}/call", json={"calls": calls}).json()
+        texts = [result["parts"][0]["text"] for result in reply["results"]]
+        assert texts[0] == "3 words"
+        assert "'text' is a required property" in texts[1]
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
+def test_every_built_in_tool_is_named():
+    assert all(f"`{name}`" in DOCUMENT for name in BUILTIN_TOOLS)
+
+
+def test_every_kind_of_outage_has_a_rule():
+    client = (ROOT / "services" / "rollout" / "tool_client.py").read_text()
+    kinds = set(re.findall(r'"(tool_[a-z0-9_]+)"', client))
+    assert kinds == OUTAGES.keys()
