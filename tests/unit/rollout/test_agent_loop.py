@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -160,6 +161,23 @@ async def test_short_outage_is_retried_and_recorded(chat: ChatFormat, end_id: in
         trajectory = await built.loop.run(rollout_task())
     assert trajectory.status == "COMPLETED"
     assert trajectory.turns[0].calls[0].attempt == 2
+
+
+async def test_a_trajectory_has_a_time_of_its_own(chat: ChatFormat, end_id: int):
+    async def slow(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(30)
+        return ToolResult()
+
+    async with (
+        FakeToolServer(answer=slow) as server,
+        agent_loop(
+            chat, end_id, [call_text(query="a")], server, env={"trajectory_timeout_s": 0.2}
+        ) as built,
+    ):
+        trajectory = await asyncio.wait_for(built.loop.run(rollout_task()), 10)
+    assert trajectory.status == "FAILED"
+    assert trajectory.reason.startswith(("trajectory_timeout: ", "tool_timeout: search"))
+    assert trajectory.latency_ms < 5000
 
 
 # -- limits --------------------------------------------------------------------------------------

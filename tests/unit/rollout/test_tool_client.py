@@ -55,6 +55,51 @@ async def test_tool_that_takes_one_call_gets_one():
     assert [len(request.calls) for request in server.requests] == [1, 1, 1]
 
 
+@pytest.mark.parametrize(("status", "requests"), [(500, 1), (503, 2)])
+async def test_a_call_that_may_have_run_is_sent_again_only_where_that_is_harmless(
+    status: int, requests: int
+):
+    async with (
+        FakeToolServer(idempotent=False, statuses=[status]) as server,
+        client_of(server) as client,
+    ):
+        if requests == 1:  # the tool may have done it
+            with pytest.raises(ToolOutageError, match="tool_http_5xx"):
+                await search(client)
+        else:  # the service refused before the tool saw it
+            await search(client)
+    assert len(server.requests) == requests
+
+
+async def test_a_reply_over_the_size_limit_is_an_outage(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_r1.rollout.tool_client.MAX_REPLY_BYTES", 100)
+    async with FakeToolServer(reply=b" " * 101) as server, client_of(server) as client:
+        with pytest.raises(ToolOutageError, match="101 bytes; the limit is 100"):
+            await search(client)
+
+
+async def test_a_slow_tool_does_not_hold_up_another():
+    async def never(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(60)
+        return ToolResult()
+
+    async with (
+        FakeToolServer(name="slow", answer=never, max_batch=1) as slow,
+        FakeToolServer() as quick,
+        client_of(slow, quick, max_requests=2) as client,
+    ):
+        waiting = [
+            asyncio.create_task(client.call("slow", {"query": "a"}, rollout_id=f"r{i}", turn=0))
+            for i in range(8)
+        ]
+        while len(slow.requests) < 2:  # noqa: ASYNC110 - both slots of the slow tool are taken
+            await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(search(client), 5)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_retries_travel_alone():
     async with FakeToolServer(statuses=[500]) as server, client_of(server) as client:
         await asyncio.gather(*(search(client, str(i)) for i in range(3)))
