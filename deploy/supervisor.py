@@ -202,7 +202,7 @@ class Supervisor:
         if sys.platform != "linux":
             raise ServiceError(
                 f"the local launcher needs Linux, and this is {sys.platform}; use "
-                "`docker compose up`"
+                "`docker compose -f docker-compose.yml -f deploy/compose.cpu.yml up`"
             )
         log_dir = spec.log_dir or self._log_dir
         log_dir.mkdir(parents=True, exist_ok=True)

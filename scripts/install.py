@@ -60,7 +60,7 @@ FAILURES = (
         r"No matching distribution found|not a supported wheel",
         "a package has no build for this system ({platform}, Python {python}). Agent-R1 runs "
         "natively on x86-64 Linux with Python 3.11 or 3.12; elsewhere use Docker: "
-        "`docker compose up --build`.",
+        "`docker compose -f docker-compose.yml -f deploy/compose.cpu.yml up --build -d`.",
     ),
     (r"Permission denied|Errno 13", "{repository} is not writable for this user."),
 )

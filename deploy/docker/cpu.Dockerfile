@@ -1,4 +1,4 @@
-# Every service on a CPU, in one image: `agent-r1 serve ...` says which one a container runs.
+# Rollout or learner on a CPU: vLLM's CPU build, DeepSpeed, and torch without CUDA.
 FROM python:3.11-slim-bookworm
 
 # vLLM's CPU build links to libnuma.

@@ -32,8 +32,11 @@ def equal(answer: str, prediction: str) -> bool:
     The same text, but for spaces, dollar signs and `\\text{}`, is equal whatever it means; the rest
     is for math-verify: numbers, fractions, expressions, sets, intervals, matrices, units.
     """
-    if plain(answer) == plain(prediction):
-        return True
+    return plain(answer) == plain(prediction) or same_mathematics(answer, prediction)
+
+
+def same_mathematics(answer: str, prediction: str) -> bool:
+    """Compare two texts as LaTeX mathematics."""
     return verify(_parsed(answer), _parsed(prediction), timeout_seconds=0)
 
 

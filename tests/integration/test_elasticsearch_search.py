@@ -155,7 +155,9 @@ async def test_scores_are_bm25(elasticsearch_url: str, tmp_path: Path, name: str
 async def test_concurrent_calls_share_requests_and_ask_for_no_more_than_they_need(
     front: Front, index: str
 ):
-    settings = table(front.url, index, gather_ms=1000, max_search_batch=32, top_k=3)
+    settings = table(
+        front.url, index, gather_ms=1000, max_search_batch=32, max_search_requests=1, top_k=3
+    )
     async with started(settings) as tool:
         front.asked.clear()
         await asyncio.gather(*(ask(tool, f"person {n}") for n in range(64)))

@@ -10,13 +10,17 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from elasticsearch import Elasticsearch
 
+from agent_r1.tools.backends.elasticsearch_build import build_index
+from agent_r1.tools.backends.elasticsearch_client import Server
 from agent_r1_proto.tools import CallReply, ToolHealth, ToolSpec
 
 WAIT_S = 30.0
@@ -131,6 +135,50 @@ def test_search_answers_over_http_and_stops_cleanly(start: Start, corpus: Path):
     assert reply.results[0].text().startswith("[1] Person 7\nPerson 7 was born in town 7.")
     assert retrieved.json()["result"][0][0]["id"] == "p7"
     assert service.stop() == 0
+
+
+@pytest.mark.elasticsearch
+def test_a_service_on_elasticsearch_answers_as_the_embedded_one(
+    start: Start, corpus: Path, elasticsearch_url: str
+):
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    built = build_index(Server(elasticsearch_url), corpus, name)
+    try:
+        table = {
+            "backend": "elasticsearch",
+            "elasticsearch_url": elasticsearch_url,
+            "index": name,
+        }
+        services = [start("search", table), start("search_b", {"corpus": str(corpus)})]
+        # Search-R1's own request, of search_r1/llm_agent/generation.py.
+        body = {"queries": ["person 7", "person 8"], "topk": 1, "return_scores": True}
+        answers = []
+        for service in services:
+            with httpx.Client(base_url=service.url(), timeout=WAIT_S) as http:
+                answers.append(http.post("/retrieve", json=body).json())
+        ours, theirs = answers
+        assert [found[0]["document"] for found in ours["result"]] == [
+            {"id": f"p{n}", "contents": f'"Person {n}"\nPerson {n} was born in town {n}.'}
+            for n in (7, 8)
+        ]
+        for ours_one, theirs_one in zip(ours["result"], theirs["result"], strict=True):
+            assert ours_one[0]["document"] == theirs_one[0]["document"]
+            assert ours_one[0]["score"] == pytest.approx(theirs_one[0]["score"], rel=1e-4)
+        assert [service.stop() for service in services] == [0, 0]
+    finally:
+        with Elasticsearch(elasticsearch_url) as client:
+            client.indices.delete(index=built.index)
+
+
+def test_a_service_whose_elasticsearch_is_not_there_ends_with_the_remedy(start: Start):
+    with socket.socket() as taken:  # bound and not listening: nobody answers
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        table = {"backend": "elasticsearch", "elasticsearch_url": url, "index": "wiki"}
+        service = start("search", table)
+        assert service.process.wait(WAIT_S) != 0
+    assert f"{url} cannot be reached" in service.log.read_text()
+    assert "check host and port" in service.log.read_text()
 
 
 def test_a_second_start_finds_the_index(start: Start, corpus: Path):

