@@ -28,7 +28,6 @@ from questions import (
     one_hop,
     task_line,
 )
-from tokenizer import call_text
 from world import World, make_world
 
 from agent_r1.tools.backends.tantivy_bm25 import open_index
@@ -80,6 +79,9 @@ def _good_share(question: Question) -> float:
 
 def make_demonstrations(world: World, search: Search, seed: int) -> list[dict[str, Any]]:
     """Demonstrations over the train entities, in random order."""
+    # Here, because questions and corpus are generated where transformers is not installed.
+    from tokenizer import call_text
+
     rng = random.Random(f"tiny-world-demos-{seed}")
     lines = []
     for question in make_questions(world, "train", DEMO_SHARES, NUM_DEMOS, rng):
