@@ -1,6 +1,6 @@
 """Swaps tool services while a run trains through them, and proves that nothing is lost.
 
-    python scripts/hotswap.py [--swaps 50] [--steps 60] [--out runs/hotswap]
+    python scripts/hotswap.py [--swaps 50] [--steps 80] [--out runs/hotswap] [--world DIR]
 
 Starts `agent-r1 train` on tiny_world with every service, and then adds, upgrades, weighs, rolls
 back, drains, kills and restarts instances of its search tool, each time with at least 32
@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +62,7 @@ class Swapper:
     redis_url: str
     rollout_url: str
     scratch: Path
+    world: Path
     instances: list[Instance] = field(default_factory=list)
     swaps: list[dict[str, Any]] = field(default_factory=list)
     newest: int = 1
@@ -99,7 +99,7 @@ class Swapper:
         config = self.scratch / f"tool{number}.toml"
         settings = {
             "config": str(CONFIG),
-            "corpus": str(_corpus()),
+            "corpus": str(self.world / "corpus.jsonl"),
             "version": version,
             "delay_s": DELAY_S,
         }
@@ -187,15 +187,13 @@ class Swapper:
             yield name, getattr(self, name)
 
 
-def _corpus() -> Path:
-    table = tomllib.loads(CONFIG.read_text(encoding="utf-8"))["tools"]["search"]
-    return (CONFIG.parent / table["corpus"]).resolve()
-
-
-def start_run(run_dir: Path, steps: int) -> subprocess.Popen[bytes]:
+def start_run(run_dir: Path, steps: int, world: Path) -> subprocess.Popen[bytes]:
     """Start training; every trained trajectory is written to the run folder."""
     settings = {
         "run.tool_pool": POOL,
+        "data.train": json.dumps([str(world / "train.jsonl")]),
+        "evaluation.sets": "{}",
+        "tools.search.corpus": str(world / "corpus.jsonl"),
         "tools.search.announce_expiry_s": str(EXPIRY_S),
         "learner.steps": str(steps),
         "learner.max_staleness": "1",
@@ -203,8 +201,6 @@ def start_run(run_dir: Path, steps: int) -> subprocess.Popen[bytes]:
         "learner.group_size": str(GROUP_SIZE),
         "learner.trajectories_per_step": str(GROUPS * GROUP_SIZE),
         "learner.checkpoint_every": "0",
-        "evaluation.before": "false",
-        "evaluation.after": "false",
         "evaluation.every": "0",
     }
     command = [COMMAND, "train", str(CONFIG), "--run-dir", str(run_dir)]
@@ -312,19 +308,21 @@ def main() -> int:
     parser.add_argument("--swaps", type=int, default=50)
     parser.add_argument("--steps", type=int, default=80, help="steps of the run")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hotswap")
+    parser.add_argument("--world", type=Path, default=CONFIG.parent / "data", help="tiny_world")
     arguments = parser.parse_args()
+    world = arguments.world.resolve()
     run_dir = arguments.out.resolve()
     shutil.rmtree(run_dir, ignore_errors=True)
     scratch = run_dir.with_name(f"{run_dir.name}-tools")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    run = start_run(run_dir, arguments.steps)
+    run = start_run(run_dir, arguments.steps, world)
     swapper: Swapper | None = None
     try:
         wait_for("its rollout server was up", lambda: bool(rollout_url(run_dir)), run)
         redis_url = live_redis_url(run_dir)
         assert redis_url is not None
-        swapper = Swapper(run_dir, redis_url, rollout_url(run_dir), scratch)
+        swapper = Swapper(run_dir, redis_url, rollout_url(run_dir), scratch, world)
         wait_for("the first swap", lambda: len(metrics(run_dir)) >= QUIET_STEPS, run)
         first = len(metrics(run_dir))
         swap(swapper, run, arguments.swaps)
