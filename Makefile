@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker check schemas hotswap bench-rollout bench-step clean
+.PHONY: help setup demo table test test-unit test-docker check schemas hotswap bench-rollout bench-tools bench-step clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -37,6 +37,9 @@ hotswap: setup ## swap tools 50 times while a run trains through them, into runs
 
 bench-rollout: setup ## rollout service against raw vLLM, into runs/bench/rollout.json
 	@$(BIN)/python scripts/bench_rollout.py
+
+bench-tools: setup ## calls to tools and to search, against doing it plainly, into runs/bench
+	@$(BIN)/python scripts/bench_tools.py
 
 bench-step: setup ## what a training step of a 90M model is spent on
 	@$(BIN)/python scripts/bench_step.py

@@ -187,7 +187,7 @@ async def time_other(server: Server, index: str, queries: Sequence[str]) -> floa
                 query={"match": {"contents": {"query": query}}},
                 size=TOP_K,
                 track_total_hits=False,
-                source=["title", "text"],
+                source={"includes": ["title", "text"]},
             )
             return len(answer["hits"]["hits"])
 

@@ -46,6 +46,7 @@ MAX_ID_BYTES = 512
 CHUNK_PASSAGES = 2000
 """Most passages in one bulk request, whatever their size."""
 BULK_RETRIES = 8
+TOO_LARGE = 413
 NOTE_PROGRESS_EVERY_S = 5.0
 HEALTH_TIMEOUT = "60s"
 _LINES_PER_LOOKUP = 500
@@ -264,6 +265,11 @@ class _Loader:
                     self._report("loading", answered, self._meta.num_passages)
             self._check_conflicts()
         except (elasticsearch.ApiError, elastic_transport.TransportError) as exc:
+            if isinstance(exc, elasticsearch.ApiError) and exc.status_code == TOO_LARGE:
+                raise ValueError(
+                    f"the server takes no request of {self._bulk_bytes} bytes (413); lower "
+                    "--bulk-mb and give the command again, and it goes on"
+                ) from exc
             raise ValueError(
                 f"loading stopped after {answered} of {self._meta.num_passages} passages: "
                 f"{explain(exc, self._server)}; then give the same command again, and it goes on"
