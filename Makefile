@@ -38,8 +38,10 @@ hotswap: setup ## swap tools 50 times while a run trains through them, into runs
 bench-rollout: setup ## rollout service against raw vLLM, into runs/bench/rollout.json
 	@$(BIN)/python scripts/bench_rollout.py
 
-bench-tools: setup ## calls to tools and to search, against doing it plainly, into runs/bench
+bench-tools: setup ## calls to tools and to search, against doing it plainly, into runs/bench/tools.json
 	@$(BIN)/python scripts/bench_tools.py
+	@if [ -n "$$ELASTICSEARCH_URL" ] && [ -n "$$AGENT_R1_REAL_DATA" ]; then $(BIN)/python scripts/bench_search.py; \
+	else echo "search is left out; it needs ELASTICSEARCH_URL and AGENT_R1_REAL_DATA (docs/search.md)"; fi
 
 bench-step: setup ## what a training step of a 90M model is spent on
 	@$(BIN)/python scripts/bench_step.py

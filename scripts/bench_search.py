@@ -1,4 +1,4 @@
-"""Measures search on Elasticsearch, and writes runs/bench/search.json.
+"""Measures search on Elasticsearch, and adds it to runs/bench/tools.json.
 
     python scripts/bench_search.py --url URL --data FOLDER [--rounds 5] [--skip-parity]
 
@@ -29,6 +29,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench_tools import write_entries
 from elasticsearch import AsyncElasticsearch
 
 from agent_r1.tools.backends.base import Found
@@ -242,7 +243,7 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     results = [] if arguments.skip_parity else measure_parity(server, data)
     results += measure_speed(server, data, arguments.rounds)
-    (OUT / "search.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_entries(results)
     missed = 0
     for result in results:
         higher = result["better"] == "higher"

@@ -142,6 +142,15 @@ def entry(name: str, ours: float, other: float, goal: float, better: str) -> dic
     return values | {"goal": goal, "better": better}
 
 
+def write_entries(entries: list[dict[str, Any]]) -> None:
+    """Put entries into the report, in place of those with their names."""
+    names = {one["name"] for one in entries}
+    earlier = json.loads(OUT.read_text(encoding="utf-8")) if OUT.exists() else []
+    kept = [one for one in earlier if one["name"] not in names]
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(json.dumps([*kept, *entries], indent=2) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     """Start the tool, measure, write the report."""
     parser = argparse.ArgumentParser(description="Measure calls to a tool service.")
@@ -164,8 +173,7 @@ def main() -> None:
         finally:
             process.terminate()
             process.wait()
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps(entries, indent=2) + "\n")
+    write_entries(entries)
     for one in entries:
         print(f"{one['name']}: {one['ratio']:.3g} (goal {one['goal']}, {one['better']} is better)")
     print(f"report: {OUT}")

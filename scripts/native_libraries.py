@@ -1,9 +1,10 @@
-"""Libraries of the system that wheels link to but do not carry: finds them, or fetches them.
+"""What wheels do not carry and small installations of Linux lack: finds it, or fetches it.
 
-Called by install.py. vLLM's CPU build links to libnuma.so.1, which small installations of Linux
-lack; without it vLLM starts and fails at the first token. Where apt can fetch the package, the
-library is put into `.venv` and loaded by every Python of `.venv` at start (a `.pth` line); nothing
-outside `.venv` is changed. Elsewhere the message names the system's own command.
+Called by install.py. vLLM's CPU build links to libnuma.so.1; without it vLLM starts and fails at
+the first token. The tools that run code need bubblewrap's `bwrap`. Where apt can fetch the package,
+the library is put into `.venv` and loaded by every Python of `.venv` at start (a `.pth` line), the
+program into `.venv/bin`; nothing outside `.venv` is changed. Elsewhere the message names the
+system's own command.
 """
 
 from __future__ import annotations
@@ -24,6 +25,14 @@ REMEDY = (
     "command again: `apt-get install libnuma1` (Debian, Ubuntu), `dnf install numactl-libs` "
     "(Fedora, RHEL), `pacman -S numactl` (Arch), `zypper install libnuma1` (SUSE)"
 )
+BWRAP = "bwrap"
+BWRAP_PACKAGE = "bubblewrap"
+BWRAP_REMEDY = (
+    "bubblewrap is not installed, which only the tools python_exec and code_tests need; they will "
+    "say so when they start. Install it with `apt-get install bubblewrap` (Debian, Ubuntu), `dnf "
+    "install bubblewrap` (Fedora, RHEL), `pacman -S bubblewrap` (Arch), `zypper install "
+    "bubblewrap` (SUSE)"
+)
 
 
 class MissingLibraryError(Exception):
@@ -36,17 +45,17 @@ def is_loadable(python: Path) -> bool:
     return subprocess.run([str(python), "-c", program], capture_output=True).returncode == 0
 
 
-def fetch_with_apt(folder: Path) -> Path | None:
-    """Download Debian's package and unpack the library into `folder`.
+def fetch_with_apt(folder: Path, package: str = DEBIAN_PACKAGE, name: str = LIBRARY) -> Path | None:
+    """Download Debian's package and unpack one file of it into `folder`.
 
     Returns:
-        the library; None when apt is not there or cannot fetch it.
+        the file; None when apt is not there or cannot fetch it.
     """
     if not (shutil.which("apt-get") and shutil.which("dpkg-deb")):
         return None
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)  # apt downloads as a user of its own when root calls it
-        download = ["apt-get", "download", "-qq", DEBIAN_PACKAGE]
+        download = ["apt-get", "download", "-qq", package]
         refresh = ["apt-get", "update", "-qq"]
         commands = [download] if os.getuid() else [download, refresh, download]
         for command in commands:
@@ -61,12 +70,12 @@ def fetch_with_apt(folder: Path) -> Path | None:
             return None
         unpack = ["dpkg-deb", "-x", str(packages[0]), f"{scratch}/x"]
         subprocess.run(unpack, check=True, capture_output=True)
-        found = next(Path(scratch, "x").rglob(LIBRARY), None)
+        found = next(Path(scratch, "x").rglob(name), None)
         if found is None:
             return None
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(found.resolve(), folder / LIBRARY)
-    return folder / LIBRARY
+        shutil.copy(found.resolve(), folder / name)
+    return folder / name
 
 
 def ensure_libnuma(python: Path, site_packages: Path) -> None:
@@ -94,3 +103,28 @@ def ensure_libnuma(python: Path, site_packages: Path) -> None:
     (site_packages / PTH).write_text(line)
     if not is_loadable(python):
         raise MissingLibraryError(REMEDY)
+
+
+def ensure_bwrap(scripts: Path) -> None:
+    """Make sure that `bwrap` is on PATH or in `.venv/bin`; say what to do where it cannot be.
+
+    Args:
+        scripts: the folder `.venv/bin`.
+    """
+    if shutil.which(BWRAP) or (scripts / BWRAP).exists():
+        return
+    print("the system has no bubblewrap; fetching Debian's into .venv")
+    program = fetch_with_apt(scripts, BWRAP_PACKAGE, BWRAP)
+    if program is not None and not runs(program):
+        program.unlink()
+        program = None
+    if program is None:
+        print(f"warning: {BWRAP_REMEDY}")
+
+
+def runs(program: Path) -> bool:
+    """Tell whether a program can be started here."""
+    try:
+        return subprocess.run([str(program), "--version"], capture_output=True).returncode == 0
+    except OSError:
+        return False

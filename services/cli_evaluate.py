@@ -50,6 +50,7 @@ TOOL_FACTS = (
     "settings",
     "backend",
     "corpus",
+    "index",
     "description",
     "top_k",
     "passage_template",
