@@ -284,6 +284,10 @@ def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     weight.add_argument("--newest", action="store_true", help="all to the newest version again")
     rollback = action("rollback", "rollback_tool", "give everything to the version before")
     rollback.add_argument("--version", metavar="VERSION", help="this one instead")
+    mcp = actions.add_parser("mcp", help="serve one tool to an MCP agent over stdio")
+    _add_config(mcp)
+    mcp.add_argument("tool", metavar="TOOL")
+    mcp.set_defaults(run="agent_r1.cli_tools_mcp:serve_mcp")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -18,7 +18,8 @@ class EnvTable(ConfigTable):
     """`[env]`: what the agent may do before it answers, and where a trajectory is cut."""
 
     type: Annotated[str, Field(pattern=ENV_TYPE_PATTERN)] = "tool"
-    """`tool` (ToolEnv), or `module:Name` of a ToolEnv subclass found through `run.plugins`."""
+    """`tool` (ToolEnv), `math` (MathEnv), `code` (CodeEnv), or `module:Name` of a ToolEnv subclass
+    found through `run.plugins`."""
     options: dict[str, JsonValue] = {}
     """Keyword arguments for a ToolEnv subclass."""
     max_turns: Annotated[int, Field(ge=1)] = 5

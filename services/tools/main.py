@@ -20,6 +20,7 @@ from agent_r1.tools.announcing import Announcer
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import BUILTIN_TOOLS, ToolTable
+from agent_r1.tools.mcp_server import mcp_router
 from agent_r1.tools.search import SearchTool, open_search_tool, retrieve_router
 from agent_r1_proto.config import RedisTable, RunTable
 from agent_r1_proto.connection import RedisConnection
@@ -60,6 +61,9 @@ async def _serve(
         max_calls_in_flight=table.max_calls_in_flight,
     )
     service: ToolService = app.state.service
+    app.include_router(
+        mcp_router(service, host=table.host, session_expiry_s=table.session_expiry_s)
+    )
     if isinstance(served, SearchTool):
         app.include_router(retrieve_router(served, table.top_k))
     logger.info(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
@@ -104,7 +105,7 @@ def _variable(name: str, key: str) -> str:
     return value
 
 
-def parse_settings(settings: dict[str, object]) -> McpSettings:
+def parse_settings(settings: Mapping[str, object]) -> McpSettings:
     """Check the settings of one table.
 
     Raises:

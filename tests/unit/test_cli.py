@@ -119,10 +119,9 @@ def test_config_show_hides_passwords(file: Path, capsys: pytest.CaptureFixture[s
         (["serve", "learner", "{file}"], "redis.url is not set"),
         (["serve", "serch", "{file}"], "no service 'serch'; there are rollout, reward, learner"),
         (["serve", "tool", "{file}", "--name", "x"], "no service 'x'"),
-        (
-            ["serve", "rollout", "{file}", "--set", "redis.url=redis://h/0"],
-            "tools.search.url is not set",
-        ),
+        (["serve", "tool", "no_such_module:Tool"], "'no_such_module:Tool' cannot be loaded"),
+        (["tools", "list"], "name a run folder, or --redis URL and --pool NAME"),
+        (["tools", "drain", "search", "--run", "{folder}"], "has no config.json"),
         (["evaluate", "{file}", "--policy", "{folder}", "--out", "o"], "has no config.json"),
         (["sft", "{file}"], "table [sft] is missing"),
         (["chat", "{folder}"], "belongs to no run folder"),

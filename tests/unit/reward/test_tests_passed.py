@@ -9,7 +9,7 @@ import pytest
 from agent_r1.reward.config import RewardTable
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
-from agent_r1_proto.tools import TextPart
+from agent_r1_proto.tools import ResultPart, TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from tests.builders import trajectory
 
@@ -17,7 +17,7 @@ TABLE = RewardTable(components={"tests_passed": 1.0, "all_tests_passed": 0.5})
 
 
 def call(text: str, tool: str = "code_tests", status: Any = "ok") -> ToolCallRecord:
-    parts = [TextPart(text=text)] if text else []
+    parts: list[ResultPart] = [TextPart(text=text)] if text else []
     return ToolCallRecord(
         end_token_index=3, tool=tool, status=status, arguments={"code": "x"}, parts=parts
     )

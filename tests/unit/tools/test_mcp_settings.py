@@ -17,8 +17,8 @@ from agent_r1.tools.mcp_content import to_mcp_result, to_tool_result
 from agent_r1.tools.mcp_settings import parse_settings
 from agent_r1_proto.tools import ImagePart, TextPart, ToolResult
 
-COMMAND = {"tool": "search", "command": ["python", "server.py"]}
-URL = {"tool": "search", "url": "http://wiki:8000/mcp"}
+COMMAND: dict[str, Any] = {"tool": "search", "command": ["python", "server.py"]}
+URL: dict[str, Any] = {"tool": "search", "url": "http://wiki:8000/mcp"}
 
 
 @pytest.mark.parametrize(
