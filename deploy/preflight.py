@@ -31,7 +31,8 @@ GB = 1e9
 
 DOCKER_WAY = (
     "use Docker instead, where everything runs on Linux: docker compose -f "
-    "docker-compose.yml -f deploy/compose.cpu.yml up --build (Docker Desktop or any engine with compose v2)"
+    "docker-compose.yml -f deploy/compose.cpu.yml up --build "
+    "(Docker Desktop or any engine with compose v2)"
 )
 
 

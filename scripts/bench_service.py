@@ -145,6 +145,7 @@ def main() -> None:
     serve_tool(
         name="search",
         run=RunTable(id=settings["run_id"]),
+        redis=RedisTable(),
         tool=table,
         announce_dir=Path(settings["announce_dir"]),
     )

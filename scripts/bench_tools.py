@@ -109,7 +109,7 @@ async def measure(url: str, calls: int, rounds: int) -> list[dict[str, Any]]:
             return response.json()
 
         async def inside(number: int) -> object:
-            return await tool.call(ARGUMENTS, CallContext(f"r{number}", 0, None, TIMEOUT_S))
+            return await tool.call(dict(ARGUMENTS), CallContext(f"r{number}", 0, None, TIMEOUT_S))
 
         await load(ours, 512)
         await load(plain, 512)

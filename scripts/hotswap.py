@@ -317,12 +317,13 @@ def main() -> int:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     run = start_run(run_dir, arguments.steps, world)
-    swapper: Swapper | None = None
+    swappers: list[Swapper] = []
     try:
         wait_for("its rollout server was up", lambda: bool(rollout_url(run_dir)), run)
         redis_url = live_redis_url(run_dir)
         assert redis_url is not None
         swapper = Swapper(run_dir, redis_url, rollout_url(run_dir), scratch, world)
+        swappers.append(swapper)
         wait_for("the first swap", lambda: len(metrics(run_dir)) >= QUIET_STEPS, run)
         first = len(metrics(run_dir))
         swap(swapper, run, arguments.swaps)
@@ -338,7 +339,7 @@ def main() -> int:
         if run.poll() is None:
             run.send_signal(signal.SIGINT)
             run.wait()
-        for one in swapper.instances if swapper else ():
+        for one in (one for swapper in swappers for one in swapper.instances):
             one.process.kill()
             one.process.wait()
     found = report(swapper, arguments.steps, first, last)

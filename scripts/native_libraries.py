@@ -45,8 +45,10 @@ def is_loadable(python: Path) -> bool:
     return subprocess.run([str(python), "-c", program], capture_output=True).returncode == 0
 
 
-def fetch_with_apt(folder: Path, package: str = DEBIAN_PACKAGE, name: str = LIBRARY) -> Path | None:
-    """Download Debian's package and unpack one file of it into `folder`.
+def fetch_with_apt(
+    folder: Path, package: str = DEBIAN_PACKAGE, pattern: str = LIBRARY
+) -> Path | None:
+    """Download Debian's package and unpack the file that ends with `pattern` into `folder`.
 
     Returns:
         the file; None when apt is not there or cannot fetch it.
@@ -70,12 +72,13 @@ def fetch_with_apt(folder: Path, package: str = DEBIAN_PACKAGE, name: str = LIBR
             return None
         unpack = ["dpkg-deb", "-x", str(packages[0]), f"{scratch}/x"]
         subprocess.run(unpack, check=True, capture_output=True)
-        found = next(Path(scratch, "x").rglob(name), None)
+        found = next(Path(scratch, "x").rglob(pattern), None)
         if found is None:
             return None
         folder.mkdir(parents=True, exist_ok=True)
-        shutil.copy(found.resolve(), folder / name)
-    return folder / name
+        target = folder / Path(pattern).name
+        shutil.copy(found.resolve(), target)
+    return target
 
 
 def ensure_libnuma(python: Path, site_packages: Path) -> None:
@@ -114,7 +117,7 @@ def ensure_bwrap(scripts: Path) -> None:
     if shutil.which(BWRAP) or (scripts / BWRAP).exists():
         return
     print("the system has no bubblewrap; fetching Debian's into .venv")
-    program = fetch_with_apt(scripts, BWRAP_PACKAGE, BWRAP)
+    program = fetch_with_apt(scripts, BWRAP_PACKAGE, f"bin/{BWRAP}")
     if program is not None and not runs(program):
         program.unlink()
         program = None

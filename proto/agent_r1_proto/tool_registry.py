@@ -150,7 +150,7 @@ class ToolRegistry:
 
         async def find() -> list[ToolInstance]:
             ids = sorted(name.decode() for name in await self._redis.smembers(keys.instance_ids))
-            values = await self._redis.mget([keys.instance(name) for name in ids]) if ids else []
+            values = await self._values([keys.instance(name) for name in ids])
             expired = [name for name, value in zip(ids, values, strict=True) if value is None]
             if expired:
                 await self._redis.srem(keys.instance_ids, *expired)
@@ -183,6 +183,9 @@ class ToolRegistry:
             )
         return states
 
+    async def _values(self, keys: Sequence[str]) -> list[bytes | None]:
+        return list(await self._redis.mget(keys)) if keys else []
+
     async def drain(self, instances: Sequence[str]) -> None:
         """Mark instances: they finish what they have and get nothing new."""
         if instances:
@@ -211,7 +214,7 @@ class ToolRegistry:
 
         async def read() -> list[bytes | None]:
             names = sorted(n.decode() for n in await self._redis.smembers(keys.pin_reporters))
-            values = await self._redis.mget([keys.pins(name) for name in names]) if names else []
+            values = await self._values([keys.pins(name) for name in names])
             gone = [name for name, value in zip(names, values, strict=True) if value is None]
             if gone:
                 await self._redis.srem(keys.pin_reporters, *gone)

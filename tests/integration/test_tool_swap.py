@@ -22,7 +22,7 @@ from agent_r1_proto.tool_registry import ToolRegistry
 
 pytestmark = pytest.mark.redis
 
-COUNTER = '''
+COUNTER = """
 from agent_r1 import Tool
 
 
@@ -45,8 +45,8 @@ class Counter(Tool):
 
     async def close(self, rollout_id):
         del self.counts[rollout_id]
-'''
-ECHO = '''
+"""
+ECHO = """
 from agent_r1 import Tool
 
 
@@ -58,7 +58,7 @@ class Echo(Tool):
 
     async def call(self, arguments, context):
         return self.version
-'''
+"""
 COMMAND = Path(sys.executable).with_name("agent-r1")
 
 

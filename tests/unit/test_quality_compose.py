@@ -23,7 +23,10 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("!reset", lambda loader, node: None)
-_Loader.add_constructor("!override", lambda loader, node: loader.construct_sequence(node))
+_Loader.add_constructor(
+    "!override",
+    lambda loader, node: loader.construct_sequence(node),  # pyright: ignore
+)
 
 
 def read(file: str) -> dict[str, Any]:
