@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker check schemas hotswap bench-rollout bench-tools bench-step clean
+.PHONY: help setup demo table test test-unit test-docker test-sandbox check schemas hotswap bench-rollout bench-tools bench-step clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -24,6 +24,9 @@ test-unit: setup ## the fast part of the tests
 
 test-docker: ## build the image and run the demo in containers (needs Docker)
 	@scripts/test_docker
+
+test-sandbox: setup ## every reference solution of HumanEval and MBPP (AGENT_R1_REAL_DATA) through the sandbox
+	@$(BIN)/python scripts/test_sandbox
 
 check: setup ## the quality gate: format, lint, types, imports, schemas, words
 	@scripts/check

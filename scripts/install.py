@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-from native_libraries import MissingLibraryError, ensure_libnuma
+from native_libraries import MissingLibraryError, ensure_bwrap, ensure_libnuma
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LOCK = REPOSITORY / "deploy" / "constraints" / "cpu.txt"
@@ -237,6 +237,7 @@ def install_all() -> None:
         ["--upgrade", "--target", str(VENV / "parity"), "--requirement", str(PARITY_LOCK)],
     )
     ensure_libnuma(PYTHON, next(VENV.glob("lib/python*/site-packages")))
+    ensure_bwrap(VENV / "bin")
 
 
 def explain(output: str) -> str:

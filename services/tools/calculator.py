@@ -18,8 +18,19 @@ MAX_CHARS = 500
 MAX_DEPTH = 50
 MAX_BITS = 10_000
 """Longest integer computed, in bits: about 3000 digits."""
+MAX_DIGITS = 300
+# Signs that models write: multiplication, division, minus.
+_SIGNS = str.maketrans({"^": "**", "\u00d7": "*", "\u00f7": "/", "\u2212": "-"})
 
 Number = int | float
+
+
+def _round(value: Number, digits: Number = 0) -> Number:
+    # round(5, -10 ** 9) would compute that power of ten.
+    if not isinstance(digits, int) or abs(digits) > MAX_DIGITS:
+        raise ValueError(f"digits ({digits}) must be a whole number within ±{MAX_DIGITS}")
+    return round(value, digits)
+
 
 _OPERATORS: dict[type[ast.AST], tuple[str, Callable[..., Any]]] = {
     ast.Add: ("+", operator.add),
@@ -35,7 +46,7 @@ _OPERATORS: dict[type[ast.AST], tuple[str, Callable[..., Any]]] = {
 _CONSTANTS = {"pi": math.pi, "e": math.e}
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "abs": abs,
-    "round": round,
+    "round": _round,
     "min": min,
     "max": max,
     "sqrt": math.sqrt,
@@ -90,9 +101,8 @@ def compute(expression: str) -> Number:
             f"the expression has {len(expression)} characters; the limit is {MAX_CHARS}; "
             "compute it in parts"
         )
-    text = expression.replace("^", "**").replace("×", "*").replace("÷", "/").replace("−", "-")
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = ast.parse(expression.translate(_SIGNS).strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as exc:
         raise ValueError(
             f"{expression!r} is not an arithmetic expression; write for example (3 + 4) * 2"

@@ -52,30 +52,36 @@ def find_bwrap(configured: str | None) -> str:
     found = shutil.which("bwrap") or (str(beside) if os.access(beside, os.X_OK) else None)
     if found is None:
         raise ValueError(
-            f"bubblewrap is not installed: no bwrap on PATH and none at {beside}. Run `make setup`, "
-            "or `apt-get install bubblewrap` (Debian, Ubuntu), `dnf install bubblewrap` (Fedora, "
-            'RHEL). In a container of its own, sandbox = "container" runs without it, with weaker '
-            "limits (docs/sandbox.md)"
+            f"bubblewrap is not installed: no bwrap on PATH and none at {beside}. Run `make "
+            "setup`, or `apt-get install bubblewrap` (Debian, Ubuntu), `dnf install bubblewrap` "
+            '(Fedora, RHEL). In a container of its own, sandbox = "container" runs without it, '
+            "with weaker limits (docs/sandbox.md)"
         )
     return found
 
 
-def can_make_namespaces_as_root() -> bool:
-    """Tell whether this process is root with the capabilities to build a sandbox.
+def gives_own_users(*, container: bool) -> bool:
+    """Tell whether each sandbox gets a user of its own: where this process is root.
+
+    Args:
+        container: no namespaces are made, so the right to make them is not needed.
 
     Raises:
-        ValueError: it is root without them.
+        ValueError: it is root without the capabilities for it.
     """
     if os.geteuid() != 0:
         return False
-    needed = 1 << _CAP_SYS_ADMIN | 1 << _CAP_SETUID | 1 << _CAP_SETGID
+    needed = 1 << _CAP_SETUID | 1 << _CAP_SETGID
+    if not container:
+        needed |= 1 << _CAP_SYS_ADMIN
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     effective = int(status.partition("CapEff:")[2].split()[0], 16)
     if effective & needed == needed:
         return True
     raise ValueError(
-        "the service runs as root without CAP_SYS_ADMIN, so it can make no sandbox; run it as "
-        "another user (in a container: `USER` of the Dockerfile or `user:` of compose)"
+        "the service runs as root without CAP_SYS_ADMIN (or CAP_SETUID), so it can make no "
+        "sandbox; run it as another user (in a container: `USER` of the Dockerfile or `user:` of "
+        "compose)"
     )
 
 
@@ -115,13 +121,14 @@ def command_line(
             command += ["--ro-bind", folder, folder]
     paths = _outside_of_usr((*interpreter.prefixes, *interpreter.packages))
     # Left to itself, bwrap makes the folders above a private one private as well.
-    for parent in sorted({parent for path in paths for parent in path.parents if parent.name}):
+    parents = {parent for path in paths for parent in path.parents if parent.name}
+    for parent in sorted(parents | {Path("/etc")}):
         command += ["--perms", "0755", "--dir", str(parent)]
     for path in paths:
         command += ["--ro-bind", str(path), str(path)]
     command += ["--ro-bind-try", _LOADER_CACHE, _LOADER_CACHE]
-    command += ["--ro-bind-data", str(files["passwd"]), "/etc/passwd"]
-    command += ["--ro-bind-data", str(files["group"]), "/etc/group"]
+    for name in ("passwd", "group"):
+        command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
     command += ["--ro-bind", str(GUEST), GUEST_INSIDE]
     command += ["--proc", "/proc"] if private_proc else ["--dir", "/proc"]
     command += ["--dev", "/dev", "--remount-ro", "/dev"]

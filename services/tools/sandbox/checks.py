@@ -139,11 +139,8 @@ def _read_assert(statement: ast.Assert, setup: str) -> Check:
             if type(op) in _COMPARISONS and expected is not None:
                 compare = _COMPARISONS[type(op)]
                 return Check(text, "value", ast.unparse(left), setup, compare, expected[0])
-            if isinstance(op, ast.Is) and isinstance(right, ast.Constant):
-                if right.value in (True, False, None):
-                    return Check(
-                        text, "value", ast.unparse(left), setup, operator.is_, right.value
-                    )
+            if isinstance(op, ast.Is) and expected in ((True,), (False,), (None,)):
+                return Check(text, "value", ast.unparse(left), setup, operator.is_, expected[0])
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return Check(text, "truth", ast.unparse(operand), setup, operator.is_, False)
         case test if not isinstance(test, ast.Compare):

@@ -20,6 +20,7 @@ import ctypes
 import fcntl
 import gc
 import importlib
+import io
 import json
 import linecache
 import math
@@ -303,20 +304,21 @@ def describe(collected: list[bytearray], why: str, status: int, token: str) -> J
 # --- the child ----------------------------------------------------------------------------------
 
 
-def run_child(
-    request: Json, config: Json, writers: tuple[int, ...], secret_fd: int
-) -> NoReturn:
+def run_child(request: Json, config: Json, writers: tuple[int, ...], secret_fd: int) -> NoReturn:
     """Become the process of one program, run it, report, end."""
     try:
         os.setsid()
+        pid = os.getpid()
         result_fd = become_child(config["limits"], writers, secret_fd)
         report = execute(request, result_fd + 1)
         flush()
         try:
+            if os.getpid() != pid:  # a fork of the program that has come to its end
+                raise OSError
             write_all(result_fd, json.dumps(report).encode())
-        except OSError:  # the program closed every file
+        except OSError:  # or the program has closed every file
             write_all(2, report.get("error", "").encode(errors="replace"))
-    except BaseException:
+    except BaseException:  # noqa: BLE001 - whatever it is, this process must end here
         with contextlib.suppress(BaseException):
             write_all(2, traceback.format_exc().encode(errors="replace"))
         os._exit(1)
@@ -349,6 +351,7 @@ def become_child(limits: Json, writers: tuple[int, ...], secret_fd: int) -> int:
         resource.setrlimit(getattr(resource, f"RLIMIT_{name}"), pair)
     sys.argv = [SOURCE_NAME]
     for stream in (sys.stdout, sys.stderr):
+        assert isinstance(stream, io.TextIOWrapper)
         stream.reconfigure(line_buffering=True, errors="backslashreplace")
     return 3
 
@@ -377,9 +380,9 @@ def attempt(stage: str, action: Any) -> Json:
     except SystemExit as exc:
         code = exc.code if isinstance(exc.code, int) else int(exc.code is not None)
         if exc.code is not None and not isinstance(exc.code, int):
-            print(exc.code, file=sys.stderr)
+            print(exc.code, file=sys.stderr)  # noqa: T201 - as Python does
         return {"stage": stage, "exit_code": code & 0xFF}
-    except BaseException as exc:
+    except BaseException as exc:  # noqa: BLE001 - the program's own, KeyboardInterrupt included
         return {"stage": stage, "error": format_error(exc), "error_type": type(exc).__name__}
 
 
@@ -389,14 +392,16 @@ def run_program(source: str) -> None:
     sys.modules["__main__"] = module
     remember_lines(source, SOURCE_NAME)
     tree = ast.parse(source, SOURCE_NAME)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    ending = None
+    if tree.body and isinstance(last := tree.body[-1], ast.Expr):
+        del tree.body[-1]
+        ending = compile(ast.Expression(last.value), SOURCE_NAME, "eval")
     body = compile(tree, SOURCE_NAME, "exec")
-    ending = compile(ast.Expression(last.value), SOURCE_NAME, "eval") if last else None
     exec(body, module.__dict__)
     if ending is not None:
         value = eval(ending, module.__dict__)
         if value is not None:
-            print(repr(value))
+            print(repr(value))  # noqa: T201 - to the program's own output
     threading._shutdown()  # type: ignore[attr-defined]  # waits for the program's threads
     atexit._run_exitfuncs()
 
@@ -411,7 +416,7 @@ def run_test(secret: Json, scope: Json) -> Json:
     remember_lines(secret["test"], TEST_NAME)
     value = eval(compile(secret["test"], TEST_NAME, "eval"), scope)
     if secret["mode"] == "truth":
-        value = not not value
+        value = bool(value)
     return {"value": encode(value), "token": secret["token"]}
 
 
@@ -434,7 +439,7 @@ def format_error(error: BaseException) -> str:
     try:
         shown = traceback.TracebackException(type(error), error, frame, compact=True)
         return "".join(limit_frames(shown).format())
-    except BaseException:  # an exception's own __str__ may raise, or memory may be short
+    except BaseException:  # noqa: BLE001 - an exception's own __str__ may raise, or memory may be short
         return f"{type(error).__name__}\n"
 
 
@@ -476,7 +481,8 @@ def encode(value: Any) -> list[Any]:
         return ["dict", [[encode(key), encode(item)] for key, item in dict.items(value)]]
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
-            return [kind.__name__, [encode(item) for item in kind.__iter__(value)]]
+            items: Any = kind.__iter__
+            return [kind.__name__, [encode(item) for item in items(value)]]
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return encode(value.item())
@@ -492,7 +498,7 @@ def main() -> None:
     config = json.loads(read_frame())
     try:
         set_up(config)
-    except BaseException as exc:
+    except BaseException as exc:  # noqa: BLE001 - the service says it
         write_frame({"ready": False, "problem": f"{type(exc).__name__}: {exc}"})
         return
     write_frame({"ready": True})

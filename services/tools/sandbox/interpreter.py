@@ -58,15 +58,17 @@ async def ask_interpreter(python: str | None) -> Interpreter:
         raise ValueError(f"python ({path!r}) cannot be started: {exc}; {remedy}") from exc
     try:
         stdout, stderr = await asyncio.wait_for(process.communicate(), ASK_TIMEOUT_S)
+    except TimeoutError as exc:
+        process.kill()
+        await process.wait()
+        raise ValueError(
+            f"python ({path!r}) did not answer within {ASK_TIMEOUT_S:g} s; {remedy}"
+        ) from exc
+    try:
         answer = json.loads(stdout)
-    except (TimeoutError, ValueError) as exc:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-            said = f"nothing within {ASK_TIMEOUT_S:g} s"
-        else:
-            said = stderr.decode(errors="replace")[-500:].strip()
-        raise ValueError(f"python ({path!r}) does not answer: {said}; {remedy}") from exc
+    except ValueError as exc:
+        said = stderr.decode(errors="replace")[-500:].strip()
+        raise ValueError(f"python ({path!r}) is no Python: it said {said!r}; {remedy}") from exc
     if tuple(answer["version"]) < _OLDEST:
         version = ".".join(map(str, answer["version"]))
         raise ValueError(f"python ({path!r}) is Python {version}; {remedy}")

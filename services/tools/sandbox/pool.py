@@ -56,14 +56,14 @@ class SandboxPool:
             ValueError: it does not; the text says why and what to do.
         """
         settings = self._settings
-        is_root = bubblewrap.can_make_namespaces_as_root()
+        own_user = bubblewrap.gives_own_users(container=settings.sandbox == "container")
         bwrap = None
         if settings.sandbox == "bubblewrap":
             bwrap = bubblewrap.find_bwrap(settings.bwrap)
         else:
             logger.warning('sandbox = "container": programs see all that this container holds')
         interpreter = await ask_interpreter(settings.python)
-        plan = SandboxPlan(settings, interpreter, bwrap, own_user=is_root)
+        plan = SandboxPlan(settings, interpreter, bwrap, own_user=own_user)
         try:
             await _start_probed(plan)
         except SandboxStartError as exc:

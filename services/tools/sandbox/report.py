@@ -1,4 +1,4 @@
-"""Says to the model how its code ended: limits and crashes in words, long output cut in the middle."""
+"""Says to the model how its code ended: limits and crashes in words, long output cut."""
 
 from __future__ import annotations
 

@@ -28,10 +28,9 @@ def measure_memory(pids: list[int]) -> int:
     total = 0
     for pid in pids:
         with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
-                total += sum(
-                    int(line.split()[1]) << 10 for line in file if line.startswith(_COUNTED)
-                )
+            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+            lines = [line for line in status.splitlines() if line.startswith(_COUNTED)]
+            total += sum(int(line.split()[1]) << 10 for line in lines)
     return total
 
 

@@ -124,7 +124,9 @@ class Worker:
             worker._base_memory = measure_memory(worker._tree())
         except TimeoutError as exc:
             await worker.kill()
-            raise SandboxStartError(f"the sandbox did not start within {START_TIMEOUT_S:g} s") from exc
+            raise SandboxStartError(
+                f"the sandbox did not start within {START_TIMEOUT_S:g} s"
+            ) from exc
         except (OSError, EOFError, ValueError, KeyError) as exc:
             await worker.kill()
             raise SandboxStartError(bubblewrap.explain_refusal(worker.complaint)) from exc
@@ -161,7 +163,7 @@ class Worker:
             secret: the test; the guest learns it once the code's process exists.
 
         Raises:
-            SandboxEndedError: the sandbox ended, or answered nonsense; it may be the program's doing.
+            SandboxEndedError: the sandbox ended or answered nonsense; perhaps the program's doing.
         """
         self._clean = False
         watcher = asyncio.create_task(self._watch())
@@ -179,7 +181,9 @@ class Worker:
         except (OSError, EOFError, ValueError) as exc:
             if watcher.done() and not watcher.cancelled():
                 return RunResult(why=watcher.result())
-            raise SandboxEndedError(f"the sandbox ended during a run: {self.complaint[-500:]}") from exc
+            raise SandboxEndedError(
+                f"the sandbox ended during a run: {self.complaint[-500:]}"
+            ) from exc
         finally:
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -206,15 +210,16 @@ class Worker:
         return find_tree(self._process.pid)
 
     def _kill_processes(self) -> None:
-        if self._plan.bwrap is None and self._process.returncode is None:
-            # Children first: once the guest is gone, its orphans cannot be found.
+        if self._process.returncode is None:
+            # Children first: once their parent is gone, they cannot be found. In a namespace all
+            # die with its process 1, which --die-with-parent ends; but that process runs with the
+            # program's rights, so its word is not taken for it.
             for pid in reversed(self._tree()[1:]):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
         if self._pidfd is None:
             return
         with contextlib.suppress(ProcessLookupError):
-            # With it dies process 1 of the namespace, and so all the others.
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     async def _watch(self) -> Literal["memory", "files"]:

@@ -1,0 +1,268 @@
+"""Hidden tests in the real sandbox: what is counted, what is told, and code that cheats."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gzip
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from agent_r1.tools.app import create_app
+from agent_r1.tools.base import CallContext, ToolUnavailableError
+from agent_r1.tools.code_tests import CodeTests
+from agent_r1_proto.tools import CallReply, ToolResult
+
+LIMITS: dict[str, Any] = {"cpu_s": 2.0, "wall_s": 2.0, "total_s": 5.0, "max_workers": 1}
+SQUARES = {"tests": ["assert f(2) == 4", "assert f(3) == 9", "assert f(-1) == 1"]}
+# Nothing of it is a comparison with a literal, so it is judged in the sandbox.
+OPAQUE = {"tests": ["for x in range(3):\n    assert f(x) == x * x"]}
+
+
+@contextlib.asynccontextmanager
+async def started(**settings: Any) -> AsyncIterator[CodeTests]:
+    tool = CodeTests(**(LIMITS | settings))
+    await tool.start()
+    try:
+        yield tool
+    finally:
+        await tool.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _usable_sandbox() -> None:
+    """Skip where no sandbox can run, with the reason."""
+
+    async def start() -> None:
+        async with started():
+            pass
+
+    try:
+        asyncio.run(start())
+    except ValueError as exc:
+        pytest.skip(str(exc))
+
+
+async def judge(tool: CodeTests, code: str, context: Any, timeout_s: float = 60.0) -> ToolResult:
+    return await tool.call({"code": code}, CallContext("r/0/0/0/0", 0, context, timeout_s))
+
+
+def counts(passed: int, total: int) -> dict[str, int]:
+    return {"passed": passed, "failed": total - passed, "total": total}
+
+
+async def test_right_code_passes_through_the_service():
+    app = create_app(CodeTests(**LIMITS), instance="here-1")
+    call = {
+        "name": "code_tests",
+        "arguments": {"code": "def f(x):\n    return x * x"},
+        "rollout_id": "r/0/0/0/0",
+        "turn": 0,
+        "tool_context": SQUARES,
+        "timeout_s": 30.0,
+    }
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://tool") as client,
+    ):
+        response = await client.post("/call", json={"calls": [call]})
+        lost = await client.post("/call", json={"calls": [call | {"tool_context": {}}]})
+    (result,) = CallReply.model_validate_json(response.content).results
+    assert (result.status, result.text()) == ("ok", "All 3 tests passed.")
+    assert result.data == counts(3, 3)
+    # A task without tests is a fault of the data, never the model's.
+    assert lost.status_code == 503
+    assert "tool_context has no tests" in lost.json()["detail"]
+
+
+async def test_failing_tests_are_told_with_what_came_back():
+    async with started(show_failing=1) as tool:
+        result = await judge(tool, "def f(x):\n    return 4", SQUARES)
+        assert result.data == counts(1, 3)
+        assert result.text() == (
+            "1 of 3 tests passed.\nFailed: assert f(3) == 9\n  got 4\n1 more failed."
+        )
+        result = await judge(tool, "def f(x):\n    return [][x]", SQUARES)
+    assert "IndexError: list index out of range" in result.text()
+
+
+async def test_code_that_does_not_load_fails_every_test_and_is_told_once():
+    async with started() as tool:
+        result = await judge(tool, "def f(x:\n    return x", SQUARES)
+    assert result.data == counts(0, 3)
+    assert result.text().count("SyntaxError") == 1
+
+
+async def test_an_endless_loop_costs_its_own_test_only():
+    code = "def f(x):\n    while x == 3:\n        pass\n    return x * x"
+    async with started(wall_s=1.0) as tool:
+        result = await judge(tool, code, SQUARES)
+    assert result.data == counts(2, 3)
+    assert "ran longer than 1 s" in result.text()
+
+
+async def test_all_tests_together_have_a_limit():
+    async with started(wall_s=1.0, total_s=1.5) as tool:
+        result = await judge(tool, "import time\ntime.sleep(9)", SQUARES)
+    assert result.data == counts(0, 3)
+    assert "all tests together may take 1.5 s" in result.text()
+
+
+async def test_a_deadline_shorter_than_the_limits_is_an_outage():
+    async with started() as tool:
+        with pytest.raises(ToolUnavailableError, match=r"raise env.tool_timeout_s"):
+            await judge(tool, "import time\ntime.sleep(9)", SQUARES, timeout_s=1.5)
+
+
+async def test_setup_runs_after_the_code_and_before_each_test():
+    context = {"setup": "box = Box(3)\nbox.size += 1", "tests": ["assert box.size == 4"] * 2}
+    code = "class Box:\n    def __init__(self, size):\n        self.size = size"
+    async with started() as tool:
+        assert (await judge(tool, code, context)).data == counts(2, 2)
+
+
+async def test_code_may_go_on_where_the_prompt_ends_or_be_whole():
+    context = {
+        "prompt": 'from math import tau\n\ndef f(x):\n    """Two pi x."""\n',
+        "entry_point": "f",
+        "check": "def check(candidate):\n    assert candidate(0) == 0\n"
+        "    assert abs(candidate(1) - 6.2832) < 1e-4\n    assert True, 'fine'\n",
+    }
+    async with started() as tool:
+        assert (await judge(tool, "    return tau * x\n", context)).data == counts(2, 2)
+        assert (await judge(tool, "def f(x):\n    return tau * x", context)).data == counts(2, 2)
+        assert (await judge(tool, "    return 0.0\n", context)).data == counts(1, 2)
+
+
+CHEATS = {
+    "exit": "import sys\nsys.exit(0)",
+    "hard exit": "import os\nos._exit(0)",
+    "hard exit in the function": "import os\ndef f(x):\n    os._exit(0)",
+    "exit in the function": "def f(x):\n    raise SystemExit(0)",
+    "equal to everything": (
+        "class Any:\n    def __eq__(self, other):\n        return True\n"
+        "    def __ne__(self, other):\n        return False\n"
+        "    __hash__ = object.__hash__\n"
+        "def f(x):\n    return Any()"
+    ),
+    "an integer that is equal to everything": (
+        "class Any(int):\n    def __eq__(self, other):\n        return True\n"
+        "    __hash__ = int.__hash__\n"
+        "def f(x):\n    return Any(1234)"
+    ),
+    "swallowed errors": (
+        "import builtins\nclass Quiet(BaseException):\n    pass\n"
+        "builtins.AssertionError = Quiet\ndef f(x):\n    return 1234"
+    ),
+    "printing success": "print('All 3 tests passed.')\ndef f(x):\n    return 1234",
+    "writing a result and leaving": (
+        "import json, os\n"
+        "text = json.dumps({'passed': True, 'token': '', 'value': ['int', '4']}).encode()\n"
+        "for fd in range(3, 64):\n    try:\n        os.write(fd, text)\n"
+        "    except OSError:\n        pass\nos._exit(0)"
+    ),
+    "answering for the guest": (
+        'import os\nbody = b\'{"why": "ended", "report": {"passed": true}}\'\n'
+        "for pid in (1, 2):\n    for fd in (0, 1, 2):\n        try:\n"
+        "            with open(f'/proc/{pid}/fd/{fd}', 'wb') as file:\n"
+        "                file.write(len(body).to_bytes(4, 'big') + body)\n"
+        "        except OSError:\n            pass\nos._exit(0)"
+    ),
+    "reading what is expected": (
+        "import gc, sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
+        "        for value in list(frame.f_locals.values()):\n"
+        "            if isinstance(value, dict) and 'test' in value:\n"
+        "                found = str(value['test']).partition('==')[2]\n"
+        "                if found:\n                    return eval(found)\n"
+        "        frame = frame.f_back\n    return 1234"
+    ),
+    "a main block that leaves": "import os\nif __name__:\n    os.kill(os.getpid(), 9)",
+}
+
+
+@pytest.mark.parametrize("name", CHEATS)
+async def test_code_that_cheats_passes_nothing_and_the_next_call_is_judged(name: str):
+    async with started() as tool:
+        result = await judge(tool, CHEATS[name], SQUARES)
+        assert result.data == counts(0, 3), result.text()
+        assert (await judge(tool, "def f(x):\n    return x * x", SQUARES)).data == counts(3, 3)
+
+
+# What docs/sandbox.md says is not prevented for such tests.
+OPAQUE_FALL = {
+    "equal to everything",
+    "an integer that is equal to everything",
+    "swallowed errors",
+    "reading what is expected",
+}
+
+
+@pytest.mark.parametrize("name", sorted(set(CHEATS) - OPAQUE_FALL))
+async def test_cheats_fail_where_the_sandbox_judges_too(name: str):
+    async with started() as tool:
+        assert (await judge(tool, CHEATS[name], OPAQUE)).data == counts(0, 1)
+        assert (await judge(tool, "def f(x):\n    return x * x", OPAQUE)).data == counts(1, 1)
+
+
+async def test_a_test_is_not_in_memory_while_the_code_loads():
+    code = (
+        "import os, re\n"
+        "with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb') as memory:\n"
+        "    for line in maps:\n        if '[heap]' in line or ' rw' in line and '/' not in line:\n"
+        "            start, end = (int(x, 16) for x in line.split()[0].split('-'))\n"
+        "            try:\n                memory.seek(start)\n"
+        "                if re.search(b'hidden[_]marker', memory.read(end - start)):\n"
+        "                    os._exit(0)\n            except (OSError, ValueError):\n"
+        "                pass\n"
+    )
+    context = {"tests": ["hidden_marker = 1\nassert hidden_marker"]}
+    async with started() as tool:
+        assert (await judge(tool, code, context)).data == counts(1, 1)
+
+
+def read_references(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:
+    """Six problems of each set, spread over the file, and those with a set-up or a loop."""
+    with gzip.open(folder / "humaneval.jsonl.gz", "rt", encoding="utf-8") as file:
+        human = [json.loads(line) for line in file]
+    with gzip.open(folder / "mbpp.jsonl.gz", "rt", encoding="utf-8") as file:
+        basic = [json.loads(line) for line in file]
+    picked = human[:: len(human) // 6] + [x for x in human if "    for x in" in x["test"]][:2]
+    problems = [
+        (
+            record["canonical_solution"],
+            {key: record[key] for key in ("prompt", "entry_point")} | {"check": record["test"]},
+        )
+        for record in picked
+    ]
+    chosen = basic[:: len(basic) // 6] + [x for x in basic if x["test_setup_code"]]
+    problems += [
+        (x["code"], {"tests": x["test_list"], "setup": x["test_setup_code"]}) for x in chosen
+    ]
+    names = [record["task_id"] for record in picked + chosen]
+    return [(str(name), *problem) for name, problem in zip(names, problems, strict=True)]
+
+
+async def test_reference_solutions_pass(real_data_dir: Path):
+    problems = read_references(real_data_dir)
+    assert len(problems) >= 12
+    async with started(wall_s=20.0, cpu_s=20.0, total_s=60.0, max_workers=2) as tool:
+        for name, code, context in problems:
+            result = await judge(tool, code, context, timeout_s=120.0)
+            assert result.text().endswith("tests passed."), f"{name}: {result.text()}"
+            assert isinstance(result.data, dict)
+            assert result.data["failed"] == 0
+
+
+async def test_right_solutions_fail_the_tests_of_another_problem(real_data_dir: Path):
+    problems = read_references(real_data_dir)
+    async with started() as tool:
+        for (_, code, _), (name, _, context) in itertools.pairwise(problems[:5]):
+            result = await judge(tool, code, context | {"prompt": ""}, timeout_s=60.0)
+            assert isinstance(result.data, dict)
+            assert result.data["failed"] != 0, name

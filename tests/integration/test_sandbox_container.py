@@ -1,0 +1,98 @@
+"""`sandbox = "container"`: limits hold without bubblewrap; isolation is the container's business.
+
+As root the code changes to a user of its own, which may not reach this interpreter; then the one of
+the system is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from agent_r1.tools.base import CallContext
+from agent_r1.tools.python_exec import PythonExec
+
+PYTHONS = (None, "/usr/bin/python3", "/usr/local/bin/python3")
+
+
+@contextlib.asynccontextmanager
+async def started() -> AsyncIterator[PythonExec]:
+    problems: list[str] = []
+    for python in PYTHONS:
+        if python is not None and shutil.which(python) is None:
+            continue
+        tool = PythonExec(
+            sandbox="container",
+            python=python,
+            cpu_s=2.0,
+            wall_s=2.0,
+            memory_mb=192,
+            processes=8,
+            max_workers=1,
+        )
+        try:
+            await tool.start()
+        except ValueError as exc:
+            problems.append(str(exc))
+            continue
+        try:
+            yield tool
+        finally:
+            await tool.stop()
+        return
+    pytest.skip("; ".join(problems))
+
+
+async def run(tool: PythonExec, code: str) -> str:
+    return (await tool.call({"code": code}, CallContext("r/0/0/0/0", 0, None, 30.0))).text()
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import os\nwhile True:\n    os.fork()", r"BlockingIOError"),
+        ("x = bytearray(10**10)", r"MemoryError"),
+        ("while True:\n    print('x' * 1000)", r"wrote more than"),
+        ("while True:\n    pass", r"CPU time|ran longer"),
+        ("import time\ntime.sleep(99)", r"ran longer than 2 s"),
+        ("import socket\nsocket.socket()", r"Address family not supported"),
+        ("import os\nos.chroot('/tmp')", r"PermissionError"),
+        ("import os\nos.kill(os.getppid(), 9)", r"ended the sandbox"),
+        ("import os\nprint('HOME' in os.environ, 'LEFT' in os.environ)", r"^True False$"),
+    ],
+)
+async def test_limits_hold_and_the_next_call_is_answered(
+    monkeypatch: pytest.MonkeyPatch, code: str, expected: str
+):
+    monkeypatch.setenv("LEFT", "1")
+    async with started() as tool:
+        assert re.search(expected, await run(tool, code))
+        assert await run(tool, "6 * 7") == "42"
+
+
+async def test_a_daemon_is_killed_and_the_folder_removed():
+    code = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0:\n"
+        "        time.sleep(60)\n    os._exit(0)\nopen('left', 'w')\ntime.sleep(0.2)\n"
+        "print(os.getcwd())"
+    )
+    async with started() as tool:
+        folder = await run(tool, code)
+        assert os.path.dirname(folder) == tempfile.gettempdir()
+    assert os.path.basename(folder) not in os.listdir(tempfile.gettempdir())
+    assert not _is_in_an_environment(folder)
+
+
+def _is_in_an_environment(text: str) -> bool:
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            if text.encode() in Path("/proc", pid, "environ").read_bytes():
+                return True
+    return False
