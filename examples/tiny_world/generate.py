@@ -19,6 +19,7 @@ from questions import (
     SETS,
     Question,
     bridge,
+    call_text,
     comparison,
     compositional,
     demonstrate,
@@ -79,9 +80,6 @@ def _good_share(question: Question) -> float:
 
 def make_demonstrations(world: World, search: Search, seed: int) -> list[dict[str, Any]]:
     """Demonstrations over the train entities, in random order."""
-    # Here, because questions and corpus are generated where transformers is not installed.
-    from tokenizer import call_text
-
     rng = random.Random(f"tiny-world-demos-{seed}")
     lines = []
     for question in make_questions(world, "train", DEMO_SHARES, NUM_DEMOS, rng):

@@ -12,6 +12,7 @@ A demonstration is an agent at work: it writes a plan, searches, notes what it f
 between "next" (search on) and "done" (answer). A flawed one says "done" after its first search.
 """
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -258,6 +259,12 @@ def _conclusion(question: Question) -> str:
 def _hasty_answer(question: Question) -> str:
     """What a flawed demonstration answers after one search: what it has in hand."""
     return question.steps[0][0] if question.order else question.steps[0][2]
+
+
+def call_text(query: str) -> str:
+    """The tool call for one search, compact Hermes JSON; tokenizer.MARKERS hold its scaffolding."""
+    arguments = {"name": "search", "arguments": {"query": query}}
+    return f"<tool_call>{json.dumps(arguments, separators=(',', ':'))}</tool_call>"
 
 
 def demonstrate(

@@ -10,7 +10,6 @@ AutoTokenizer rebuilds any tokenizer found beside a Qwen2 model as one: no merge
 tokens, and text brought to Unicode form NFC before it is encoded, as Qwen2.5 does.
 """
 
-import json
 import re
 from pathlib import Path
 
@@ -75,9 +74,3 @@ def build_tokenizer() -> Qwen2Tokenizer:
     tokenizer.add_tokens(added)
     tokenizer.chat_template = CHAT_TEMPLATE.read_text(encoding="utf-8")
     return tokenizer
-
-
-def call_text(query: str) -> str:
-    """The tool call for one search, compact Hermes JSON (`MARKERS` hold its scaffolding)."""
-    arguments = {"name": "search", "arguments": {"query": query}}
-    return f"<tool_call>{json.dumps(arguments, separators=(',', ':'))}</tool_call>"

@@ -162,7 +162,7 @@ def demonstration(tiny_world: SimpleNamespace, world, *, flawed: bool) -> list[d
         world, "train", {questions.bridge: 1.0}, 1, random.Random(2)
     )
     return questions.demonstrate(
-        question, lambda query: f" found {query}", tiny_world.tokenizer.call_text, flawed=flawed
+        question, lambda query: f" found {query}", tiny_world.questions.call_text, flawed=flawed
     )
 
 

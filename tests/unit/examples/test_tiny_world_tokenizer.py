@@ -90,7 +90,7 @@ def test_every_word_of_a_world_is_one_token(tiny_world: SimpleNamespace, tokeniz
 
 
 def test_the_scaffolding_of_a_call_is_two_tokens(tiny_world: SimpleNamespace, tokenizer: Any):
-    text = tiny_world.tokenizer.call_text(" Harim Abak born")
+    text = tiny_world.questions.call_text(" Harim Abak born")
     ids = ids_of(tokenizer, text)
     assert len(ids) == 7  # <tool_call>, opening, three words, closing, </tool_call>
     decoded = tokenizer.decode(ids, skip_special_tokens=True)
