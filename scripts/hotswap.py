@@ -173,8 +173,11 @@ class Swapper:
     def kill_version(self) -> None:
         """Kill every instance of the newest version: its trajectories must start again."""
         self.start(str(self.newest - 1))  # what takes over
-        for one in self.of(str(self.newest)):
+        doomed = self.of(str(self.newest))
+        for one in doomed:
             self.remove(one, signal.SIGKILL)
+        while self.announced().keys() & {one.process.pid for one in doomed}:
+            time.sleep(LOOK_S)
 
     def operations(self) -> Iterator[tuple[str, Callable[[], None]]]:
         """Yield operations for ever, in an order in which each is possible."""
@@ -196,7 +199,8 @@ def start_run(run_dir: Path, steps: int, world: Path) -> subprocess.Popen[bytes]
         "tools.search.corpus": str(world / "corpus.jsonl"),
         "tools.search.announce_expiry_s": str(EXPIRY_S),
         "learner.steps": str(steps),
-        "learner.max_staleness": "1",
+        # Trajectories that start again must not be too old when they come back.
+        "learner.max_staleness": "4",
         "learner.groups_per_batch": str(GROUPS),
         "learner.group_size": str(GROUP_SIZE),
         "learner.trajectories_per_step": str(GROUPS * GROUP_SIZE),
@@ -274,6 +278,8 @@ def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any
         file = swapper.run_dir / "trajectories" / f"step_{step:06d}.jsonl"
         for line in file.read_text(encoding="utf-8").splitlines():
             record = json.loads(line)
+            if not record["trained"]:
+                continue
             trajectories += 1
             retried += record["attempt"] > 0
             calls = [call for turn in record["turns"] for call in turn["calls"]]
@@ -281,6 +287,8 @@ def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any
             versions |= used
             violations += len(used) > 1
     lines = metrics(swapper.run_dir)
+    failed, stale = (int(lines[-1][f"results/{name}"]) for name in ("failed", "stale"))
+    missing = steps * GROUPS * GROUP_SIZE - trajectories
 
     def latency(begin: int, end: int) -> float:
         values = [line["tools/latency_ms_mean"] for line in lines[begin:end]]
@@ -291,8 +299,9 @@ def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any
         "in_flight_min": min(one["in_flight"] for one in swapper.swaps),
         "trajectories": trajectories,
         "retried": retried,
-        "failed": int(lines[-1]["results/failed"]),
-        "lost": steps * GROUPS * GROUP_SIZE - trajectories,
+        "failed": failed,
+        "stale": stale,
+        "lost": max(0, missing - failed - stale),
         "pin_violations": violations,
         "versions": len(versions),
         "latency_ms_before": latency(0, first),
