@@ -1,10 +1,10 @@
 """Swaps tool services while a run trains through them, and proves that nothing is lost.
 
-    python scripts/hotswap.py [--swaps 50] [--steps 80] [--out runs/hotswap] [--world DIR]
+    python scripts/hotswap.py [--swaps 50] [--out runs/hotswap] [--world DIR]
 
 Starts `agent-r1 train` on tiny_world with every service, and then adds, upgrades, weighs, rolls
 back, drains, kills and restarts instances of its search tool, each time with at least 32
-trajectories in flight. Afterwards every trained trajectory is read back. The report is OUT.json;
+trajectories in flight; then it stops the run. Every trained trajectory is read back. The report is OUT.json;
 the exit status is 1 when something was lost or a pin was broken.
 """
 
@@ -35,6 +35,8 @@ COMMAND = str(Path(sys.executable).with_name("agent-r1"))
 POOL = "hotswap"
 GROUPS, GROUP_SIZE = 16, 8
 MIN_IN_FLIGHT = 32
+MORE_STEPS_THAN_NEEDED = 100_000
+INTERRUPTED = 130
 QUIET_STEPS = 3
 """Steps before the first swap and after the last, for the latencies to compare with."""
 LOOK_S = 0.05
@@ -190,7 +192,7 @@ class Swapper:
             yield name, getattr(self, name)
 
 
-def start_run(run_dir: Path, steps: int, world: Path) -> subprocess.Popen[bytes]:
+def start_run(run_dir: Path, world: Path) -> subprocess.Popen[bytes]:
     """Start training; every trained trajectory is written to the run folder."""
     settings = {
         "run.tool_pool": POOL,
@@ -198,7 +200,7 @@ def start_run(run_dir: Path, steps: int, world: Path) -> subprocess.Popen[bytes]
         "evaluation.sets": "{}",
         "tools.search.corpus": str(world / "corpus.jsonl"),
         "tools.search.announce_expiry_s": str(EXPIRY_S),
-        "learner.steps": str(steps),
+        "learner.steps": str(MORE_STEPS_THAN_NEEDED),
         # Trajectories that start again must not be too old when they come back.
         "learner.max_staleness": "4",
         "learner.groups_per_batch": str(GROUPS),
@@ -228,7 +230,7 @@ def wait_for(what: str, condition: Callable[[], bool], run: subprocess.Popen[byt
     """
     while not condition():
         if run.poll() is not None:
-            raise HotswapError(f"the run ended before {what}; raise --steps")
+            raise HotswapError(f"the run ended before {what}; see its logs")
         time.sleep(LOOK_S)
 
 
@@ -295,6 +297,7 @@ def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any
         return round(statistics.fmean(values), 1) if values else float("nan")
 
     return {
+        "steps": steps,
         "swaps": len(swapper.swaps),
         "in_flight_min": min(one["in_flight"] for one in swapper.swaps),
         "trajectories": trajectories,
@@ -315,7 +318,6 @@ def main() -> int:
     """Swap, and write the report."""
     parser = argparse.ArgumentParser(description="Swap tools while training runs.")
     parser.add_argument("--swaps", type=int, default=50)
-    parser.add_argument("--steps", type=int, default=80, help="steps of the run")
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hotswap")
     parser.add_argument("--world", type=Path, default=CONFIG.parent / "data", help="tiny_world")
     arguments = parser.parse_args()
@@ -325,7 +327,7 @@ def main() -> int:
     scratch = run_dir.with_name(f"{run_dir.name}-tools")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    run = start_run(run_dir, arguments.steps, world)
+    run = start_run(run_dir, world)
     swappers: list[Swapper] = []
     try:
         wait_for("its rollout server was up", lambda: bool(rollout_url(run_dir)), run)
@@ -339,7 +341,8 @@ def main() -> int:
         last = len(metrics(run_dir))
         enough = last + QUIET_STEPS
         wait_for("it was quiet again", lambda: len(metrics(run_dir)) >= enough, run)
-        if run.wait() != 0:
+        run.send_signal(signal.SIGINT)
+        if run.wait() != INTERRUPTED:
             raise HotswapError(f"the run failed; see {run_dir / 'logs'}")
     except (HotswapError, subprocess.CalledProcessError) as exc:
         print(f"hotswap: {exc}", file=sys.stderr)
@@ -351,7 +354,7 @@ def main() -> int:
         for one in (one for swapper in swappers for one in swapper.instances):
             one.process.kill()
             one.process.wait()
-    found = report(swapper, arguments.steps, first, last)
+    found = report(swapper, len(metrics(run_dir)), first, last)
     out = run_dir.with_suffix(".json")
     out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in found.items() if key != "log"}, indent=2))

@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-SWAPS, STEPS = 8, 12
+SWAPS = 8
 
 
 @pytest.mark.vllm
 def test_nothing_is_lost_while_tools_are_swapped(world: Path, tmp_path: Path):
     command = [sys.executable, str(REPOSITORY / "scripts" / "hotswap.py")]
-    command += ["--swaps", str(SWAPS), "--steps", str(STEPS)]
+    command += ["--swaps", str(SWAPS)]
     command += ["--world", str(world), "--out", str(tmp_path / "hotswap")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     report = json.loads((tmp_path / "hotswap.json").read_text())
     assert report["swaps"] == SWAPS
     assert report["in_flight_min"] >= 32
-    assert report["trajectories"] >= STEPS * 16 * 8 - report["stale"]
+    assert report["trajectories"] >= report["steps"] * 16 * 8 - report["stale"] > 0
     assert (report["lost"], report["failed"], report["pin_violations"]) == (0, 0, 0)
     assert report["versions"] >= 2
     swapped = [swap["swap"] for swap in report["log"]]
