@@ -4,8 +4,8 @@
 
 Starts `agent-r1 train` on tiny_world with every service, and then adds, upgrades, weighs, rolls
 back, drains, kills and restarts instances of its search tool, each time with at least 32
-trajectories in flight; then it stops the run. Every trained trajectory is read back. The report is OUT.json;
-the exit status is 1 when something was lost or a pin was broken.
+trajectories in flight; then it stops the run. Every trained trajectory is read back. The report is
+OUT.json; the exit status is 1 when something was lost or a pin was broken.
 """
 
 from __future__ import annotations
