@@ -12,25 +12,19 @@ MBPP's ids 11 to 510 are its evaluation set; 601 to 974 its training set, 2 to 4
 """
 
 import argparse
-import gzip
-import json
 import sys
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from agent_r1_proto.source_files import SourceError, parse_record, read_records, write_lines
 from agent_r1_proto.tasks import Task
 
 INSTRUCTION = (
     "Write the Python program that is asked for and test it with the tool code_tests. Mend it "
     "until all tests pass; then answer in a sentence."
 )
-
-
-class SourceError(ValueError):
-    """A source file that cannot be converted; the text names file and line."""
 
 
 class HumanEvalRecord(BaseModel):
@@ -61,58 +55,13 @@ class MbppRecord(BaseModel):
     challenge_test_list: list[str] = []
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (place, line) of a file, plain or gzip-compressed.
-
-    Raises:
-        SourceError: the file is missing, damaged or empty, or has an empty line.
-    """
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except FileNotFoundError as exc:
-        raise SourceError(f"{path} does not exist") from exc
-    except UnicodeDecodeError as exc:
-        line = exc.object.count(b"\n", 0, exc.start) + 1
-        raise SourceError(f"{path}:{line}: not UTF-8 text ({exc.reason})") from exc
-    except (OSError, EOFError, zlib.error) as exc:
-        raise SourceError(f"{path}: cannot be read ({exc}); copy it again") from exc
-    if not text.strip():
-        raise SourceError(f"{path}:1: the file is empty")
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        place = f"{path}:{number}"
-        if not line.strip():
-            raise SourceError(f"{place}: the line is empty; remove it")
-        yield place, line
-
-
-def parse_record(record: type[BaseModel], place: str, line: str) -> BaseModel:
-    """Read one line.
-
-    Raises:
-        SourceError: it is not JSON, or not a record of this kind.
-    """
-    try:
-        return record.model_validate(json.loads(line))
-    except json.JSONDecodeError as exc:
-        raise SourceError(f"{place}: not JSON: {exc.msg} at column {exc.colno}") from exc
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "record"
-        raise SourceError(
-            f"{place}: {where}: {first['msg']} (got {first['input']!r:.80}); is this the file of "
-            "the data set that the command names?"
-        ) from exc
-
-
-def humaneval_task(place: str, line: str) -> Task:
+def humaneval_task(place: str, values: dict[str, Any]) -> Task:
     """Return a line of HumanEval as a task.
 
     Raises:
         SourceError: the line does not fit, or its test does not define `check`.
     """
-    record = parse_record(HumanEvalRecord, place, line)
-    assert isinstance(record, HumanEvalRecord)
+    record = parse_record(HumanEvalRecord, place, values)
     if "def check(" not in record.test:
         raise SourceError(f"{place}: test must define check(candidate); it does not")
     prompt = _unix(record.prompt)
@@ -130,14 +79,13 @@ def humaneval_task(place: str, line: str) -> Task:
     )
 
 
-def mbpp_task(place: str, line: str) -> Task:
+def mbpp_task(place: str, values: dict[str, Any]) -> Task:
     """Return a line of MBPP as a task; it shows the first test, which gives the function's name.
 
     Raises:
         SourceError: the line does not fit, or has no tests.
     """
-    record = parse_record(MbppRecord, place, line)
-    assert isinstance(record, MbppRecord)
+    record = parse_record(MbppRecord, place, values)
     if not record.test_list:
         raise SourceError(f"{place}: test_list is empty; every problem needs a test")
     tests = [_unix(test).strip() for test in record.test_list]
@@ -175,8 +123,8 @@ def read_tasks(kind: str, path: Path, ids: tuple[int, int] | None = None) -> lis
     """
     tasks: list[Task] = []
     place_of: dict[str, str] = {}
-    for place, line in read_lines(path):
-        task = MAKERS[kind](place, line)
+    for place, values in read_records(path):
+        task = MAKERS[kind](place, values)
         if task.id in place_of:
             raise SourceError(f"{place}: id {task.id!r} was used at {place_of[task.id]}")
         place_of[task.id] = place
@@ -186,16 +134,6 @@ def read_tasks(kind: str, path: Path, ids: tuple[int, int] | None = None) -> lis
     if not tasks:
         raise SourceError(f"{path} has no task with an id from {ids}; correct --ids")
     return tasks
-
-
-def write_tasks(path: Path, tasks: list[Task]) -> None:
-    """Write one task a line, the whole file or none of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    lines = (task.model_dump_json(exclude_defaults=True) + "\n" for task in tasks)
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(path)
-    print(f"{path}: {len(tasks)} tasks")
 
 
 def _id_range(text: str) -> tuple[int, int]:
@@ -213,7 +151,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         tasks = read_tasks(arguments.kind, arguments.source, arguments.ids)
-        write_tasks(arguments.out, tasks)
+        print(f"{arguments.out}: {write_lines(arguments.out, tasks)} tasks")
     except SourceError as exc:
         print(f"prepare.py: error: {exc}", file=sys.stderr)
         return 2

@@ -11,27 +11,21 @@ text count. A record that does not fit is an error, named by file and line.
 """
 
 import argparse
-import gzip
 import hashlib
-import json
 import re
 import sys
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from agent_r1_proto.source_files import SourceError, parse_record, read_records, write_lines
 from agent_r1_proto.tasks import Task
 
 INSTRUCTION = (
     "Solve the problem. You may run Python with the tool. Give the final answer in \\boxed{}."
 )
 _FINAL = re.compile(r"####\s*(-?\$?[\d,]+(?:\.\d+)?)\s*$")
-
-
-class SourceError(ValueError):
-    """A source file that cannot be converted; the text names file and line."""
 
 
 class GsmRecord(BaseModel):
@@ -57,58 +51,13 @@ class MathRecord(BaseModel):
     unique_id: str | None = None
 
 
-def read_lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield (place, line) of a file, plain or gzip-compressed.
-
-    Raises:
-        SourceError: the file is missing, damaged or empty, or has an empty line.
-    """
-    try:
-        data = path.read_bytes()
-        text = (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
-    except FileNotFoundError as exc:
-        raise SourceError(f"{path} does not exist") from exc
-    except UnicodeDecodeError as exc:
-        line = exc.object.count(b"\n", 0, exc.start) + 1
-        raise SourceError(f"{path}:{line}: not UTF-8 text ({exc.reason})") from exc
-    except (OSError, EOFError, zlib.error) as exc:
-        raise SourceError(f"{path}: cannot be read ({exc}); copy it again") from exc
-    if not text.strip():
-        raise SourceError(f"{path}:1: the file is empty")
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        place = f"{path}:{number}"
-        if not line.strip():
-            raise SourceError(f"{place}: the line is empty; remove it")
-        yield place, line
-
-
-def parse_record(record: type[BaseModel], place: str, line: str) -> BaseModel:
-    """Read one line.
-
-    Raises:
-        SourceError: it is not JSON, or not a record of this kind.
-    """
-    try:
-        return record.model_validate(json.loads(line))
-    except json.JSONDecodeError as exc:
-        raise SourceError(f"{place}: not JSON: {exc.msg} at column {exc.colno}") from exc
-    except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "record"
-        raise SourceError(
-            f"{place}: {where}: {first['msg']} (got {first['input']!r:.80}); is this the file of "
-            "the data set that the command names?"
-        ) from exc
-
-
-def gsm8k_task(place: str, line: str, name: str) -> Task:
+def gsm8k_task(place: str, values: dict[str, Any], name: str) -> Task:
     """Return a line of GSM8K as a task.
 
     Raises:
         SourceError: the line does not fit, or has no number after `####`.
     """
-    record = parse_record(GsmRecord, place, line)
-    assert isinstance(record, GsmRecord)
+    record = parse_record(GsmRecord, place, values)
     final = _FINAL.search(record.answer)
     if final is None:
         raise SourceError(
@@ -123,14 +72,13 @@ def gsm8k_task(place: str, line: str, name: str) -> Task:
     )
 
 
-def math_task(place: str, line: str, name: str) -> Task:
+def math_task(place: str, values: dict[str, Any], name: str) -> Task:
     """Return a line of MATH as a task.
 
     Raises:
         SourceError: the line does not fit, or its answer is empty.
     """
-    record = parse_record(MathRecord, place, line)
-    assert isinstance(record, MathRecord)
+    record = parse_record(MathRecord, place, values)
     if not record.answer.strip():
         raise SourceError(f"{place}: answer is empty; every problem needs one")
     metadata: dict[str, str | int] = {"set": name, "type": record.subject}
@@ -159,22 +107,12 @@ def read_tasks(kind: str, path: Path, name: str) -> list[Task]:
     """
     tasks: dict[str, Task] = {}
     place_of: dict[str, str] = {}
-    for place, line in read_lines(path):
-        task = MAKERS[kind](place, line, name)
+    for place, values in read_records(path):
+        task = MAKERS[kind](place, values, name)
         if task.id in tasks:
             raise SourceError(f"{place}: the same problem as at {place_of[task.id]}; remove one")
         tasks[task.id], place_of[task.id] = task, place
     return list(tasks.values())
-
-
-def write_tasks(path: Path, tasks: list[Task]) -> None:
-    """Write one task a line, the whole file or none of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    lines = (task.model_dump_json(exclude_defaults=True) + "\n" for task in tasks)
-    temporary.write_text("".join(lines), encoding="utf-8")
-    temporary.replace(path)
-    print(f"{path}: {len(tasks)} tasks")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -187,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         tasks = read_tasks(arguments.kind, arguments.source, arguments.name or arguments.kind)
-        write_tasks(arguments.out, tasks)
+        print(f"{arguments.out}: {write_lines(arguments.out, tasks)} tasks")
     except SourceError as exc:
         print(f"prepare.py: error: {exc}", file=sys.stderr)
         return 2

@@ -13,100 +13,25 @@ field that the format does not have is an error, named by file, line and record.
 """
 
 import argparse
-import gzip
 import hashlib
-import json
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from formats import CorpusRecord, Question, parse_question
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
+from agent_r1_proto.source_files import (
+    SourceError,
+    misfit,
+    parse_record,
+    read_records,
+    write_lines,
+)
 from agent_r1_proto.tasks import Task
 
 SETS = ("hotpotqa", "2wikimultihopqa", "musique")
-
-
-class SourceError(ValueError):
-    """A source file that cannot be converted; the text names file, line and record."""
-
-
-# --- Reading -------------------------------------------------------------------------------------
-
-
-def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (place, record) of a JSON array or of JSON lines, plain or gzip-compressed.
-
-    Raises:
-        SourceError: the file is missing, damaged, empty, or holds something else.
-    """
-    text = _read_text(path)
-    start = len(text) - len(text.lstrip())
-    if start == len(text):
-        raise SourceError(f"{path}:1: the file is empty")
-    pairs = _array_items(path, text, start + 1) if text[start] == "[" else _lines(path, text)
-    for place, value in pairs:
-        if not isinstance(value, dict):
-            raise SourceError(f"{place}: a record must be a JSON object; it is {value!r:.80}")
-        yield place, value
-
-
-def _read_text(path: Path) -> str:
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        return data.decode()
-    except FileNotFoundError as exc:
-        raise SourceError(f"{path} does not exist") from exc
-    except UnicodeDecodeError as exc:
-        line = exc.object.count(b"\n", 0, exc.start) + 1
-        raise SourceError(f"{path}:{line}: not UTF-8 text ({exc.reason})") from exc
-    except (OSError, EOFError, zlib.error) as exc:
-        raise SourceError(f"{path}: cannot be read ({exc}); copy it again") from exc
-
-
-def _lines(path: Path, text: str) -> Iterator[tuple[str, Any]]:
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
-        place = f"{path}:{number}"
-        if not line.strip():
-            raise SourceError(f"{place}: the line is empty; remove it")
-        try:
-            yield place, json.loads(line)
-        except json.JSONDecodeError as exc:
-            raise SourceError(f"{place}: not JSON: {exc.msg} at column {exc.colno}") from exc
-
-
-def _array_items(path: Path, text: str, position: int) -> Iterator[tuple[str, Any]]:
-    """Decode a JSON array item by item: the published files are too large to hold decoded."""
-    decoder = json.JSONDecoder()
-    line, counted, number = 1, 0, 0
-    position = _skip_blanks(text, position)
-    while text[position : position + 1] != "]":
-        number += 1
-        line += text.count("\n", counted, position)
-        counted = position
-        place = f"{path}:{line} (record {number})"
-        try:
-            value, end = decoder.raw_decode(text, position)
-        except json.JSONDecodeError as exc:
-            raise SourceError(
-                f"{path}:{exc.lineno} (record {number}): not JSON: {exc.msg} at column {exc.colno}"
-            ) from exc
-        yield place, value
-        position = _skip_blanks(text, end)
-        if text[position : position + 1] == ",":
-            position = _skip_blanks(text, position + 1)
-        elif text[position : position + 1] != "]":
-            raise SourceError(f"{place}: the array is not closed after it; the file is cut off")
-
-
-def _skip_blanks(text: str, position: int) -> int:
-    while position < len(text) and text[position] in " \t\r\n":
-        position += 1
-    return position
 
 
 def read_questions(name: str, path: Path) -> list[Question]:
@@ -118,8 +43,7 @@ def read_questions(name: str, path: Path) -> list[Question]:
     questions: list[Question] = []
     place_of: dict[str, str] = {}
     for place, values in read_records(path):
-        with _at(place):
-            question = parse_question(name, values)
+        question = _question(name, place, values)
         if question.id in place_of:
             raise SourceError(
                 f"{place}: id {question.id!r} was used at {place_of[question.id]}; ids must be "
@@ -127,26 +51,14 @@ def read_questions(name: str, path: Path) -> list[Question]:
             )
         place_of[question.id] = place
         questions.append(question)
-    if not questions:
-        raise SourceError(f"{path}:1: the file has no questions")
     return questions
 
 
-@contextmanager
-def _at(place: str) -> Iterator[None]:
-    """Turn what a format refuses into an error that names the place."""
+def _question(name: str, place: str, values: dict[str, Any]) -> Question:
     try:
-        yield
+        return parse_question(name, values)
     except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise SourceError(
-            f"{place}: {where}: {first['msg']} (got {first['input']!r:.80}); is --set right, and "
-            "is this a file with answers?"
-        ) from exc
-
-
-# --- Converting ----------------------------------------------------------------------------------
+        raise misfit(place, exc) from exc
 
 
 def choose(questions: list[Question], size: int | None, seed: int) -> list[Question]:
@@ -204,30 +116,16 @@ def read_passages(name: str, paths: Iterable[Path]) -> list[CorpusRecord]:
 
 def _passages_of(name: str, place: str, values: dict[str, Any]) -> Iterator[CorpusRecord]:
     if "text" in values:
-        with _at(place):
-            passage = CorpusRecord.model_validate(values)
-        yield passage
+        yield parse_record(CorpusRecord, place, values)
         return
-    with _at(place):
-        question = parse_question(name, values)
-    for title, text in question.passages:
+    for title, text in _question(name, place, values).passages:
         if text:
             digest = hashlib.sha256(f"{title}\n{text}".encode()).hexdigest()
             yield CorpusRecord(id=f"{name}-{digest[:16]}", title=title, text=text)
 
 
-def write_lines(path: Path, messages: Iterable[BaseModel]) -> int:
-    """Write one message a line, the whole file or none of it; return their number."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    count = 0
-    with temporary.open("w", encoding="utf-8") as file:
-        for message in messages:
-            file.write(message.model_dump_json(exclude_defaults=True) + "\n")
-            count += 1
-    temporary.replace(path)
-    print(f"{path}: {count} lines")
-    return count
+def _write(path: Path, messages: Iterable[Task] | Iterable[CorpusRecord]) -> None:
+    print(f"{path}: {write_lines(path, messages)} lines")
 
 
 def convert_repacked(
@@ -245,11 +143,11 @@ def convert_repacked(
             if size is not None:
                 questions = choose(questions, min(size, len(questions)), seed)
             tasks = (as_task(name, question) for question in questions)
-            write_lines(out / f"{name}_{split}.jsonl", tasks)
+            _write(out / f"{name}_{split}.jsonl", tasks)
         passages = read_passages(name, [data / f"{name}_corpus.jsonl.gz"])
-        write_lines(out / f"{name}_corpus.jsonl", passages)
+        _write(out / f"{name}_corpus.jsonl", passages)
         everything += passages
-    write_lines(out / "corpus.jsonl", everything)
+    _write(out / "corpus.jsonl", everything)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -279,9 +177,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if a.command == "tasks":
             questions = choose(read_questions(a.name, a.source), a.size, a.seed)
-            write_lines(a.out, (as_task(a.name, question) for question in questions))
+            _write(a.out, (as_task(a.name, question) for question in questions))
         elif a.command == "corpus":
-            write_lines(a.out, read_passages(a.name, a.source))
+            _write(a.out, read_passages(a.name, a.source))
         else:
             convert_repacked(
                 a.data, a.out, train_size=a.train_size, eval_size=a.eval_size, seed=a.seed

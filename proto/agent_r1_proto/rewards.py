@@ -28,7 +28,7 @@ class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "1.0"
+    SCHEMA_VERSION: ClassVar[str] = "1.1"
 
     trajectory: Trajectory
     reward: Reward | None
@@ -49,6 +49,8 @@ class ScoreCall(StrictMessage):
     arguments: dict[str, JsonValue] = {}
     status: str = "ok"
     """As in `ToolCallRecord`."""
+    data: JsonValue = None
+    """What the tool sent beside its text: `ToolResult.data`."""
 
 
 class ScoreTurn(StrictMessage):

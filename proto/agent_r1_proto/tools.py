@@ -6,9 +6,9 @@ answers `ToolHealth`; `POST /open` and `POST /close` bracket a session.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.messages import Message, StrictMessage
 
@@ -88,6 +88,31 @@ class ToolResult(StrictMessage):
     def text(self) -> str:
         """Return the text parts, joined by newlines."""
         return "\n".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+class TestedCode(StrictMessage):
+    """`ToolResult.data` of the tool `code_tests`: how the model's program did."""
+
+    passed: Annotated[int, Field(ge=0)]
+    """Tests that passed."""
+    failed: Annotated[int, Field(ge=0)]
+    """Tests that did not."""
+    total: Annotated[int, Field(ge=1)]
+    """Both."""
+
+    @model_validator(mode="after")
+    def _check_sum(self) -> Self:
+        if self.passed + self.failed != self.total:
+            raise ValueError(
+                f"passed ({self.passed}) and failed ({self.failed}) must add up to total "
+                f"({self.total})"
+            )
+        return self
+
+    @property
+    def share(self) -> float:
+        """Tests that passed over all."""
+        return self.passed / self.total
 
 
 class CallRequest(StrictMessage):

@@ -43,6 +43,8 @@ class ToolCallRecord(Message):
     """Retries of this call at the transport level."""
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
     parts: list[ResultPart] = []
+    data: JsonValue = None
+    """`ToolResult.data`, for reward components and logs; None where it is over 16 KiB as JSON."""
     process_reward: float | None = None
     """Set by ToolEnv; None when it gives none."""
     error: str = ""
@@ -71,7 +73,7 @@ class Trajectory(StreamMessage):
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "1.0"
+    SCHEMA_VERSION: ClassVar[str] = "1.1"
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""

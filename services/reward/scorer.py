@@ -19,8 +19,7 @@ from agent_r1.reward.components import (
     prediction_of,
 )
 from agent_r1.reward.config import RewardTable
-from agent_r1.reward.tests_passed import answered_call
-from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
+from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import Trajectory
 
 
@@ -120,7 +119,10 @@ def request_of(trajectory: Trajectory) -> ScoreRequest:
         ScoreTurn(
             text=turn.text,
             num_calls=len(turn.calls),
-            calls=[answered_call(call) for call in turn.calls],
+            calls=[
+                ScoreCall(tool=c.tool, arguments=c.arguments, status=c.status, data=c.data)
+                for c in turn.calls
+            ],
         )
         for turn in trajectory.turns
     ]

@@ -1,87 +1,58 @@
 """The components `tests_passed` and `all_tests_passed`: what the last `code_tests` call found.
 
-Counts are read from the first line of the call's recorded text, which the tool writes itself and
-no limit of `[env]` cuts: "3 of 5 tests passed." or "All 5 tests passed." What the tested program
-printed or raised comes after it and is never read here.
+They read the counts that the tool sends beside its text (`TestedCode`), which the program under
+test cannot write.
 """
 
 from __future__ import annotations
 
-import re
+from pydantic import ValidationError
 
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest
-from agent_r1_proto.tools import TextPart
-from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_proto.tools import TestedCode
 
 TOOL = "code_tests"
-_ALL = re.compile(r"All (\d+) tests passed\.")
-_SOME = re.compile(r"(\d+) of (\d+) tests passed\.")
-
-
-class AnsweredCall(ScoreCall):
-    """A call with the first line the tool answered; calls of `POST /score` have none."""
-
-    first_line: str
-
-
-def answered_call(call: ToolCallRecord) -> AnsweredCall:
-    """Return a recorded call as components see it."""
-    texts = [part.text for part in call.parts if isinstance(part, TextPart)]
-    return AnsweredCall(
-        tool=call.tool,
-        arguments=call.arguments,
-        status=call.status,
-        first_line=texts[0].partition("\n")[0] if texts else "",
-    )
 
 
 def tests_passed(request: ScoreRequest) -> float:
     """Return the share of tests that the last call of `code_tests` passed, 0.0 without one.
 
     Raises:
-        ValueError: the call was not answered by `code_tests`, or its answer is not known.
+        ValueError: the call was not answered by `code_tests`, or its counts are not known.
     """
-    passed, total = _last_counts(request)
-    return passed / total if total else 0.0
+    last = _last_call(request)
+    return 0.0 if last is None else _counts(last).share
 
 
 def all_tests_passed(request: ScoreRequest) -> float:
     """Return 1.0 when the last call of `code_tests` passed every test, else 0.0.
 
     Raises:
-        ValueError: the call was not answered by `code_tests`, or its answer is not known.
+        ValueError: the call was not answered by `code_tests`, or its counts are not known.
     """
-    passed, total = _last_counts(request)
-    return float(total > 0 and passed == total)
+    return float(tests_passed(request) == 1.0)
 
 
-def _last_counts(request: ScoreRequest) -> tuple[int, int]:
+def _last_call(request: ScoreRequest) -> ScoreCall | None:
     calls = [call for turn in request.turns for call in turn.calls]
     for call in reversed(calls):
         # Calls that were not run (malformed, over a limit) and a tool's own error found nothing.
         if call.tool == TOOL and call.status == "ok":
-            return _counts(call)
+            return call
     if not calls and any(turn.num_calls for turn in request.turns):
         raise ValueError(
-            "the request says how many calls were made but not which; tests_passed needs the "
-            "trajectory's calls and their answers"
+            "the request says how many calls were made but not which; tests_passed needs `calls` "
+            "with the `data` of each"
         )
-    return 0, 0
+    return None
 
 
-def _counts(call: ScoreCall) -> tuple[int, int]:
-    if not isinstance(call, AnsweredCall):
+def _counts(call: ScoreCall) -> TestedCode:
+    try:
+        return TestedCode.model_validate(call.data)
+    except ValidationError as exc:
         raise ValueError(
-            "a call of POST /score has no answer, which tests_passed reads; score trajectories, or "
-            "remove tests_passed and all_tests_passed from reward.components"
-        )
-    found_all = _ALL.match(call.first_line)
-    if found_all:
-        return int(found_all[1]), int(found_all[1])
-    found = _SOME.match(call.first_line)
-    if found is None:
-        raise ValueError(
-            f"the tool {TOOL!r} answered {call.first_line[:100]!r}, which is not the first line of "
-            'type = "code_tests"; give a tool of another kind another name'
-        )
-    return int(found[1]), int(found[2])
+            f"a call of {TOOL!r} has data = {call.data!r:.200}; tests_passed needs the counts "
+            '{"passed", "failed", "total"} of a tool of type = "code_tests"; give a tool of '
+            "another kind another name"
+        ) from exc

@@ -6,6 +6,7 @@ agent_loop.py hands in what parsing.py read; calls go out through tool_client.py
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from agent_r1_proto.tools import ImagePart, ResultPart, TextPart, ToolSpec
 from agent_r1_proto.trajectory import ToolCallRecord
 
 IMAGE_PLACEHOLDER = "[image]"
+MAX_DATA_CHARS = 16 * 1024
+"""Longest `ToolResult.data` that is recorded, in characters of its JSON."""
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,7 @@ class CallRunner:
             attempt=reply.attempt,
             latency_ms=reply.latency_ms,
             parts=parts,
+            data=_recorded(reply.result.data),
         )
         result = CallResult(
             parsed.name, parsed.arguments, reply.result.status, text, reply.result.data
@@ -190,3 +194,8 @@ class CallRunner:
             return text, list(parts)
         text = text[: limit - len(TRUNCATION_MARKER)] + TRUNCATION_MARKER
         return text, [TextPart(text=text), *(p for p in parts if isinstance(p, ImagePart))]
+
+
+def _recorded(data: JsonValue) -> JsonValue:
+    """Return what a tool sent beside its text, or None where a trajectory should not carry it."""
+    return data if len(json.dumps(data)) <= MAX_DATA_CHARS else None

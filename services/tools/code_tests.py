@@ -13,22 +13,19 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, text_result
-from agent_r1.tools.python_exec import ANSWER_MARGIN_S
+from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError, text_result
 from agent_r1.tools.sandbox.checks import Check, read_checks
-from agent_r1.tools.sandbox.pool import SandboxBusyError, SandboxPool
+from agent_r1.tools.sandbox.pool import SandboxBusyError
 from agent_r1.tools.sandbox.report import describe_failure, shorten
 from agent_r1.tools.sandbox.settings import SandboxSettings, parse_settings
+from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
 from agent_r1.tools.sandbox.worker import (
     RunResult,
     SandboxEndedError,
     SandboxStartError,
     Worker,
 )
-from agent_r1_proto.tools import ToolResult
-
-_TRIES = 2
-"""Runs of a test that ends its sandbox: the first time something else may have killed it."""
+from agent_r1_proto.tools import TestedCode, ToolResult
 
 
 class CodeTestsSettings(SandboxSettings):
@@ -42,7 +39,7 @@ class CodeTestsSettings(SandboxSettings):
     """Longer answers are cut in the middle, in characters."""
 
 
-class CodeTests(Tool):
+class CodeTests(SandboxTool):
     """Runs hidden tests.
 
     Args:
@@ -57,28 +54,10 @@ class CodeTests(Tool):
         "Runs your Python code against the tests of the task and returns how many pass and the "
         "errors of those that fail. Give the whole program."
     )
-    parameters = {
-        "type": "object",
-        "properties": {"code": {"type": "string", "description": "The Python program to test."}},
-        "required": ["code"],
-        "additionalProperties": False,
-    }
 
     def __init__(self, **settings: JsonValue) -> None:
         self.settings = parse_settings("code_tests", CodeTestsSettings, settings)
-        self._pool = SandboxPool(self.settings)
-
-    async def start(self) -> None:
-        """Start the sandboxes.
-
-        Raises:
-            ValueError: none can run here; the text says what to do.
-        """
-        await self._pool.start()
-
-    async def stop(self) -> None:
-        """End the sandboxes."""
-        await self._pool.stop()
+        super().__init__(self.settings)
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Test `code`.
@@ -99,13 +78,9 @@ class CodeTests(Tool):
         except (SandboxBusyError, SandboxStartError) as exc:
             raise ToolUnavailableError(str(exc)) from exc
         failed = sum(failure is not None for failure in run.failures)
-        counts: JsonValue = {
-            "passed": len(checks) - failed,
-            "failed": failed,
-            "total": len(checks),
-        }
+        counts = TestedCode(passed=len(checks) - failed, failed=failed, total=len(checks))
         answer = text_result(self._format(checks, run.failures))
-        return answer.model_copy(update={"data": counts})
+        return answer.model_copy(update={"data": counts.model_dump()})
 
     def _format(self, checks: Sequence[Check], failures: Sequence[str | None]) -> str:
         failed = [pair for pair in zip(checks, failures, strict=True) if pair[1] is not None]
@@ -163,7 +138,7 @@ class _TestRun:
                 result = await worker.run(self._request, wall_s=wall_s, secret=check.secret())
             except SandboxEndedError:
                 self._tries += 1
-                if self._tries < _TRIES:
+                if self._tries < RUN_ATTEMPTS:
                     return
                 result = RunResult(why="killed")
             self._tries = 0

@@ -11,17 +11,13 @@ from typing import Annotated
 
 from pydantic import Field, JsonValue
 
-from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError
-from agent_r1.tools.sandbox.pool import SandboxBusyError, SandboxPool
+from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError
+from agent_r1.tools.sandbox.pool import SandboxBusyError
 from agent_r1.tools.sandbox.report import describe_failure, shorten
 from agent_r1.tools.sandbox.settings import SandboxSettings, parse_settings
+from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
 from agent_r1.tools.sandbox.worker import RunResult, SandboxEndedError, SandboxStartError
 from agent_r1_proto.tools import TextPart, ToolResult
-
-ANSWER_MARGIN_S = 0.5
-"""Part of a call's time kept for the way back."""
-_TRIES = 2
-"""Runs of a program that ends its sandbox: the first time something else may have killed it."""
 
 
 class PythonSettings(SandboxSettings):
@@ -31,7 +27,7 @@ class PythonSettings(SandboxSettings):
     """Longer output is cut in the middle, in characters."""
 
 
-class PythonExec(Tool):
+class PythonExec(SandboxTool):
     """Runs Python.
 
     Args:
@@ -46,28 +42,10 @@ class PythonExec(Tool):
         "Runs Python code and returns what it printed; the value of a last expression is printed "
         "too. Every call starts anew. There is no network and no input."
     )
-    parameters = {
-        "type": "object",
-        "properties": {"code": {"type": "string", "description": "The Python program to run."}},
-        "required": ["code"],
-        "additionalProperties": False,
-    }
 
     def __init__(self, **settings: JsonValue) -> None:
         self.settings = parse_settings("python_exec", PythonSettings, settings)
-        self._pool = SandboxPool(self.settings)
-
-    async def start(self) -> None:
-        """Start the sandboxes.
-
-        Raises:
-            ValueError: none can run here; the text says what to do.
-        """
-        await self._pool.start()
-
-    async def stop(self) -> None:
-        """End the sandboxes."""
-        await self._pool.stop()
+        super().__init__(self.settings)
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Run `code`."""
@@ -82,7 +60,7 @@ class PythonExec(Tool):
 
     async def _run(self, code: str, deadline: float) -> tuple[RunResult, float]:
         request = {"kind": "program", "code": code}
-        for _ in range(_TRIES):
+        for _ in range(RUN_ATTEMPTS):
             try:
                 async with self._pool.worker(deadline - time.monotonic()) as worker:
                     wall_s = min(self.settings.wall_s, deadline - time.monotonic())

@@ -11,9 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from pydantic import ValidationError
+
 from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn
 from agent_r1.rollout.envs.tool_env import ToolEnv
 from agent_r1_proto.tasks import Task
+from agent_r1_proto.tools import TestedCode
 
 TESTS_TOOL = "code_tests"
 
@@ -63,12 +66,10 @@ def passed_share(result: CallResult) -> float | None:
     """
     if result.name != TESTS_TOOL or result.status != "ok":
         return None
-    data = result.data
-    passed = data.get("passed") if isinstance(data, dict) else None
-    total = data.get("total") if isinstance(data, dict) else None
-    if not (isinstance(passed, int) and isinstance(total, int) and 0 <= passed <= total > 0):
+    try:
+        return TestedCode.model_validate(result.data).share
+    except ValidationError as exc:
         raise ValueError(
-            f'the tool {TESTS_TOOL!r} answered data = {data!r}; env.type = "code" needs the '
-            'counts {"passed", "failed", "total"} of a tool of type = "code_tests"'
-        )
-    return passed / total
+            f'the tool {TESTS_TOOL!r} answered data = {result.data!r:.200}; env.type = "code" '
+            'needs the counts {"passed", "failed", "total"} of a tool of type = "code_tests"'
+        ) from exc

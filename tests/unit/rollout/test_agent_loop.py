@@ -511,6 +511,22 @@ async def test_environment_rewards_calls_and_ends_the_trajectory(chat: ChatForma
     assert [call.process_reward for call in trajectory.calls()] == [0.5, None, None]
 
 
+async def test_data_of_a_tool_is_recorded_up_to_a_limit(chat: ChatFormat, end_id: int):
+    answers: dict[str, Any] = {"few": [{"id": "p1"}], "many": ["x" * 20_000]}
+
+    def answer(call: ToolCall) -> ToolResult:
+        return ToolResult(parts=[TextPart(text="x")], data=answers[str(call.arguments["query"])])
+
+    async with (
+        FakeToolServer(answer=answer) as server,
+        agent_loop(
+            chat, end_id, [call_text(query="few"), call_text(query="many"), ANSWER], server
+        ) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert [call.data for call in trajectory.calls()] == [[{"id": "p1"}], None]
+
+
 class Insisting(ToolEnv):
     """Asks again, once, when the model answers without a call."""
 
