@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SAY_EVERY_S = 5.0
+STOPPED = "stopped; the same command goes on where this one was"
 
 
 def index(arguments: argparse.Namespace) -> int:
@@ -37,7 +38,11 @@ def _index_embedded(arguments: argparse.Namespace) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("agent_r1.tools.backends").setLevel(logging.INFO)
     started = time.monotonic()
-    built = open_index(corpus, folder)
+    try:
+        built = open_index(corpus, folder)
+    except KeyboardInterrupt:
+        print(STOPPED)
+        raise
     print(
         f"{folder}: {built.num_passages:,} passages in {time.monotonic() - started:.1f} s; serve "
         f'it with backend = "bm25", corpus = "{corpus}", index_dir = "{folder}"'
@@ -79,7 +84,7 @@ def _index_elasticsearch(arguments: argparse.Namespace) -> int:
             server, arguments.corpus, name, options, progress_lines(_say)
         )
     except KeyboardInterrupt:
-        print("stopped; the same command goes on where this one was")
+        print(STOPPED)
         raise
     for deleted in result.deleted:
         print(f"deleted the old version {deleted}")

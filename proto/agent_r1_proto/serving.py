@@ -10,12 +10,13 @@ import asyncio
 import json
 import os
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import FrameType
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_r1_proto.config import ListenTable
 
@@ -34,12 +35,41 @@ class _Server(uvicorn.Server):
         self._on_signal = on_signal
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # out of a task it would end the event loop
+            self.should_exit = True
         if self.started:
             self._on_up()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._on_signal()
+
+
+class _Startup:
+    """An application whose ValueError at start is kept, for a message instead of a traceback."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self.refusal: ValueError | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "lifespan":
+            await self._app(scope, receive, send)
+            return
+
+        async def watch(message: Message) -> None:
+            error = sys.exc_info()[1]
+            if message["type"] == "lifespan.startup.failed" and isinstance(error, ValueError):
+                self.refusal = error
+                message = {**message, "message": str(error)}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except ValueError as exc:
+            if exc is not self.refusal:
+                raise
 
 
 async def serve_app(
@@ -58,8 +88,9 @@ async def serve_app(
     `on_up` gets the base URL once the service answers.
 
     Raises:
-        ValueError: the address cannot be bound, or must be advertised under another name.
-        RuntimeError: the application did not start; its log says why.
+        ValueError: the address cannot be bound, or must be advertised under another name; or what
+            the application raised while it started.
+        RuntimeError: the application did not start for another reason; its log says why.
     """
     loop = asyncio.get_running_loop()
     listener = bind(name, listen)
@@ -79,8 +110,9 @@ async def serve_app(
         if on_up is not None:
             on_up(url)
 
+    startup = _Startup(app)
     config = uvicorn.Config(
-        app,
+        startup,
         log_config=None,
         access_log=False,
         lifespan="on",
@@ -93,6 +125,9 @@ async def serve_app(
         await _first(before_stop(), hurry.wait(), serving)
         server.should_exit = True
     await serving
+    listener.close()  # uvicorn does not where it never came up
+    if startup.refusal is not None:
+        raise startup.refusal
     if not server.started:
         raise RuntimeError(f"service {name!r} did not start; the lines above say why")
 

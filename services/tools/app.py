@@ -81,6 +81,7 @@ class ToolService:
             self.spec.version,
             in_flight=lambda: self._calls_in_flight,
             sessions=lambda: len(self.sessions),
+            counters=tool.counters,
         )
         self._validator = jsonschema.Draft202012Validator(self.spec.parameters)
         self._calls_in_flight = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,10 @@ class Tool(ABC):
 
     async def stop(self) -> None:  # noqa: B027
         """Release what `start` created; called once, after the last call."""
+
+    def counters(self) -> Mapping[str, int]:
+        """Return counts of the tool's own for `GET /metrics`, by name; they only ever rise."""
+        return {}
 
     def spec(self) -> ToolSpec:
         """Return what rollout and the model read about this tool.

@@ -10,10 +10,13 @@ import hashlib
 import json
 import unicodedata
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 from pydantic import ValidationError
 
 from agent_r1_proto.messages import StrictMessage
@@ -26,6 +29,7 @@ ENGLISH_STOP_WORDS = (
 """The 33 words Lucene's (and so Elasticsearch's) `english` analyzer drops."""
 _SHOWN_CHARS = 80
 _HASH_CHUNK_BYTES = 1 << 20
+_REPORT_EVERY_LINES = 1000
 
 
 class Passage(StrictMessage):
@@ -64,6 +68,50 @@ def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
         ) from exc
     if line_number == 0:
         raise ValueError(f"corpus {str(path)!r} is empty; it needs one passage a line")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a corpus file is, read to its end."""
+
+    sha256: str
+    """Of the file, as hex."""
+    num_passages: int
+
+
+def survey(path: Path, report: Callable[[int], None] = lambda _: None) -> Survey:
+    """Read a whole corpus file: every line is a passage and every id its own.
+
+    Holds 8 bytes a passage in memory, 16 at the end.
+
+    Args:
+        path: the file.
+        report: called now and then with the number of lines read.
+
+    Raises:
+        ValueError: as `read_passages`, or an id comes twice; both lines are named.
+    """
+    hashes = array("Q")
+    for passage in read_passages(path):
+        hashes.append(_hash64(passage.id))
+        if len(hashes) % _REPORT_EVERY_LINES == 0:
+            report(len(hashes))
+    ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64))
+    repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    line_of: dict[str, int] = {}
+    for line, passage in enumerate(read_passages(path) if repeated else (), start=1):
+        if _hash64(passage.id) in repeated:  # equal hashes need not be equal ids
+            first = line_of.setdefault(passage.id, line)
+            if first != line:
+                raise ValueError(
+                    f"{path}:{line}: id {passage.id!r} is also that of line {first}; give every "
+                    "passage its own id"
+                )
+    return Survey(sha256_of(path), len(hashes))
+
+
+def _hash64(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
 def searched_text(passage: Passage) -> str:

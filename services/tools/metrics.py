@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class _OwnCounters(Collector):
+    """The counts a tool keeps itself, as `agent_r1_tool_{name}_total`."""
+
+    def __init__(self, tool: str, version: str, counters: Callable[[], Mapping[str, int]]) -> None:
+        self._given = (tool, version)
+        self._counters = counters
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        for name, value in self._counters().items():
+            family = CounterMetricFamily(
+                f"agent_r1_tool_{name}", "Counted by the tool itself.", labels=("tool", "version")
+            )
+            family.add_metric(self._given, value)
+            yield family
 
 
 class ToolMetrics:
@@ -17,12 +35,20 @@ class ToolMetrics:
         version: of the tool.
         in_flight: returns the calls being worked on.
         sessions: returns the open sessions.
+        counters: returns the tool's own counts, by name.
     """
 
     def __init__(
-        self, tool: str, version: str, *, in_flight: Callable[[], int], sessions: Callable[[], int]
+        self,
+        tool: str,
+        version: str,
+        *,
+        in_flight: Callable[[], int],
+        sessions: Callable[[], int],
+        counters: Callable[[], Mapping[str, int]],
     ) -> None:
         self._registry = CollectorRegistry()
+        self._registry.register(_OwnCounters(tool, version, counters))
         labels = ("tool", "version")
         self._given = (tool, version)
         self._calls = Counter(

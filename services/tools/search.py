@@ -7,7 +7,8 @@ as one text. The same index also answers `POST /retrieve`, as Search-R1 retrieva
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -72,10 +73,10 @@ class SearchTool(Tool):
             await self._batched.close()
         await self._backend.close()
 
-    @property
-    def counts(self) -> SearchCounts:
-        """What became of the queries so far."""
-        return self._batched.counts if self._batched is not None else SearchCounts()
+    def counters(self) -> Mapping[str, int]:
+        """Return what became of the queries so far: the fields of `SearchCounts`."""
+        counts = self._batched.counts if self._batched is not None else SearchCounts()
+        return asdict(counts)
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Search for `arguments["query"]`."""

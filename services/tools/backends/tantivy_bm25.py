@@ -1,8 +1,9 @@
 """Embedded BM25 search: a tantivy index on disk, built once per corpus.
 
 Reads a corpus file, writes `index_dir` (a tantivy index and `index.json`, which says what it was
-built from), and answers queries of the search tool. A build goes to a temporary folder under a
-lock and is renamed into place, so processes that start together build once and none reads half.
+built from), and answers queries of the search tool. A build goes to a folder beside it, under a
+lock, and is renamed into place: processes that start together build once and none reads half. A
+build that was stopped goes on at its last commit.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from agent_r1.tools.corpus import (
     read_passages,
     searched_text,
     sha256_of,
+    survey,
 )
 from agent_r1_proto.messages import StrictMessage
 
@@ -49,8 +51,11 @@ _FIELD = "contents"
 _STORED = "passage"
 _ANALYZER = "english_stop_stem"
 _META_FILE = "index.json"
+_BUILD_FILE = "build.json"
 _WRITER_HEAP_BYTES = 128_000_000
-_PROGRESS_EVERY_S = 10.0
+_PROGRESS_EVERY_S = 5.0
+_COMMIT_EVERY_S = 60.0
+"""A build that is stopped loses at most so much, in seconds."""
 
 
 class IndexMeta(StrictMessage):
@@ -177,57 +182,88 @@ def _schema() -> tantivy.Schema:
 def _build(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta:
     started = time.monotonic()
     logger.info("index build started corpus=%s index_dir=%s", corpus, index_dir)
-    temporary = index_dir.with_name(f"{index_dir.name}.building")
-    shutil.rmtree(temporary, ignore_errors=True)  # left by a build that was killed
-    temporary.mkdir(parents=True)
-    try:
-        stat = corpus.stat()
-        corpus_sha256 = sha256_of(corpus)
-        num_passages = _write_passages(corpus, temporary)
-        meta = IndexMeta(
-            settings_hash=settings_hash,
-            corpus_sha256=corpus_sha256,
-            corpus_bytes=stat.st_size,
-            corpus_mtime_ns=stat.st_mtime_ns,
-            num_passages=num_passages,
-        )
-        (temporary / _META_FILE).write_text(meta.model_dump_json(indent=1))
-        _replace_folder(temporary, index_dir)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+    stat = corpus.stat()
+    found = survey(corpus, _every_few_seconds("reading the corpus: %d passages"))
+    meta = IndexMeta(
+        settings_hash=settings_hash,
+        corpus_sha256=found.sha256,
+        corpus_bytes=stat.st_size,
+        corpus_mtime_ns=stat.st_mtime_ns,
+        num_passages=found.num_passages,
+    )
+    unfinished = index_dir.with_name(f"{index_dir.name}.building")
+    index = _open_unfinished(unfinished, meta)
+    _write_passages(corpus, index, meta.num_passages)
+    (unfinished / _META_FILE).write_text(meta.model_dump_json(indent=1))
+    (unfinished / _BUILD_FILE).unlink()
+    _replace_folder(unfinished, index_dir)
     logger.info(
         "index build finished corpus=%s num_passages=%d seconds=%.1f",
         corpus,
-        num_passages,
+        meta.num_passages,
         time.monotonic() - started,
     )
     return meta
 
 
-def _write_passages(corpus: Path, folder: Path) -> int:
+def _open_unfinished(folder: Path, meta: IndexMeta) -> tantivy.Index:
+    """Open what a stopped build of the same index has left, or begin a new one."""
+    note = folder / _BUILD_FILE
+    with suppress(FileNotFoundError, NotADirectoryError, ValidationError, ValueError):
+        left = IndexMeta.model_validate_json(note.read_text())
+        if left.model_copy(update={"corpus_mtime_ns": meta.corpus_mtime_ns}) == meta:
+            return _for_writing(tantivy.Index.open(str(folder)))
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     index = tantivy.Index(_schema(), path=str(folder))
+    note.write_text(meta.model_dump_json(indent=1))  # last: without it the folder is of no use
+    return _for_writing(index)
+
+
+def _for_writing(index: tantivy.Index) -> tantivy.Index:
     index.register_tokenizer(_ANALYZER, _analyzer())
-    # One indexing thread: documents keep the corpus's order, so ties rank the same in every build.
+    return index
+
+
+def _write_passages(corpus: Path, index: tantivy.Index, num_passages: int) -> None:
+    done = index.searcher().num_docs  # a commit holds a beginning of the corpus, nothing else
+    if done:
+        logger.info("index build goes on num_passages=%d of=%d", done, num_passages)
+    # One indexing thread: documents keep the corpus's order, so ties rank the same in every build
+    # that needed one commit.
     writer = index.writer(heap_size=_WRITER_HEAP_BYTES, num_threads=1)
-    started = reported = time.monotonic()
-    count = 0
+    report = _every_few_seconds(f"building the index: %d of {num_passages} passages")
+    committed = time.monotonic()
     try:
-        for passage in read_passages(corpus):
+        for passage in read_passages(corpus, skip=done):
             document = tantivy.Document()
             document.add_text(_FIELD, _POSSESSIVE.sub("", searched_text(passage)))
             document.add_bytes(_STORED, passage.model_dump_json().encode())
             writer.add_document(document)
-            count += 1
-            now = time.monotonic()
-            if now - reported >= _PROGRESS_EVERY_S:
-                reported = now
-                rate = count / (now - started)
-                logger.info("index build num_passages=%d passages_per_s=%.0f", count, rate)
+            done += 1
+            report(done)
+            if time.monotonic() - committed >= _COMMIT_EVERY_S:
+                writer.commit()
+                committed = time.monotonic()
         writer.commit()
     finally:
         writer.wait_merging_threads()
-    return count
+
+
+def _every_few_seconds(text: str) -> Callable[[int], None]:
+    """Return a function that logs a count, and how many there are a second, now and then."""
+    said = started = time.monotonic()
+    first: int | None = None
+
+    def report(count: int) -> None:
+        nonlocal said, first
+        first = count if first is None else first
+        now = time.monotonic()
+        if now - said >= _PROGRESS_EVERY_S:
+            said = now
+            logger.info(f"{text}, %.0f passages/s", count, (count - first) / (now - started))
+
+    return report
 
 
 def _usable_meta(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta | None:

@@ -370,6 +370,16 @@ async def test_metrics_count_calls_by_how_they_ended():
     assert f"agent_r1_tool_calls_in_flight{{{labels}}} 0.0" in text
 
 
+async def test_metrics_have_the_counts_of_the_tool_itself():
+    class Counting(Scripted):
+        def counters(self) -> dict[str, int]:
+            return {"cached": 3}
+
+    async with client_of(Counting()) as client:
+        text = (await client.get("/metrics")).text
+    assert 'agent_r1_tool_cached_total{tool="scripted",version="7"} 3.0' in text
+
+
 async def test_the_api_description_has_every_body_and_answer():
     async with client_of(Scripted()) as client:
         described = (await client.get("/openapi.json")).json()

@@ -7,12 +7,14 @@ import json
 import logging
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from agent_r1.tools.backends import tantivy_bm25
 from agent_r1.tools.backends.tantivy_bm25 import is_current, open_index
-from agent_r1.tools.corpus import ENGLISH_STOP_WORDS, read_passages
+from agent_r1.tools.corpus import ENGLISH_STOP_WORDS, Passage, read_passages
 
 PASSAGES = [
     {"id": "p0", "title": "Ada Lovelace", "text": "Ada Lovelace was born in London in 1815."},
@@ -168,6 +170,71 @@ def test_what_a_killed_build_left_is_replaced(corpus: Path):
     (index_dir / "index.json").write_text("{")  # not a finished index either
     assert open_index(corpus, index_dir).num_passages == 3
     assert not leftover.exists()
+
+
+def numbered(count: int) -> list[dict[str, str]]:
+    return [{"id": f"p{n}", "title": f"t{n}", "text": f"word{n} common"} for n in range(count)]
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the next build commit every passage and be interrupted after so many."""
+
+    def interrupted(path: Path, *, skip: int = 0) -> Iterator[Passage]:
+        for number, passage in enumerate(read_passages(path, skip=skip)):
+            if number == count:
+                raise KeyboardInterrupt
+            yield passage
+
+    monkeypatch.setattr(tantivy_bm25, "_COMMIT_EVERY_S", 0.0)
+    monkeypatch.setattr(tantivy_bm25, "read_passages", interrupted)
+
+
+def test_a_stopped_build_goes_on_where_it_was(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level(logging.INFO)
+    corpus = write_corpus(tmp_path / "c.jsonl", numbered(9))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            open_index(corpus)
+    os.utime(corpus, ns=(1, 1))  # its contents count, not its date
+    index = open_index(corpus)
+    assert "goes on num_passages=4 of=9" in caplog.text
+    assert index.num_passages == 9
+    found = [index.search([f"word{n}"], 9)[0] for n in range(9)]
+    assert [[hit.passage.id for hit in hits] for hits in found] == [[f"p{n}"] for n in range(9)]
+    assert open_index(corpus).fingerprint == index.fingerprint
+    assert builds(caplog) == 1
+
+
+def test_a_stopped_build_of_another_corpus_is_not_gone_on_with(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+):
+    caplog.set_level(logging.INFO)
+    corpus = write_corpus(tmp_path / "c.jsonl", numbered(9))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            open_index(corpus)
+    write_corpus(corpus, numbered(10))
+    assert len(open_index(corpus).search(["common"], 99)[0]) == 10
+    assert "goes on" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["c.jsonl", "c.jsonl.gz"])
+def test_an_id_that_comes_twice_is_named_with_both_lines(tmp_path: Path, name: str):
+    passages = numbered(6)
+    passages[4]["id"] = "p1"
+    corpus = write_corpus(tmp_path / name, passages)
+    with pytest.raises(ValueError, match=r":5: id 'p1' is also that of line 2; give every passage"):
+        open_index(corpus)
+    assert not list(tmp_path.rglob("*.building"))
+
+
+def test_ids_of_one_hash_are_not_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_r1.tools.corpus._hash64", lambda text: len(text))
+    assert open_index(write_corpus(tmp_path / "c.jsonl", numbered(5))).num_passages == 5
 
 
 def test_a_failed_build_leaves_the_old_index(corpus: Path):
