@@ -2,13 +2,13 @@
 
 agent_loop.py calls through here; tool_directory.py says which instance gets a call. A reply is a
 `ToolReply` the model reads; anything else (timeout, lost connection, 5xx, a reply that does not
-parse) is a `ToolOutageError`, which fails the attempt: tool_failures.py has the table.
+parse) is a `ToolOutageError`, which fails the attempt: tool_failures.py has the table, tool_http.py
+makes the requests.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
@@ -18,14 +18,11 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import aiohttp
-import httpx
-import httpx_aiohttp
 import jsonschema
 from jsonschema.exceptions import best_match
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue
 
 from agent_r1.rollout.tool_directory import (
     POLL_S,
@@ -34,11 +31,15 @@ from agent_r1.rollout.tool_directory import (
     ToolDirectory,
     VersionGoneError,
 )
-from agent_r1.rollout.tool_failures import OUTAGES
+from agent_r1.rollout.tool_http import (
+    FIRST_DELAY_S,
+    LONGEST_DELAY_S,
+    RequestError,
+    ToolHttp,
+)
 from agent_r1_proto.tool_registry import ToolRegistry
 from agent_r1_proto.tools import (
     CallReply,
-    CallRequest,
     SessionRequest,
     ToolCall,
     ToolResult,
@@ -47,16 +48,8 @@ from agent_r1_proto.tools import (
 
 logger = logging.getLogger(__name__)
 
-FIRST_DELAY_S = 0.1
-LONGEST_DELAY_S = 5.0
-SPEC_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 5.0
-MAX_DETAIL_CHARS = 300
-MAX_REPLY_BYTES = 16 << 20
-JSON_HEADERS = {"content-type": "application/json"}
-# What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.
-CONNECTION_ERRORS = (httpx.TransportError, aiohttp.ClientError, OSError)
-NOT_CONNECTED = (httpx.ConnectError, aiohttp.ClientConnectorError, ConnectionRefusedError)
+MAX_ERROR_CHARS = 300
 
 T = TypeVar("T")
 
@@ -73,15 +66,6 @@ class ToolOutageError(Exception):
         super().__init__(f"{kind}: {tool}: {detail}")
         self.reason = f"{kind}: {tool}"
         self.attempts = attempts
-
-
-class _RequestError(Exception):
-    """A request that gave no usable answer; `kind` is a key of OUTAGES."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
-        self.outage = OUTAGES[kind]
 
 
 @dataclass(frozen=True)
@@ -139,14 +123,7 @@ class ToolClient:
         self._announced = list(announced)
         self._timeout_s = timeout_s
         self._retries = retries
-        self._slots = {
-            name: asyncio.Semaphore(max_requests) for name in (*self._urls, *self._announced)
-        }
-        self._http = httpx_aiohttp.HttpxAiohttpClient(
-            timeout=None,  # every request runs under its call's own deadline
-            limits=httpx.Limits(max_connections=None),  # the slots bound them
-            trust_env=False,
-        )
+        self._http = ToolHttp((*self._urls, *self._announced), max_requests)
         self._validators: dict[str, Validator] = {}
         self._waiting: dict[tuple[str, str], _Waiting] = {}
         self._sends: set[asyncio.Task[None]] = set()
@@ -166,7 +143,7 @@ class ToolClient:
             ValueError: a service did not answer in time, or is not the tool it should be.
         """
         specs = await asyncio.gather(
-            *(self._fetch_spec(name, url, wait_s) for name, url in self._urls.items()),
+            *(self._http.fetch_spec(name, url, wait_s) for name, url in self._urls.items()),
             self._find_announced(wait_s),
         )
         for (name, url), spec in zip(self._urls.items(), specs[:-1], strict=True):
@@ -211,7 +188,7 @@ class ToolClient:
         for task in list(self._sends):
             task.cancel()
         await asyncio.gather(*self._sends, return_exceptions=True)
-        await self._http.aclose()
+        await self._http.close()
 
     def argument_error(self, spec: ToolSpec, arguments: Mapping[str, JsonValue]) -> str | None:
         """Return why arguments do not fit a tool, in one line for the model; None if they do."""
@@ -223,7 +200,7 @@ class ToolClient:
         if error is None:
             return None
         where = "/".join(str(step) for step in error.absolute_path)
-        message = error.message[:MAX_DETAIL_CHARS]
+        message = error.message[:MAX_ERROR_CHARS]
         return f"{where}: {message}" if where else message
 
     async def call(
@@ -266,7 +243,7 @@ class ToolClient:
             endpoint = self._endpoint(name, rollout_id, version)
             if attempt == 0 and self.directory.spec(name, version).max_batch > 1:
                 return await self._send_together(name, endpoint, version, message)
-            return await self._post_calls(endpoint, name, [message]), 0
+            return await self._http.post_calls(endpoint, name, [message]), 0
 
         (reply, index), attempt = await self._retrying(name, send, deadline)
         return ToolReply(
@@ -293,7 +270,7 @@ class ToolClient:
             endpoint = self._choose(name, version)
             # Noted before the answer: a session that was opened and not answered is closed too.
             self._sessions[name, rollout_id] = endpoint
-            await self._post(endpoint, name, "/open", body)
+            await self._http.post(endpoint, name, "/open", body)
 
         await self._retrying(name, send, time.monotonic() + self._timeout_s)
 
@@ -305,8 +282,8 @@ class ToolClient:
         body = SessionRequest(rollout_id=rollout_id).model_dump_json()
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._post(endpoint, name, "/close", body)
-        except (TimeoutError, _RequestError) as exc:
+                await self._http.post(endpoint, name, "/close", body)
+        except (TimeoutError, RequestError) as exc:
             logger.warning(
                 "tool session not closed tool=%s rollout_id=%s error=%s", name, rollout_id, exc
             )
@@ -319,16 +296,16 @@ class ToolClient:
         if held is None:
             return self._choose(name, version)
         if not self.directory.has(name, held.instance):
-            raise _RequestError("tool_session_lost", f"the instance {held.instance} is gone")
+            raise RequestError("tool_session_lost", f"the instance {held.instance} is gone")
         return held
 
     def _choose(self, name: str, version: str | None) -> Endpoint:
         try:
             return self.directory.choose(name, version)
         except VersionGoneError as exc:
-            raise _RequestError("tool_version_gone", str(exc)) from exc
+            raise RequestError("tool_version_gone", str(exc)) from exc
         except NoInstanceError as exc:
-            raise _RequestError("tool_absent", str(exc)) from exc
+            raise RequestError("tool_absent", str(exc)) from exc
 
     async def _retrying(
         self, name: str, send: Callable[[int], Awaitable[T]], deadline: float
@@ -346,7 +323,7 @@ class ToolClient:
                 while True:
                     try:
                         return await send(attempt), attempt
-                    except _RequestError as exc:
+                    except RequestError as exc:
                         unsafe = exc.outage.may_have_run and not idempotent
                         if not exc.outage.resend or unsafe or retries == self._retries:
                             raise ToolOutageError(exc.kind, name, str(exc), attempt + 1) from exc
@@ -390,12 +367,12 @@ class ToolClient:
         try:
             # The callers' own deadlines end their waiting; this one ends the request.
             async with asyncio.timeout(max(call.timeout_s for call, _ in calls)):
-                reply = await self._post_calls(endpoint, name, [call for call, _ in calls])
-        except (TimeoutError, _RequestError) as exc:
+                reply = await self._http.post_calls(endpoint, name, [call for call, _ in calls])
+        except (TimeoutError, RequestError) as exc:
             failure: Exception = exc
-            if isinstance(exc, _RequestError) and not exc.outage.resend and len(calls) > 1:
+            if isinstance(exc, RequestError) and not exc.outage.resend and len(calls) > 1:
                 # One call may have spoilt the request for all: each tries again alone.
-                failure = _RequestError("tool_http_5xx", str(exc))
+                failure = RequestError("tool_http_5xx", str(exc))
             for _, future in calls:
                 if not future.done():
                     future.set_exception(failure)
@@ -407,92 +384,6 @@ class ToolClient:
             for index, (_, future) in enumerate(calls):
                 if not future.done():
                     future.set_result((reply, index))
-
-    async def _post_calls(self, endpoint: Endpoint, name: str, calls: list[ToolCall]) -> CallReply:
-        body = CallRequest(calls=calls).model_dump_json()
-        response = await self._post(endpoint, name, "/call", body, weight=len(calls))
-        try:
-            reply = CallReply.model_validate_json(response.content)
-        except ValidationError as exc:
-            first = exc.errors(include_url=False)[0]
-            where = ".".join(str(step) for step in first["loc"])
-            raise _RequestError(
-                "tool_bad_reply", f"the reply does not parse: {where}: {first['msg']}"
-            ) from exc
-        if len(reply.results) != len(calls):
-            raise _RequestError(
-                "tool_bad_reply", f"{len(reply.results)} results for {len(calls)} calls"
-            )
-        if endpoint.version not in (None, reply.version):
-            endpoint.failed(time.monotonic(), unreachable=True)
-            raise _RequestError(
-                "tool_moved",
-                f"{endpoint.url} answered as version {reply.version} and was announced as "
-                f"{endpoint.version}",
-            )
-        return reply
-
-    async def _post(
-        self, endpoint: Endpoint, name: str, path: str, body: str, weight: int = 1
-    ) -> httpx.Response:
-        url = endpoint.url + path
-        endpoint.in_flight += weight
-        try:
-            async with self._slots[name]:
-                response = await self._http.post(url, content=body, headers=JSON_HEADERS)
-        except CONNECTION_ERRORS as exc:
-            endpoint.failed(time.monotonic(), unreachable=True)
-            kind = "tool_refused" if isinstance(exc, NOT_CONNECTED) else "tool_unreachable"
-            raise _RequestError(kind, f"{url}: {type(exc).__name__}: {exc}") from exc
-        finally:
-            endpoint.in_flight -= weight
-        status = response.status_code
-        if status == httpx.codes.OK:
-            endpoint.succeeded()
-            if len(response.content) > MAX_REPLY_BYTES:
-                raise _RequestError(
-                    "tool_too_large",
-                    f"{url} answered {len(response.content)} bytes; the limit is {MAX_REPLY_BYTES}",
-                )
-            return response
-        detail = f"{url} answered {status}: {response.text[:MAX_DETAIL_CHARS]}"
-        if status == httpx.codes.GATEWAY_TIMEOUT:
-            raise _RequestError("tool_timeout", detail)
-        if status == httpx.codes.CONFLICT:
-            raise _RequestError("tool_session_lost", detail)
-        if status in (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS):
-            endpoint.failed(time.monotonic(), unreachable=False)
-            raise _RequestError("tool_busy", detail)
-        if status >= 500:
-            endpoint.failed(time.monotonic(), unreachable=False)
-            raise _RequestError("tool_http_5xx", detail)
-        raise _RequestError("tool_http_4xx", detail)
-
-    async def _fetch_spec(self, name: str, base_url: str, wait_s: float) -> ToolSpec:
-        url = f"{base_url}/spec"
-        deadline = time.monotonic() + wait_s
-        delay_s = FIRST_DELAY_S
-        problem = ""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SPEC_TIMEOUT_S):
-                    try:
-                        response = await self._http.get(url)
-                        if response.status_code == httpx.codes.OK:
-                            return ToolSpec.model_validate_json(response.content)
-                        problem = f"it answered {response.status_code}"
-                    except CONNECTION_ERRORS as exc:
-                        problem = f"{type(exc).__name__}: {exc}"
-                    except ValidationError as exc:
-                        raise ValueError(f"the spec at {url} does not parse: {exc}") from exc
-            if time.monotonic() + delay_s > deadline:
-                raise ValueError(
-                    f"the tool {name!r} did not answer at {url} within {wait_s:g} s "
-                    f"({problem or 'no answer'}); start it, correct tools.{name}.url, or raise "
-                    "rollout.tool_start_timeout_s"
-                )
-            await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
-            delay_s = min(delay_s * 2, LONGEST_DELAY_S)
 
 
 def _check_schema(name: str, spec: ToolSpec) -> None:

@@ -17,6 +17,7 @@ from agent_r1.rollout.policy import EngineDeadError
 from agent_r1.rollout.record import derive_seed
 from agent_r1_proto.messages import decode_entry, encode_entry
 from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task
+from agent_r1_proto.tool_registry import ToolInstance, ToolState
 from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.builders import rollout_task
@@ -509,6 +510,39 @@ async def test_environment_rewards_calls_and_ends_the_trajectory(chat: ChatForma
         trajectory = await built.loop.run(rollout_task())
     assert (trajectory.status, trajectory.reason) == ("COMPLETED", "goal")
     assert [call.process_reward for call in trajectory.calls()] == [0.5, None, None]
+
+
+def announced(*servers: FakeToolServer) -> ToolState:
+    instances = [
+        ToolInstance(instance=s.instance, url=s.url, spec=s.spec, capacity=8) for s in servers
+    ]
+    return ToolState(instances, [server.version for server in servers], {})
+
+
+@pytest.mark.parametrize(("pin", "versions"), [("trajectory", ["7", "7"]), ("none", ["7", "8"])])
+async def test_a_new_version_in_the_middle_of_a_trajectory(
+    chat: ChatFormat, end_id: int, pin: str, versions: list[str]
+):
+    def upgrade(_: ToolCall) -> ToolResult:
+        built.tools.directory.update("search", announced(old, new))
+        return ToolResult(parts=[TextPart(text="x")])
+
+    async with (
+        FakeToolServer(answer=upgrade) as old,
+        FakeToolServer(version="8", instance="fake-2") as new,
+        agent_loop(
+            chat,
+            end_id,
+            [call_text(query="a"), call_text(query="b"), ANSWER],
+            old,
+            env={"pin": pin},
+        ) as built,
+    ):
+        built.tools.directory.update("search", announced(old))
+        trajectory = await built.loop.run(rollout_task())
+    assert [call.version for call in trajectory.calls()] == versions
+    instances = {"7": "fake-1", "8": "fake-2"}
+    assert [call.instance for call in trajectory.calls()] == [instances[v] for v in versions]
 
 
 async def test_data_of_a_tool_is_recorded_up_to_a_limit(chat: ChatFormat, end_id: int):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from agent_r1.rollout.tool_client import ToolClient, ToolOutageError
-from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_proto.tools import CallRequest, TextPart, ToolCall, ToolResult
 from tests.fakes import FakeToolServer
 
 
@@ -72,10 +72,79 @@ async def test_a_call_that_may_have_run_is_sent_again_only_where_that_is_harmles
 
 
 async def test_a_reply_over_the_size_limit_is_an_outage(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_r1.rollout.tool_client.MAX_REPLY_BYTES", 100)
+    monkeypatch.setattr("agent_r1.rollout.tool_http.MAX_REPLY_BYTES", 100)
     async with FakeToolServer(reply=b" " * 101) as server, client_of(server) as client:
-        with pytest.raises(ToolOutageError, match="101 bytes; the limit is 100"):
+        with pytest.raises(ToolOutageError, match=r"tool_too_large: .* more than 100 bytes"):
             await search(client)
+
+
+@asynccontextmanager
+async def raw_service(answer: bytes) -> AsyncIterator[FakeToolServer]:
+    """A service whose spec is right and whose every /call is answered with these bytes."""
+    asked = FakeToolServer()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /spec"):
+            spec = asked.spec.model_dump_json().encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(spec), spec))
+        else:
+            length = int(head.lower().partition(b"content-length:")[2].split()[0])
+            asked.requests.append(CallRequest.model_validate_json(await reader.readexactly(length)))
+            writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    service = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with service:
+        host, port = service.sockets[0].getsockname()
+        asked.url = f"http://{host}:{port}"
+        yield asked
+
+
+GOOD = (
+    b'{"version": "7", "instance": "a", '
+    b'"results": [{"parts": [{"type": "text", "text": "\xc3\xa9"}]}]}'
+)
+LATIN_1 = GOOD.replace(b"\xc3\xa9", b"\xe9")
+
+
+def http(body: bytes, *, length: int | None = None, header: bytes = b"") -> bytes:
+    size = len(body) if length is None else length
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%b\r\n%b" % (size, header, body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "requests"),
+    [
+        (http(GOOD[:20], length=len(GOOD)), "tool_unreachable", 3),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n{", "tool_unreachable", 3),
+        (b"", "tool_unreachable", 3),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "tool_unreachable", 3),
+        (http(GOOD, header=b"Content-Encoding: gzip\r\n"), "tool_bad_reply", 1),
+        (http(LATIN_1), "tool_bad_reply", 1),
+        (
+            http(LATIN_1, header=b"Content-Type: application/json; charset=latin-1\r\n"),
+            "tool_bad_reply",
+            1,
+        ),
+        (http(GOOD.decode().encode("utf-16")), "tool_bad_reply", 1),
+        (b"HTTP/1.1 500 X\r\nContent-Length: 1\r\n\r\n\xe9", "tool_http_5xx", 3),
+    ],
+    ids=["cut", "cut-chunk", "nothing", "not-http", "no-gzip", "latin-1", "said", "utf-16", "500"],
+)
+async def test_an_answer_half_sent_or_wrongly_encoded_is_an_outage(
+    answer: bytes, kind: str, requests: int
+):
+    async with raw_service(answer) as service, client_of(service, retries=2) as client:
+        with pytest.raises(ToolOutageError, match=f"^{kind}: search: "):
+            await search(client)
+    assert len(service.requests) == requests
+
+
+async def test_the_service_of_these_tests_is_understood_when_it_answers_right():
+    async with raw_service(http(GOOD)) as service, client_of(service) as client:
+        assert await search(client) == "é"
 
 
 async def test_a_slow_tool_does_not_hold_up_another():
