@@ -83,7 +83,7 @@ class Swapper:
         script = (
             "import asyncio, json, sys\n"
             "from agent_r1_proto.connection import RedisConnection\n"
-            "from agent_r1_proto.tool_registry import ToolRegistry\n"
+            "from agent_r1_proto.registry import ToolRegistry\n"
             "async def main():\n"
             "    async with await RedisConnection.connect(sys.argv[1], 'hotswap') as c:\n"
             "        states = await ToolRegistry(c, sys.argv[2]).read()\n"

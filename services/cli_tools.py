@@ -21,7 +21,7 @@ from agent_r1.config_sources import ConfigError
 from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers, hide_password
 from agent_r1_proto.connection import RedisConnection
-from agent_r1_proto.tool_registry import ToolInstance, ToolRegistry, ToolState
+from agent_r1_proto.registry import ToolInstance, ToolRegistry, ToolState
 
 T = TypeVar("T")
 

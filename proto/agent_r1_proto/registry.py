@@ -1,17 +1,26 @@
-"""What services know of each other through Redis: rollout servers, weights, the incarnation.
+"""What services know of each other through Redis.
 
-rollout announces itself here (with an expiry it renews); learner reads the servers and writes the
-newest policy version and its incarnation. Tool services join with the registry of tools.
+Of a run (`Registry`): rollout announces its servers here (with an expiry they renew); learner reads
+them and writes the newest policy version and its incarnation.
+
+Of a pool of tools that several runs may share (`ToolRegistry`): tool services announce their
+instances (with an expiry they renew), rollout servers read them, the `agent-r1 tools` commands set
+weights and drain. Where a tool is and in which version is decided here; which tools a model is
+offered, never.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
+from agent_r1_proto.connection import PoolKeys, RedisConnection
 from agent_r1_proto.messages import Message
 from agent_r1_proto.streams import Broker
+from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.weights import NewestVersion
 
 
@@ -88,3 +97,248 @@ class Registry:
             lambda: self._broker.redis.get(self._broker.keys.incarnation), "incarnation"
         )
         return None if value is None else int(value)
+
+
+class ToolInstance(Message):
+    """One process that serves a tool, as it announces itself."""
+
+    instance: str
+    """Unique name of the process."""
+    url: str
+    """Base URL of its HTTP routes."""
+    spec: ToolSpec
+    capacity: Annotated[int, Field(ge=1)]
+    """Calls it takes at a time."""
+    draining: bool = False
+    """It finishes what it has and takes nothing new."""
+    pid: int = 0
+    host: str = ""
+    started_at: float = 0.0
+    """Unix time, seconds."""
+
+    @property
+    def tool(self) -> str:
+        """Name of the tool it serves."""
+        return self.spec.name
+
+    @property
+    def version(self) -> str:
+        """Version of the tool it serves."""
+        return self.spec.version
+
+
+class Pin(Message):
+    """How many trajectories keep one version of one tool."""
+
+    tool: str
+    version: str
+    count: Annotated[int, Field(ge=0)]
+
+
+class PinReport(Message):
+    """What one rollout server says of its trajectories."""
+
+    pins: list[Pin]
+
+
+@dataclass(frozen=True)
+class ToolState:
+    """What the registry knows of one tool."""
+
+    instances: Sequence[ToolInstance] = ()
+    """Those whose announcement has not expired, by name; draining ones are marked."""
+    versions: Sequence[str] = ()
+    """Every version ever announced, oldest first."""
+    weights: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Shares of new traffic, by version; empty: the newest version gets all."""
+
+    def live_versions(self) -> list[str]:
+        """Return the versions that take new work, oldest first."""
+        live = {one.version for one in self.instances if not one.draining}
+        known = [version for version in self.versions if version in live]
+        return known + sorted(live - set(known))
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of new trajectories each version gets, summing to 1.
+
+        Weights count among the versions that take new work. Where they leave none, the newest
+        gets everything: a weight that names a dead version must not stop a run.
+        """
+        live = self.live_versions()
+        if not live:
+            return {}
+        weighted = {version: self.weights.get(version, 0.0) for version in live}
+        total = sum(weighted.values())
+        if total <= 0:
+            return {live[-1]: 1.0}
+        return {version: weight / total for version, weight in weighted.items() if weight > 0}
+
+
+class ToolRegistry:
+    """The tools of one pool. Every call waits with back-off while Redis is away.
+
+    Args:
+        connection: to Redis.
+        pool: its name.
+    """
+
+    def __init__(self, connection: RedisConnection, pool: str) -> None:
+        self.pool = pool
+        self._connection = connection
+        self._redis: Any = connection.redis
+        self._keys = PoolKeys(pool)
+
+    async def announce(self, instance: ToolInstance, expiry_s: float) -> bool:
+        """Write or renew an announcement, valid for `expiry_s` seconds.
+
+        Returns:
+            whether the instance has been told to drain.
+        """
+        keys = self._keys
+
+        async def write() -> bool:
+            versions = await self._redis.lrange(keys.versions(instance.tool), 0, -1)
+            async with self._redis.pipeline(transaction=True) as pipe:
+                if instance.version.encode() not in versions:
+                    pipe.rpush(keys.versions(instance.tool), instance.version)
+                pipe.sadd(keys.instance_ids, instance.instance)
+                key = keys.instance(instance.instance)
+                pipe.set(key, instance.model_dump_json(), px=int(expiry_s * 1000))
+                pipe.sismember(keys.draining, instance.instance)
+                return bool((await pipe.execute())[-1])
+
+        return await self._connection.retrying(write, "announce tool")
+
+    async def withdraw(self, instance: str) -> None:
+        """Remove an announcement and what was said about the instance."""
+        keys = self._keys
+
+        async def remove() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(keys.instance(instance))
+                pipe.srem(keys.instance_ids, instance)
+                pipe.srem(keys.draining, instance)
+                await pipe.execute()
+
+        await self._connection.retrying(remove, "withdraw tool")
+
+    async def read(self, tools: Sequence[str] | None = None) -> dict[str, ToolState]:
+        """Return the state of the named tools; None is all that have an instance.
+
+        An entry that does not parse is left out: it belongs to a newer or broken service.
+        """
+        keys = self._keys
+
+        async def find() -> list[ToolInstance]:
+            ids = sorted(name.decode() for name in await self._redis.smembers(keys.instance_ids))
+            values = await self._values([keys.instance(name) for name in ids])
+            expired = [name for name, value in zip(ids, values, strict=True) if value is None]
+            if expired:
+                await self._redis.srem(keys.instance_ids, *expired)
+                await self._redis.srem(keys.draining, *expired)
+            draining = {name.decode() for name in await self._redis.smembers(keys.draining)}
+            return [
+                one.model_copy(update={"draining": one.draining or one.instance in draining})
+                for one in map(_parse, values)
+                if one is not None
+            ]
+
+        instances = await self._connection.retrying(find, "read tools")
+        names = sorted({one.tool for one in instances}) if tools is None else list(tools)
+
+        async def facts() -> list[Any]:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                for name in names:
+                    pipe.lrange(keys.versions(name), 0, -1)
+                    pipe.hgetall(keys.weights(name))
+                return await pipe.execute()
+
+        found = await self._connection.retrying(facts, "read tool versions") if names else []
+        states: dict[str, ToolState] = {}
+        for name, versions, weights in zip(names, found[::2], found[1::2], strict=True):
+            states[name] = ToolState(
+                instances=[one for one in instances if one.tool == name],
+                # Two instances that announce a version at once may both append it.
+                versions=list(dict.fromkeys(version.decode() for version in versions)),
+                weights={key.decode(): float(value) for key, value in weights.items()},
+            )
+        return states
+
+    async def _values(self, keys: Sequence[str]) -> list[bytes | None]:
+        return list(await self._redis.mget(keys)) if keys else []
+
+    async def drain(self, instances: Sequence[str]) -> None:
+        """Mark instances: they finish what they have and get nothing new."""
+        if instances:
+            await self._connection.retrying(
+                lambda: self._redis.sadd(self._keys.draining, *instances), "drain tools"
+            )
+
+    async def report_pins(
+        self, server_id: str, pins: Mapping[tuple[str, str], int], expiry_s: float
+    ) -> None:
+        """Say how many trajectories of one rollout server keep which (tool, version)."""
+        report = PinReport(pins=[Pin(tool=t, version=v, count=n) for (t, v), n in pins.items()])
+        keys = self._keys
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.sadd(keys.pin_reporters, server_id)
+                pipe.set(keys.pins(server_id), report.model_dump_json(), px=int(expiry_s * 1000))
+                await pipe.execute()
+
+        await self._connection.retrying(write, "report pins")
+
+    async def pinned(self, tool: str, version: str) -> int:
+        """Return how many trajectories, on all rollout servers, keep a version."""
+        keys = self._keys
+
+        async def read() -> list[bytes | None]:
+            names = sorted(n.decode() for n in await self._redis.smembers(keys.pin_reporters))
+            values = await self._values([keys.pins(name) for name in names])
+            gone = [name for name, value in zip(names, values, strict=True) if value is None]
+            if gone:
+                await self._redis.srem(keys.pin_reporters, *gone)
+            return values
+
+        values = await self._connection.retrying(read, "read pins")
+        reports = [PinReport.model_validate_json(value) for value in values if value is not None]
+        return sum(
+            pin.count
+            for report in reports
+            for pin in report.pins
+            if (pin.tool, pin.version) == (tool, version)
+        )
+
+    async def set_weights(self, tool: str, weights: Mapping[str, float]) -> None:
+        """Replace a tool's traffic weights; an empty mapping gives all to the newest version.
+
+        Raises:
+            ValueError: a weight is negative, or all are 0.
+        """
+        if any(weight < 0 for weight in weights.values()):
+            raise ValueError(f"weights ({dict(weights)}) must be >= 0")
+        if weights and sum(weights.values()) == 0:
+            raise ValueError(
+                f"weights ({dict(weights)}) give no version any traffic; set one above 0, or take "
+                "all weights away"
+            )
+        key = self._keys.weights(tool)
+
+        async def write() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(key)
+                if weights:
+                    pipe.hset(key, mapping={name: str(value) for name, value in weights.items()})
+                await pipe.execute()
+
+        await self._connection.retrying(write, "set tool weights")
+
+
+def _parse(value: bytes | None) -> ToolInstance | None:
+    if value is None:
+        return None
+    try:
+        return ToolInstance.model_validate_json(value)
+    except ValidationError:
+        return None

@@ -36,6 +36,7 @@ def _call(call: ToolCallRecord) -> dict[str, Any]:
         "arguments": call.arguments,
         "status": call.status,
         "text": text,
+        "data": call.data,
         "error": call.error,
         "version": call.version,
         "instance": call.instance,

@@ -29,11 +29,10 @@ from agent_r1.rollout.tool_directory import ToolDirectory
 from agent_r1.rollout.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
-from agent_r1_proto.registry import Registry
+from agent_r1_proto.registry import Registry, ToolRegistry
 from agent_r1_proto.serving import advertised_url, bind, write_announcement
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_proto.tool_registry import ToolRegistry
 
 logger = logging.getLogger(__name__)
 

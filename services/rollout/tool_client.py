@@ -37,7 +37,7 @@ from agent_r1.rollout.tool_http import (
     RequestError,
     ToolHttp,
 )
-from agent_r1_proto.tool_registry import ToolRegistry
+from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tools import (
     CallReply,
     SessionRequest,

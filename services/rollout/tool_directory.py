@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent_r1_proto.tool_registry import ToolInstance, ToolRegistry, ToolState
+from agent_r1_proto.registry import ToolInstance, ToolRegistry, ToolState
 from agent_r1_proto.tools import ToolSpec
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import logging
 import time
 
 from agent_r1.tools.app import ToolService
-from agent_r1_proto.tool_registry import ToolInstance, ToolRegistry
+from agent_r1_proto.registry import ToolInstance, ToolRegistry
 
 logger = logging.getLogger(__name__)
 

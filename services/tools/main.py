@@ -24,8 +24,8 @@ from agent_r1.tools.mcp_server import mcp_router
 from agent_r1.tools.search import SearchTool, open_search_tool, retrieve_router
 from agent_r1_proto.config import RedisTable, RunTable
 from agent_r1_proto.connection import RedisConnection
+from agent_r1_proto.registry import ToolInstance, ToolRegistry
 from agent_r1_proto.serving import serve_app
-from agent_r1_proto.tool_registry import ToolInstance, ToolRegistry
 
 logger = logging.getLogger(__name__)
 

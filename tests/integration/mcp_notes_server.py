@@ -2,7 +2,8 @@
 
 `python mcp_notes_server.py stdio` or `python mcp_notes_server.py http PORT [stateless]`. Its notes
 live in memory, per MCP session over HTTP. Every start appends its process id to the file that the
-variable NOTES_STARTS names; NOTES_VERSION is its version, NOTES_SLOW_START seconds of sleep.
+variable NOTES_STARTS names, every call of `slow` a line to that of NOTES_CALLS; NOTES_VERSION is
+its version, NOTES_SLOW_START seconds of sleep.
 """
 
 from __future__ import annotations
@@ -42,6 +43,13 @@ class Found(BaseModel):
 
     title: str
     hits: int
+
+
+def note_line(variable: str, line: object) -> None:
+    """Append a line to the file that a variable names, if it does."""
+    if path := os.environ.get(variable):
+        with Path(path).open("a") as file:
+            file.write(f"{line}\n")
 
 
 @server.tool(annotations=ToolAnnotations(read_only_hint=True))
@@ -96,6 +104,7 @@ def big(characters: int) -> str:
 @server.tool()
 async def slow(seconds: float) -> str:
     """Takes its time; other calls go on."""
+    note_line("NOTES_CALLS", "slow")
     await asyncio.sleep(seconds)
     return "done at last"
 
@@ -130,10 +139,7 @@ def who() -> str:
 
 def main() -> None:
     """Serve as the command line says."""
-    log = os.environ.get("NOTES_STARTS")
-    if log:
-        with Path(log).open("a") as file:
-            file.write(f"{os.getpid()}\n")
+    note_line("NOTES_STARTS", os.getpid())
     if os.environ.get("NOTES_MODE") == "crash":
         sys.exit("notes: the database is missing")
     time.sleep(float(os.environ.get("NOTES_SLOW_START", "0")))

@@ -269,11 +269,15 @@ async def test_a_call_that_takes_too_long_is_an_outage_and_others_go_on(
 # -- servers that die ------------------------------------------------------------------------------
 
 
-async def test_a_stdio_server_killed_amid_calls_is_started_again(starts: Callable[[], list[int]]):
-    async with running(stdio("slow")) as tool:
+async def test_a_stdio_server_killed_amid_calls_is_started_again(
+    starts: Callable[[], list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    calls = tmp_path / "calls"
+    monkeypatch.setenv("NOTES_CALLS", str(calls))
+    async with running(stdio("slow", env=["NOTES_STARTS", "NOTES_CALLS"])) as tool:
         assert (await call(tool, seconds=0)).text() == "done at last"
         waiting = [asyncio.create_task(call(tool, seconds=60)) for _ in range(5)]
-        await asyncio.sleep(0.3)  # lets them reach the server; more or less does not matter
+        await until(lambda: len(calls.read_text().splitlines()) == 6)
         os.kill(starts()[-1], signal.SIGKILL)
         for outcome in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(outcome, ToolUnavailableError)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from agent_r1_proto.connection import RedisConnection
-from agent_r1_proto.tool_registry import ToolRegistry
+from agent_r1_proto.registry import ToolRegistry
 from tests.unit.rollout.test_tool_directory import instance
 
 pytestmark = pytest.mark.redis

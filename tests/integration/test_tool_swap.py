@@ -18,7 +18,7 @@ import pytest
 
 from agent_r1.rollout.tool_client import ToolClient, ToolOutageError
 from agent_r1_proto.connection import RedisConnection
-from agent_r1_proto.tool_registry import ToolRegistry
+from agent_r1_proto.registry import ToolRegistry
 
 pytestmark = pytest.mark.redis
 
