@@ -40,13 +40,13 @@ def train_one_step(config: Path, run_dir: Path, table: str) -> list[dict[str, An
     text = config.read_text()
     before, _, rest = text.partition("[tools.search]")
     config.write_text(f"{before}{table}\n[learner]{rest.partition('[learner]')[2]}")
-    options = ["learner.steps=1", "evaluation.sets={}", "learner.checkpoint_every=0"]
+    options = ["learner.steps=1", "evaluation.sets={}", "evaluation.every=0"]
     sets = [part for option in options for part in ("--set", option)]
     finished("train", config, "--run-dir", run_dir, *sets)
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["trajectories_trained"] == 16
     calls = stored_calls(run_dir)
-    assert len(calls) >= 16
+    assert len(calls) >= 8  # of the stored half of the trajectories, each searches once or more
     # A turn that ends in the middle of a call, or a call without its query, is the model's doing.
     assert {call["status"] for call in calls} <= {"ok", "malformed"}
     return [call for call in calls if call["status"] == "ok"]
@@ -61,7 +61,7 @@ def test_a_tool_of_an_mcp_server(tmp_path: Path, world: Path, tiny_base_dir: Pat
     )
     config = write_config(tmp_path, run_id="mcp", base=tiny_base_dir, world=world)
     calls = train_one_step(config, tmp_path / "run", table)
-    assert len(calls) >= 14
+    assert len(calls) >= 6
     assert all(call["text"].startswith(" ") and call["version"] for call in calls)
 
 
@@ -72,7 +72,7 @@ def test_a_tool_that_runs_python_in_the_sandbox(tmp_path: Path, world: Path, tin
     config.write_text(config.read_text().replace("seed = 3", 'seed = 3\nplugins = ["plugins"]'))
     table = '[tools.search]\ntype = "shout:Shout"\n'
     calls = train_one_step(config, tmp_path / "run", table)
-    assert len(calls) >= 14
+    assert len(calls) >= 6
     for call in calls:
         query = call["arguments"]["query"]
         assert call["text"].startswith(query.upper())
