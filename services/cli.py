@@ -95,10 +95,10 @@ def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     index = actions.add_parser(
         "index",
         help="make the index of a corpus",
-        description="Make the index of a corpus. Called again it does nothing, after an "
-        "interruption it goes on (elasticsearch) or begins again (embedded). A changed corpus "
-        "becomes a new version, which replaces the old one when it is complete. Credentials of "
-        "Elasticsearch are variables: AGENT_R1_ELASTICSEARCH_API_KEY, or _USER and _PASSWORD.",
+        description="Make the index of a corpus. Called again it does nothing; after an "
+        "interruption it goes on. A changed corpus becomes a new version, which replaces the old "
+        "one when it is complete. Credentials of Elasticsearch are variables: "
+        "AGENT_R1_ELASTICSEARCH_API_KEY, or _USER and _PASSWORD.",
     )
     index.add_argument("--backend", choices=("elasticsearch", "embedded"), required=True)
     index.add_argument(
@@ -124,7 +124,7 @@ def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     index.set_defaults(run="agent_r1.cli_search:index")
 
 
-def _policy_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def _evaluation_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     evaluate = commands.add_parser(
         "evaluate",
         help="score a policy on the evaluation sets",
@@ -192,6 +192,8 @@ def _policy_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser
     _add_set(table)
     table.set_defaults(run="agent_r1.cli_table:table")
 
+
+def _model_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     sft = commands.add_parser(
         "sft",
         help="supervised warm start",
@@ -303,7 +305,8 @@ def build_parser() -> argparse.ArgumentParser:
     _config_parser(commands)
     _search_parser(commands)
     _tools_parser(commands)
-    _policy_parsers(commands)
+    _evaluation_parsers(commands)
+    _model_parsers(commands)
     _reading_parsers(commands)
     return parser
 

@@ -144,7 +144,7 @@ def _build(
 
 
 def _aliased(client: Elasticsearch, server: Server, name: str) -> list[StoredIndex]:
-    """Return what NAME stands for now."""
+    """Return the versions that NAME is an alias of."""
     found = stored_indices(client, name)
     for index in found:
         if index.name == name:
