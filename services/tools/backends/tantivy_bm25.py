@@ -248,6 +248,11 @@ def _write_passages(corpus: Path, index: tantivy.Index, num_passages: int) -> No
         writer.commit()
     finally:
         writer.wait_merging_threads()
+    if done != num_passages:
+        raise ValueError(
+            f"corpus {str(corpus)!r} had {num_passages} passages when the index was begun and now "
+            f"has {done}; leave it alone while its index is built, and give the command again"
+        )
 
 
 def _every_few_seconds(text: str) -> Callable[[int], None]:
