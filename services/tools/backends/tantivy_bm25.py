@@ -193,7 +193,13 @@ def _build(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta:
     )
     unfinished = index_dir.with_name(f"{index_dir.name}.building")
     index = _open_unfinished(unfinished, meta)
-    _write_passages(corpus, index, meta.num_passages)
+    written = _write_passages(corpus, index, meta.num_passages)
+    if written != meta.num_passages:
+        shutil.rmtree(unfinished)
+        raise ValueError(
+            f"corpus {str(corpus)!r} had {meta.num_passages} passages when its index was begun and "
+            f"{written} at the end; leave it alone meanwhile, and give the command again"
+        )
     (unfinished / _META_FILE).write_text(meta.model_dump_json(indent=1))
     (unfinished / _BUILD_FILE).unlink()
     _replace_folder(unfinished, index_dir)
@@ -225,7 +231,7 @@ def _for_writing(index: tantivy.Index) -> tantivy.Index:
     return index
 
 
-def _write_passages(corpus: Path, index: tantivy.Index, num_passages: int) -> None:
+def _write_passages(corpus: Path, index: tantivy.Index, num_passages: int) -> int:
     done = index.searcher().num_docs  # a commit holds a beginning of the corpus, nothing else
     if done:
         logger.info("index build goes on num_passages=%d of=%d", done, num_passages)
@@ -248,11 +254,7 @@ def _write_passages(corpus: Path, index: tantivy.Index, num_passages: int) -> No
         writer.commit()
     finally:
         writer.wait_merging_threads()
-    if done != num_passages:
-        raise ValueError(
-            f"corpus {str(corpus)!r} had {num_passages} passages when the index was begun and now "
-            f"has {done}; leave it alone while its index is built, and give the command again"
-        )
+    return done
 
 
 def _every_few_seconds(text: str) -> Callable[[int], None]:

@@ -14,7 +14,7 @@ import pytest
 
 from agent_r1.tools.backends import tantivy_bm25
 from agent_r1.tools.backends.tantivy_bm25 import is_current, open_index
-from agent_r1.tools.corpus import ENGLISH_STOP_WORDS, Passage, read_passages
+from agent_r1.tools.corpus import ENGLISH_STOP_WORDS, Passage, Survey, read_passages, survey
 
 PASSAGES = [
     {"id": "p0", "title": "Ada Lovelace", "text": "Ada Lovelace was born in London in 1815."},
@@ -220,6 +220,21 @@ def test_a_stopped_build_of_another_corpus_is_not_gone_on_with(
     write_corpus(corpus, numbered(10))
     assert len(open_index(corpus).search(["common"], 99)[0]) == 10
     assert "goes on" not in caplog.text
+
+
+def test_a_corpus_that_grows_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    corpus = write_corpus(tmp_path / "c.jsonl", numbered(3))
+
+    def surveyed(path: Path, report: object) -> Survey:
+        found = survey(path)
+        write_corpus(path, numbered(5))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tantivy_bm25, "survey", surveyed)
+        with pytest.raises(ValueError, match="had 3 passages when its index was begun and 5"):
+            open_index(corpus)
+    assert open_index(corpus).num_passages == 5
 
 
 @pytest.mark.parametrize("name", ["c.jsonl", "c.jsonl.gz"])
