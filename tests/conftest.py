@@ -31,6 +31,10 @@ ELASTICSEARCH_START_TIMEOUT_S = 120.0
 ELASTICSEARCH_POLL_S = 0.2
 PR_SET_PDEATHSIG = 1
 
+# A shell starts a background job with SIGINT ignored, and every process it starts inherits that:
+# tests that interrupt one would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def _redis_binary() -> str:
     for name in ("redis-server", "valkey-server"):

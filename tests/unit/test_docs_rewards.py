@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.learner.config import LearnerTable
-from agent_r1.reward.components import BUILT_IN
+from agent_r1.reward.components import BUILT_IN, ON_REQUEST
 from agent_r1.reward.config import RewardTable
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.config import EnvTable
@@ -67,4 +67,4 @@ async def test_the_environment_of_the_example_pays_for_new_calls():
 
 def test_the_table_lists_every_built_in_component():
     listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", DOCUMENT, re.M))))
-    assert listed == set(BUILT_IN)
+    assert listed == {*BUILT_IN, *ON_REQUEST}

@@ -53,6 +53,7 @@ def test_every_built_in_tool_is_named():
 
 
 def test_every_kind_of_outage_has_a_rule():
-    client = (ROOT / "services" / "rollout" / "tool_client.py").read_text()
+    rollout = ROOT / "services" / "rollout"
+    client = "".join((rollout / name).read_text() for name in ("tool_client.py", "tool_http.py"))
     kinds = set(re.findall(r'"(tool_[a-z0-9_]+)"', client))
     assert kinds == OUTAGES.keys()
