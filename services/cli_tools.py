@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
@@ -22,10 +24,12 @@ from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers, hide_password
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolInstance, ToolRegistry, ToolState
+from agent_r1_proto.tools import ToolHealth
 
 T = TypeVar("T")
 
 DRAIN_LOOK_S = 0.2
+HEALTH_TIMEOUT_S = 5.0
 NOTICE_S = 1.5
 """Rollout servers have seen a drain and reported their pins within this time."""
 
@@ -145,9 +149,21 @@ async def _needed(registry: ToolRegistry, one: ToolInstance) -> bool:
     state = (await registry.read([one.tool]))[one.tool]
     if one.instance not in {other.instance for other in state.instances}:
         return False
+    if one.spec.sessions and await _open_sessions(one) > 0:
+        return True
     if any(other.version == one.version and not other.draining for other in state.instances):
         return False
     return await registry.pinned(one.tool, one.version) > 0
+
+
+async def _open_sessions(one: ToolInstance) -> int:
+    """Return how many sessions an instance holds; 0 for one that does not answer any more."""
+    try:
+        async with httpx.AsyncClient(timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
+            answer = await client.get(f"{one.url}/healthz")
+        return ToolHealth.model_validate_json(answer.content).sessions
+    except (httpx.HTTPError, ValidationError):
+        return 0
 
 
 def weight_tools(arguments: argparse.Namespace) -> int:

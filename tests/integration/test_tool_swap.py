@@ -230,15 +230,38 @@ async def test_one_version_with_two_schemas_is_refused_where_it_can_be_mended(
         assert len(instances(client, "echo")) == 1
 
 
+async def command(redis_url: str, run_id: str, *words: str) -> tuple[int, str]:
+    """Run `agent-r1 tools ...`; return its status and what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *(str(COMMAND), "tools", *words, "--redis", redis_url, "--pool", run_id),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    out, _ = await process.communicate()
+    return process.returncode or 0, out.decode()
+
+
+async def test_an_instance_with_an_open_session_is_not_drained(
+    pool: Pool, redis_url: str, run_id: str
+):
+    pool.start(COUNTER, "Counter", "1")
+    async with client_of(redis_url, run_id, "counter") as client:
+        await client.open_session("counter", "a", {"start": 0})
+        holder = client._sessions["counter", "a"].instance
+        pool.start(COUNTER, "Counter", "1")  # others may go there; this session cannot
+        await until(lambda: len(instances(client, "counter")) == 2)
+        drain = ("drain", "counter", "--instance", holder)
+        code, text = await command(redis_url, run_id, *drain, "--timeout-s", "2")
+        assert (code, f"still needed after 2 s: {holder}" in text) == (1, True)
+        assert await count(client, "a") == "1"
+        await client.close_session("counter", "a")
+        code, text = await command(redis_url, run_id, *drain)
+        assert (code, "drained" in text) == (0, True)
+
+
 async def test_the_command_drains_weighs_and_rolls_back(pool: Pool, redis_url: str, run_id: str):
     async def tools(*words: str) -> tuple[int, str]:
-        process = await asyncio.create_subprocess_exec(
-            *(str(COMMAND), "tools", *words, "--redis", redis_url, "--pool", run_id),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
-        out, _ = await process.communicate()
-        return process.returncode or 0, out.decode()
+        return await command(redis_url, run_id, *words)
 
     first = pool.start(ECHO, "Echo", "1")
     async with client_of(redis_url, run_id, "echo") as client:
