@@ -176,8 +176,8 @@ def numbered(count: int) -> list[dict[str, str]]:
     return [{"id": f"p{n}", "title": f"t{n}", "text": f"word{n} common"} for n in range(count)]
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    """Let the next build commit every passage and be interrupted after so many."""
+def interrupt_build(corpus: Path, count: int) -> None:
+    """Begin the index of a corpus, and be interrupted after so many passages, each committed."""
 
     def interrupted(path: Path, *, skip: int = 0) -> Iterator[Passage]:
         for number, passage in enumerate(read_passages(path, skip=skip)):
@@ -185,19 +185,17 @@ def stop_after(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
                 raise KeyboardInterrupt
             yield passage
 
-    monkeypatch.setattr(tantivy_bm25, "_COMMIT_EVERY_S", 0.0)
-    monkeypatch.setattr(tantivy_bm25, "read_passages", interrupted)
-
-
-def test_a_stopped_build_goes_on_where_it_was(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-):
-    caplog.set_level(logging.INFO)
-    corpus = write_corpus(tmp_path / "c.jsonl", numbered(9))
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tantivy_bm25, "_COMMIT_EVERY_S", 0.0)
+        patch.setattr(tantivy_bm25, "read_passages", interrupted)
         with pytest.raises(KeyboardInterrupt):
             open_index(corpus)
+
+
+def test_a_stopped_build_goes_on_where_it_was(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO)
+    corpus = write_corpus(tmp_path / "c.jsonl", numbered(9))
+    interrupt_build(corpus, 4)
     os.utime(corpus, ns=(1, 1))  # its contents count, not its date
     index = open_index(corpus)
     assert "goes on num_passages=4 of=9" in caplog.text
@@ -209,14 +207,11 @@ def test_a_stopped_build_goes_on_where_it_was(
 
 
 def test_a_stopped_build_of_another_corpus_is_not_gone_on_with(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     caplog.set_level(logging.INFO)
     corpus = write_corpus(tmp_path / "c.jsonl", numbered(9))
-    with monkeypatch.context() as patch:
-        stop_after(patch, 4)
-        with pytest.raises(KeyboardInterrupt):
-            open_index(corpus)
+    interrupt_build(corpus, 4)
     write_corpus(corpus, numbered(10))
     assert len(open_index(corpus).search(["common"], 99)[0]) == 10
     assert "goes on" not in caplog.text
