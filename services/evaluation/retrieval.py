@@ -84,7 +84,7 @@ async def retrieve(
             async with asyncio.TaskGroup() as group:
                 for start in range(0, len(tasks), size):
                     group.create_task(search(tasks[start : start + size]))
-        except* RetrievalError as failures:
+        except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
     return found
 

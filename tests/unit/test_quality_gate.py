@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import yaml
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SCHEMAS = REPOSITORY / "scripts" / "schemas"
+CODE = ("services", "proto", "deploy", "scripts", "examples", "tests")
 
 
 def run_schemas(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -92,3 +94,17 @@ def test_the_hooks_run_commands_of_this_environment_only() -> None:
     assert {repository["repo"] for repository in config["repos"]} == {"local"}
     hooks = {hook["id"]: hook for repository in config["repos"] for hook in repository["hooks"]}
     assert {"ruff-format", "ruff", "pyright", "lint-imports", "unit-tests"} <= set(hooks)
+
+
+def test_no_code_uses_except_star_which_raises_otherwise_before_python_3_11_4() -> None:
+    # 3.11.2, Debian 12's, wraps what is raised inside `except*` in a group; 3.11.4 does not.
+    # `except ExceptionGroup` is the same in all.
+    files = [file for folder in CODE for file in sorted((REPOSITORY / folder).rglob("*.py"))]
+    assert len(files) > len(CODE)
+    found = [
+        f"{file.relative_to(REPOSITORY)}:{node.lineno}"
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.TryStar)
+    ]
+    assert found == []
