@@ -111,15 +111,15 @@ class Group:
         """The greedy answer; None when there is none."""
         return self.slots[-1].result if self.has_greedy else None
 
-    def greedy_reward(self) -> float:
-        """Return outcome and process rewards of the greedy answer.
+    def greedy_answer(self) -> ScoredTrajectory:
+        """Return the greedy answer.
 
         Raises:
             ValueError: the group has none.
         """
         if self.greedy is None:
             raise ValueError(f"group {self.group_id} has no greedy answer")
-        return total_reward(self.greedy)
+        return self.greedy
 
 
 def staleness(trajectory: Trajectory, newest_version: int) -> int:

@@ -22,6 +22,7 @@ from agent_r1.learner.algorithms import (
     Advantages,
     find_advantage,
 )
+from agent_r1.learner.algorithms.advantages.packing import gather
 from agent_r1.learner.algorithms.importance import keeps_sequence, truncated_weights
 from agent_r1.learner.algorithms.process_rewards import normalize_process_rewards
 from agent_r1.learner.config import LearnerTable
@@ -31,6 +32,7 @@ from agent_r1.learner.groups import Group
 from agent_r1_proto.rewards import ScoredTrajectory
 
 BoolArray = npt.NDArray[np.bool_]
+FloatArray64 = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -117,11 +119,16 @@ class _Batch:
         self._metrics: dict[str, float] = {}
         self._values: list[FloatArray] | None = None
         self._penalties: list[FloatArray] | None = None
-        self._credit_masks = [
-            s.trajectory.action_mask if table.advantage_mask else response_mask(s)
-            for s in self._scored
-        ]
+        self._greedy = (
+            [group.greedy_answer() for group in groups] if table.has_greedy_baseline else []
+        )
+        self._credit_masks = [self._credit_mask(scored) for scored in self._scored]
         self._samples = [self._bare_sample(scored) for scored in self._scored]
+
+    def _credit_mask(self, scored: ScoredTrajectory) -> BoolArray:
+        if self._table.advantage_mask:
+            return scored.trajectory.action_mask
+        return response_mask(scored)
 
     def _bare_sample(self, scored: ScoredTrajectory) -> TrainSample:
         trajectory = scored.trajectory
@@ -146,28 +153,12 @@ class _Batch:
         Raises:
             RunFailedError: names the trajectories.
         """
-        for what, numbers in (
-            ("reward", [np.asarray([s.reward.total if s.reward else 0.0]) for s in self._scored]),
-            ("process reward", [process_rewards(s) for s in self._scored]),
-            (
-                "log-probability",
-                [s.trajectory.rollout_logprobs[s.trajectory.action_mask] for s in self._scored],
-            ),
-        ):
-            self._refuse_not_finite(what, numbers)
-
-    def _refuse_not_finite(self, what: str, numbers: Sequence[npt.NDArray[np.floating]]) -> None:
-        bad = [
-            s.trajectory.rollout_id
-            for s, values in zip(self._scored, numbers, strict=True)
-            if not np.all(np.isfinite(values))
-        ]
-        if bad:
-            raise RunFailedError(
-                f"the step was refused: a {what} is not finite in {len(bad)} of "
-                f"{len(self._scored)} trajectories ({', '.join(bad)}); nothing was trained on "
-                "them; look at them in trajectories/, and at the reward components"
-            )
+        everyone = [*self._scored, *self._greedy]
+        rewards = [np.asarray([s.reward.total if s.reward else 0.0]) for s in everyone]
+        _refuse_not_finite("reward", everyone, rewards)
+        _refuse_not_finite("process reward", everyone, [process_rewards(s) for s in everyone])
+        logprobs = [s.trajectory.rollout_logprobs[s.trajectory.action_mask] for s in self._scored]
+        _refuse_not_finite("log-probability", self._scored, logprobs)
 
     # What the engine knows
 
@@ -185,10 +176,10 @@ class _Batch:
                 zeros = np.zeros(len(mask), np.float32)
                 self._update(index, value_mask=learned, returns=zeros, old_values=zeros)
             self._values = engine.token_values(self._samples)
-            self._refuse_not_finite("value", self._values)
+            _refuse_not_finite("value", self._scored, self._values)
 
     def _take_learner_logprobs(self, learner_logprobs: list[FloatArray]) -> None:
-        self._refuse_not_finite("learner log-probability", learner_logprobs)
+        _refuse_not_finite("learner log-probability", self._scored, learner_logprobs)
         table = self._table
         differences: list[FloatArray] = []
         weights: list[FloatArray] = []
@@ -246,43 +237,49 @@ class _Batch:
 
     # Advantages
 
-    def _token_rewards(self) -> list[npt.NDArray[np.float64]]:
+    def _token_rewards(self) -> tuple[list[FloatArray64], list[FloatArray64] | None]:
+        """Return [N][T] the rewards of samples, and [N][P'] of the greedy answers they meet."""
         table = self._table
         outcomes = [
             outcome
             for group in self._groups
             for outcome in outcome_rewards(group, shuffle=table.shuffle_rewards)
         ]
+        greedy = self._greedy
+        outcomes += [scored.reward.total for scored in greedy if scored.reward is not None]
+        everyone = [*self._scored, *greedy]
+        # Scaled together, so that a sample and a greedy answer of equal worth stay equal.
         rewards = normalize_process_rewards(
-            [process_rewards(scored) for scored in self._scored], table.process_rewards
+            [process_rewards(scored) for scored in everyone], table.process_rewards
         )
-        for index, scored in enumerate(self._scored):
-            last = int(np.flatnonzero(scored.trajectory.action_mask)[-1])
-            rewards[index][last] += outcomes[index]
-            if self._penalties is not None:
-                rewards[index] -= table.kl_coef * self._penalties[index]
-        return rewards
+        for row, scored, outcome in zip(rewards, everyone, outcomes, strict=True):
+            row[int(np.flatnonzero(scored.trajectory.action_mask)[-1])] += outcome
+        own, compared = rewards[: len(self._scored)], rewards[len(self._scored) :]
+        if self._penalties is not None:
+            own = [row - table.kl_coef * kl for row, kl in zip(own, self._penalties, strict=True)]
+        if not table.has_greedy_baseline:
+            return own, None
+        packed = gather(compared, [self._credit_mask(scored) for scored in greedy])
+        return own, [
+            row for group, row in zip(self._groups, packed, strict=True) for _ in group.survivors
+        ]
 
     def _advantages(self) -> Advantages:
         table = self._table
-        needs_greedy = table.advantage == "remax"
+        rewards, greedy_rewards = self._token_rewards()
         batch = AdvantageBatch(
             group_ids=[group.group_id for group in self._groups for _ in group.survivors],
-            token_rewards=self._token_rewards(),
+            token_rewards=rewards,
             credit_masks=self._credit_masks,
             values=self._values,
-            greedy_rewards=[
-                group.greedy_reward() for group in self._groups for _ in group.survivors
-            ]
-            if needs_greedy
-            else None,
+            greedy_rewards=greedy_rewards,
         )
         options = AdvantageOptions(
             gamma=table.gamma, lam=table.lam, normalize_std=table.normalize_std
         )
         result = find_advantage(table.advantage)(batch, options)
         _check_result(result, batch, table.advantage)
-        self._refuse_not_finite("advantage", result.advantages)
+        _refuse_not_finite("advantage", self._scored, result.advantages)
         return result
 
     def prepare(self) -> Prepared:
@@ -307,6 +304,22 @@ class _Batch:
             for scored, advantages in zip(self._scored, result.advantages, strict=True)
         ]
         return Prepared(self._samples, means, self._metrics)
+
+
+def _refuse_not_finite(
+    what: str, scored: Sequence[ScoredTrajectory], numbers: Sequence[npt.NDArray[np.floating]]
+) -> None:
+    bad = [
+        s.trajectory.rollout_id
+        for s, values in zip(scored, numbers, strict=True)
+        if not np.all(np.isfinite(values))
+    ]
+    if bad:
+        raise RunFailedError(
+            f"the step was refused: a {what} is not finite in {len(bad)} of {len(scored)} "
+            f"trajectories ({', '.join(bad)}); nothing was trained on them; look at them in "
+            "trajectories/, and at the reward components"
+        )
 
 
 def _check_result(result: Advantages, batch: AdvantageBatch, name: str) -> None:

@@ -109,7 +109,8 @@ class Scene:
             token_rewards=rows(self.rewards),
             credit_masks=rows(self.mask),
             values=rows(self.values),
-            greedy_rewards=self.greedy.tolist(),
+            # verl takes one number off every token: a greedy answer of a single token
+            greedy_rewards=[np.array([reward]) for reward in self.greedy],
         )
 
     def tensor(self, name: str) -> torch.Tensor:

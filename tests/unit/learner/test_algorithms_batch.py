@@ -24,7 +24,7 @@ def make_batch(**changes: Any) -> AdvantageBatch:
         "token_rewards": [REWARDS, REWARDS],
         "credit_masks": [MASK, MASK],
         "values": [REWARDS, REWARDS],
-        "greedy_rewards": [0.0, 1.0],
+        "greedy_rewards": [np.array([0.0]), np.array([1.0])],
     }
     return AdvantageBatch(**(fields | changes))
 
@@ -38,8 +38,8 @@ def test_a_batch_with_everything_and_one_with_only_rewards_are_taken():
 def test_unequal_counts_are_an_error(field: str):
     with pytest.raises(ValueError, match="there must be one per trajectory"):
         make_batch(**{field: getattr(make_batch(), field)[:1]})
-    with pytest.raises(ValueError, match="2 value arrays, 3 greedy rewards"):
-        make_batch(greedy_rewards=[0.0, 0.0, 0.0])
+    with pytest.raises(ValueError, match="2 value arrays, 3 greedy reward arrays"):
+        make_batch(greedy_rewards=[np.zeros(1)] * 3)
 
 
 def test_an_empty_batch_is_an_error():
@@ -77,7 +77,13 @@ def test_what_is_not_finite_is_an_error_that_names_the_trajectory(number: float)
     with pytest.raises(ValueError, match=f"trajectory 1 has a value of {number} on token 3"):
         make_batch(values=[REWARDS, broken])
     with pytest.raises(ValueError, match=f"trajectory 1 has a greedy reward of {number}"):
-        make_batch(greedy_rewards=[0.0, number])
+        make_batch(greedy_rewards=[np.zeros(1), np.array([0.0, number])])
+
+
+@pytest.mark.parametrize("greedy", [np.zeros(0), np.zeros((1, 2))])
+def test_a_greedy_answer_without_a_token_is_an_error(greedy: np.ndarray):
+    with pytest.raises(ValueError, match="trajectory 1 has greedy rewards of shape"):
+        make_batch(greedy_rewards=[np.zeros(1), greedy])
 
 
 def test_values_outside_the_mask_are_not_read():

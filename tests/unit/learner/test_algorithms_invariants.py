@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,7 +43,7 @@ def build_batch(trajectories, tool_tokens) -> AdvantageBatch:
         token_rewards=rewards,
         credit_masks=masks,
         values=values,
-        greedy_rewards=[greedy for _, greedy, _ in trajectories],
+        greedy_rewards=[np.array([0.0, greedy]) for _, greedy, _ in trajectories],
     )
 
 
@@ -99,3 +101,12 @@ def test_reinforce_pp_without_discount_is_the_whitened_reward_to_go(trajectories
     found = ADVANTAGES["reinforce_pp"](batch, AdvantageOptions()).advantages
     for array, mask, whitened in zip(found, batch.credit_masks, expected, strict=True):
         np.testing.assert_allclose(array[mask], whitened, atol=1e-6)
+
+
+@given(trajectories=TRAJECTORIES, options=OPTIONS)
+def test_remax_of_the_greedy_answers_own_rewards_is_exactly_zero(trajectories, options):
+    batch = build_batch(trajectories, lambda: 1)
+    greedy = gather(batch.token_rewards, batch.credit_masks)
+    same = dataclasses.replace(batch, greedy_rewards=greedy)
+    for array in ADVANTAGES["remax"](same, options).advantages:
+        np.testing.assert_array_equal(array, 0.0)

@@ -51,22 +51,35 @@ def test_groups_of_equal_rewards_have_no_advantage():
     np.testing.assert_array_equal(advantages, 0.0)
 
 
+MASK = np.array([True, False, True])
+
+
 def make_greedy_batch(greedy_rewards: list[float] | None) -> AdvantageBatch:
     """One trajectory: sampled (reward 0.5), tool, sampled (reward 1)."""
-    rewards = [np.array([0.5, 0.0, 1.0])]
-    mask = np.array([True, False, True])
-    return AdvantageBatch([1], rewards, [mask], greedy_rewards=greedy_rewards)
+    greedy = None if greedy_rewards is None else [np.array(greedy_rewards)]
+    return AdvantageBatch([1], [np.array([0.5, 0.0, 1.0])], [MASK], greedy_rewards=greedy)
 
 
-def test_remax_takes_the_greedy_reward_off_the_reward_to_go():
-    # G = 1.5 and 1 (gamma 1), 0.5 + 0.5 = 1 and 1 (gamma 0.5); minus 0.75
-    batch = make_greedy_batch([0.75])
-    advantages = remax_advantages(batch, AdvantageOptions()).advantages
-    np.testing.assert_allclose(advantages[0], [0.75, 0, 0.25])
-    advantages = remax_advantages(batch, AdvantageOptions(gamma=0.5)).advantages
-    np.testing.assert_allclose(advantages[0], [0.25, 0, 0.25])
+def remax(greedy_rewards: list[float], gamma: float = 1.0) -> list[float]:
+    """The two sampled tokens' advantages."""
+    batch = make_greedy_batch(greedy_rewards)
+    return remax_advantages(batch, AdvantageOptions(gamma=gamma)).advantages[0][MASK].tolist()
+
+
+def test_remax_takes_the_greedy_reward_to_go_off_the_own():
+    # G = 1.5 and 1. A greedy answer of one token, reward 0.75: 0.75 on both.
+    assert remax([0.75]) == [0.75, 0.25]
+    # Greedy rewards 0, 0.5: G = 0.5 and 0.5.
+    assert remax([0.0, 0.5]) == [1.0, 0.5]
+    # gamma 0.5: own G = 0.5 + 0.5 = 1 and 1; greedy 0, 0, 1: G = 0.25, 0.5, 1.
+    assert remax([0.0, 0.0, 1.0], gamma=0.5) == [0.75, 0.5]
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.5, 0.9, 1.0])
+def test_a_trajectory_with_the_greedy_answers_rewards_has_exactly_no_remax_advantage(gamma: float):
+    assert remax([0.5, 1.0], gamma) == [0.0, 0.0]
 
 
 def test_remax_without_greedy_rewards_is_an_error():
-    with pytest.raises(ValueError, match="needs the reward of a greedy answer"):
+    with pytest.raises(ValueError, match="needs the rewards of a greedy answer"):
         remax_advantages(make_greedy_batch(None), AdvantageOptions())

@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.learner.groups import BookRules, Group, GroupBook, Verdict, staleness
+from agent_r1.learner.groups import (
+    BookRules,
+    Group,
+    GroupBook,
+    Verdict,
+    staleness,
+    total_reward,
+)
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import VersionSpan
@@ -323,7 +330,7 @@ def test_the_greedy_answer_is_asked_for_at_temperature_0_and_compared_with():
         assert book.accept(result(rollout, total=total)) is Verdict.FILLED
     complete(make := make_book(greedy_baseline=True, groups_per_batch=1), 1)
     (group,) = take(make)
-    assert group.greedy_reward() == 1.0
+    assert total_reward(group.greedy_answer()) == 1.0
     assert len(group.survivors) == 2
 
 

@@ -168,11 +168,44 @@ def test_remax_compares_with_the_greedy_answer_which_is_not_trained_on():
     assert prepared.advantages == pytest.approx([0.75, -0.25])
 
 
-def test_process_rewards_are_normalized_over_the_batch_before_the_outcome():
+def called(index: int, total: float, process_reward: float) -> ScoredTrajectory:
+    """A trajectory whose first turn ends in a call worth so much."""
     call = ToolCallRecord(
-        end_token_index=3, tool="search", status="ok", latency_ms=1.0, process_reward=4.0
+        end_token_index=3,
+        tool="search",
+        status="ok",
+        latency_ms=1.0,
+        process_reward=process_reward,
     )
-    members = [two_turns(0, 1.0, calls=[call]), two_turns(1, 0.0)]
+    return two_turns(index, total, calls=[call])
+
+
+@pytest.mark.parametrize("scope", ["none", "batch", "trajectory"])
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_a_sample_like_the_greedy_answer_has_no_remax_advantage(scope: str, gamma: float):
+    group = pair(called(0, 1.0, 4.0), two_turns(1, 0.0), greedy=called(2, 1.0, 4.0))
+    prepared = build(group, algorithm="remax", process_rewards=scope, gamma=gamma)
+    assert prepared.samples[0].advantages.tolist() == [0.0] * 8
+    assert prepared.samples[1].advantages[ACTIONS].min() < 0
+
+
+def test_a_greedy_answers_process_rewards_are_scaled_with_the_samples():
+    group = pair(called(0, 1.0, 2.0), two_turns(1, 0.0), greedy=called(2, 1.0, 4.0))
+    prepared = build(group, algorithm="remax", process_rewards="batch")
+    # The largest return of process rewards is the greedy answer's 4: 2 becomes 0.5, 4 becomes 1.
+    # Sample 0: G = 1.5, 1.5, 1, 1; the greedy answer: 2, 2, 1, 1.
+    assert prepared.samples[0].advantages[ACTIONS].tolist() == [-0.5, -0.5, 0.0, 0.0]
+
+
+def test_a_greedy_reward_that_is_not_finite_refuses_the_step_with_its_trajectory():
+    bad = two_turns(2, 0.0)
+    object.__setattr__(bad, "reward", Reward.model_construct(total=float("nan"), components={}))
+    with pytest.raises(RunFailedError, match=r"a reward is not finite in 1 of 3 .*run/1/0/2/0"):
+        build(pair(two_turns(0, 1.0), two_turns(1, 0.0), greedy=bad), algorithm="remax")
+
+
+def test_process_rewards_are_normalized_over_the_batch_before_the_outcome():
+    members = [called(0, 1.0, 4.0), two_turns(1, 0.0)]
     raw = build(pair(*members), normalize_std=False)
     # 1 + 4 against 0: the mean is 2.5
     assert raw.advantages == pytest.approx([2.5, -2.5])

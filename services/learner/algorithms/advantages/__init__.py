@@ -8,7 +8,6 @@ trajectory where its credit mask is True ("packed"), G = group size.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -38,8 +37,9 @@ class AdvantageBatch:
     values: Sequence[npt.NDArray[np.floating]] | None = None
     """[N][T] the critic's value of the state in which token t is chosen; read where credit_masks is
     True. None without a critic."""
-    greedy_rewards: Sequence[float] | None = None
-    """[N] reward of the greedy answer to the same prompt. None when there are no greedy answers."""
+    greedy_rewards: Sequence[npt.NDArray[np.floating]] | None = None
+    """[N][P'] rewards of the credited tokens of the greedy answer to the same prompt, made as
+    token_rewards are but for the KL penalty. None when there are no greedy answers."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -49,11 +49,8 @@ class AdvantageBatch:
             _check_trajectory(i, rewards, mask)
             if self.values is not None:
                 _check_values(i, self.values[i], mask)
-            if self.greedy_rewards is not None and not math.isfinite(self.greedy_rewards[i]):
-                raise ValueError(
-                    f"trajectory {i} has a greedy reward of {self.greedy_rewards[i]}, which is not "
-                    "finite; look at the reward components"
-                )
+            if self.greedy_rewards is not None:
+                _check_greedy(i, self.greedy_rewards[i])
 
     def _check_counts(self) -> None:
         counts = {
@@ -64,7 +61,7 @@ class AdvantageBatch:
         if self.values is not None:
             counts["value arrays"] = len(self.values)
         if self.greedy_rewards is not None:
-            counts["greedy rewards"] = len(self.greedy_rewards)
+            counts["greedy reward arrays"] = len(self.greedy_rewards)
         if len(set(counts.values())) != 1:
             found = ", ".join(f"{count} {name}" for name, count in counts.items())
             raise ValueError(f"an advantage batch has {found}; there must be one per trajectory")
@@ -109,11 +106,20 @@ def _check_values(i: int, values: npt.NDArray[np.floating], mask: npt.NDArray[np
     _check_finite(i, "a value", np.where(mask, values, 0.0))
 
 
+def _check_greedy(i: int, rewards: npt.NDArray[np.floating]) -> None:
+    if rewards.ndim != 1 or not len(rewards):
+        raise ValueError(
+            f"trajectory {i} has greedy rewards of shape {rewards.shape}; they must be [P] with at "
+            "least one token"
+        )
+    _check_finite(i, "a greedy reward", rewards)
+
+
 def _check_finite(i: int, what: str, numbers: npt.NDArray[np.floating]) -> None:
     broken = np.flatnonzero(~np.isfinite(numbers))
     if len(broken):
         t = broken[0]
-        source = "the reward components" if what == "a reward" else "the critic"
+        source = "the critic" if what == "a value" else "the reward components"
         raise ValueError(
             f"trajectory {i} has {what} of {numbers[t]} on token {t}; it must be finite: look at "
             f"{source}"
