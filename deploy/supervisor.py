@@ -22,6 +22,7 @@ from pathlib import Path
 
 import httpx
 
+from agent_r1.exit_status import ERROR_PREFIX, EXIT_REASON
 from agent_r1_deploy import guard
 
 logger = logging.getLogger(__name__)
@@ -36,11 +37,6 @@ ORPHAN_GRACE_S = 10.0
 TAIL_LINES = 15
 LEAST_FREE_BYTES = 2**20
 """A disk with less room is full: a service that dies on it can write nothing, not even why."""
-ERROR_PREFIX = "agent-r1: error: "
-"""A command that stops for a reason the user can act on prints it after this."""
-
-EXIT_REASON = 2
-"""Exit status of a service that stopped for a reason it has printed: restarting cannot help."""
 EXIT_CANNOT_START = 127
 
 

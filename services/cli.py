@@ -15,10 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-EXIT_REASON = 2
-EXIT_INTERRUPTED = 130
-ERROR_PREFIX = "agent-r1: error: "
-"""The local launcher looks for it in the log of a service that stopped."""
+from agent_r1.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
 
 logger = logging.getLogger(__name__)
 
@@ -327,7 +324,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone (`agent-r1 show RUN | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return EXIT_FAILED
     except ValueError as exc:
         # The launcher keeps a log, where a trace helps; a person reads the message.
         logged = getattr(arguments, "announce_dir", None) is not None

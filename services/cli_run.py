@@ -19,11 +19,11 @@ from typing import Any
 from agent_r1 import config_checks
 from agent_r1.config import ConfigError, LoadedConfig, RunConfig, dump_config, load_config
 from agent_r1.config_sources import ENV_PREFIX
+from agent_r1.exit_status import EXIT_INTERRUPTED
 from agent_r1.tools.config import CLASS_PATTERN
 
 logger = logging.getLogger(__name__)
 
-EXIT_INTERRUPTED = 130
 CONFIG_FILE = "config.json"
 LEDGER_FILE = "ledger.json"
 """The learner writes it before anything else; without it there is nothing to resume."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.cli_evaluate import Meter, evaluation_facts, questioning, search_url
-from agent_r1.cli_run import CONFIG_FILE, EXIT_INTERRUPTED
+from agent_r1.cli_run import CONFIG_FILE
 from agent_r1.cli_table_plan import (
     PlannedRun,
     TablePlan,
@@ -36,6 +36,7 @@ from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table import Row, SeedScores
 from agent_r1.evaluation.table_config import BASELINE_TITLES, Baseline
 from agent_r1.evaluation.table_report import Results, write_report
+from agent_r1.exit_status import EXIT_INTERRUPTED
 from agent_r1_deploy.threads import in_thread
 
 if TYPE_CHECKING:

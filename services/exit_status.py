@@ -1,0 +1,19 @@
+"""How the `agent-r1` command ends: its exit statuses, and the mark of what it says on the way out.
+
+The launcher reads both of the services it starts; scripts read those of the command.
+"""
+
+from __future__ import annotations
+
+EXIT_FAILED = 1
+"""A run stopped for a reason that was printed."""
+EXIT_REASON = 2
+"""Nothing was done, or a service stopped, for a reason that was printed: trying again is no help
+before the user has changed something."""
+EXIT_LOSSES = 3
+"""Finished, but more samples or questions were lost than is allowed; what was lost was printed."""
+EXIT_INTERRUPTED = 130
+"""Stopped by the user, in order."""
+
+ERROR_PREFIX = "agent-r1: error: "
+"""Stands before a message that is the whole story; the launcher looks for it in logs."""
