@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.app import create_app
+from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
 from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
 from agent_r1.rollout.config import EnvTable, RolloutTable
 from agent_r1.rollout.envs import load_env_class
@@ -101,7 +102,11 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
     prepare_environment(engine)
     facts = await asyncio.to_thread(read_model, engine)
     chat = await asyncio.to_thread(
-        build_chat_format, settings.env, str(facts.directory), facts.eos_token_ids
+        build_chat_format,
+        settings.env,
+        str(facts.directory),
+        facts.eos_token_ids,
+        has_tools=bool(settings.tools),
     )
     from agent_r1.rollout.vllm_policy import VllmPolicy
 
@@ -109,16 +114,30 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
 
 
 def build_chat_format(
-    env: EnvTable, model_path: str, end_of_turn_ids: tuple[int, ...]
+    env: EnvTable, model_path: str, end_of_turn_ids: tuple[int, ...], *, has_tools: bool
 ) -> ChatFormat:
     """Load the tokenizer and check its chat template against the environment's needs.
+
+    Args:
+        env: the environment's table.
+        model_path: folder with the tokenizer.
+        end_of_turn_ids: tokens at which the policy ends a turn.
+        has_tools: tools are configured, so that calls must be written as they are read.
 
     Raises:
         ValueError: the template or the environment cannot be used; the text says what to do.
     """
     env_class = load_env_class(env.type, set(env.options))
+    tokenizer = load_tokenizer(model_path)
+    offers_tools = has_tools and env.enable_tools != []
+    # Their schemas are known only later, and matter to no template seen so far.
+    remark = check_call_format(
+        tokenizer, [ANY_TOOL] if offers_tools else [], env.chat_template_kwargs
+    )
+    if remark is not None:
+        logger.warning("call format unknown remark=%s", remark)
     return ChatFormat(
-        load_tokenizer(model_path),
+        tokenizer,
         end_of_turn_ids=end_of_turn_ids,
         template_kwargs=env.chat_template_kwargs,
         reply_roles=("tool", "user") if env_class.sends_messages else ("tool",),

@@ -23,6 +23,8 @@ MARKUP = (CALL_OPEN, CALL_CLOSE, THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CL
 MAX_NAME_LENGTH = 64
 WIRE_DEPTH = 16
 OUT_OF_RANGE = "the tool call is not valid JSON: a value in it is out of range"
+CALL_OBJECT = '{"name": ..., "arguments": {...}}'
+"""What stands between the tags of a call, as the model is told."""
 
 _BLOCK = re.compile(
     rf"{THINK_OPEN}.*?{THINK_CLOSE}|{CALL_OPEN}(?P<call>.*?)(?:{CALL_CLOSE}|\Z)"
@@ -107,6 +109,34 @@ def _reject_constant(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+class _RepeatedKeyError(ValueError):
+    """An object names a key twice, so that one of its values would be lost."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise _RepeatedKeyError
+    return values
+
+
+def _key_problem(call: dict[str, Any]) -> str | None:
+    """Say which key of a call is missing or unknown; a guess would run another call."""
+    for key in ("name", "arguments"):
+        if key not in call:
+            found = ", ".join(map(_shown, call)) or "none"
+            return f'the tool call has no "{key}" (its keys: {found}); write {CALL_OBJECT}'
+    unknown = [key for key in call if key not in ("name", "arguments")]
+    if unknown:
+        return f"the tool call has the unknown key {_shown(unknown[0])}; write {CALL_OBJECT}"
+    return None
+
+
+def _shown(key: str) -> str:
+    # Escaped: a lone surrogate could not travel in the message.
+    return json.dumps(key[:MAX_NAME_LENGTH])
+
+
 def _read_call(body: str, end: int, *, is_closed: bool) -> ParsedCall:
     def malformed(reason: str) -> ParsedCall:
         return ParsedCall(name="", arguments={}, end=end, error=reason)
@@ -114,16 +144,21 @@ def _read_call(body: str, end: int, *, is_closed: bool) -> ParsedCall:
     if not is_closed:
         return malformed(f"the tool call is not closed by {CALL_CLOSE}")
     try:
-        call: Any = json.loads(body, parse_constant=_reject_constant)
+        call: Any = json.loads(body, parse_constant=_reject_constant, object_pairs_hook=_object)
     except json.JSONDecodeError as exc:
         return malformed(f"the tool call is not valid JSON: {exc.msg} at character {exc.pos}")
+    except _RepeatedKeyError:
+        return malformed("an object in the tool call has the same key twice; write each key once")
     except (ValueError, RecursionError):
         return malformed(OUT_OF_RANGE)
     if not isinstance(call, dict):
-        return malformed('the tool call must be a JSON object {"name": ..., "arguments": {...}}')
-    name, arguments = call.get("name"), call.get("arguments", {})
+        return malformed(f"the tool call must be a JSON object {CALL_OBJECT}")
+    problem = _key_problem(call)
+    if problem is not None:
+        return malformed(problem)
+    name, arguments = call["name"], call["arguments"]
     if not isinstance(name, str) or not name:
-        return malformed('the tool call has no "name"')
+        return malformed('"name" of the tool call must be the name of a tool')
     if len(name) > MAX_NAME_LENGTH:
         return malformed(f'"name" is longer than {MAX_NAME_LENGTH} characters')
     if not isinstance(arguments, dict):

@@ -238,7 +238,9 @@ def _find_model(path: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt"]))
+        return Path(
+            snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
+        )
     except Exception as exc:
         raise PolicySetupError(
             f"model.path ({path}) is neither a directory nor a model the hub delivered "

@@ -58,9 +58,18 @@ def test_thought_that_is_never_closed_hides_nothing():
         ("{not json}", "not valid JSON"),
         ("", "not valid JSON"),
         ("[1]", "must be a JSON object"),
-        ('{"arguments": {}}', 'no "name"'),
-        ('{"name": 3, "arguments": {}}', 'no "name"'),
-        ('{"name": "' + "x" * 65 + '"}', "longer than 64"),
+        ('{"arguments": {}}', 'no "name" (its keys: "arguments"); write {"name": ..., "arguments"'),
+        ("{}", 'no "name" (its keys: none); write {"name": ..., "arguments": {...}}'),
+        ('{"name": 3, "arguments": {}}', '"name" of the tool call must be the name of a tool'),
+        ('{"name": "", "arguments": {}}', '"name" of the tool call must be the name of a tool'),
+        ('{"name": "' + "x" * 65 + '", "arguments": {}}', "longer than 64"),
+        ('{"name": "search"}', 'no "arguments" (its keys: "name"); write {"name": ..., "arg'),
+        ('{"name": "search", "parameters": {"query": "Ada"}}', 'no "arguments" (its keys: "name",'),
+        ('{"function": "search", "arguments": {}}', 'no "name" (its keys: "function", "arguments'),
+        ('{"name": "search", "arguments": {}, "id": 1}', 'the unknown key "id"; write {"name": ..'),
+        ('{"name": "search", "arguments": {}, "arguments": {"query": 1}}', "the same key twice"),
+        ('{"name": "search", "arguments": {"query": 1, "query": 2}}', "the same key twice"),
+        ('{"\\ud800": 1}', 'no "name" (its keys: "\\ud800")'),
         ('{"name": "search", "arguments": "Ada"}', "must be a JSON object"),
         ('{"name": "search", "arguments": {"x": NaN}}', "out of range"),
         ('{"name": "search", "arguments": {"x": "\\ud800"}}', "out of range"),
@@ -68,7 +77,7 @@ def test_thought_that_is_never_closed_hides_nothing():
         ('{"name": "search", "arguments": {"x": ' + "9" * 5000 + "}}", "out of range"),
         ('{"name": "search", "arguments": {"x": 1e999}}', "out of range"),
         ('{"name": "search", "arguments": ' + '{"a":' * 400 + "1" + "}" * 401, "out of range"),
-        ('{"name": "\\udc00"}', "out of range"),
+        ('{"name": "\\udc00", "arguments": {}}', "out of range"),
     ],
 )
 def test_malformed_calls_say_why(body: str, reason: str):
@@ -85,7 +94,7 @@ def test_call_that_is_never_closed_is_malformed_and_ends_with_the_text():
 
 
 def test_several_calls_keep_their_order_and_ends():
-    first, second = call('{"name": "a"}'), call("broken")
+    first, second = call('{"name": "a", "arguments": {}}'), call("broken")
     turn = parse_turn(f"x{first}\n{second}y")
     assert [c.name for c in turn.calls] == ["a", ""]
     assert [c.end for c in turn.calls] == [1 + len(first), 2 + len(first) + len(second)]

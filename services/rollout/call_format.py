@@ -1,0 +1,135 @@
+"""Whether the chat template writes tool calls as parsing.py reads them.
+
+main.py asks at start, and `agent-r1 config check` before anything starts: a template that tells the
+model another format yields a policy that never calls a tool. The template is made to render a call,
+and the rendering is read as a turn of the model would be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_r1.rollout.chat_format import ChatTemplateError
+from agent_r1.rollout.parsing import CALL_CLOSE, CALL_OBJECT, CALL_OPEN, parse_turn
+from agent_r1_proto.tools import ToolSpec
+
+READ_FORMAT = f"{CALL_OPEN}{CALL_OBJECT}{CALL_CLOSE}"
+ANY_TOOL = ToolSpec(
+    name="search",
+    version="1",
+    description="Searches.",
+    parameters={"type": "object", "properties": {"query": {"type": "string"}}},
+)
+"""Stands for tools whose schema is not known yet."""
+OTHER_FORMATS = ('"parameters"', "[TOOL_CALLS]", "<function", "<|python_tag|>", "<|tool_call")
+"""Traces, in what a template tells the model, of formats that are not read."""
+
+_QUESTION, _VALUE, _RESULT = "Question-7f3a", "Value-7f3a", "Result-7f3a"
+_ARGUMENTS = {"text": _VALUE, "quoted": 'a "word"', "number": 3}
+_CALL_ID = "call7f3a0"  # nine letters and digits: some templates accept no other length
+_SHOWN_CHARS = 240
+
+
+def check_call_format(
+    tokenizer: Any,
+    tools: Sequence[ToolSpec],
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> str | None:
+    """Check that calls are read in the format that the chat template tells the model.
+
+    Args:
+        tokenizer: has the chat template.
+        tools: what the model is offered; with none there is nothing to check.
+        template_kwargs: `env.chat_template_kwargs`.
+
+    Returns:
+        A remark for the user where the template says nothing about calls, else None.
+
+    Raises:
+        ChatTemplateError: the template cannot render the tools, a call or its result, or it
+            writes calls in another format.
+    """
+    if not tools:
+        return None
+    template = _Template(tokenizer, dict(template_kwargs or {}))
+    turn = template.turn_with_call(tools)
+    if _VALUE in turn:
+        calls = parse_turn(turn).calls
+        if [(call.name, call.arguments) for call in calls] != [(tools[0].name, _ARGUMENTS)]:
+            raise _other_format(f"writes a call as {_shorten(turn)}")
+        return None
+    told = template.told_about(tools)
+    found = [trace for trace in OTHER_FORMATS if told.get(trace, 0) > 0]
+    if found and not told[CALL_OPEN]:
+        raise _other_format(f"tells the model about calls with {found[0]}")
+    if told[CALL_OPEN]:
+        return None
+    return (
+        "the chat template does not tell the model how a call is written: unless its training has, "
+        f"say in env.system_prompt that a call is {READ_FORMAT}"
+    )
+
+
+def _other_format(what: str) -> ChatTemplateError:
+    return ChatTemplateError(
+        f"the chat template {what}, and calls are read as {READ_FORMAT} (Hermes), so that no call "
+        "of the model would be understood; choose a model whose template has that format, such as "
+        "Qwen2.5 or Qwen3, or put a chat_template.jinja that has it beside the model"
+    )
+
+
+class _Template:
+    def __init__(self, tokenizer: Any, kwargs: dict[str, Any]) -> None:
+        self._tokenizer = tokenizer
+        self._kwargs = kwargs
+
+    def turn_with_call(self, tools: Sequence[ToolSpec]) -> str:
+        """Render a dialogue whose assistant calls the first tool; return what it says."""
+        try:
+            said = self._render(tools, _call(tools[0].name, _ARGUMENTS))
+        except ChatTemplateError:  # some templates want the arguments as a string of JSON
+            said = self._render(tools, _call(tools[0].name, json.dumps(_ARGUMENTS)))
+        return said.rpartition(_QUESTION)[2].partition(_RESULT)[0]
+
+    def told_about(self, tools: Sequence[ToolSpec]) -> dict[str, int]:
+        """Count traces of formats in what the template says about tools, but not in the tools."""
+        one, two = self._render(tools[:1]), self._render([tools[0], tools[0]])
+        traces = (CALL_OPEN, *OTHER_FORMATS)
+        # What a second tool adds, the first one has brought along as well.
+        return {trace: 2 * one.count(trace) - two.count(trace) for trace in traces}
+
+    def _render(self, tools: Sequence[ToolSpec], call: dict[str, Any] | None = None) -> str:
+        from jinja2 import TemplateError
+
+        dialogue: list[dict[str, Any]] = [{"role": "user", "content": _QUESTION}]
+        if call is not None:
+            name = call["function"]["name"]
+            dialogue += [
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "name": name, "tool_call_id": _CALL_ID, "content": _RESULT},
+            ]
+        try:
+            return self._tokenizer.apply_chat_template(
+                dialogue,
+                tools=[tool.as_function() for tool in tools],
+                tokenize=False,
+                **self._kwargs,
+            )
+        except (TemplateError, TypeError, ValueError) as exc:
+            what = "the tools" if call is None else "a tool call and its result"
+            raise ChatTemplateError(f"the chat template cannot render {what}: {exc}") from exc
+
+
+def _call(name: str, arguments: Any) -> dict[str, Any]:
+    return {
+        "id": _CALL_ID,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def _shorten(text: str) -> str:
+    text = text.strip()
+    return repr(text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}…")

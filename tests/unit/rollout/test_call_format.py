@@ -1,0 +1,130 @@
+"""Which chat templates write calls as they are read. The templates are short ones of the kinds
+that real models have: the tools in the system message, and the call in the model's own markup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_r1.rollout.call_format import check_call_format
+from agent_r1.rollout.chat_format import ChatTemplateError
+from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.main import build_chat_format
+from agent_r1_proto.tools import ToolSpec
+from tests.fakes import HERMES_TEMPLATE, build_tokenizer
+
+SEARCH = ToolSpec(
+    name="search",
+    version="1",
+    description="Finds.",
+    parameters={"type": "object", "properties": {"query": {"type": "string"}}},
+)
+
+
+def template(call: str, *, told: str = "") -> str:
+    """A template that writes a call as `call`, an expression over `f`, and tells `told`."""
+    return (
+        "{%- if tools %}{{- '<|im_start|>system\n' }}"
+        "{%- for tool in tools %}{{ tool | tojson }}{% endfor %}"
+        f"{{{{- {told!r} + '<|im_end|>\n' }}}}{{% endif -%}}"
+        "{%- for m in messages -%}"
+        "{{- '<|im_start|>' + m.role + '\n' + (m.content or '') -}}"
+        "{%- for c in m.tool_calls or [] %}{% set f = c.function %}"
+        f"{call}{{% endfor -%}}"
+        "{{- '<|im_end|>\n' -}}{%- endfor -%}"
+        "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"
+    )
+
+
+HERMES = """{{- '<tool_call>\n{"name": "' + f.name + '", "arguments": ' }}{{ f.arguments | tojson }}
+{{- '}\n</tool_call>' }}"""
+HERMES_OF_STRINGS = (
+    """{{- '<tool_call>{"name": "' + f.name + '", "arguments": ' + f.arguments """
+    """+ '}</tool_call>' }}"""
+)
+LLAMA = """{{- '{"name": "' + f.name + '", "parameters": ' }}{{ f.arguments | tojson }}{{ '}' }}"""
+MISTRAL = """{{- '[TOOL_CALLS] [{"name": "' + f.name + '", "arguments": ' }}
+{{- f.arguments | tojson }}{{ ', "id": "' + c.id + '"}]' }}"""
+PARAMETERS = HERMES.replace("arguments", "parameters", 1)
+XML = """{{- '<tool_call>\n<function=' + f.name + '>' }}{% for k, v in f.arguments.items() -%}
+{{ '\n<parameter=' + k + '>\n' }}{{ v }}{{ '\n</parameter>' }}{% endfor -%}
+{{ '\n</function>\n</tool_call>' }}"""
+TWICE = HERMES + HERMES
+IN_A_THOUGHT = "{{- '<think>' }}" + HERMES + "{{- '</think>' }}"
+AS_TEXT = """{{- '<tool_call>{"name": "' + f.name + '", "arguments": ' }}
+{{- f.arguments | tojson | tojson }}{{ '}</tool_call>' }}"""
+
+
+def check(text: str) -> str | None:
+    return check_call_format(build_tokenizer(template=text), [SEARCH])
+
+
+@pytest.mark.parametrize("call", [HERMES, HERMES_OF_STRINGS])
+def test_a_template_that_writes_hermes_calls_is_fine(call: str):
+    assert check(template(call)) is None
+
+
+@pytest.mark.parametrize(
+    ("call", "seen"),
+    [
+        (LLAMA, '{"name": "search", "parameters": {"text": "Value-7f3a"'),
+        (MISTRAL, '[TOOL_CALLS] [{"name": "search", "arguments": {"text"'),
+        (PARAMETERS, '"parameters": {"text"'),
+        (XML, "<function=search>"),
+        (TWICE, "<tool_call>"),
+        (IN_A_THOUGHT, "<think><tool_call>"),
+        (AS_TEXT, "Value-7f3a"),
+    ],
+)
+def test_a_template_that_writes_other_calls_is_refused(call: str, seen: str):
+    with pytest.raises(ChatTemplateError) as caught:
+        check(template(call))
+    message = str(caught.value)
+    assert seen in message
+    assert '<tool_call>{"name": ..., "arguments": {...}}</tool_call>' in message
+    assert "put a chat_template.jinja that has it beside the model" in message
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        'Answer with {"name": function name, "parameters": its arguments}.',
+        "Write [TOOL_CALLS] before a call.",
+    ],
+)
+def test_a_template_that_only_tells_another_format_is_refused(told: str):
+    # It drops the calls of a dialogue; the tools' own "parameters" must not be taken for a format.
+    with pytest.raises(ChatTemplateError, match="tells the model about calls with"):
+        check(template("", told=told))
+
+
+def test_a_template_that_only_tells_the_hermes_format_is_fine():
+    told = '<tool_call>{"name": the name, "arguments": the arguments}</tool_call>'
+    assert check(template("", told=told)) is None
+
+
+def test_a_template_that_says_nothing_of_calls_is_remarked_upon():
+    remark = check(HERMES_TEMPLATE)
+    assert remark is not None
+    assert "env.system_prompt" in remark
+
+
+def test_a_template_that_raises_at_a_call_is_refused():
+    raising = template("{{ raise_exception('no calls, please') }}")
+    with pytest.raises(ChatTemplateError, match="no calls, please"):
+        check(raising)
+
+
+def test_without_tools_any_template_will_do():
+    assert check_call_format(build_tokenizer(template=template(LLAMA)), []) is None
+
+
+def test_rollout_refuses_such_a_template_at_start(tmp_path: Path):
+    tokenizer = build_tokenizer(template=template(LLAMA))
+    tokenizer.save_pretrained(tmp_path)
+    end = (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
+    with pytest.raises(ChatTemplateError, match="parameters"):
+        build_chat_format(EnvTable(), str(tmp_path), end, has_tools=True)
+    build_chat_format(EnvTable(), str(tmp_path), end, has_tools=False)
+    build_chat_format(EnvTable(enable_tools=[]), str(tmp_path), end, has_tools=True)
