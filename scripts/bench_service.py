@@ -111,6 +111,7 @@ def _serve_rollout(settings: dict[str, Any]) -> None:
         env=EnvTable.model_validate(settings["env"]),
         rollout=RolloutTable.model_validate(settings["rollout"]),
         tools={"search": settings["tool_url"]},
+        weights_dir=Path(settings["announce_dir"]).parent,
         announce_dir=Path(settings["announce_dir"]),
     )
     if settings["scripted"]:

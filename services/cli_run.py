@@ -168,6 +168,7 @@ def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> None:
             env=config.env,
             rollout=config.rollout,
             tools=tools,
+            weights_dir=config.learner.weights_dir or config.run.folder(),
             announce_dir=announce_dir,
         )
     except (PolicySetupError, PolicyOutOfMemoryError) as exc:

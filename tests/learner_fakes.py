@@ -190,6 +190,8 @@ class FakeServices:
         self.published: list[ScoredTrajectory] = []
         self.answer: Answer = answer or answered
         self.refuse_loads = False
+        self.outages = 0
+        """Answer so many of the next loads with 503, as a server does whose engine has died."""
         self.stale_weights = False
         """Acknowledge new weights and go on sampling with the old ones."""
         self._broker = broker
@@ -243,6 +245,9 @@ class FakeServices:
 
     async def _load(self, request: web.Request) -> web.Response:
         body = LoadRequest.model_validate_json(await request.read())
+        if self.outages:
+            self.outages -= 1
+            return web.Response(status=503, text="the engine was killed")
         if self.refuse_loads:
             return web.Response(status=422, text="checksum of lm_head differs")
         weights = await asyncio.to_thread(_read_snapshot, Path(body.manifest_location))

@@ -355,7 +355,9 @@ class WeightSync:
             raise ServerError(f"{where}: {type(exc).__name__} {exc}") from exc
         if response.status_code != httpx.codes.OK:
             raise ServerError(
-                f"{where}: HTTP {response.status_code}: {response.text[:500]}", refused=True
+                f"{where}: HTTP {response.status_code}: {response.text[:500]}",
+                # 5xx is an outage: the server is being replaced and asked again, like one away.
+                refused=response.is_client_error,
             )
         try:
             return reply_type.model_validate_json(response.content)

@@ -60,7 +60,7 @@ def create_app(
             raise HTTPException(409, str(exc)) from exc
         except WeightsRefusedError as exc:
             raise HTTPException(422, str(exc)) from exc
-        except EngineDeadError as exc:
+        except (EngineDeadError, TimeoutError) as exc:
             raise HTTPException(503, str(exc)) from exc
 
     @app.post("/weights/canary")

@@ -54,6 +54,8 @@ class RolloutSettings:
     rollout: RolloutTable
     tools: Mapping[str, str | None]
     """Base URL of every tool service, by name; None: it announces itself in the tool pool."""
+    weights_dir: Path
+    """Weights are loaded from files below this folder only."""
     announce_dir: Path | None = None
     """Folder of the launcher's announcements; None writes none."""
 
@@ -66,6 +68,7 @@ def serve(
     env: EnvTable,
     rollout: RolloutTable,
     tools: Mapping[str, str | None],
+    weights_dir: Path,
     announce_dir: Path | None,
 ) -> None:
     """Serve until SIGTERM or SIGINT; samples in flight are then given back.
@@ -74,7 +77,7 @@ def serve(
         ValueError: a table, the chat template, a tool or the user's environment is wrong.
         PolicyError: the engine did not start, or died while serving.
     """
-    settings = RolloutSettings(run, model, redis, env, rollout, tools, announce_dir)
+    settings = RolloutSettings(run, model, redis, env, rollout, tools, weights_dir, announce_dir)
     asyncio.run(_serve_with_vllm(settings))
 
 
@@ -198,7 +201,7 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
             broker.consumer(broker.keys.tasks, RolloutTask, group=GROUP, consumer=server_id)
         )
         registry = Registry(broker)
-        versions = WeightVersions(policy, run.id)
+        versions = WeightVersions(policy, registry, run_id=run.id, weights_dir=settings.weights_dir)
         worker = RolloutWorker(
             consumer=consumer,
             registry=registry,

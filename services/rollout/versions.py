@@ -1,7 +1,8 @@
 """Which weights this server samples with, and how it gets newer ones.
 
 app.py hands in the learner's `LoadRequest`s; worker.py asks to catch up with the registry's newest
-version before it starts samples. Both end in `Policy.load_weights`, one at a time.
+version before it starts samples. Both end in `Policy.load_weights`, one at a time. What is loaded
+is always the version that the registry calls the newest: a request only says that it is time.
 """
 
 from __future__ import annotations
@@ -10,16 +11,19 @@ import asyncio
 import logging
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from agent_r1.rollout.policy import Policy, WeightsRefusedError
+from agent_r1.rollout.weight_snapshot import read_manifest, real_path
+from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion, WeightManifest
 
 logger = logging.getLogger(__name__)
 
+REGISTRY_TIMEOUT_S = 10.0
+"""Longest a load waits for Redis to say which version is the newest."""
+
 
 class OlderVersionError(ValueError):
-    """A load was asked for of a version older than the one in use."""
+    """A load was asked for of a version older than the one in use, which is not the newest."""
 
 
 class WeightVersions:
@@ -27,12 +31,18 @@ class WeightVersions:
 
     Args:
         policy: loads weights and scores tokens.
+        registry: knows the newest version.
         run_id: snapshots of another run are refused.
+        weights_dir: snapshots and manifests elsewhere are refused.
     """
 
-    def __init__(self, policy: Policy, run_id: str) -> None:
+    def __init__(
+        self, policy: Policy, registry: Registry, *, run_id: str, weights_dir: Path
+    ) -> None:
         self._policy = policy
+        self._registry = registry
         self._run_id = run_id
+        self._weights_dir = weights_dir
         self._lock = asyncio.Lock()
         self._last_load: LoadReply | None = None
         self.changed = asyncio.Event()
@@ -44,59 +54,81 @@ class WeightVersions:
         return self._policy.policy_version
 
     async def load(self, request: LoadRequest) -> LoadReply:
-        """Load a version; for one that is in use already, answer what its load took.
+        """Bring the server to the newest version, which is at least the one asked for.
+
+        A request that comes late asks for a version that newer ones have replaced, and whose files
+        may be gone; it is answered with the newest. For a version in use already the answer is
+        what its load took.
 
         Raises:
-            OlderVersionError: the server holds a newer one.
-            WeightsRefusedError: manifest or snapshot cannot be used; the old weights stay in use.
+            OlderVersionError: the server holds a version newer than any that is published.
+            WeightsRefusedError: the version is not published, or manifest or snapshot cannot be
+                used; the old weights stay in use.
+            TimeoutError: Redis did not say what the newest version is.
             EngineDeadError: the engine failed.
         """
+        await asyncio.to_thread(real_path, request.manifest_location, self._weights_dir)
+        newest = await self._newest()
+        if newest is None or request.policy_version > newest.policy_version:
+            published = "none" if newest is None else newest.policy_version
+            raise WeightsRefusedError(
+                f"policy_version ({request.policy_version}) is not published; the newest that "
+                f"Redis knows is {published}. A learner publishes a version before it asks for it"
+            )
         async with self._lock:
-            if request.policy_version < self.held:
+            if request.policy_version < self.held and newest.policy_version < self.held:
                 raise OlderVersionError(
                     f"policy_version ({request.policy_version}) is older than {self.held}, which "
                     "this server holds; versions are never reused within a run, so publish a "
                     "higher one"
                 )
-            if request.policy_version == self.held:
-                return self._last_load or LoadReply(
-                    policy_version=self.held, fetch_s=0.0, pause_s=0.0
-                )
-            manifest = await asyncio.to_thread(self._read_manifest, request)
-            timing = await self._policy.load_weights(manifest)
-            self.changed.set()
-            logger.info(
-                "weights loaded policy_version=%d fetch_s=%.3f pause_s=%.3f",
-                self.held,
-                timing.fetch_s,
-                timing.pause_s,
-            )
-            self._last_load = LoadReply(
-                policy_version=self.held, fetch_s=timing.fetch_s, pause_s=timing.pause_s
-            )
-            return self._last_load
+            if newest.policy_version > self.held:
+                if newest.policy_version > request.policy_version:
+                    logger.info(
+                        "push came late, loading the newest policy_version=%d newest=%d",
+                        request.policy_version,
+                        newest.policy_version,
+                    )
+                await self._load_newest(newest)
+            return self._last_load or LoadReply(policy_version=self.held, fetch_s=0.0, pause_s=0.0)
 
     async def catch_up(self, newest: NewestVersion) -> None:
         """Load the newest version if the server is behind it.
 
         Raises:
-            WeightsRefusedError, EngineDeadError: as `load`.
+            WeightsRefusedError, TimeoutError, EngineDeadError: as `load`.
         """
         if newest.policy_version <= self.held:
             return
-        if newest.manifest_location is None:
-            raise WeightsRefusedError(
-                f"version {newest.policy_version} is announced without a manifest; only version 0, "
-                "the configured model, has none"
-            )
-        logger.info("server is behind held=%d policy_version=%d", self.held, newest.policy_version)
-        request = LoadRequest(
-            manifest_location=newest.manifest_location, policy_version=newest.policy_version
+        async with self._lock:
+            if newest.policy_version > self.held:  # else a push came in between
+                logger.info(
+                    "server is behind held=%d policy_version=%d", self.held, newest.policy_version
+                )
+                await self._load_newest(newest)
+
+    async def _load_newest(self, newest: NewestVersion) -> None:
+        """Load a version; where a newer one took its place meanwhile, that one."""
+        while True:
+            try:
+                manifest = await asyncio.to_thread(self._read_manifest, newest)
+                timing = await self._policy.load_weights(manifest)
+                break
+            except WeightsRefusedError:
+                later = await self._newest()
+                if later is None or later.policy_version <= newest.policy_version:
+                    raise
+                # The learner keeps the newest versions only: this one may be deleted by now.
+                logger.info(
+                    "version was replaced before it was loaded policy_version=%d newest=%d",
+                    newest.policy_version,
+                    later.policy_version,
+                )
+                newest = later
+        self._last_load = LoadReply(
+            policy_version=self.held, fetch_s=timing.fetch_s, pause_s=timing.pause_s
         )
-        try:
-            await self.load(request)
-        except OlderVersionError:  # a push came in between
-            return
+        self.changed.set()
 
     async def score(self, token_ids: list[int]) -> tuple[int, list[float]]:
         """Return the version in use and its [T-1] log-probabilities of the tokens."""
@@ -104,22 +136,24 @@ class WeightVersions:
             logprobs = await self._policy.score(token_ids)
             return self.held, logprobs
 
-    def _read_manifest(self, request: LoadRequest) -> WeightManifest:
-        path = Path(request.manifest_location)
+    async def _newest(self) -> NewestVersion | None:
         try:
-            manifest = WeightManifest.model_validate_json(path.read_bytes())
-        except OSError as exc:
-            raise WeightsRefusedError(f"the manifest {path} cannot be read: {exc}") from exc
-        except ValidationError as exc:
-            raise WeightsRefusedError(f"the manifest {path} does not parse: {exc}") from exc
-        if manifest.run_id != self._run_id:
+            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+                return await self._registry.newest_version()
+        except TimeoutError as exc:
+            raise TimeoutError(
+                f"Redis did not say within {REGISTRY_TIMEOUT_S:g} s which version is the newest"
+            ) from exc
+
+    def _read_manifest(self, newest: NewestVersion) -> WeightManifest:
+        if newest.manifest_location is None:
             raise WeightsRefusedError(
-                f"the manifest {path} is of the run {manifest.run_id!r}; this server serves "
-                f"{self._run_id!r}"
+                f"version {newest.policy_version} is announced without a manifest; only version 0, "
+                "the configured model, has none"
             )
-        if manifest.policy_version != request.policy_version:
-            raise WeightsRefusedError(
-                f"the manifest {path} is of version {manifest.policy_version}; asked for "
-                f"{request.policy_version}"
-            )
-        return manifest
+        return read_manifest(
+            newest.manifest_location,
+            policy_version=newest.policy_version,
+            run_id=self._run_id,
+            weights_dir=self._weights_dir,
+        )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from agent_r1_proto.weights import TensorEntry, WeightManifest
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
 MAX_HEADER_BYTES = 100 * 2**20
+MAX_MANIFEST_BYTES = 64 * 2**20
+"""A tensor takes about 200 bytes there; models have hundreds to tens of thousands."""
 CHUNK_BYTES = 2**22
 DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 DTYPE_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
@@ -77,7 +80,7 @@ def read_header(path: Path) -> dict[str, TensorSlot]:
                 for name, entry in header.items()
                 if name != "__metadata__"
             }
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as exc:
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as exc:
             raise ValueError(f"{path} has a damaged safetensors header: {exc}") from exc
     last = max((slot.end for slot in slots.values()), default=data_start)
     if last != size:
@@ -117,27 +120,93 @@ def read_model_layout(model_dir: Path, *, tied: bool) -> ModelLayout:
     return ModelLayout(files=files, shapes=own, aliases=aliases)
 
 
-def read_manifest(location: Path, policy_version: int) -> WeightManifest:
+def read_manifest(
+    location: str, *, policy_version: int, run_id: str, weights_dir: Path
+) -> WeightManifest:
     """Read a manifest and check that it describes the version asked for.
 
+    What a refusal says never quotes the file: whoever asks for a load need not be allowed to read.
+
+    Args:
+        location: path of the manifest.
+        policy_version: the version it must describe.
+        run_id: the run it must belong to.
+        weights_dir: manifest and snapshot must lie below this folder.
+
+    Returns:
+        The manifest; its location is the real path of the snapshot.
+
     Raises:
-        WeightsRefusedError: it is missing, does not parse, or is of another version.
+        WeightsRefusedError: it is missing, elsewhere, too large, does not parse, or is of another
+            version or run.
     """
+    path = real_path(location, weights_dir)
     try:
-        manifest = WeightManifest.model_validate_json(location.read_bytes())
+        manifest = WeightManifest.model_validate_json(_read_small_file(path))
     except OSError as exc:
         raise WeightsRefusedError(
-            f"manifest {location} cannot be read ({exc.strerror}); the learner's weights_dir must "
+            f"the manifest {path} cannot be read ({exc.strerror}); the learner's weights_dir must "
             "be a folder that this server sees under the same path"
         ) from exc
     except ValidationError as exc:
-        raise WeightsRefusedError(f"manifest {location} does not parse: {exc}") from exc
+        raise WeightsRefusedError(
+            f"the manifest {path} does not parse ({exc.error_count()} problems); it must be one "
+            "that the learner wrote"
+        ) from None  # the cause would quote the file in the log
+    except ValueError as exc:
+        raise WeightsRefusedError(f"the manifest {exc}") from exc
+    if manifest.run_id != run_id:
+        raise WeightsRefusedError(
+            f"the manifest {path} is of another run; this server serves {run_id!r}"
+        )
     if manifest.policy_version != policy_version:
         raise WeightsRefusedError(
-            f"manifest {location} is of version {manifest.policy_version}; asked for "
-            f"{policy_version}"
+            f"the manifest {path} is of another version than {policy_version}, which was asked for"
         )
-    return manifest
+    snapshot = real_path(manifest.location, weights_dir)
+    return manifest.model_copy(update={"location": str(snapshot)})
+
+
+def real_path(location: str, weights_dir: Path) -> Path:
+    """Return where a path leads, links followed.
+
+    Raises:
+        WeightsRefusedError: it leads out of `weights_dir`.
+    """
+    try:
+        path = Path(location).resolve()
+        inside = path.is_relative_to(weights_dir.resolve())
+    except (OSError, RuntimeError, ValueError) as exc:  # a loop of links, a zero byte
+        raise WeightsRefusedError("the location of the weights is not a usable path") from exc
+    if not inside:
+        raise WeightsRefusedError(
+            f"the location {location} does not lie in {weights_dir}, where this server takes "
+            "weights from; learner.weights_dir (or run.dir) must be the same for learner and "
+            "rollout"
+        )
+    return path
+
+
+def _check_regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is not a regular file")
+
+
+def _read_small_file(path: Path) -> bytes:
+    """Read a regular file that must not be large.
+
+    Raises:
+        ValueError: it is no regular file, or too large.
+    """
+    # Without O_NONBLOCK a named pipe would hold up the open itself.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        _check_regular(status, path)
+        if status.st_size > MAX_MANIFEST_BYTES:
+            raise ValueError(
+                f"{path} has {status.st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}"
+            )
+        return file.read(MAX_MANIFEST_BYTES)
 
 
 def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> Path:
@@ -159,7 +228,9 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
     path = Path(manifest.location)
     _check_names(manifest, layout, dtype)
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        _check_regular(status, path)
+        size = status.st_size
         if size != manifest.size_bytes:
             raise ValueError(f"{path} has {size} bytes; its manifest says {manifest.size_bytes}")
         slots = read_header(path)
@@ -232,6 +303,5 @@ def _check_tensor(path: Path, entry: TensorEntry, slot: TensorSlot | None) -> No
             left -= len(chunk)
     if digest.hexdigest() != entry.sha256:
         raise ValueError(
-            f"{path}: the bytes of {entry.name!r} have sha256 {digest.hexdigest()[:12]}…; its "
-            f"manifest says {entry.sha256[:12]}…"
+            f"{path}: the bytes of {entry.name!r} have another sha256 than its manifest says"
         )

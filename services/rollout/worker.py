@@ -153,7 +153,7 @@ class RolloutWorker:
         except EngineDeadError as exc:
             self._die(exc)
             return False
-        except PolicyError as exc:
+        except (PolicyError, TimeoutError) as exc:
             logger.error(
                 "server stays behind and takes no samples held=%d policy_version=%d error=%s",
                 self._versions.held,

@@ -34,6 +34,7 @@ def main() -> None:
         env=EnvTable(),
         rollout=RolloutTable(),
         tools={},
+        weights_dir=Path(announce_dir).parent,
         announce_dir=Path(announce_dir),
     )
     policy = FakePolicy(_never_ends, eos_token_ids=[end_id])

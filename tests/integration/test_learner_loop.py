@@ -280,6 +280,21 @@ async def test_a_server_that_refuses_the_weights_ends_the_run_with_its_reason(
                 await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
 
 
+async def test_a_server_that_is_being_replaced_is_waited_for(
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
+):
+    # Three refusals end a run; an engine that has died answers 503 as often until it is replaced.
+    monkeypatch.setattr("agent_r1.learner.weight_sync.POLL_S", 0.02)
+    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        services.outages = 10
+        async with services.running():
+            await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+    assert services.outages == 0
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
 async def test_a_dead_server_does_not_hold_up_a_push(tmp_path: Path, redis_url: str, run_id: str):
     plan = training_plan(tmp_path / "run", redis_url, run_id)
     async with await Broker.connect(redis_url, run_id) as broker:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -109,6 +111,7 @@ class Bench:
             env=EnvTable.model_validate({"tool_retries": 0} | (env or {})),
             rollout=RolloutTable.model_validate(rollout or {}),
             tools={tool.name: tool.url for tool in tools},
+            weights_dir=self.folder,
             announce_dir=self.folder,
         )
         serving = asyncio.create_task(serve_policy(policy, self.chat, settings))
@@ -155,9 +158,16 @@ class Bench:
                     await consumer.finish(entry)
         return sorted(taken, key=lambda trajectory: trajectory.rollout_id)
 
-    def manifest(self, version: int, *, run_id: str | None = None) -> str:
-        """Write a manifest of a version and return its path."""
-        path = self.folder / f"v{version}.json"
+    async def publish(self, version: int, **options: Any) -> str:
+        """Write a manifest, make its version the newest, and return its path."""
+        location = self.manifest(version, **options)
+        newest = NewestVersion(policy_version=version, manifest_location=location)
+        await self.registry.set_newest_version(newest)
+        return location
+
+    def manifest(self, version: int, *, run_id: str | None = None, named: int | None = None) -> str:
+        """Write a manifest of a version, in the file of version `named`, and return its path."""
+        path = self.folder / f"v{version if named is None else named}.json"
         manifest = WeightManifest(
             run_id=run_id or self.run_id,
             policy_version=version,
@@ -398,33 +408,41 @@ async def test_server_that_cannot_load_the_newest_version_takes_no_samples(
     assert done.policy_versions() == [1]
 
 
+async def post_load(bench: Bench, version: int, location: str) -> httpx.Response:
+    request = LoadRequest(manifest_location=location, policy_version=version)
+    async with httpx.AsyncClient(base_url=bench.url, timeout=WAIT_S) as client:
+        return await client.post("/weights/load", json=request.model_dump())
+
+
 async def test_weight_routes(bench: Bench):
     policy = bench.policy(ANSWER)
     async with bench.server(policy), httpx.AsyncClient(base_url=bench.url) as client:
-
-        async def load(version: int, manifest: str) -> httpx.Response:
-            request = LoadRequest(manifest_location=manifest, policy_version=version)
-            return await client.post("/weights/load", json=request.model_dump())
-
-        loaded = await load(2, bench.manifest(2))
+        loaded = await post_load(bench, 2, await bench.publish(2))
         assert LoadReply.model_validate(loaded.json()) == LoadReply(
             policy_version=2, fetch_s=0.25, pause_s=0.125
         )
-        again = await load(2, bench.manifest(2))
+        again = await post_load(bench, 2, bench.manifest(2))
         assert (again.json(), policy.loaded) == (loaded.json(), [2])
-        older = await load(1, bench.manifest(1))
-        assert (older.status_code, "older than 2" in older.text) == (409, True)
-        missing = await load(3, str(bench.folder / "none.json"))
+        (bench.folder / "v3.json").unlink(missing_ok=True)
+        await bench.registry.set_newest_version(
+            NewestVersion(policy_version=3, manifest_location=str(bench.folder / "v3.json"))
+        )
+        missing = await post_load(bench, 3, str(bench.folder / "v3.json"))
         assert (missing.status_code, "cannot be read" in missing.text) == (422, True)
-        mislabelled = await load(4, bench.manifest(3))
-        assert (mislabelled.status_code, "is of version 3" in mislabelled.text) == (422, True)
-        foreign = await load(5, bench.manifest(5, run_id="other"))
-        assert (foreign.status_code, "of the run 'other'" in foreign.text) == (422, True)
+        location = bench.manifest(3, named=4)
+        await bench.registry.set_newest_version(
+            NewestVersion(policy_version=4, manifest_location=location)
+        )
+        mislabelled = await post_load(bench, 4, location)
+        assert (mislabelled.status_code, "of another version" in mislabelled.text) == (422, True)
+        foreign = await post_load(bench, 5, await bench.publish(5, run_id="other"))
+        assert (foreign.status_code, "of another run" in foreign.text) == (422, True)
         policy.refuse_weights = "checksum"
-        refused = await load(6, bench.manifest(6))
+        refused = await post_load(bench, 6, await bench.publish(6))
         assert (refused.status_code, refused.json()) == (422, {"detail": "checksum"})
         unknown = await client.post("/weights/load", json={"version": 1})
         assert unknown.status_code == 422
+        assert policy.loaded == [2]
 
         request = CanaryRequest(token_ids=[5, 6, 7])
         canary = await client.post("/weights/canary", json=request.model_dump())
@@ -432,6 +450,79 @@ async def test_weight_routes(bench: Bench):
         assert CanaryReply.model_validate(canary.json()) == CanaryReply(
             policy_version=2, logprobs=[-6.0, -7.0]
         )
+
+
+async def test_a_push_that_comes_late_brings_the_server_to_the_newest_version(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    caplog.set_level(logging.INFO, logger="agent_r1.rollout.versions")
+    policy = bench.policy(ANSWER)
+    async with bench.server(policy):
+        deleted = bench.manifest(1)
+        await bench.publish(3)
+        (bench.folder / "v1.json").unlink()
+        late = await post_load(bench, 1, deleted)
+        later = await post_load(bench, 2, deleted)
+    assert (late.status_code, late.json()["policy_version"]) == (200, 3)
+    assert (later.status_code, later.json()["policy_version"]) == (200, 3)
+    assert policy.loaded == [3]
+    said = [r for r in caplog.records if r.name == "agent_r1.rollout.versions"]
+    assert [(r.levelname, "late" in r.message) for r in said] == [("INFO", True)]
+
+
+async def test_only_versions_that_the_registry_knows_are_loaded(bench: Bench):
+    policy = bench.policy(ANSWER)
+    async with bench.server(policy):
+        invented = await post_load(bench, 100000, bench.manifest(100000))
+        await post_load(bench, 2, await bench.publish(2))
+        await bench.publish(1)  # a learner that has lost its ledger
+        behind = await post_load(bench, 1, bench.manifest(1))
+    assert (invented.status_code, "is not published" in invented.text) == (422, True)
+    assert (behind.status_code, "older than 2" in behind.text) == (409, True)
+    assert policy.loaded == [2]
+
+
+SECRET = "hunter2-hunter2-hunter2"
+
+
+async def test_a_load_reads_nothing_outside_the_weights_folder_and_quotes_nothing(
+    bench: Bench, tmp_path_factory: pytest.TempPathFactory
+):
+    # Each of these is what the registry itself calls the newest version: the worst case.
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "launcher.json").write_text(json.dumps({"password": SECRET, SECRET: 1}))
+    inside = bench.folder / "notes.json"
+    inside.write_text(json.dumps({"run_id": SECRET, "tensors": [{"name": SECRET}], SECRET: 1}))
+    (bench.folder / "link.json").symlink_to(outside / "launcher.json")
+    os.mkfifo(bench.folder / "pipe.json")
+    (bench.folder / "large.json").touch()
+    os.truncate(bench.folder / "large.json", 2**31)  # sparse: takes no room on the disk
+    refusals = {
+        "/dev/zero": "does not lie in",
+        str(outside / "launcher.json"): "does not lie in",
+        str(bench.folder / ".." / outside.name / "launcher.json"): "does not lie in",
+        str(bench.folder / "link.json"): "does not lie in",
+        "a\0b": "not a usable path",
+        str(inside): "does not parse",
+        str(bench.folder / "pipe.json"): "not a regular file",
+        str(bench.folder): "not a regular file|cannot be read",
+        str(bench.folder / "large.json"): "a manifest has at most",
+    }
+    policy = bench.policy(ANSWER)
+    async with bench.server(policy):
+        for version, (location, reason) in enumerate(refusals.items(), start=1):
+            await bench.registry.set_newest_version(
+                NewestVersion(policy_version=version, manifest_location=location)
+            )
+            answer = await asyncio.wait_for(post_load(bench, version, location), 10.0)
+            assert answer.status_code == 422, location
+            assert re.search(reason, answer.text), (location, answer.text)
+            assert SECRET not in answer.text
+        # A request for another place is refused although the registry names a good one.
+        good = await bench.publish(50)
+        answer = await post_load(bench, 50, "/etc/passwd")
+        assert (answer.status_code, policy.loaded) == (422, [])
+        assert (await post_load(bench, 50, good)).status_code == 200
 
 
 # -- ends ----------------------------------------------------------------------------------------

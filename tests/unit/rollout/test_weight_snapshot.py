@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def test_an_intact_snapshot_is_accepted_with_and_without_the_tied_alias(tmp_path
 def test_a_flipped_byte_is_refused_by_its_checksum(tmp_path: Path):
     manifest = write_snapshot(tmp_path, tensors(), 3)
     flip_byte(Path(manifest.location))
-    with pytest.raises(WeightsRefusedError, match=rf"version 3: .*{NORM}.* have sha256"):
+    with pytest.raises(WeightsRefusedError, match=rf"version 3: .*{NORM}.* another sha256"):
         verify_snapshot(manifest, layout(), "float32")
 
 
@@ -62,7 +63,7 @@ def test_data_of_older_weights_under_a_newer_manifest_is_refused(tmp_path: Path)
     older = write_snapshot(tmp_path / "v1", tensors(), 1)
     newer = write_snapshot(tmp_path / "v2", {**tensors(), NORM: np.zeros(3, np.float32)}, 2)
     stale = newer.model_copy(update={"location": older.location})
-    with pytest.raises(WeightsRefusedError, match=f"{NORM}.* have sha256"):
+    with pytest.raises(WeightsRefusedError, match=f"{NORM}.* another sha256"):
         verify_snapshot(stale, layout(), "float32")
 
 
@@ -157,17 +158,51 @@ def test_a_tensor_named_twice_is_refused(tmp_path: Path):
         verify_snapshot(twice, layout(), "float32")
 
 
+def read(location: Path, policy_version: int, weights_dir: Path | None = None) -> WeightManifest:
+    return read_manifest(
+        str(location),
+        policy_version=policy_version,
+        run_id="test",
+        weights_dir=weights_dir or location.parent,
+    )
+
+
 def test_a_manifest_is_read_only_as_the_version_asked_for(tmp_path: Path):
     manifest = write_snapshot(tmp_path, tensors(), 3)
     location = tmp_path / "manifest.json"
-    assert read_manifest(location, 3) == manifest
-    with pytest.raises(WeightsRefusedError, match="is of version 3; asked for 4"):
-        read_manifest(location, 4)
+    assert read(location, 3) == manifest
+    with pytest.raises(WeightsRefusedError, match="of another version than 4"):
+        read(location, 4)
     with pytest.raises(WeightsRefusedError, match="cannot be read"):
-        read_manifest(tmp_path / "none.json", 3)
+        read(tmp_path / "none.json", 3)
     location.write_text("{}", encoding="utf-8")
     with pytest.raises(WeightsRefusedError, match="does not parse"):
-        read_manifest(location, 3)
+        read(location, 3)
+
+
+def test_a_snapshot_outside_the_weights_folder_or_not_a_file_is_refused(tmp_path: Path):
+    weights = tmp_path / "weights"
+    manifest = write_snapshot(weights, tensors(), 3)
+    for location, reason in (
+        ("/dev/zero", "does not lie in"),
+        (str(weights / ".." / "elsewhere"), "does not lie in"),
+    ):
+        elsewhere = manifest.model_copy(update={"location": location})
+        (weights / "manifest.json").write_text(elsewhere.model_dump_json())
+        with pytest.raises(WeightsRefusedError, match=reason):
+            read(weights / "manifest.json", 3)
+    pipe = weights / "pipe"
+    os.mkfifo(pipe)
+    piped = manifest.model_copy(update={"location": str(pipe), "size_bytes": 0})
+    with pytest.raises(WeightsRefusedError, match="not a regular file"):
+        verify_snapshot(piped, layout(), "float32")
+
+
+def test_the_weights_folder_may_itself_be_reached_by_a_link(tmp_path: Path):
+    manifest = write_snapshot(tmp_path / "disk", tensors(), 3)
+    (tmp_path / "weights").symlink_to(tmp_path / "disk")
+    found = read(tmp_path / "weights" / "manifest.json", 3, tmp_path / "weights")
+    assert found == manifest
 
 
 def test_the_layout_of_a_model_directory_leaves_tied_tensors_out(tmp_path: Path):
