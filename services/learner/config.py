@@ -195,6 +195,12 @@ class LearnerTable(ObjectiveTable, EngineTable):
                 f'"{self.advantage}": a group of one has nothing to be compared with; raise '
                 'group_size or set advantage = "reinforce_pp"'
             )
+        if self.drop_equal_groups and self.group_size < 2:
+            raise ValueError(
+                f"learner.drop_equal_groups = true needs groups of at least 2 (group_size is "
+                f"{self.group_size}): the one reward of a group always equals itself; raise "
+                "group_size or set drop_equal_groups = false"
+            )
         batch = self.groups_per_batch * self.group_size
         if self.optimizer_steps_per_batch > batch:
             raise ValueError(

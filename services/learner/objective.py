@@ -60,7 +60,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         "clip_low": 3e-4,
         "clip_high": 4e-4,
     },
-    "cispo": {"advantage": "grpo", "policy_loss": "cispo"},
+    # MiniMax-M1, arXiv:2506.13585: no lower bound, and an upper one that it does not state; weights
+    # of at most 4 to 8 do equally well in ScaleRL, arXiv:2510.13786.
+    "cispo": {"advantage": "grpo", "policy_loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
 }
 """What each algorithm sets; a key that a preset does not name has its default."""
 
@@ -96,11 +98,12 @@ class ObjectiveTable(ConfigTable):
     """Policy loss: ppo, gspo, cispo, reinforce, or `module:function` found through
     `run.plugins`."""
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
-    """The probability ratio is clipped below at 1 - clip_low."""
+    """The probability ratio is clipped below at 1 - clip_low; 1 is no bound."""
     clip_high: PositiveFloat = 0.2
     """The probability ratio is clipped above at 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Upper bound on the loss of a negative advantage, in units of it; None is no bound."""
+    """Upper bound on the loss of a negative advantage, in units of it; None is no bound. Read by
+    policy_loss ppo and gspo."""
     aggregation: Aggregation = "token_mean"
     """How token losses become one number: token_mean over all trained tokens of the optimizer
     batch; sequence_mean, the mean of the trajectories' means; sequence_sum, the mean of their sums;
@@ -112,7 +115,8 @@ class ObjectiveTable(ConfigTable):
     kl_coef: PositiveFloat = 1e-3
     """Weight of that KL."""
     kl_estimator: KlEstimator = "k3"
-    """Per-token estimator of that KL."""
+    """Per-token estimator of that KL. k1 goes into the reward only: its gradient as a loss is 0 on
+    average."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy bonus."""
 
@@ -126,7 +130,8 @@ class ObjectiveTable(ConfigTable):
 
     drop_equal_groups: bool = False
     """Dynamic sampling: replace groups whose rewards are all equal by new prompts, at most
-    `groups_per_batch` of them a step."""
+    `groups_per_batch` of them a step. For advantages that compare the trajectories of a group,
+    where equal ones teach nothing."""
     drop_overlong: bool = False
     """Do not train on trajectories that a limit cut (TRUNCATED); the group's other trajectories
     are still compared with them."""
@@ -171,6 +176,13 @@ class ObjectiveTable(ConfigTable):
                 f'"{self.advantage}" gives every token its own; use policy_loss = "ppo", or one '
                 f"of the advantages {', '.join(SEQUENCE_ADVANTAGES)}"
             )
+        if self.kl == "loss" and self.kl_estimator == "k1":
+            raise ValueError(
+                'learner.kl_estimator "k1" in the loss (learner.kl = "loss") has a gradient of 0 '
+                'on average, so it would hold nothing; use "k2" or "k3", or set kl = "reward"'
+            )
+        if self.policy_loss in ("cispo", "reinforce"):
+            self._refuse("dual_clip", because=f'policy_loss "{self.policy_loss}"')
         if self.advantage != "gae":
             self._refuse("critic_path", "critic_lr", "critic_warmup_steps", "value_clip", "lam")
         if self.advantage in SEQUENCE_ADVANTAGES:
@@ -181,6 +193,33 @@ class ObjectiveTable(ConfigTable):
             self._refuse("fixed_length", because=f'aggregation "{self.aggregation}"')
         if self.kl == "none":
             self._refuse("kl_coef", "kl_estimator", because='kl "none"')
+        return self
+
+    @model_validator(mode="after")
+    def _check_equal_groups(self) -> Self:
+        """Refuse to drop groups of equal rewards where those teach something."""
+        if not self.drop_equal_groups:
+            return self
+        own = self.advantage not in ADVANTAGES
+        if not own and self.advantage not in GROUP_ADVANTAGES:
+            raise ValueError(
+                "learner.drop_equal_groups = true leaves out groups whose rewards are all equal, "
+                f'and those teach with learner.advantage "{self.advantage}", which does not '
+                "compare the trajectories of a group; set drop_equal_groups = false, or "
+                f"use one of the advantages {', '.join(GROUP_ADVANTAGES)}"
+            )
+        if self.kl == "reward":
+            raise ValueError(
+                "learner.drop_equal_groups = true looks at rewards before the KL is taken off "
+                '(learner.kl = "reward"), and that differs within a group; set drop_equal_groups = '
+                'false or kl = "loss"'
+            )
+        if self.process_rewards != "none":
+            raise ValueError(
+                "learner.drop_equal_groups = true looks at rewards before process rewards are "
+                f'scaled (learner.process_rewards = "{self.process_rewards}"), and groups that are '
+                'equal before need not be so after; set one of them to false or "none"'
+            )
         return self
 
     @model_validator(mode="after")

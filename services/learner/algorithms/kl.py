@@ -28,8 +28,9 @@ def kl_per_token(
     Args:
         logprobs_N: [N] learner log-probabilities, nats; gradient flows through them.
         ref_logprobs_N: [N] log-probabilities under the reference.
-        estimator: k1 is d, unbiased in value; abs is |d|, biased, never negative; k2 is d^2 / 2,
-            whose gradient is unbiased on-policy; k3 is exp(-d) + d - 1, unbiased in value, never
+        estimator: k1 is d, unbiased in value, with a gradient (of log p) that is 0 on average: for
+            rewards, not for the loss; abs is |d|, biased, never negative; k2 is d^2 / 2, whose
+            gradient is unbiased on-policy; k3 is exp(-d) + d - 1, unbiased in value, never
             negative, of low variance.
 
     Returns:

@@ -52,3 +52,17 @@ def test_only_k3_is_bounded(estimator, expected: float):
 def test_equal_policies_have_no_kl(estimator):
     same = torch.tensor([-1.5])
     assert kl_per_token(same, same, estimator).item() == 0.0
+
+
+@pytest.mark.parametrize(("estimator", "expected"), [("k1", 0.0), ("k2", 0.26308)])
+def test_only_k1_has_no_gradient_on_average(estimator, expected: float):
+    # Tokens sampled by p = (0.7, 0.3) itself, q = (0.4, 0.6). With s the first logit, the gradients
+    # of log p are 0.3 and -0.7; k1: 0.7 * 0.3 - 0.3 * 0.7 = 0. k2 has the gradient of the KL:
+    # 0.7 * ln(0.7/0.4) * 0.3 - 0.3 * ln(0.3/0.6) * 0.7 = 0.21 * (0.55962 + 0.69315) = 0.26308
+    logits = torch.tensor([0.7, 0.3]).log().requires_grad_()
+    logprobs = torch.log_softmax(logits, 0)
+    reference = torch.tensor([0.4, 0.6]).log()
+    sampled = torch.tensor([0.7, 0.3])
+    (sampled * kl_per_token(logprobs, reference, estimator)).sum().backward()
+    assert logits.grad is not None
+    assert logits.grad[0].item() == pytest.approx(expected, abs=1e-5)

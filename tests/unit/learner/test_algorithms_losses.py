@@ -18,6 +18,7 @@ from agent_r1.learner.algorithms.losses.nll import weighted_nll
 from agent_r1.learner.algorithms.losses.ppo import ppo_loss
 from agent_r1.learner.algorithms.losses.reinforce import reinforce_loss
 from agent_r1.learner.algorithms.losses.value import clipped_value_loss
+from agent_r1.learner.objective import PRESETS
 
 # The first gradient of a process takes longer than hypothesis allows one example.
 unhurried = settings(deadline=None)
@@ -123,6 +124,16 @@ def test_cispo_keeps_a_gradient_where_ppo_clips():
     options = LossOptions(clip_high=0.3)
     assert gradient(inputs, ppo_loss(inputs, options)).tolist() == [0.0]
     assert gradient(inputs, cispo_loss(inputs, options)).tolist() == pytest.approx([-2.6])
+
+
+def test_the_cispo_preset_bounds_weights_above_only():
+    preset = PRESETS["cispo"]
+    options = LossOptions(clip_low=preset["clip_low"], clip_high=preset["clip_high"])
+    # Ratios 0.05 and 4.5 weigh what they are, 7 weighs 5; the gradient is minus the weight.
+    inputs = make_inputs([math.log(0.05), math.log(4.5), math.log(7.0)], [1.0] * 3)
+    result = cispo_loss(inputs, options)
+    assert gradient(inputs, result).tolist() == pytest.approx([-0.05, -4.5, -5.0])
+    assert result.clipped.tolist() == [False, False, True]
 
 
 def test_reinforce_by_hand():

@@ -8,7 +8,7 @@ import pytest
 
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
 from agent_r1.learner.config import LearnerTable
-from agent_r1.learner.objective import PRESETS, Algorithm
+from agent_r1.learner.objective import GROUP_ADVANTAGES, PRESETS, Algorithm
 
 
 def test_presets_name_what_is_in_the_tables():
@@ -48,6 +48,15 @@ def test_a_key_of_its_own_wins_over_the_preset():
         ({"loss_mask": False}, "loss_mask = false .* set advantage_mask = false too"),
         ({"advantage_mask": False}, "advantage_mask = false changes nothing with"),
         ({"algorithm": "rloo", "group_size": 1}, r'group_size \(1\) must be >= 2 .* "rloo"'),
+        (
+            {"kl": "loss", "kl_estimator": "k1"},
+            r'"k1" in the loss .* gradient of 0 on average.* use "k2" or "k3"',
+        ),
+        (
+            {"algorithm": "cispo", "dual_clip": 3.0},
+            'dual_clip .* not used with policy_loss "cispo"',
+        ),
+        ({"policy_loss": "reinforce", "dual_clip": 3.0}, 'dual_clip .* policy_loss "reinforce"'),
         ({"advantage": "grop"}, r'advantage \("grop"\) is unknown; choose one of gae'),
         ({"policy_loss": "pppo"}, r'policy_loss \("pppo"\) is unknown'),
     ],
@@ -57,6 +66,36 @@ def test_what_does_not_go_together_is_an_error_that_names_both(
 ):
     with pytest.raises(ValueError, match=message):
         LearnerTable.model_validate(values)
+
+
+@pytest.mark.parametrize("advantage", ["gae", "reinforce_pp", "remax"])
+def test_groups_of_equal_rewards_are_not_dropped_where_they_teach(advantage: str):
+    with pytest.raises(ValueError, match=rf'those teach with learner.advantage "{advantage}"'):
+        LearnerTable.model_validate({"advantage": advantage, "drop_equal_groups": True})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kl": "reward"}, r'before the KL is taken off \(learner.kl = "reward"\)'),
+        ({"process_rewards": "batch"}, "before process rewards are scaled"),
+        ({"advantage": "mine:advantages", "group_size": 1}, r"at least 2 \(group_size is 1\)"),
+    ],
+)
+def test_equal_is_what_the_advantage_compares(values: dict[str, Any], message: str):
+    with pytest.raises(ValueError, match=message):
+        LearnerTable.model_validate({"drop_equal_groups": True, **values})
+
+
+@pytest.mark.parametrize("advantage", [*GROUP_ADVANTAGES, "mine:advantages"])
+def test_groups_of_equal_rewards_may_be_dropped_where_groups_are_compared(advantage: str):
+    LearnerTable.model_validate({"advantage": advantage, "drop_equal_groups": True, "kl": "loss"})
+
+
+def test_cispo_bounds_its_weights_above_only():
+    table = LearnerTable(algorithm="cispo")
+    # Weights from 1 - 1 = 0 to 1 + 4 = 5.
+    assert (table.clip_low, table.clip_high) == (1.0, 4.0)
 
 
 def test_ablations_of_the_paper_are_allowed():

@@ -1,6 +1,7 @@
 """CISPO: the clipped ratio only weighs REINFORCE, so that no token loses its gradient.
 
-Source: MiniMax-M1, arXiv:2506.13585, section 3.1.
+Source: MiniMax-M1, arXiv:2506.13585, section 3.1. The paper bounds the ratio above only; clip_low =
+1 does so here, since a ratio is never below 0.
 """
 
 from __future__ import annotations
