@@ -43,6 +43,7 @@ def serve_mcp(arguments: argparse.Namespace) -> int:
             instance=f"{name}-stdio",
             session_expiry_s=table.session_expiry_s,
             max_calls_in_flight=table.max_calls_in_flight,
+            max_result_bytes=table.max_result_bytes,
         )
         await serve_stdio(service)
 

@@ -92,3 +92,7 @@ class ListenTable(ConfigTable):
     """0 takes a free port."""
     advertise_host: str | None = None
     """Host name other services use to reach this one; None is `host`."""
+    allowed_hosts: list[str] = []
+    """Further names under which requests may call this service, and hosts whose web pages may. Its
+    own names, addresses, names without a dot and names of a cluster (`*.svc`, `*.cluster.local`)
+    need no entry."""

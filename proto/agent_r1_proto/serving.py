@@ -14,11 +14,13 @@ import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_r1_proto.config import ListenTable
+from agent_r1_proto.http_guard import MAX_CONNECTIONS, HttpGuard, TimedProtocol
 
 _CLOSE_TIMEOUT_S = 5
 _WILDCARDS = ("0.0.0.0", "::")
@@ -111,13 +113,7 @@ async def serve_app(
             on_up(url)
 
     startup = _Startup(app)
-    config = uvicorn.Config(
-        startup,
-        log_config=None,
-        access_log=False,
-        lifespan="on",
-        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
-    )
+    config = http_config(startup, listen, lifespan="on")
     server = _Server(config, on_up=announce, on_signal=on_signal)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _first(serving, stop.wait(), *([] if until is None else [until]))
@@ -130,6 +126,22 @@ async def serve_app(
         raise startup.refusal
     if not server.started:
         raise RuntimeError(f"service {name!r} did not start; the lines above say why")
+
+
+def http_config(
+    app: ASGIApp, listen: ListenTable, *, lifespan: Literal["on", "off"]
+) -> uvicorn.Config:
+    """Return how every service serves its application: guarded, with limits, logging as we do."""
+    return uvicorn.Config(
+        HttpGuard(app, listen),
+        log_config=None,
+        access_log=False,
+        lifespan=lifespan,
+        timeout_graceful_shutdown=_CLOSE_TIMEOUT_S,
+        http=TimedProtocol,
+        ws="none",
+        limit_concurrency=MAX_CONNECTIONS,
+    )
 
 
 async def _first(*awaitables: Awaitable[object]) -> None:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import logging
 
 from fastapi import FastAPI, HTTPException, Request, Response
-from pydantic import ValidationError
 
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.reward.worker import RewardWorker
+from agent_r1_proto.http_api import Route, describe, json_response, parse_body
 from agent_r1_proto.messages import Message
-from agent_r1_proto.rewards import ScoreRequest
+from agent_r1_proto.rewards import Reward, ScoreRequest
 
 logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 8 << 20
 
 
 class RewardHealth(Message):
@@ -34,6 +32,21 @@ class RewardHealth(Message):
     dead_lettered: int = 0
 
 
+ROUTES = (
+    Route("/healthz", "get", answer=RewardHealth),
+    Route(
+        "/score",
+        "post",
+        ScoreRequest,
+        Reward,
+        {
+            "422": "The body does not fit the schema, or a component cannot read it.",
+            "500": "A component failed.",
+        },
+    ),
+)
+
+
 def create_app(scorer: Scorer, worker: RewardWorker | None = None) -> FastAPI:
     """Return the web application: `POST /score` and `GET /healthz`.
 
@@ -42,6 +55,7 @@ def create_app(scorer: Scorer, worker: RewardWorker | None = None) -> FastAPI:
         worker: the stream worker of this process, for the counts of `/healthz`.
     """
     app = FastAPI(title="Agent-R1 reward")
+    describe(app, ROUTES)
 
     @app.get("/healthz")
     async def healthz() -> Response:
@@ -53,13 +67,13 @@ def create_app(scorer: Scorer, worker: RewardWorker | None = None) -> FastAPI:
                 passed_on_failed=worker.num_passed,
                 dead_lettered=worker.num_dead,
             )
-        return _json(health)
+        return json_response(health)
 
     @app.post("/score")
     async def score(request: Request) -> Response:
-        body = _parse(await request.body())
+        body = parse_body(ScoreRequest, await request.body())
         try:
-            return _json(await scorer.score(body))
+            return json_response(await scorer.score(body))
         except ValueError as exc:
             raise HTTPException(422, str(exc)) from exc
         except ComponentError as exc:
@@ -67,25 +81,3 @@ def create_app(scorer: Scorer, worker: RewardWorker | None = None) -> FastAPI:
             raise HTTPException(500, str(exc)) from exc
 
     return app
-
-
-def _parse(body: bytes) -> ScoreRequest:
-    if len(body) > MAX_BODY_BYTES:
-        raise HTTPException(
-            413, f"the body has {len(body)} bytes; the limit is {MAX_BODY_BYTES}; send less text"
-        )
-    try:
-        return ScoreRequest.model_validate_json(body)
-    except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, error['loc'])) or 'body'}: {error['msg']} "
-            f"(got {error['input']!r:.100})"
-            for error in exc.errors(include_url=False)
-        )
-        raise HTTPException(
-            422, f"the body is not a ScoreRequest: {problems}; correct the named fields"
-        ) from exc
-
-
-def _json(message: Message) -> Response:
-    return Response(message.model_dump_json(), media_type="application/json")

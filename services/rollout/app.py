@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from fastapi import FastAPI, HTTPException
+from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
 from agent_r1.rollout.policy import EngineDeadError, Policy, PolicyError, WeightsRefusedError
 from agent_r1.rollout.versions import OlderVersionError, WeightVersions
+from agent_r1_proto.http_api import Route, describe, json_response, parse_body
 from agent_r1_proto.messages import Message
 from agent_r1_proto.weights import CanaryReply, CanaryRequest, LoadReply, LoadRequest
 
@@ -28,6 +29,30 @@ class RolloutHealth(Message):
     """Trajectories being worked on."""
 
 
+_DEAD = {"503": "The engine is dead."}
+ROUTES = (
+    Route("/healthz", "get", answer=RolloutHealth, errors=_DEAD),
+    Route(
+        "/weights/load",
+        "post",
+        LoadRequest,
+        LoadReply,
+        {
+            **_DEAD,
+            "409": "A newer version is held already.",
+            "422": "The body does not fit the schema, or the weights cannot be used.",
+        },
+    ),
+    Route(
+        "/weights/canary",
+        "post",
+        CanaryRequest,
+        CanaryReply,
+        {**_DEAD, "422": "The body does not fit the schema, or cannot be scored."},
+    ),
+)
+
+
 def create_app(
     *, server_id: str, policy: Policy, versions: WeightVersions, in_flight: Callable[[], int]
 ) -> FastAPI:
@@ -40,6 +65,7 @@ def create_app(
         in_flight: returns the number of trajectories being worked on.
     """
     app = FastAPI(title="Agent-R1 rollout", docs_url=None, redoc_url=None)
+    describe(app, ROUTES)
 
     @app.get("/healthz")
     async def health() -> Response:
@@ -53,9 +79,10 @@ def create_app(
         return JSONResponse(body.model_dump(), status_code=503 if dead else 200)
 
     @app.post("/weights/load")
-    async def load_weights(request: LoadRequest) -> LoadReply:
+    async def load_weights(request: Request) -> Response:
+        body = parse_body(LoadRequest, await request.body())
         try:
-            return await versions.load(request)
+            return json_response(await versions.load(body))
         except OlderVersionError as exc:
             raise HTTPException(409, str(exc)) from exc
         except WeightsRefusedError as exc:
@@ -64,13 +91,14 @@ def create_app(
             raise HTTPException(503, str(exc)) from exc
 
     @app.post("/weights/canary")
-    async def score_canary(request: CanaryRequest) -> CanaryReply:
+    async def score_canary(request: Request) -> Response:
+        body = parse_body(CanaryRequest, await request.body())
         try:
-            policy_version, logprobs = await versions.score(request.token_ids)
+            policy_version, logprobs = await versions.score(body.token_ids)
         except EngineDeadError as exc:
             raise HTTPException(503, str(exc)) from exc
         except PolicyError as exc:
             raise HTTPException(422, str(exc)) from exc
-        return CanaryReply(policy_version=policy_version, logprobs=logprobs)
+        return json_response(CanaryReply(policy_version=policy_version, logprobs=logprobs))
 
     return app

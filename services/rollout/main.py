@@ -216,7 +216,7 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
             versions=versions,
             in_flight=lambda: worker.in_flight,
         )
-        http = await stack.enter_async_context(serving(app, listener))
+        http = await stack.enter_async_context(serving(app, listener, rollout))
         stack.push_async_callback(_withdraw, registry, server_id)
         announcing = announce_forever(
             registry,

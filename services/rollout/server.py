@@ -17,9 +17,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from agent_r1.rollout.versions import WeightVersions
+from agent_r1_proto.config import ListenTable
 from agent_r1_proto.registry import Registry, RolloutServer
-
-CLOSE_TIMEOUT_S = 5
+from agent_r1_proto.serving import http_config
 
 
 class _Server(uvicorn.Server):
@@ -40,20 +40,15 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI, listener: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
-    """Serve an application on a bound socket while the context lasts.
+async def serving(
+    app: FastAPI, listener: socket.socket, listen: ListenTable
+) -> AsyncIterator[asyncio.Task[None]]:
+    """Serve an application on a socket bound for `listen` while the context lasts.
 
     Yields:
         The serving task, once it answers; it ends early only by an error.
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-    )
-    server = _Server(config)
+    server = _Server(http_config(app, listen, lifespan="off"))
     task = asyncio.create_task(server.serve(sockets=[listener]))
     up = asyncio.create_task(server.up.wait())
     try:

@@ -5,7 +5,8 @@ a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET /healthz
 calls. How a call can end:
 
 - 200, result ok or error: the tool's own answer, an exception in the user's `call` included;
-- 409: the call needs a session that is not open here; 413, 422: the request is wrong;
+- 409: the call needs a session that is not open here; 422: the request is wrong;
+- 501: the tool's own code is wrong: `call` returned no result, or `open` raised;
 - 503: draining, overloaded, or what stands behind the tool is down; 504: the time is up.
 Everything but 200 is an outage for the caller, never an answer to the model.
 """
@@ -13,24 +14,23 @@ Everything but 200 is an outage for the caller, never an answer to the model.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
-from typing import Any, TypeVar
 
 import jsonschema
 from fastapi import FastAPI, HTTPException, Request, Response
 from jsonschema.exceptions import best_match
 from prometheus_client import CONTENT_TYPE_LATEST
-from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, PlainTextResponse
 
-from agent_r1.tools.api_docs import describe
-from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result, text_result
+from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result
+from agent_r1.tools.config import MAX_RESULT_BYTES
 from agent_r1.tools.metrics import ToolMetrics
+from agent_r1.tools.results import BrokenToolError, check_batch, describe_exception, to_result
 from agent_r1.tools.sessions import SessionNotOpenError, SessionTable
+from agent_r1_proto.http_api import Route, describe, json_response, parse_body
 from agent_r1_proto.tools import (
     CallReply,
     CallRequest,
@@ -40,13 +40,25 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
+from agent_r1_proto.unicode import repair_text
 
 logger = logging.getLogger(__name__)
 
-MAX_BODY_BYTES = 8 << 20
 _EXPIRY_CHECKS_PER_PERIOD = 4
 
-B = TypeVar("B", bound=BaseModel)
+_SESSION_ERRORS = {
+    "409": "The call needs a session that is not open here.",
+    "422": "The body does not fit the schema, or names another tool.",
+    "501": "The tool's own code is wrong; the text says what to correct.",
+    "503": "Draining, overloaded, or what stands behind the tool is down.",
+}
+ROUTES = (
+    Route("/spec", "get", answer=ToolSpec),
+    Route("/healthz", "get", answer=ToolHealth),
+    Route("/call", "post", CallRequest, CallReply, {**_SESSION_ERRORS, "504": "The time is up."}),
+    Route("/open", "post", SessionRequest, errors=_SESSION_ERRORS),
+    Route("/close", "post", SessionRequest, errors=_SESSION_ERRORS),
+)
 
 
 class ToolService:
@@ -57,6 +69,7 @@ class ToolService:
         instance: name of this process, recorded with every call.
         session_expiry_s: a session without calls for this long is closed, in seconds.
         max_calls_in_flight: more calls than this at once are refused.
+        max_result_bytes: longer text of one result is cut, in bytes of UTF-8.
 
     Raises:
         ValueError: the tool's attributes are wrong.
@@ -69,6 +82,7 @@ class ToolService:
         instance: str,
         session_expiry_s: float = 600.0,
         max_calls_in_flight: int = 1024,
+        max_result_bytes: int = MAX_RESULT_BYTES,
     ) -> None:
         self.spec: ToolSpec = tool.spec()
         self.sessions = SessionTable(tool, session_expiry_s)
@@ -76,6 +90,7 @@ class ToolService:
         self._instance = instance
         self._session_expiry_s = session_expiry_s
         self._max_calls_in_flight = max_calls_in_flight
+        self._max_result_bytes = max_result_bytes
         self.metrics = ToolMetrics(
             self.spec.name,
             self.spec.version,
@@ -121,6 +136,7 @@ class ToolService:
             HTTPException: the request is wrong, refused, or not answered in time.
             SessionNotOpenError: a call needs a session that is not open.
             ToolUnavailableError: what stands behind the tool is down.
+            BrokenToolError: the tool returned something that is no result.
         """
         calls = request.calls
         started = time.perf_counter()
@@ -134,6 +150,9 @@ class ToolService:
             raise
         except ToolUnavailableError:
             self.metrics.count("503", len(calls))
+            raise
+        except BrokenToolError:
+            self.metrics.count("501", len(calls))
             raise
         finally:
             self.metrics.observe(time.perf_counter() - started)
@@ -157,13 +176,28 @@ class ToolService:
         )
 
     async def open(self, request: SessionRequest) -> None:
-        """Open a session."""
+        """Open a session.
+
+        Raises:
+            HTTPException: the tool has no sessions, or the service drains.
+            ToolUnavailableError: what stands behind the tool is down.
+            BrokenToolError: the tool's `open` raised anything else.
+        """
         if not self.spec.sessions:
             raise HTTPException(
                 409, f"tool {self.spec.name!r} keeps no sessions; send its calls to /call directly"
             )
         self._refuse_when_draining()
-        await self.sessions.open(request.rollout_id, request.tool_context)
+        try:
+            await self.sessions.open(request.rollout_id, request.tool_context)
+        except ToolUnavailableError:
+            raise
+        except Exception as exc:
+            logger.exception(
+                "session open raised tool=%s rollout_id=%s", self.spec.name, request.rollout_id
+            )
+            kind = type(self._tool).__name__
+            raise BrokenToolError(f"{kind}.open raised {describe_exception(exc)}") from exc
 
     async def close(self, request: SessionRequest) -> None:
         """Close a session; one that is not open is already closed."""
@@ -267,37 +301,16 @@ class ToolService:
             )
             for call in calls
         ]
-        answers: list[Any]
         try:
-            answers = list(await self._tool.call_batch(arguments))
-            if len(answers) != len(calls):
-                raise TypeError(
-                    f"call_batch returned {len(answers)} results for {len(calls)} calls"
-                )
-        except Exception as exc:  # noqa: BLE001 - user code; `_as_result` logs the traceback
-            answers = [exc] * len(calls)
-        return [self._as_result(call, answer) for call, answer in zip(calls, answers, strict=True)]
-
-    def _as_result(self, call: ToolCall, answer: object) -> ToolResult:
-        if isinstance(answer, ToolResult):
-            return answer
-        if isinstance(answer, str):
-            return text_result(answer)
-        if not isinstance(answer, BaseException):
-            answer = TypeError(
-                f"{type(self._tool).__name__}.call returned {type(answer).__name__}; "
-                "it must return a ToolResult or a string"
-            )
-        if isinstance(answer, ToolUnavailableError) or not isinstance(answer, Exception):
-            raise answer
-        logger.error(
-            "tool call raised tool=%s rollout_id=%s turn=%d",
-            self.spec.name,
-            call.rollout_id,
-            call.turn,
-            exc_info=answer,
-        )
-        return error_result(f"Error: {type(answer).__name__}: {answer}")
+            answered: object = await self._tool.call_batch(arguments)
+        except Exception as exc:  # noqa: BLE001 - user code; `to_result` logs the traceback
+            answered = [exc] * len(calls)
+        answers = check_batch(self._tool, answered, len(calls))
+        limit = self._max_result_bytes
+        return [
+            to_result(self._tool, call, answer, limit)
+            for call, answer in zip(calls, answers, strict=True)
+        ]
 
     async def _expire_sessions(self) -> None:
         while True:
@@ -312,6 +325,7 @@ def create_app(
     instance: str = "local",
     session_expiry_s: float = 600.0,
     max_calls_in_flight: int = 1024,
+    max_result_bytes: int = MAX_RESULT_BYTES,
 ) -> FastAPI:
     """Return the web application of a tool; its `state.service` is the `ToolService`.
 
@@ -323,6 +337,7 @@ def create_app(
         instance=instance,
         session_expiry_s=session_expiry_s,
         max_calls_in_flight=max_calls_in_flight,
+        max_result_bytes=max_result_bytes,
     )
 
     @asynccontextmanager
@@ -363,49 +378,15 @@ def create_app(
     @app.exception_handler(ToolUnavailableError)
     async def unavailable(_: Request, exc: Exception) -> Response:
         logger.error("tool unavailable tool=%s", service.spec.name, exc_info=exc)
-        return JSONResponse({"detail": str(exc)}, status_code=503)
+        return JSONResponse({"detail": repair_text(str(exc))}, status_code=503)
+
+    @app.exception_handler(BrokenToolError)
+    async def broken(_: Request, exc: Exception) -> Response:
+        return JSONResponse({"detail": str(exc)}, status_code=501)
 
     @app.exception_handler(SessionNotOpenError)
     async def not_open(_: Request, exc: Exception) -> Response:
         return JSONResponse({"detail": str(exc)}, status_code=409)
 
-    describe(app)
+    describe(app, ROUTES)
     return app
-
-
-def parse_body(model: type[B], body: bytes) -> B:
-    """Parse a JSON body; unknown fields are errors.
-
-    Raises:
-        HTTPException: 413 for a body over `MAX_BODY_BYTES`, 422 for one that does not fit `model`.
-    """
-    if len(body) > MAX_BODY_BYTES:
-        raise HTTPException(
-            413,
-            f"the body has {len(body)} bytes; the limit is {MAX_BODY_BYTES}; send fewer calls",
-        )
-    try:
-        return model.model_validate_json(body)
-    except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, error['loc'])) or 'body'}: {error['msg']} "
-            f"(got {_shorten(error['input'])})"
-            for error in exc.errors(include_url=False)
-        )
-        raise HTTPException(
-            422, f"the body is not a {model.__name__}: {problems}; correct the named fields"
-        ) from exc
-
-
-def json_response(value: BaseModel | dict[str, Any]) -> Response:
-    """Return a JSON response of a message or a dictionary."""
-    if isinstance(value, BaseModel):
-        content = value.model_dump_json()
-    else:
-        content = json.dumps(value, ensure_ascii=False)
-    return Response(content, media_type="application/json")
-
-
-def _shorten(value: object, limit: int = 100) -> str:
-    text = repr(value)
-    return text if len(text) <= limit else f"{text[:limit]}…"

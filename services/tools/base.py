@@ -21,6 +21,16 @@ from agent_r1_proto.tools import TextPart, ToolResult, ToolSpec
 
 Arguments = dict[str, JsonValue]
 
+_METHODS = {
+    "call": ("arguments", "context"),
+    "call_batch": ("calls",),
+    "open": ("rollout_id", "tool_context"),
+    "close": ("rollout_id",),
+    "start": (),
+    "stop": (),
+}
+"""The methods of a tool that the service calls, with what it gives them."""
+
 
 class ToolUnavailableError(Exception):
     """Raised in `Tool.call` when the thing behind the tool is down (a database, a remote API).
@@ -138,12 +148,8 @@ class Tool(ABC):
         for attribute in ("name", "description", "parameters"):
             if not hasattr(self, attribute):
                 raise ValueError(f"tool class {kind} lacks {attribute!r}; set it on the class")
-        for method in ("call", "call_batch", "open", "close", "start", "stop"):
-            if not inspect.iscoroutinefunction(getattr(self, method)):
-                raise ValueError(
-                    f"tool class {kind}: {method} is not async; write `async def {method}` and "
-                    "move blocking work into asyncio.to_thread"
-                )
+        for method, given in _METHODS.items():
+            _check_method(kind, getattr(self, method), method, given)
         check_parameters(kind, self.parameters)
         try:
             return ToolSpec(
@@ -160,6 +166,23 @@ class Tool(ABC):
                 f"{error['loc'][0]} ({error['input']!r}): {error['msg']}" for error in exc.errors()
             )
             raise ValueError(f"tool class {kind} is not valid: {problems}") from exc
+
+
+def _check_method(kind: str, function: Any, name: str, given: Sequence[str]) -> None:
+    if not inspect.iscoroutinefunction(function):
+        raise ValueError(
+            f"tool class {kind}: {name} is not async; write `async def {name}` and "
+            "move blocking work into asyncio.to_thread"
+        )
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*given)
+    except TypeError as exc:
+        wanted = ", ".join(("self", *given))
+        raise ValueError(
+            f"tool class {kind}: {name}{signature} cannot be called: {exc}; write "
+            f"`async def {name}({wanted})`"
+        ) from exc
 
 
 def check_parameters(owner: str, parameters: object) -> None:

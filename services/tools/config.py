@@ -21,6 +21,7 @@ BUILTIN_TOOLS = {
     "mcp": "agent_r1.tools.mcp_client:McpTool",
 }
 """Tools that come with the system, by the name a table's `type` gives them; `search` is another."""
+MAX_RESULT_BYTES = 128 << 10
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 TEMPLATE_FIELDS = ("number", "id", "title", "text", "score")
 
@@ -30,10 +31,13 @@ _COMMON_KEYS = {
     "host",
     "port",
     "advertise_host",
+    "allowed_hosts",
     "session_expiry_s",
     "drain_timeout_s",
     "max_calls_in_flight",
     "announce_expiry_s",
+    "max_result_bytes",
+    "new_version",
 }
 _BACKEND_KEYS = {
     "bm25": ("index_dir", "search_threads"),
@@ -65,6 +69,11 @@ class ToolTable(ListenTable):
     """More calls than this at once are answered 503; also the capacity that is announced."""
     announce_expiry_s: Annotated[float, Field(ge=1)] = 5.0
     """An announcement in the tool pool that is not renewed for this long disappears, in seconds."""
+    max_result_bytes: Annotated[int, Field(ge=256)] = MAX_RESULT_BYTES
+    """Longer text of one result is cut before it travels, in bytes of UTF-8."""
+    new_version: Literal["all", "none"] | Annotated[float, Field(gt=0, lt=1)] = "all"
+    """Share of new trajectories a version gets when it is first announced beside another: `all`,
+    `none`, or a share such as 0.1. Weights that are set already decide instead."""
     settings: dict[str, JsonValue] = {}
     """Keyword arguments of the tool's class (every type but `search`)."""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import inspect
 import logging
 import os
 import socket
@@ -21,7 +22,8 @@ from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import BUILTIN_TOOLS, ToolTable
 from agent_r1.tools.mcp_server import mcp_router
-from agent_r1.tools.search import SearchTool, open_search_tool, retrieve_router
+from agent_r1.tools.results import describe_exception
+from agent_r1.tools.search import SearchTool, add_retrieve, open_search_tool
 from agent_r1_proto.config import RedisTable, RunTable
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolInstance, ToolRegistry
@@ -59,13 +61,12 @@ async def _serve(
         instance=instance,
         session_expiry_s=table.session_expiry_s,
         max_calls_in_flight=table.max_calls_in_flight,
+        max_result_bytes=table.max_result_bytes,
     )
     service: ToolService = app.state.service
-    app.include_router(
-        mcp_router(service, host=table.host, session_expiry_s=table.session_expiry_s)
-    )
+    app.include_router(mcp_router(service, session_expiry_s=table.session_expiry_s))
     if isinstance(served, SearchTool):
-        app.include_router(retrieve_router(served, table.top_k))
+        add_retrieve(app, served, table.top_k)
     logger.info(
         "tool serves tool=%s version=%s instance=%s run_id=%s",
         name,
@@ -162,11 +163,21 @@ def _load_class(name: str, table: ToolTable) -> Tool:
     except ValueError as exc:
         raise ValueError(f"tools.{name}.type: {exc}") from exc
     try:
-        return found(**table.settings)
+        inspect.signature(found).bind(**table.settings)
     except TypeError as exc:
         raise ValueError(
             f"tools.{name}.settings ({table.settings}) do not fit {found.__name__}: {exc}; they "
-            "are the keyword arguments of the class, and `call` must be defined"
+            "are the keyword arguments of the class"
+        ) from exc
+    try:
+        return found(**table.settings)
+    except Exception as exc:
+        if table.type in BUILTIN_TOOLS and isinstance(exc, ValueError):
+            raise  # it says what to set
+        logger.exception("tool was not made tool=%s type=%s", name, table.type)
+        raise ValueError(
+            f"tools.{name}: {found.__name__}(...) raised {describe_exception(exc)}; correct "
+            f"tools.{name}.settings ({table.settings}) or the class"
         ) from exc
 
 
@@ -183,6 +194,11 @@ def import_tool_class(name: str) -> type[Tool]:
         raise ValueError(
             f"{name!r} cannot be loaded: {exc}; check the name, and that its folder is in "
             "run.plugins"
+        ) from exc
+    except Exception as exc:
+        logger.exception("module was not imported module=%s", module_name)
+        raise ValueError(
+            f"{name!r} cannot be loaded: the module raised {describe_exception(exc)}; correct it"
         ) from exc
     if not (isinstance(found, type) and issubclass(found, Tool)):
         raise ValueError(f"{name!r} is not a subclass of agent_r1.Tool; derive it from Tool")

@@ -41,15 +41,16 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from agent_r1.tools.app import MAX_BODY_BYTES, ToolService
+from agent_r1.tools.app import ToolService
 from agent_r1.tools.base import ToolUnavailableError
 from agent_r1.tools.mcp_content import to_mcp_result
+from agent_r1.tools.results import BrokenToolError
 from agent_r1.tools.sessions import SessionNotOpenError
+from agent_r1_proto.http_guard import MAX_BODY_BYTES
 from agent_r1_proto.tools import CallRequest, SessionRequest, ToolCall
 
 MCP_PATH = "/mcp"
 CALL_TIMEOUT_S = 60.0
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class McpFace:
@@ -137,7 +138,7 @@ class McpFace:
             reply = await self._service.call(CallRequest(calls=[call]))
         except HTTPException as exc:
             raise MCPError(INTERNAL_ERROR, str(exc.detail)) from exc
-        except ToolUnavailableError as exc:
+        except (ToolUnavailableError, BrokenToolError) as exc:
             raise MCPError(INTERNAL_ERROR, str(exc)) from exc
         except SessionNotOpenError as exc:
             self._turns.pop(caller, None)
@@ -177,7 +178,7 @@ class McpFace:
             self._opened[caller] = asyncio.create_task(opening)
         try:
             await asyncio.shield(self._opened[caller])
-        except (HTTPException, ToolUnavailableError) as exc:
+        except (HTTPException, ToolUnavailableError, BrokenToolError) as exc:
             self._opened.pop(caller, None)
             detail = str(exc.detail if isinstance(exc, HTTPException) else exc)
             raise MCPError(INTERNAL_ERROR, detail) from exc
@@ -191,7 +192,6 @@ def session_name(session_id: str) -> str:
 def mcp_router(
     service: ToolService,
     *,
-    host: str,
     session_expiry_s: float = 600.0,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> APIRouter:
@@ -199,15 +199,14 @@ def mcp_router(
 
     Args:
         service: answers the calls.
-        host: address the service listens on; on this machine's own, requests that name another
-            host are refused, so that no web page reaches the tool through a browser.
         session_expiry_s: an MCP session without requests for this long ends, in seconds.
         timeout_s: longest time for one call, in seconds.
     """
     face = McpFace(service, one_client=False, timeout_s=timeout_s)
     manager = StreamableHTTPSessionManager(
         face.server,
-        security_settings=_security(host),
+        # `HttpGuard` in front of the service checks the names of every route.
+        security_settings=TransportSecuritySettings(enable_dns_rebinding_protection=False),
         session_idle_timeout=session_expiry_s,
         max_request_body_size=MAX_BODY_BYTES,
     )
@@ -236,15 +235,6 @@ def mcp_router(
             yield
 
     return APIRouter(routes=[Route(MCP_PATH, endpoint=Endpoint())], lifespan=lifespan)
-
-
-def _security(host: str) -> TransportSecuritySettings:
-    if host not in _LOOPBACK:
-        return TransportSecuritySettings(enable_dns_rebinding_protection=False)
-    names = ("127.0.0.1:*", "localhost:*", "[::1]:*")
-    return TransportSecuritySettings(
-        allowed_hosts=list(names), allowed_origins=[f"http://{name}" for name in names]
-    )
 
 
 async def serve_stdio(service: ToolService, *, timeout_s: float = CALL_TIMEOUT_S) -> None:

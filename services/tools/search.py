@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated
 
-from fastapi import APIRouter, Request, Response
+from fastapi import FastAPI, Request, Response
 from pydantic import Field, JsonValue
 
-from agent_r1.tools.app import json_response, parse_body
 from agent_r1.tools.backends import BACKENDS, Found, Hit, SearchBackend
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.batching import BatchedSearch, SearchCounts
 from agent_r1.tools.config import ToolTable
-from agent_r1_proto.messages import StrictMessage
+from agent_r1_proto.http_api import Route, describe, json_response, parse_body
+from agent_r1_proto.messages import Message, StrictMessage
 from agent_r1_proto.tools import TextPart, ToolResult
 
 RETRIEVE_TIMEOUT_S = 60.0
@@ -159,31 +159,45 @@ class RetrieveRequest(StrictMessage):
     """True: {"document", "score"} per passage; False: the documents alone."""
 
 
-def retrieve_router(tool: SearchTool, default_top_k: int) -> APIRouter:
-    """Return the route `POST /retrieve`: {"result": per query a list of passages}.
+class RetrieveReply(Message):
+    """Answer of `POST /retrieve`."""
 
-    A document is {"id", "contents"}, its contents the quoted title, a newline and the text.
+    result: list[list[dict[str, JsonValue]]]
+    """Per query the passages, the best first: a document {"id", "contents"}, or with scores
+    {"document", "score"}."""
+
+
+RETRIEVE = Route(
+    "/retrieve",
+    "post",
+    RetrieveRequest,
+    RetrieveReply,
+    {"503": "What finds the passages is down."},
+)
+
+
+def add_retrieve(app: FastAPI, tool: SearchTool, default_top_k: int) -> None:
+    """Add the route `POST /retrieve` to the application of a search tool.
+
+    The contents of a document are the quoted title, a newline and the text.
     """
-    router = APIRouter()
 
-    @router.post("/retrieve")
+    @app.post(RETRIEVE.path)
     async def retrieve(request: Request) -> Response:
         body = parse_body(RetrieveRequest, await request.body())
         top_k = body.topk or default_top_k
         found = await asyncio.gather(
             *(tool.find(query, top_k, RETRIEVE_TIMEOUT_S) for query in body.queries)
         )
-        return json_response(
-            {
-                "result": [
-                    [_as_document(hit, body.return_scores) for hit in one.hits] for one in found
-                ]
-            }
-        )
+        documents = [[_as_document(hit, body.return_scores) for hit in one.hits] for one in found]
+        return json_response(RetrieveReply(result=documents))
 
-    return router
+    describe(app, (RETRIEVE,))
 
 
-def _as_document(hit: Hit, with_score: bool) -> dict[str, Any]:
-    document = {"id": hit.passage.id, "contents": f'"{hit.passage.title}"\n{hit.passage.text}'}
+def _as_document(hit: Hit, with_score: bool) -> dict[str, JsonValue]:
+    document: dict[str, JsonValue] = {
+        "id": hit.passage.id,
+        "contents": f'"{hit.passage.title}"\n{hit.passage.text}',
+    }
     return {"document": document, "score": hit.score} if with_score else document

@@ -277,3 +277,23 @@ async def test_calls_reach_the_components():
     repeated = request_of(trajectory(calls=[call, call]))
     reward = await Scorer(RewardTable()).score(repeated)
     assert reward.components["tool_efficiency"] == 0.5
+
+
+async def test_score_takes_numbers_that_are_written_as_numbers():
+    async with client(RewardTable()) as http:
+        for wrong in (True, "1"):
+            body = {"payload": {}, "turns": [{"text": "", "num_calls": wrong}]}
+            answer = await http.post("/score", json=body)
+            assert answer.status_code == 422
+            assert "turns.0.num_calls: Input should be a valid integer" in answer.json()["detail"]
+
+
+async def test_score_is_described_with_its_body_its_answer_and_what_can_go_wrong():
+    async with client(RewardTable()) as http:
+        described = (await http.get("/openapi.json")).json()
+    post = described["paths"]["/score"]["post"]
+    body = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    answer = post["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+    assert (body, answer) == ("#/components/schemas/ScoreRequest", "#/components/schemas/Reward")
+    assert {"413", "422", "500"} <= post["responses"].keys()
+    assert "ScoreTurn" in described["components"]["schemas"]

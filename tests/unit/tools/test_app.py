@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
-from agent_r1_proto.tools import CallReply, ToolHealth, ToolResult, ToolSpec
+from agent_r1_proto.tools import CallReply, TextPart, ToolHealth, ToolResult, ToolSpec
 
 WAIT_S = 10.0
 
@@ -55,6 +55,18 @@ class Scripted(Tool):
                 return error_result("nothing there")
             case "number":
                 return 7
+            case "none":
+                return None
+            case "bytes":
+                return b"raw"
+            case "object":
+                return {"text": "x"}
+            case "surrogate":
+                return ToolResult(parts=[TextPart(text="a\ud800b")], data={"\udfff": ["\ud83d"]})
+            case "surrogate error":
+                raise LookupError("no \ud800 page")
+            case "long":
+                return ToolResult(parts=[TextPart(text="é" * 600), TextPart(text="more")])
             case "wait":
                 self.entered.set()
                 await self.release.wait()
@@ -148,11 +160,45 @@ async def test_a_tools_own_error_result_passes_through():
     assert (result.status, result.text()) == ("error", "nothing there")
 
 
-async def test_a_result_of_a_wrong_type_is_an_error_that_says_what_is_right():
+@pytest.mark.parametrize(
+    ("do", "kind"),
+    [
+        ("number", "int (7)"),
+        ("none", "None"),
+        ("bytes", "bytes (b'raw')"),
+        ("object", "dict ({'text': 'x'})"),
+    ],
+)
+async def test_a_result_of_a_wrong_type_is_no_answer_but_a_mistake_in_the_tool(
+    do: str, kind: str, caplog: pytest.LogCaptureFixture
+):
     async with client_of(Scripted()) as client:
-        (result,) = await results(client, a_call("number"))
-    assert result.status == "error"
-    assert "Scripted.call returned int; it must return a ToolResult or a string" in result.text()
+        response = await post_calls(client, a_call(do))
+        text = (await client.get("/metrics")).text
+    problem = f"Scripted.call returned {kind}; it must return a string or a ToolResult"
+    assert (response.status_code, response.json()) == (501, {"detail": problem})
+    assert f"tool is broken tool=scripted version=7 rollout_id=r/0/0/0/0 problem={problem}" in (
+        caplog.text
+    )
+    assert 'status="501"' in text
+
+
+async def test_half_a_surrogate_pair_is_replaced_wherever_a_tool_puts_it():
+    async with client_of(Scripted()) as client:
+        fine, raised = await results(client, a_call("surrogate"), a_call("surrogate error"))
+    assert fine.text() == "a\N{REPLACEMENT CHARACTER}b"
+    assert fine.data == {"\N{REPLACEMENT CHARACTER}": ["\N{REPLACEMENT CHARACTER}"]}
+    assert raised.text() == "Error: LookupError: no \N{REPLACEMENT CHARACTER} page"
+
+
+async def test_a_long_result_is_cut_before_it_travels_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+):
+    # "é" is 2 bytes: 600 of them and "more" are 1204, and 501 bytes hold 250 of them.
+    async with client_of(Scripted(), max_result_bytes=501) as client:
+        (result,) = await results(client, a_call("long"))
+    assert result.text() == "é" * 250 + "\n[truncated: 501 of 1204 bytes]"
+    assert "tool result cut tool=scripted num_bytes=1204 max_result_bytes=501" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -213,11 +259,13 @@ async def test_a_wrong_call_is_422_and_says_value_and_limit():
     assert "calls (5) must be at most 4" in many.json()["detail"]
 
 
-async def test_a_body_over_the_limit_is_413(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_r1.tools.app.MAX_BODY_BYTES", 100)
+@pytest.mark.parametrize("value", ["true", '"5"', '"NaN"', "NaN"])
+async def test_a_number_is_written_as_a_number(value: str):
+    body = json.dumps({"calls": [a_call(timeout_s="here")]}).replace('"here"', value)
     async with client_of(Scripted()) as client:
-        response = await post_calls(client, a_call("x" * 100))
-    assert response.status_code == 413
+        response = await client.post("/call", content=body)
+    assert response.status_code == 422
+    assert "timeout_s" in response.json()["detail"]
 
 
 async def test_more_calls_than_allowed_at_once_are_503():
@@ -245,10 +293,11 @@ async def test_a_batch_override_answers_whole_requests():
 
     async with client_of(Batching()) as client:
         found = await results(client, a_call("a"), a_call(arguments={}), a_call("b"))
-        (short,) = await results(client, a_call("short"))
+        short = await post_calls(client, a_call("short"))
     assert [result.text() for result in found][::2] == ["0 of 2", "1 of 2"]
     assert found[1].status == "error"
-    assert "call_batch returned 0 results for 1 calls" in short.text()
+    assert short.status_code == 501
+    assert "Batching.call_batch returned 0 results; it must return a list of 1" in short.text
 
 
 async def test_start_and_stop_bracket_the_service():
@@ -306,6 +355,30 @@ async def test_a_tool_without_sessions_refuses_open():
         response = await client.post("/open", json=SESSION)
     assert response.status_code == 409
     assert "keeps no sessions" in response.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "detail"),
+    [
+        (KeyError("page"), 501, "Opening.open raised KeyError: 'page'"),
+        (ToolUnavailableError("no browser"), 503, "no browser"),
+    ],
+)
+async def test_a_session_that_cannot_be_opened_says_why(
+    error: Exception, status: int, detail: str, caplog: pytest.LogCaptureFixture
+):
+    class Opening(Scripted):
+        async def open(self, rollout_id: str, tool_context: JsonValue) -> None:
+            raise error
+
+    async with client_of(Opening(sessions=True)) as client:
+        answer = await client.post("/open", json=SESSION)
+        health = (await client.get("/healthz")).json()
+    assert (answer.status_code, answer.json()) == (status, {"detail": detail})
+    assert health["sessions"] == 0
+    assert "Traceback" in caplog.text
+    if status == 501:
+        assert "session open raised tool=scripted rollout_id=r/0/0/0/0" in caplog.text
 
 
 # --- Draining ------------------------------------------------------------------------------------
@@ -391,6 +464,6 @@ async def test_the_api_description_has_every_body_and_answer():
     assert schemas["ToolCall"]["properties"]["timeout_s"]["exclusiveMinimum"] == 0
     answer = post["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
     assert answer == "#/components/schemas/CallReply"
-    assert {"409", "413", "422", "503", "504"} <= post["responses"].keys()
+    assert {"408", "409", "413", "422", "501", "503", "504"} <= post["responses"].keys()
     references = set(re.findall(r'"\$ref": ?"#/components/schemas/(\w+)"', json.dumps(described)))
     assert references <= schemas.keys()

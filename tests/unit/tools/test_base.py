@@ -62,6 +62,36 @@ def test_a_wrong_attribute_is_named_with_its_value(attributes: dict[str, Any], m
         subclass(**attributes).spec()
 
 
+async def of_one(self: Tool, context: Any) -> None: ...
+
+
+async def of_none(self: Tool) -> None: ...
+
+
+async def of_two_and_more(self: Tool, arguments: Any, context: Any, more: Any = None) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("method", "wrong", "right"),
+    [
+        ("open", of_one, "async def open(self, rollout_id, tool_context)"),
+        ("call", of_one, "async def call(self, arguments, context)"),
+        ("close", of_none, "async def close(self, rollout_id)"),
+        ("start", of_one, "async def start(self)"),
+    ],
+)
+def test_a_method_that_the_service_cannot_call_is_refused_with_its_signature(
+    method: str, wrong: Any, right: str
+):
+    with pytest.raises(ValueError, match=rf"Mine: {method}\(") as caught:
+        subclass(**{method: wrong}).spec()
+    assert f"write `{right}`" in str(caught.value)
+
+
+def test_a_method_may_take_more_than_the_service_gives():
+    assert subclass(call=of_two_and_more).spec().name == "t"
+
+
 def test_a_missing_attribute_is_named():
     class Nameless(Tool):
         description = "d"

@@ -79,6 +79,14 @@ class Add(Tool):
 
 class NotATool:
     pass
+
+class Raising(Add):
+    def __init__(self, path="/nowhere"):
+        open(path)
+
+class Choosy(Add):
+    def __init__(self):
+        int("seven")
 """
 
 
@@ -101,6 +109,14 @@ def test_a_users_tool_is_built_with_its_settings(plugin: str):
         ("add", "Missing", {}, "cannot be loaded: module .* has no attribute 'Missing'"),
         ("add", "NotATool", {}, "is not a subclass of agent_r1.Tool"),
         ("add", "Add", {"ofset": 3}, r"settings .* do not fit Add: .*unexpected keyword"),
+        (
+            "add",
+            "Raising",
+            {"path": "/no/such"},
+            r"tools\.add: Raising\(\.\.\.\) raised FileNotFoundError: .*/no/such.*; correct "
+            r"tools\.add\.settings .* or the class$",
+        ),
+        ("add", "Choosy", {}, r"Choosy\(\.\.\.\) raised ValueError: invalid literal"),
         ("plus", "Add", {}, r"\[tools.plus\] serves .* whose name is 'add'"),
     ],
 )
@@ -109,6 +125,17 @@ def test_a_users_tool_that_cannot_be_served_is_explained(
 ):
     with pytest.raises(ValueError, match=message):
         load_tool(name, ToolTable(type=f"{plugin}:{type_}", settings=settings))
+
+
+def test_a_module_that_raises_is_one_line_with_the_traceback_in_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "raising_module.py").write_text("1 / 0\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="the module raised ZeroDivisionError") as caught:
+        load_tool("add", ToolTable(type="raising_module:Add"))
+    assert len(str(caught.value).splitlines()) == 1
+    assert "Traceback" in caplog.text
 
 
 def test_a_module_that_is_not_on_the_path_names_run_plugins():

@@ -17,6 +17,8 @@ from pydantic import JsonValue
 from agent_r1.tools.app import create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.mcp_server import mcp_router
+from agent_r1_proto.config import ListenTable
+from agent_r1_proto.http_guard import HttpGuard
 from agent_r1_proto.tools import ImagePart, TextPart, ToolResult
 
 BASE = "http://127.0.0.1:1"
@@ -90,13 +92,14 @@ class Counter(Tool):
 class Serving:
     """A tool service with its `/mcp`, in this process."""
 
-    def __init__(self, tool: Tool, host: str = "127.0.0.1", **options: Any) -> None:
+    def __init__(self, tool: Tool, **options: Any) -> None:
         self.app = create_app(tool, session_expiry_s=options.pop("session_expiry_s", 600.0))
-        self.app.include_router(mcp_router(self.app.state.service, host=host, **options))
+        self.app.include_router(mcp_router(self.app.state.service, **options))
 
     def http(self, base_url: str = BASE) -> httpx2.AsyncClient:
         """Return an HTTP client of the service."""
-        return httpx2.AsyncClient(transport=httpx2.ASGITransport(self.app), base_url=base_url)
+        guarded = HttpGuard(self.app, ListenTable())
+        return httpx2.AsyncClient(transport=httpx2.ASGITransport(guarded), base_url=base_url)
 
     @contextlib.asynccontextmanager
     async def client(self, mode: str = "auto") -> AsyncIterator[Client]:
@@ -211,13 +214,21 @@ async def test_a_session_whose_state_expired_is_not_silently_begun_anew():
 async def test_a_web_page_cannot_reach_a_service_of_this_machine_under_another_name():
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}
     headers = {"accept": "application/json, text/event-stream"}
-    async with serving(Adder()) as service, service.http("http://evil.example") as http:
-        assert (await http.post("/mcp", json=body, headers=headers)).status_code == 421
-    async with (
-        serving(Adder(), host="0.0.0.0") as service,
-        service.http("http://tools.cluster:80") as http,
-    ):
-        assert (await http.post("/mcp", json=body, headers=headers)).status_code != 421
+    async with serving(Adder()) as service:
+        async with service.http("http://evil.example") as http:
+            assert (await http.post("/mcp", json=body, headers=headers)).status_code == 421
+        async with service.http("http://tools:8001") as http:
+            assert (await http.post("/mcp", json=body, headers=headers)).status_code != 421
+
+
+async def test_a_tool_whose_own_code_is_wrong_is_an_error_of_the_server():
+    class Wrong(Adder):
+        async def call(self, arguments: Arguments, context: CallContext) -> Any:
+            return None
+
+    async with serving(Wrong()) as service, service.client() as client:
+        with pytest.raises(MCPError, match=r"Wrong\.call returned None; it must return a string"):
+            await client.call_tool("add", {"a": 1, "b": 2})
 
 
 async def test_draining_waits_for_the_sessions_of_mcp_clients():

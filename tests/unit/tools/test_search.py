@@ -15,7 +15,7 @@ from agent_r1.tools.backends.base import Found, Hit
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.config import ToolTable
 from agent_r1.tools.corpus import Passage
-from agent_r1.tools.search import SearchTool, retrieve_router
+from agent_r1.tools.search import SearchTool, add_retrieve
 
 CONTEXT = CallContext(rollout_id="r/0/0/0/0", turn=0, tool_context=None, timeout_s=1.0)
 CORPUS = Path("corpus.jsonl")
@@ -149,7 +149,7 @@ async def client(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     table = ToolTable(corpus=CORPUS, **settings)
     tool = SearchTool("search", table, FakeBackend())
     app = create_app(tool)
-    app.include_router(retrieve_router(tool, table.top_k))
+    add_retrieve(app, tool, table.top_k)
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),
@@ -206,3 +206,17 @@ async def test_retrieve_is_strict_and_reports_outages():
     assert wrong.status_code == 422
     assert "top_k: Extra inputs are not permitted" in wrong.json()["detail"]
     assert outage.status_code == 503
+
+
+async def test_retrieve_is_described_with_its_body_its_answer_and_what_can_go_wrong():
+    async with client() as http:
+        described = (await http.get("/openapi.json")).json()
+        wrong = await http.post("/retrieve", json={"queries": ["a"], "topk": True})
+    post = described["paths"]["/retrieve"]["post"]
+    body = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    answer = post["responses"]["200"]["content"]["application/json"]["schema"]["$ref"]
+    assert (body[-15:], answer[-13:]) == ("RetrieveRequest", "RetrieveReply")
+    assert {"413", "422", "503"} <= post["responses"].keys()
+    assert "/call" in described["paths"]
+    assert described["paths"]["/call"]["post"]["requestBody"]
+    assert (wrong.status_code, "topk: Input should be a valid integer" in wrong.text) == (422, True)
