@@ -83,10 +83,11 @@ def describe(app: Any, routes: tuple[Route, ...]) -> None:
     described = app.openapi
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            schema = described()
+        complete = app.openapi_schema is not None
+        schema: dict[str, Any] = described()
+        if not complete:
             _complete(schema, [one for one in routes if one.path in schema["paths"]])
-        return app.openapi_schema
+        return schema
 
     app.openapi = openapi
 

@@ -29,7 +29,7 @@ class RolloutHealth(Message):
     """Trajectories being worked on."""
 
 
-_DEAD = {"503": "The engine is dead."}
+_DEAD = {"503": "The engine is dead, or Redis did not answer in time."}
 ROUTES = (
     Route("/healthz", "get", answer=RolloutHealth, errors=_DEAD),
     Route(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import cast
+
 import httpx
 import pytest
 
 from agent_r1.rollout.app import create_app
 from agent_r1.rollout.versions import WeightVersions
+from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import CanaryReply
 from tests.fakes import FakePolicy
 
@@ -14,9 +18,9 @@ from tests.fakes import FakePolicy
 @pytest.fixture
 async def client():
     policy = FakePolicy([[1]], eos_token_ids=[1])
-    app = create_app(
-        server_id="r1", policy=policy, versions=WeightVersions(policy, "run"), in_flight=lambda: 3
-    )
+    registry = cast(Registry, None)  # no request here gets as far as Redis
+    versions = WeightVersions(policy, registry, run_id="run", weights_dir=Path("/nowhere"))
+    app = create_app(server_id="r1", policy=policy, versions=versions, in_flight=lambda: 3)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://rollout") as client:
         yield client
