@@ -1,7 +1,7 @@
 """Text from outside, made sendable: half of a surrogate pair has no UTF-8, so no message holds it.
 
-Tools and models can produce one (`json.loads('"\\\\ud800"')`). The tool service repairs results,
-rollout the arguments of calls and what environments return.
+Python code makes them easily (`json.loads` of an escape, file names). The tool service repairs what
+tools return, rollout what environments return and what exceptions say.
 """
 
 from __future__ import annotations

@@ -13,12 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 
 from agent_r1.rollout.calls import CallRunner
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvTable
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1.rollout.envs.checks import WrongStepError, check_step
 from agent_r1.rollout.parsing import TurnText, parse_turn
 from agent_r1.rollout.policy import EngineDeadError, Generation, Policy, PolicyError
 from agent_r1.rollout.record import TrajectoryRecord, turn_seed
@@ -26,6 +28,7 @@ from agent_r1.rollout.tool_client import ToolClient
 from agent_r1_proto.tasks import ChatMessage, Role, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Status, Trajectory
+from agent_r1_proto.unicode import repair_text
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +116,7 @@ class AgentLoop:
         return record.finish(
             rollout,
             status,
-            reason,
+            repair_text(reason),
             seed=turn_seed(self._run_seed, rollout, 0),
             server_id=self._server_id,
             started_at=started_at,
@@ -164,7 +167,12 @@ class AgentLoop:
         if step.process_rewards:
             pairs = zip(outcomes, step.process_rewards, strict=True)
             record.set_calls(
-                [o.record.model_copy(update={"process_reward": reward}) for o, reward in pairs]
+                [
+                    o.record.model_copy(
+                        update={"process_reward": None if reward is None else float(reward)}
+                    )
+                    for o, reward in pairs
+                ]
             )
         return step
 
@@ -250,7 +258,7 @@ class AgentLoop:
     def _limited(self, text: str) -> tuple[str, list[int]]:
         """Return outside text as the model sees it, and its tokens."""
         return self._chat.encode_limited(
-            text,
+            repair_text(text),
             max_chars=self._env.max_tool_response_chars,
             max_tokens=self._env.max_tool_response_tokens,
         )
@@ -262,23 +270,28 @@ class AgentLoop:
             return self._make_env(task)
         except Exception as exc:
             logger.exception("environment not created task_id=%s", task.id)
-            raise _AttemptFailedError(f"env_error: {type(exc).__name__}: {exc}") from exc
+            made = getattr(self._make_env, "func", self._make_env)  # of a partial, its class
+            name = getattr(made, "__name__", "the environment")
+            raise _AttemptFailedError(f"env_error: {name}(...) {_raised(exc)}") from exc
 
     async def _step(
         self, env: ToolEnv, number: int, turn: TurnText, results: Sequence[CallResult]
     ) -> EnvStep:
         view = ModelTurn(number=number, text=turn.text, thought=turn.thought, answer=turn.answer)
+        name = f"{type(env).__name__}.step"
         try:
             async with asyncio.timeout(self._env.step_timeout_s):
                 step = await env.step(view, results)
-            _check_step(env, step, len(results))
+            return check_step(env, step, len(results))
         except TimeoutError as exc:
-            name = f"{type(env).__name__}.step took over {self._env.step_timeout_s:g} s"
-            raise _AttemptFailedError(f"env_timeout: {name} (env.step_timeout_s)") from exc
+            limit = f"{self._env.step_timeout_s:g} s (env.step_timeout_s)"
+            raise _AttemptFailedError(f"env_timeout: {name} took over {limit}") from exc
+        except WrongStepError as exc:
+            logger.exception("environment returned a wrong step turn=%d", number)
+            raise _AttemptFailedError(f"env_error: {exc}") from exc
         except Exception as exc:
             logger.exception("environment failed env=%s turn=%d", type(env).__name__, number)
-            raise _AttemptFailedError(f"env_error: {type(exc).__name__}: {exc}") from exc
-        return step
+            raise _AttemptFailedError(f"env_error: {name} {_raised(exc)}") from exc
 
     async def _close(
         self, rollout: RolloutTask, calls: CallRunner | None, env: ToolEnv | None
@@ -294,25 +307,5 @@ class AgentLoop:
             logger.exception("environment not closed rollout_id=%s", rollout.key)
 
 
-def _check_step(env: ToolEnv, step: EnvStep, num_calls: int) -> None:
-    """Check what a user's environment returned."""
-    name = type(env).__name__
-    if len(step.process_rewards) not in (0, num_calls):
-        raise ValueError(
-            f"{name}.step returned {len(step.process_rewards)} process rewards for {num_calls} "
-            "calls; return one per call, or none"
-        )
-    if step.done:
-        return
-    if len(step.observations) != num_calls:
-        raise ValueError(
-            f"{name}.step returned {len(step.observations)} observations for {num_calls} calls; "
-            "return one per call"
-        )
-    if step.message is not None and not env.sends_messages:
-        raise ValueError(f"{name}.step returned a message; set {name}.sends_messages = True")
-    if num_calls == 0 and step.message is None:
-        raise ValueError(
-            f"{name}.step returned nothing to go on with after a turn without calls; return "
-            "done=True or a message"
-        )
+def _raised(exc: Exception) -> str:
+    return f"raised {traceback.format_exception_only(exc)[-1].strip()}"

@@ -58,13 +58,14 @@ class ToolOutageError(Exception):
     """A tool service did not do its part; never the model's failure.
 
     Attributes:
-        reason: kind and tool, such as "tool_timeout: search"; the trajectory's reason.
+        reason: kind, tool and what happened, such as "tool_timeout: search: ..."; the
+            trajectory's reason.
         attempts: requests that were made.
     """
 
     def __init__(self, kind: str, tool: str, detail: str, attempts: int) -> None:
-        super().__init__(f"{kind}: {tool}: {detail}")
-        self.reason = f"{kind}: {tool}"
+        self.reason = f"{kind}: {tool}: {detail}"
+        super().__init__(self.reason)
         self.attempts = attempts
 
 

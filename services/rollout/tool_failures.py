@@ -35,6 +35,10 @@ OUTAGES: dict[str, Outage] = {
     "tool_refused": Outage("no connection could be made", resend=True, may_have_run=False),
     "tool_unreachable": Outage("the connection was lost under way", resend=True),
     "tool_busy": Outage("429 or 503: overloaded or draining", resend=True, may_have_run=False),
+    "tool_broken": Outage(
+        "501: the tool's own code is wrong (`call` returned no result, or `open` raised)",
+        resend=False,
+    ),
     "tool_http_5xx": Outage("another 5xx answer", resend=True),
     "tool_http_4xx": Outage("the service does not take the request", resend=False),
     "tool_absent": Outage("no instance is announced", resend=True, may_have_run=False),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import random
 import time
 from collections.abc import Iterable
@@ -19,11 +20,12 @@ from pydantic import ValidationError
 from agent_r1.rollout.tool_directory import Endpoint
 from agent_r1.rollout.tool_failures import OUTAGES
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
+from agent_r1_proto.unicode import repair_text
 
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 SPEC_TIMEOUT_S = 10.0
-MAX_DETAIL_BYTES = 300
+MAX_DETAIL_CHARS = 300
 MAX_REPLY_BYTES = 16 << 20
 JSON_HEADERS = {"content-type": "application/json"}
 # What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.
@@ -118,8 +120,7 @@ class ToolHttp:
         kind = _kind_of(status)
         if OUTAGES[kind].resend:
             endpoint.failed(time.monotonic(), unreachable=False)
-        said = content[:MAX_DETAIL_BYTES].decode(errors="replace")
-        raise RequestError(kind, f"{url} answered {status}: {said}")
+        raise RequestError(kind, f"{_said(content)} ({url} answered {status})")
 
     async def _exchange(self, url: str, body: str) -> tuple[int, bytes]:
         """Return status and body; no more of the body than the limit is ever held."""
@@ -167,6 +168,15 @@ class ToolHttp:
             delay_s = min(delay_s * 2, LONGEST_DELAY_S)
 
 
+def _said(content: bytes) -> str:
+    """Return what a refusal says: `detail` of our own services, or the beginning of the body."""
+    try:
+        said = json.loads(content)["detail"]
+    except (ValueError, KeyError, TypeError):
+        said = content[:MAX_DETAIL_CHARS].decode(errors="replace")
+    return repair_text(str(said)[:MAX_DETAIL_CHARS]) or "no reason given"
+
+
 def _kind_of(status: int) -> str:
     """Return what an answer with a status other than 200 is: a key of OUTAGES."""
     if status == httpx.codes.GATEWAY_TIMEOUT:
@@ -175,4 +185,6 @@ def _kind_of(status: int) -> str:
         return "tool_session_lost"
     if status in (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS):
         return "tool_busy"
+    if status == httpx.codes.NOT_IMPLEMENTED:
+        return "tool_broken"
     return "tool_http_5xx" if status >= 500 else "tool_http_4xx"

@@ -151,7 +151,7 @@ async def test_sessions_stay_at_the_instance_that_holds_their_state(
             await client.close_session("counter", name)
         with pytest.raises(ToolOutageError) as caught:
             await count(client, names[0])
-        assert caught.value.reason == "tool_session_lost: counter"
+        assert caught.value.reason.startswith("tool_session_lost: counter: ")
 
 
 async def test_a_session_whose_instance_dies_is_lost_and_others_go_on(
@@ -166,7 +166,7 @@ async def test_a_session_whose_instance_dies_is_lost_and_others_go_on(
         await until(lambda: len(instances(client, "counter")) == 1)
         with pytest.raises(ToolOutageError) as caught:
             await count(client, "a")
-        assert caught.value.reason == "tool_session_lost: counter"
+        assert caught.value.reason.startswith("tool_session_lost: counter: ")
         await client.close_session("counter", "a")
         await client.open_session("counter", "b", {"start": 7})
         assert await count(client, "b") == "8"
@@ -201,7 +201,7 @@ async def test_new_versions_are_seen_pins_are_kept_and_a_leaving_instance_waits_
         await until(lambda: len(instances(client, "echo")) == 1)
         with pytest.raises(ToolOutageError) as caught:
             await echo("1")
-        assert caught.value.reason == "tool_version_gone: echo"
+        assert caught.value.reason.startswith("tool_version_gone: echo: ")
         assert await echo() == "2"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import logging
+import traceback
 from typing import Any
 
 from agent_r1.rollout.envs.base import CallResult, CallStatus, EnvStep, ModelTurn
@@ -21,6 +23,8 @@ __all__ = [
     "load_env_class",
 ]
 
+logger = logging.getLogger(__name__)
+
 BUILTIN_ENVS: dict[str, type[ToolEnv]] = {"tool": ToolEnv, "math": MathEnv, "code": CodeEnv}
 """Environments that come with the system, by the name `env.type` gives them."""
 
@@ -36,12 +40,28 @@ def load_env_class(
     found: Any = BUILTIN_ENVS.get(env_type)
     if found is None:
         found = _import_env_class(env_type)
+    for method, given in (("step", ("turn", "results")), ("close", ())):
+        _check_method(env_type, found, method, given)
     try:
         inspect.signature(found).bind(None, **dict.fromkeys(option_names))
     except TypeError as exc:
         given = ", ".join(sorted(option_names)) or "none"
         raise ValueError(f"env.options ({given}) do not fit env.type ({env_type}): {exc}") from exc
     return found
+
+
+def _check_method(env_type: str, found: type[ToolEnv], name: str, given: tuple[str, ...]) -> None:
+    function = getattr(found, name)
+    wanted = f"write `async def {name}({', '.join(('self', *given))})`"
+    if not inspect.iscoroutinefunction(function):
+        raise ValueError(f"env.type ({env_type}): {name} is not async; {wanted}")
+    signature = inspect.signature(function)
+    try:
+        signature.bind(None, *given)
+    except TypeError as exc:
+        raise ValueError(
+            f"env.type ({env_type}): {name}{signature} cannot be called: {exc}; {wanted}"
+        ) from exc
 
 
 def _import_env_class(env_type: str) -> type[ToolEnv]:
@@ -52,6 +72,12 @@ def _import_env_class(env_type: str) -> type[ToolEnv]:
         raise ValueError(
             f"env.type ({env_type}): module {module_name!r} cannot be imported: {exc}; put its "
             "folder into run.plugins"
+        ) from exc
+    except Exception as exc:
+        logger.exception("module was not imported module=%s", module_name)
+        said = traceback.format_exception_only(exc)[-1].strip()
+        raise ValueError(
+            f"env.type ({env_type}): importing {module_name!r} raised {said}; correct the module"
         ) from exc
     found = getattr(module, name, None)
     if not (isinstance(found, type) and issubclass(found, ToolEnv)):

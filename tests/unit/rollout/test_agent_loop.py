@@ -133,6 +133,7 @@ async def test_tool_error_is_an_answer(chat: ChatFormat, end_id: int):
     [
         ({"always": 503}, "tool_busy: search", 3),
         ({"always": 404}, "tool_http_4xx: search", 1),
+        ({"always": 501}, "tool_broken: search", 1),
         ({"reply": b"<html>"}, "tool_bad_reply: search", 1),
     ],
 )
@@ -144,10 +145,11 @@ async def test_outage_fails_the_attempt_and_is_no_observation(
         agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server, retries=2) as built,
     ):
         trajectory = await built.loop.run(rollout_task())
-    assert (trajectory.status, trajectory.reason) == ("FAILED", reason)
+    assert trajectory.status == "FAILED"
+    assert trajectory.reason.startswith(f"{reason}: ")
     (call,) = trajectory.turns[0].calls
     assert (call.status, call.attempt) == ("failed", attempts - 1)
-    assert call.error.startswith(reason)
+    assert call.error == trajectory.reason
     assert len(server.requests) == attempts
     # Nothing follows the sampled turn.
     assert trajectory.turns[0].end == len(trajectory.token_ids)
@@ -458,7 +460,7 @@ async def test_session_is_opened_at_the_first_call_and_closed_however_it_ends(
         assert (server.opened, server.closed) == ([done.rollout_id], [done.rollout_id])
         server.statuses = [200, 500]
         failed = await built.loop.run(rollout_task(attempt=1))
-    assert failed.reason == "tool_http_5xx: search"
+    assert failed.reason.startswith("tool_http_5xx: search: ")
     assert server.closed == [done.rollout_id, failed.rollout_id]
 
 
@@ -590,16 +592,56 @@ class Broken(ToolEnv):
         raise KeyError("goal")
 
 
-class Silent(ToolEnv):
-    """Says nothing to go on with."""
+class Unmade(ToolEnv):
+    """Cannot be made."""
 
-    async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
-        return EnvStep()
+    def __init__(self, task: Task) -> None:
+        raise LookupError("no goal \ud800")
+
+
+def returning(step: Any) -> type[ToolEnv]:
+    """Return an environment whose steps are all this one."""
+
+    class Mine(ToolEnv):
+        async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> Any:
+            return step
+
+    return Mine
 
 
 @pytest.mark.parametrize(
     ("make_env", "reason"),
-    [(Broken, "env_error: KeyError: 'goal'"), (Silent, "env_error: ValueError: Silent.step")],
+    [
+        (Broken, "Broken.step raised KeyError: 'goal'"),
+        (Unmade, "Unmade(...) raised LookupError: no goal \N{REPLACEMENT CHARACTER}"),
+        (returning(EnvStep()), "Mine.step returned nothing to go on with after a turn"),
+        (returning(None), "Mine.step returned None; it must return an EnvStep"),
+        (returning({"done": True}), "Mine.step returned dict ({'done': True}); it must return an"),
+        (
+            returning(EnvStep(done=True, process_rewards=[1.0])),
+            "Mine.step returned 1 process rewards for 0 calls; return one per call, or none",
+        ),
+        (
+            returning(EnvStep(done=True, process_rewards=[float("nan")])),
+            "Mine.step returned process_rewards = [nan]; they must be a list of finite numbers",
+        ),
+        (
+            returning(EnvStep(done=True, process_rewards=0.5)),  # type: ignore[arg-type]
+            "Mine.step returned process_rewards = 0.5; they must be a list",
+        ),
+        (
+            returning(EnvStep(observations="found")),
+            "Mine.step returned observations = 'found'; they must be a list of texts",
+        ),
+        (
+            returning(EnvStep(done=1)),  # type: ignore[arg-type]
+            "Mine.step returned done = 1; it must be True or False",
+        ),
+        (
+            returning(EnvStep(message=b"on")),  # type: ignore[arg-type]
+            "Mine.step returned message = b'on'; it must be a text or None",
+        ),
+    ],
 )
 async def test_environment_that_fails_fails_the_attempt(
     chat: ChatFormat,
@@ -611,5 +653,24 @@ async def test_environment_that_fails_fails_the_attempt(
     async with agent_loop(chat, end_id, [ANSWER], make_env=make_env) as built:
         trajectory = await built.loop.run(rollout_task())
     assert trajectory.status == "FAILED"
-    assert trajectory.reason.startswith(reason)
+    assert trajectory.reason.startswith(f"env_error: {reason}")
     assert any(record.exc_info for record in caplog.records)  # the traceback is in the log
+
+
+async def test_half_a_surrogate_pair_of_an_environment_is_replaced(chat: ChatFormat, end_id: int):
+    class Quoting(ToolEnv):
+        async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
+            if results:
+                return EnvStep(observations=["half \ud83d pair"] * len(results))
+            return EnvStep(done=True, reason="an\udc00swer")
+
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [call_text(query="a"), ANSWER], server, make_env=Quoting) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert (trajectory.status, trajectory.reason) == (
+        "COMPLETED",
+        "an\N{REPLACEMENT CHARACTER}swer",
+    )
+    assert "half \N{REPLACEMENT CHARACTER} pair" in chat.decode(trajectory.token_ids.tolist())

@@ -31,6 +31,14 @@ class Bonus(ToolEnv):
 
 class NotAnEnv:
     pass
+
+class Blocking(ToolEnv):
+    def step(self, turn, results):
+        return None
+
+class Greedy(ToolEnv):
+    async def step(self, turn):
+        return None
 '''
 
 
@@ -62,6 +70,12 @@ async def test_default_environment_ends_at_a_turn_without_calls():
         ("no_such_module:Env", set(), r"cannot be imported.*run\.plugins"),
         ("{module}:Missing", set(), "must be a subclass of"),
         ("{module}:NotAnEnv", set(), "must be a subclass of"),
+        ("{module}:Blocking", set(), "step is not async; write `async def step"),
+        (
+            "{module}:Greedy",
+            set(),
+            r"cannot be called: .*write `async def step\(self, turn, results",
+        ),
         ("{module}:Bonus", set(), "'bonus'"),
         ("{module}:Bonus", {"bonus", "malus"}, "'malus'"),
     ],

@@ -130,8 +130,20 @@ def http(body: bytes, *, length: int | None = None, header: bytes = b"") -> byte
         ),
         (http(GOOD.decode().encode("utf-16")), "tool_bad_reply", 1),
         (b"HTTP/1.1 500 X\r\nContent-Length: 1\r\n\r\n\xe9", "tool_http_5xx", 3),
+        (b"HTTP/1.1 501 X\r\nContent-Length: 0\r\n\r\n", "tool_broken", 1),
     ],
-    ids=["cut", "cut-chunk", "nothing", "not-http", "no-gzip", "latin-1", "said", "utf-16", "500"],
+    ids=[
+        "cut",
+        "cut-chunk",
+        "nothing",
+        "not-http",
+        "no-gzip",
+        "latin-1",
+        "said",
+        "utf-16",
+        "500",
+        "501",
+    ],
 )
 async def test_an_answer_half_sent_or_wrongly_encoded_is_an_outage(
     answer: bytes, kind: str, requests: int
@@ -193,7 +205,7 @@ async def test_deadline_ends_a_call_that_hangs():
     async with FakeToolServer(answer=hang) as server, client_of(server, timeout_s=0.2) as client:
         with pytest.raises(ToolOutageError) as caught:
             await search(client)
-    assert caught.value.reason == "tool_timeout: search"
+    assert caught.value.reason.startswith("tool_timeout: search: nothing usable within 0.2 s")
     assert "env.tool_timeout_s" in str(caught.value)
     assert time.monotonic() - started < 5
 
@@ -202,7 +214,8 @@ async def test_service_that_ran_out_of_time_is_a_timeout_and_not_asked_again():
     async with FakeToolServer(always=504) as server, client_of(server) as client:
         with pytest.raises(ToolOutageError) as caught:
             await search(client)
-    assert (caught.value.reason, caught.value.attempts) == ("tool_timeout: search", 1)
+    assert caught.value.reason.startswith("tool_timeout: search: ")
+    assert caught.value.attempts == 1
     assert len(server.requests) == 1
 
 
@@ -213,7 +226,8 @@ async def test_service_that_is_gone_is_unreachable():
     with pytest.raises(ToolOutageError) as caught:
         await search(client)
     await client.stop()
-    assert (caught.value.reason, caught.value.attempts) == ("tool_unreachable: search", 2)
+    assert caught.value.reason.startswith("tool_unreachable: search: ")
+    assert caught.value.attempts == 2
 
 
 @pytest.mark.parametrize(
@@ -232,7 +246,7 @@ async def test_reply_that_breaks_the_contract_is_an_outage(reply: bytes, message
     async with FakeToolServer(reply=reply) as server, client_of(server) as client:
         with pytest.raises(ToolOutageError, match=message) as caught:
             await search(client)
-    assert caught.value.reason == "tool_bad_reply: search"
+    assert caught.value.reason.startswith("tool_bad_reply: search: ")
 
 
 async def test_requests_in_flight_are_bounded():

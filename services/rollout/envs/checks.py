@@ -1,0 +1,100 @@
+"""Whether what a user's `ToolEnv.step` returned can be used.
+
+agent_loop.py checks every step before it acts on it. What is wrong here is a mistake in the class,
+so the texts name the class, what it returned, and what it must return.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from numbers import Real
+
+from agent_r1.rollout.envs.base import EnvStep
+from agent_r1.rollout.envs.tool_env import ToolEnv
+
+
+class WrongStepError(ValueError):
+    """A step that cannot be used; the text says what the class must return."""
+
+
+def check_step(env: ToolEnv, step: object, num_calls: int) -> EnvStep:
+    """Return the step of one turn, if it can be used.
+
+    Args:
+        env: whose `step` it is.
+        step: what that returned.
+        num_calls: tool calls of the turn.
+
+    Raises:
+        WrongStepError: it cannot.
+    """
+    name = f"{type(env).__name__}.step"
+    if not isinstance(step, EnvStep):
+        raise WrongStepError(f"{name} returned {_kind_of(step)}; it must return an EnvStep")
+    _check_kinds(name, step)
+    if len(step.process_rewards) not in (0, num_calls):
+        raise WrongStepError(
+            f"{name} returned {len(step.process_rewards)} process rewards for {num_calls} "
+            "calls; return one per call, or none"
+        )
+    if not step.done:
+        _check_reply(name, env, step, num_calls)
+    return step
+
+
+def _check_kinds(name: str, step: EnvStep) -> None:
+    if not _is_list(step.observations) or not all(isinstance(o, str) for o in step.observations):
+        raise WrongStepError(
+            f"{name} returned observations = {_shown(step.observations)}; they must be a list of "
+            "texts, one per call"
+        )
+    if not _is_list(step.process_rewards) or not all(map(_is_reward, step.process_rewards)):
+        raise WrongStepError(
+            f"{name} returned process_rewards = {_shown(step.process_rewards)}; they must be a "
+            "list of finite numbers or None, one per call"
+        )
+    if not isinstance(step.message, str | None):
+        raise WrongStepError(
+            f"{name} returned message = {_shown(step.message)}; it must be a text or None"
+        )
+    if not isinstance(step.reason, str):
+        raise WrongStepError(f"{name} returned reason = {_shown(step.reason)}; it must be a text")
+    if not isinstance(step.done, bool):
+        raise WrongStepError(
+            f"{name} returned done = {_shown(step.done)}; it must be True or False"
+        )
+
+
+def _check_reply(name: str, env: ToolEnv, step: EnvStep, num_calls: int) -> None:
+    if len(step.observations) != num_calls:
+        raise WrongStepError(
+            f"{name} returned {len(step.observations)} observations for {num_calls} calls; "
+            "return one per call"
+        )
+    if step.message is not None and not env.sends_messages:
+        kind = type(env).__name__
+        raise WrongStepError(f"{name} returned a message; set {kind}.sends_messages = True")
+    if num_calls == 0 and step.message is None:
+        raise WrongStepError(
+            f"{name} returned nothing to go on with after a turn without calls; return "
+            "done=True or a message"
+        )
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_reward(value: object) -> bool:
+    if value is None:
+        return True
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _kind_of(value: object) -> str:
+    return "None" if value is None else f"{type(value).__name__} ({value!r:.80})"
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.80}"
