@@ -24,6 +24,7 @@ SAME_ERROR_SHARE = 0.95
 SHOWN_REASONS = 3
 LONGEST_REASON = 300
 """Characters of a reason that are shown."""
+NO_REASON = "no reason given"
 
 
 class RunFailedError(RuntimeError):
@@ -32,8 +33,12 @@ class RunFailedError(RuntimeError):
 
 def reason_kind(reason: str) -> str:
     """Return a reason without what differs from one sample to the next (numbers, ids)."""
-    first_line = reason.strip().splitlines()[0] if reason.strip() else "no reason given"
-    return re.sub(r"0x[0-9a-fA-F]+|\d+(\.\d+)?", "#", first_line)[:LONGEST_REASON]
+    return re.sub(r"0x[0-9a-fA-F]+|\d+(\.\d+)?", "#", first_line(reason))[:LONGEST_REASON]
+
+
+def first_line(reason: str) -> str:
+    """Return what is shown of a reason."""
+    return reason.strip().splitlines()[0][:LONGEST_REASON] if reason.strip() else NO_REASON
 
 
 def _call_error(call: ToolCallRecord) -> str:
@@ -56,6 +61,8 @@ class FailureMonitor:
     ) -> None:
         self.counts: Counter[str] = Counter()
         """Failures by kind, over the whole run."""
+        self._examples: dict[str, str] = {}
+        """By kind, the first reason as it was given, numbers and all."""
         self._max_failed_share = max_failed_share
         self._stall_timeout_s = stall_timeout_s
         self._log_dir = log_dir
@@ -130,10 +137,11 @@ class FailureMonitor:
         """Count a failure and show it when it is the first of its kind."""
         self.counts[kind] += 1
         if self.counts[kind] == 1:
+            self._examples[kind] = first_line(reason)
             logger.error(
                 "first failure of its kind rollout_id=%s reason=%s log_dir=%s",
                 rollout_id,
-                reason[:LONGEST_REASON] or "no reason given",
+                reason[:LONGEST_REASON] or NO_REASON,
                 self._log_dir,
             )
 
@@ -160,5 +168,5 @@ class FailureMonitor:
         if not self.counts:
             return f"No sample reported a failure: is a rollout server running? {logs}"
         common = self.counts.most_common(SHOWN_REASONS)
-        reasons = "; ".join(f"{count} x {kind}" for kind, count in common)
+        reasons = "; ".join(f"{count} x {self._examples[kind]}" for kind, count in common)
         return f"Most frequent reasons: {reasons}. {logs}"

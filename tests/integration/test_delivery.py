@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import signal
 import sys
 import time
@@ -250,7 +251,8 @@ async def test_a_run_in_which_everything_fails_stops_with_the_reason(
             await train(Learner(plan, engine))
     # Two batches of 2 groups of 2: the rule looks at 8 samples.
     assert "8 of the last 8 samples failed (100%)" in str(caught.value)
-    assert "8 x tool_timeout: search did not answer call #" in str(caught.value)
+    # Counted by kind, shown as the first of them said it.
+    assert re.search(r"8 x tool_timeout: search did not answer call \d\.", str(caught.value))
     assert str(tmp_path / "run" / "logs") in str(caught.value)
     assert engine.trained == []
     assert caplog.text.count("first failure of its kind") == 1
@@ -271,7 +273,7 @@ async def test_a_tool_that_always_raises_stops_the_run_with_its_error(
         return answered(rollout, version, calls=[call])
 
     async with services_of(redis_url, run_id, answer=answer):
-        with pytest.raises(RunFailedError, match="ValueError: no index at shard #"):
+        with pytest.raises(RunFailedError, match=r"ValueError: no index at shard \d"):
             await train(Learner(plan, FakeEngine()))
 
 
