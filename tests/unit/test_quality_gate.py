@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,13 +77,48 @@ def test_plain_text_and_allowed_lines_pass(words: ModuleType) -> None:
     assert words.check_text("tests/conftest.py", "../shared/data\n") == []  # allow-word
 
 
-def test_ci_sets_up_checks_and_tests() -> None:
-    commands = (REPOSITORY / ".ci" / "run").read_text().splitlines()
-    assert [c for c in commands if c in ("make setup", "scripts/check", "make test")] == [
-        "make setup",
-        "scripts/check",
-        "make test",
+@pytest.mark.parametrize("failing", ["", "setup", "check", "test"])
+def test_ci_of_an_ordinary_user_sets_up_checks_and_tests_up_to_the_first_failure(
+    tmp_path: Path, failing: str
+) -> None:
+    write_program(tmp_path / "bin" / "id", "echo 1000\n")  # as root CI makes a user
+    write_program(tmp_path / "bin" / "make", f'echo "$1"\n[ "$1" != "{failing}" ] || exit 3\n')
+    write_program(
+        tmp_path / "scripts" / "check", f"echo check\n[ check != '{failing}' ] || exit 3\n"
+    )
+    write_program(tmp_path / ".venv" / "bin" / "python", "echo Python 3.11.2\n")
+    (tmp_path / ".ci").mkdir()
+    shutil.copy(REPOSITORY / ".ci" / "run", tmp_path / ".ci" / "run")
+    found = subprocess.run(
+        [str(tmp_path / ".ci" / "run")],
+        env={"PATH": f"{tmp_path / 'bin'}:/usr/local/bin:/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    steps = ["setup", "check", "test"]
+    wanted = steps[: steps.index(failing) + 1] if failing else steps
+    assert [line for line in found.stdout.splitlines() if line in steps] == wanted, found.stderr
+    assert found.returncode == (3 if failing else 0)
+    assert "with Python 3.11.2" in found.stdout or failing == "setup"
+
+
+def write_program(file: Path, script: str) -> None:
+    """Write a shell script that can be run."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/bash\n{script}")
+    file.chmod(0o755)
+
+
+def test_ci_started_by_root_leaves_the_suite_to_an_ordinary_user() -> None:
+    as_root = (REPOSITORY / ".ci" / "run").read_text().partition("user=agent-r1-ci\n")[2]
+    commands = [
+        line for line in as_root.splitlines() if re.match(r"\s*in_copy .*(make|run|pytest)", line)
     ]
+    *first, root, last = commands
+    assert all('"${as_user[@]}"' in command or "git clean" in command for command in [*first, last])
+    assert last.endswith(".ci/run")
+    assert "pytest" in root
 
 
 @pytest.mark.parametrize("name", [".ci/run", "scripts/setup", "scripts/check", "scripts/lock"])
