@@ -108,8 +108,3 @@ class TrajectoryRecord:
                 **facts,
             }
         )
-
-
-def failed_trajectory(rollout: RolloutTask, reason: str) -> Trajectory:
-    """Return the FAILED trajectory of a sample of which nothing can be kept."""
-    return TrajectoryRecord().finish(rollout, "FAILED", reason, seed=0)

@@ -1,6 +1,6 @@
 """docker-compose.yml on paper: all of it can be built or pulled, started, and asked if it is up.
 
-Reads docker-compose.yml, deploy/compose.cpu.yml over it, and the Dockerfiles; starts nothing.
+Reads docker-compose.yml, the files of deploy/ over it, and the Dockerfiles; starts nothing.
 """
 
 from __future__ import annotations
@@ -22,11 +22,19 @@ class _Loader(yaml.SafeLoader):
     """Reads compose's own tags: `!reset` takes a value away, `!override` replaces one."""
 
 
+class _Override(dict[Any, Any]):
+    """A mapping that replaces another."""
+
+
+def _override(loader: yaml.SafeLoader, node: yaml.Node) -> object:
+    if isinstance(node, yaml.MappingNode):
+        return _Override(loader.construct_mapping(node, deep=True))
+    assert isinstance(node, yaml.SequenceNode)
+    return loader.construct_sequence(node)
+
+
 _Loader.add_constructor("!reset", lambda loader, node: None)
-_Loader.add_constructor(
-    "!override",
-    lambda loader, node: loader.construct_sequence(node),  # pyright: ignore
-)
+_Loader.add_constructor("!override", _override)
 
 
 def read(file: str) -> dict[str, Any]:
@@ -35,26 +43,38 @@ def read(file: str) -> dict[str, Any]:
     return yaml.load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text), _Loader)
 
 
+def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Lay one file's services over another's; what is reset is gone."""
+    merged: dict[str, Any] = {}
+    for name, service in base.items():
+        changes = over.get(name, {})
+        merged[name] = {**service, **changes}
+        environment = changes.get("environment", {})
+        if not isinstance(environment, _Override):
+            environment = service.get("environment", {}) | environment
+        merged[name] = {
+            key: value
+            for key, value in (merged[name] | {"environment": environment}).items()
+            if value is not None
+        }
+    return merged
+
+
 BASE: dict[str, dict[str, Any]] = read("docker-compose.yml")["services"]
 CPU: dict[str, dict[str, Any]] = read("deploy/compose.cpu.yml")["services"]
-ON_CPU = {
-    name: {**service, **CPU.get(name, {})}
-    | {"environment": service.get("environment", {}) | CPU.get(name, {}).get("environment", {})}
-    for name, service in BASE.items()
-}
-SERVICES = {
-    f"{name}-{kind}": s
-    for kind, all_ in (("gpu", BASE), ("cpu", ON_CPU))
-    for name, s in all_.items()
-}
-OURS = {name: service for name, service in SERVICES.items() if "build" in service}
+CODE: dict[str, dict[str, Any]] = read("deploy/compose.code.yml")["services"]
+ON_CPU = merge(BASE, CPU)
+FILES = {"gpu": BASE, "cpu": ON_CPU, "code-gpu": merge(BASE, CODE), "code-cpu": merge(ON_CPU, CODE)}
+"""The files as they are put together; services that a profile leaves out stay in."""
+SERVICES = {f"{name}-{kind}": s for kind, all_ in FILES.items() for name, s in all_.items()}
+OURS = {name: service for name, service in SERVICES.items() if ":" not in service["image"]}
 SERVING = {
     name: service
     for name, service in OURS.items()
     if service["command"][0] == "serve" and service["command"][2].endswith(".toml")
 }
 PUBLIC_IMAGE = re.compile(r"[a-z0-9./-]+:[\w.-]+")
-JOBS = {"index-gpu", "index-cpu"}
+JOBS = {f"index-{kind}" for kind in FILES}
 """They end by themselves."""
 
 
@@ -68,18 +88,64 @@ def test_every_service_has_a_healthcheck(name: str) -> None:
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_image_has_a_dockerfile_or_a_pinned_public_name(name: str) -> None:
     service = SERVICES[name]
-    if name in OURS:
+    if "build" in service:
         context = REPOSITORY / service["build"]["context"]
         assert (context / service["build"]["dockerfile"]).is_file()
-    else:
+    elif name not in OURS:
         assert PUBLIC_IMAGE.fullmatch(service["image"])
         assert not service["image"].endswith(":latest")
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_an_image_is_built_by_one_service_and_never_pulled_for_the_others(kind: str) -> None:
+    # Of two builds one gives the image its name; a container made from the other is replaced by
+    # the next `up`.
+    started = [s for s in FILES[kind].values() if "search" not in s.get("profiles", [])]
+    for image in {service["image"] for service in started if ":" not in service["image"]}:
+        users = [service for service in started if service["image"] == image]
+        builders = [service for service in users if "build" in service]
+        assert len(builders) == 1, image
+        assert "pull_policy" not in builders[0]
+        others = [service for service in users if service not in builders]
+        assert [service["pull_policy"] for service in others] == ["never"] * len(others)
+
+
+@pytest.mark.parametrize("name", sorted(OURS.keys() - JOBS))
+def test_every_service_is_told_to_stop_and_has_the_time_to(name: str) -> None:
+    # Signals reach it through init and an ENTRYPOINT in exec form; compose's own 10 s are too short
+    # for the sessions of a tool, a step of the learner and vLLM's engine.
+    assert OURS[name]["init"] is True
+    assert int(OURS[name]["stop_grace_period"].removesuffix("s")) >= 40
+
+
+@pytest.mark.parametrize("file", sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile")))
+def test_an_image_starts_the_command_itself_not_a_shell(file: Path) -> None:
+    assert 'ENTRYPOINT ["agent-r1"]' in file.read_text().splitlines()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_services_that_run_programs_may_make_sandboxes_and_have_limits(kind: str) -> None:
+    for name in ("python", "code"):
+        service = FILES[kind][name]
+        assert "seccomp=deploy/docker/seccomp-python-exec.json" in service["security_opt"]
+        assert {"mem_limit", "pids_limit"} <= set(service)
+        assert "volumes" not in service
+
+
+@pytest.mark.parametrize("kind", ["code-gpu", "code-cpu"])
+def test_a_run_with_code_tests_starts_and_names_nothing_of_search(kind: str) -> None:
+    started = {n: s for n, s in FILES[kind].items() if "search" not in s.get("profiles", [])}
+    assert started.keys() == {"redis", "python", "code", "reward", "rollout", "learner"}
+    for service in started.values():
+        assert service.get("depends_on", {}).keys() <= started.keys()
+        assert not [key for key in service["environment"] if "SEARCH" in key]
+    assert "profiles" not in started["code"]
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_command_is_one_of_agent_r1_and_its_config_exists(name: str) -> None:
     arguments = build_parser().parse_args(OURS[name]["command"])
-    served = OURS[name]["command"][-1].endswith(":PythonExec")  # a class, not a configuration
+    served = re.search(r":(PythonExec|CodeTests)$", OURS[name]["command"][-1])  # a class
     assert name in JOBS or served or (REPOSITORY / arguments.config).is_file()
 
 
@@ -92,7 +158,7 @@ def test_every_configuration_variable_is_a_known_key(name: str) -> None:
 
 
 def test_services_wait_only_for_services_with_that_name() -> None:
-    assert CPU.keys() <= BASE.keys()
+    assert CPU.keys() | CODE.keys() <= BASE.keys()
     for service in BASE.values():
         assert set(service.get("depends_on", {})) <= BASE.keys()
 
@@ -109,8 +175,9 @@ def test_gpus_are_asked_for_where_there_is_no_override() -> None:
     for name in ("rollout", "learner"):
         (device,) = BASE[name]["deploy"]["resources"]["reservations"]["devices"]
         assert device["driver"] == "nvidia"
-        assert ON_CPU[name]["deploy"] is None
-        assert ON_CPU[name]["build"]["dockerfile"] == "deploy/docker/cpu.Dockerfile"
+        assert "deploy" not in ON_CPU[name]
+        assert ON_CPU[name]["image"] == "agent-r1-cpu"
+    assert ON_CPU["rollout"]["build"]["dockerfile"] == "deploy/docker/cpu.Dockerfile"
 
 
 def test_containers_run_as_another_user_than_root() -> None:
