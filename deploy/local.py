@@ -22,10 +22,11 @@ from typing import Any, TypeVar
 
 from agent_r1 import config_checks
 from agent_r1.config import ConfigError, RunConfig, write_config
-from agent_r1_deploy.local_folder import claim_run_folder, launcher_state, save_letters
+from agent_r1_deploy.local_folder import claim_run_folder, launcher_state
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import SUMMARY_FILE, TrainingView, print_result, print_stopped
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1_proto.dead_letters import save_letters
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion

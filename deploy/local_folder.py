@@ -7,7 +7,6 @@ own could not process, written before that Redis is stopped.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -19,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config_sources import ConfigError
-from agent_r1_proto.streams import DeadLetter
 
 LAUNCHER_FILE = "launcher.json"
 """In the run folder while a run runs: the launcher's process id and its private folder."""
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""
-DEAD_LETTERS_FILE = "dead_letters.jsonl"
 LEFT_BY_A_FAILED_START = {"config.json", "logs", LAUNCHER_FILE}
 
 
@@ -96,42 +93,3 @@ def launcher_state(folder: Path) -> Iterator[Path]:
     finally:
         (folder / LAUNCHER_FILE).unlink(missing_ok=True)
         shutil.rmtree(state_dir, ignore_errors=True)
-
-
-def save_letters(folder: Path, letters: list[DeadLetter]) -> None:
-    """Write dead letters to the run folder."""
-    lines = [
-        json.dumps(
-            {
-                "letter_id": letter.letter_id,
-                "stream": letter.stream,
-                "entry_id": letter.entry_id,
-                "reason": letter.reason,
-                "failed_at": letter.failed_at,
-                "fields_base64": {
-                    name.decode(errors="replace"): base64.b64encode(value).decode()
-                    for name, value in letter.fields.items()
-                },
-            }
-        )
-        for letter in letters
-    ]
-    (folder / DEAD_LETTERS_FILE).write_text("".join(line + "\n" for line in lines))
-
-
-def load_letters(folder: Path) -> list[DeadLetter]:
-    """Read the dead letters that an ended run left in its folder."""
-    path = folder / DEAD_LETTERS_FILE
-    if not path.is_file():
-        return []
-    letters = []
-    for line in path.read_text().splitlines():
-        values = json.loads(line)
-        fields = values.pop("fields_base64")
-        letters.append(
-            DeadLetter(
-                **values,
-                fields={k.encode(): base64.b64decode(v) for k, v in fields.items()},
-            )
-        )
-    return letters

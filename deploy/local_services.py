@@ -18,6 +18,7 @@ from typing import Any
 
 from agent_r1.config import RunConfig
 from agent_r1.config_sources import ENV_PREFIX
+from agent_r1.exit_status import EXIT_LOSSES
 from agent_r1_deploy import local_redis
 from agent_r1_deploy.local_folder import REDIS_URL_FILE
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, ServiceSpec, Supervisor
@@ -214,6 +215,7 @@ class LocalServices:
             # An empty Redis has lost the version and the tasks; a resumed learner sets them anew.
             restarts_with=("redis",),
             ends_run=True,
+            done_codes=(0, EXIT_LOSSES),
             stop_rank=LEARNER_RANK,
             start_timeout_s=self._config.placement.start_timeout_s,
             stop_timeout_s=self._config.placement.stop_timeout_s,

@@ -23,6 +23,7 @@ from typing import Any, TextIO
 from agent_r1 import config_checks
 from agent_r1.config import ConfigError, RunConfig, write_config
 from agent_r1.learner.checkpoint import Ledger
+from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local import (
     CONFIG_FILE,
     LAUNCHER_LOG,
@@ -165,7 +166,7 @@ async def _work(
         await services.run_learner(run.folder, resume=resume)
         view.end()
         status = summary_of(run.folder).get("status")
-        if status != "finished":
+        if status not in (FINISHED, FINISHED_WITH_LOSSES):
             raise ServiceError(
                 f"{run.label} ended with the status {status!r}; see {run.folder / 'logs'}"
             )

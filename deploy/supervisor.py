@@ -73,9 +73,11 @@ class ServiceSpec:
     restarts_with: Sequence[str] = ()
     """Services whose restart restarts this one as well: it lost what they kept."""
     ends_run: bool = False
-    """The run is over when this service exits with status 0."""
+    """The run is over when this service is done."""
     is_job: bool = False
-    """This service is done when it exits with status 0, and the others go on; see `finished`."""
+    """The others go on when this service is done; see `finished`."""
+    done_codes: Sequence[int] = (0,)
+    """Exit statuses that say that the service is done."""
     log_dir: Path | None = None
     """Folder of its log file; None is the supervisor's."""
     stop_rank: int = 1
@@ -297,7 +299,9 @@ class Supervisor:
             if not service.running:
                 assert service.process is not None
                 code = service.process.returncode or 0
-                if code == 0 and (spec.ends_run or spec.is_job):  # there was nothing left to do
+                if code in spec.done_codes and (
+                    spec.ends_run or spec.is_job
+                ):  # there was nothing left to do
                     service.up = True
                     return
                 what = f"did not start: {describe_exit(code)}"
@@ -335,10 +339,10 @@ class Supervisor:
             if self._stopping:
                 return
             if not service.restart_asked:
-                if code == 0 and service.spec.is_job:
+                if code in service.spec.done_codes and service.spec.is_job:
                     service.finished.set()
                     return
-                if code == 0 and service.spec.ends_run:
+                if code in service.spec.done_codes and service.spec.ends_run:
                     self._settle(None)
                     return
                 if (full := _full_disk(service.log_file.parent)) is not None:

@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from agent_r1.config import RunConfig, load_config
 from agent_r1.config_sources import ConfigError
-from agent_r1_deploy.local_folder import live_redis_url, load_letters
+from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers, hide_password
-from agent_r1_proto.streams import Broker, DeadLetter
+from agent_r1_proto.dead_letters import DeadLetter, load_letters
+from agent_r1_proto.streams import Broker
 
 T = TypeVar("T")
 
@@ -50,9 +51,11 @@ async def _ask(url: str, run_id: str, question: Callable[[Broker], Awaitable[T]]
 def _letters(folder: Path) -> list[DeadLetter]:
     config = _run_config(folder)
     url = _redis_url(folder, config)
-    if url is None:
-        return load_letters(folder)
-    return asyncio.run(_ask(url, config.run.id, lambda broker: broker.dead_letters()))
+    letters = {letter.letter_id: letter for letter in load_letters(folder)}
+    if url is not None:
+        live = asyncio.run(_ask(url, config.run.id, lambda broker: broker.dead_letters()))
+        letters |= {letter.letter_id: letter for letter in live}
+    return list(letters.values())
 
 
 def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:
@@ -91,6 +94,8 @@ def show_letters(arguments: argparse.Namespace) -> int:
     print(f"id      {letter.letter_id}")
     print(f"stream  {letter.stream}, entry {letter.entry_id}")
     print(f"reason  {letter.reason}")
+    if letter.cut:
+        print(f"cut     the entry had {letter.size_bytes:,} bytes; the beginning was kept")
     for name, value in letter.fields.items():
         if name.startswith(b"array:"):
             print(f"{name.decode()}  {len(value)} bytes")
@@ -119,6 +124,8 @@ def retry_letters(arguments: argparse.Namespace) -> int:
     async def retry(broker: Broker) -> int:
         letters = await broker.dead_letters()
         chosen = letters if arguments.id == ALL else [_find(letters, arguments.id)]
+        if arguments.id == ALL:
+            chosen = [letter for letter in chosen if not letter.cut]
         for letter in chosen:
             await broker.retry_dead_letter(letter)
         return len(chosen)

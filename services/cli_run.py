@@ -19,7 +19,7 @@ from typing import Any
 from agent_r1 import config_checks
 from agent_r1.config import ConfigError, LoadedConfig, RunConfig, dump_config, load_config
 from agent_r1.config_sources import ENV_PREFIX
-from agent_r1.exit_status import EXIT_INTERRUPTED
+from agent_r1.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1.tools.config import CLASS_PATTERN
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ def serve(arguments: argparse.Namespace) -> int:
     elif arguments.service == "learner":
         begun = (config.run.folder() / LEDGER_FILE).is_file()
         resume = arguments.resume or (arguments.resume_if_begun and begun)
-        _serve_learner(config, announce_dir, resume=resume)
+        return _serve_learner(config, announce_dir, resume=resume)
     else:
         from agent_r1.tools import main as tools
 
@@ -176,16 +176,17 @@ def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> None:
         raise ValueError(str(exc)) from exc
 
 
-def _serve_learner(config: RunConfig, announce_dir: Path | None, *, resume: bool) -> None:
+def _serve_learner(config: RunConfig, announce_dir: Path | None, *, resume: bool) -> int:
     _redis(config)
     if config.data is None:
         raise ConfigError("table [data] is missing; the learner needs data.train")
     from agent_r1.learner import main as learner
+    from agent_r1.learner import outcome
     from agent_r1.learner.canary import CanaryError
     from agent_r1.learner.failures import RunFailedError
 
     try:
-        learner.train(
+        status = learner.train(
             run=config.run,
             model=config.model,
             redis=config.redis,
@@ -199,6 +200,7 @@ def _serve_learner(config: RunConfig, announce_dir: Path | None, *, resume: bool
     except (RunFailedError, CanaryError, *_disk_full()) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc
+    return EXIT_LOSSES if status == outcome.FINISHED_WITH_LOSSES else 0
 
 
 def _disk_full() -> tuple[type[Exception], ...]:

@@ -37,6 +37,7 @@ from agent_r1.evaluation.table import Row, SeedScores
 from agent_r1.evaluation.table_config import BASELINE_TITLES, Baseline
 from agent_r1.evaluation.table_report import Results, write_report
 from agent_r1.exit_status import EXIT_INTERRUPTED
+from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.threads import in_thread
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ def _check_settings(run: PlannedRun, remedy: str) -> None:
 
 
 def _is_finished(run: PlannedRun) -> bool:
-    return _read_json(run.folder / SUMMARY_FILE).get("status") == "finished"
+    status = _read_json(run.folder / SUMMARY_FILE).get("status")
+    return status in (FINISHED, FINISHED_WITH_LOSSES)
 
 
 def _again(arguments: argparse.Namespace, only: str | None = None) -> str:

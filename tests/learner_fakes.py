@@ -180,7 +180,12 @@ class FakeServices:
     """Rollout and reward of one run: takes samples, holds weights, answers over HTTP."""
 
     def __init__(
-        self, broker: Broker, *, answer: Answer | None = None, server_id: str = "fake"
+        self,
+        broker: Broker,
+        *,
+        answer: Answer | None = None,
+        server_id: str = "fake",
+        scores: bool = True,
     ) -> None:
         self.registry = Registry(broker)
         self.version = 0
@@ -194,6 +199,8 @@ class FakeServices:
         """Answer so many of the next loads with 503, as a server does whose engine has died."""
         self.stale_weights = False
         """Acknowledge new weights and go on sampling with the old ones."""
+        self.scores = scores
+        """False sends trajectories on for a reward worker of the test's to score."""
         self._broker = broker
         self._server_id = server_id
         self._url = ""
@@ -227,8 +234,11 @@ class FakeServices:
             await consumer.finish(entry)
             return
         self.published.append(scored)
-        stream = rollout.reply_stream or self._broker.keys.scored
-        await consumer.finish(entry, [(stream, scored)])
+        keys = self._broker.keys
+        if self.scores:
+            await consumer.finish(entry, [(rollout.reply_stream or keys.scored, scored)])
+        else:
+            await consumer.finish(entry, [(keys.trajectories, scored.trajectory)])
 
     async def _announce_forever(self) -> None:
         while True:

@@ -36,8 +36,11 @@ class Keys:
         self.trajectories = self.prefix + "trajectories"
         self.scored = self.prefix + "scored_trajectories"
         self.dead_letters = self.prefix + "dead_letters"
+        self.dead_letter_count = self.prefix + "dead_letters:count"
         self.newest_version = self.prefix + "weights:newest"
         self.incarnation = self.prefix + "incarnation"
+        self.failure_counts = self.prefix + "failures:counts"
+        self.first_failures = self.prefix + "failures:first"
 
     def replies(self, client_id: str) -> str:
         """Return the stream on which one evaluation or chat client gets its results."""

@@ -19,7 +19,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, cast
@@ -27,6 +27,13 @@ from typing import Any, Generic, Self, TypeVar, cast
 from redis.exceptions import ResponseError
 
 from agent_r1_proto.connection import Keys, RedisConnection
+from agent_r1_proto.dead_letters import (
+    MAX_LETTERS,
+    DeadLetter,
+    Fields,
+    decode_letter,
+    encode_letter,
+)
 from agent_r1_proto.messages import (
     EntryError,
     NewerSchemaError,
@@ -41,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 LONGEST_BLOCK_S = 5.0
 """One XREADGROUP blocks at most this long: between two, entries of the dead are reclaimed."""
-DEAD_LETTER_PREFIX = b"field:"
 BYTES_PER_TOKEN = 16
 """Worst case of one token in an entry: 8 bytes of arrays, its text twice, its mask bit."""
 BYTES_PER_ENTRY = 16_384
@@ -49,7 +55,6 @@ BYTES_PER_ENTRY = 16_384
 
 T = TypeVar("T")
 M = TypeVar("M", bound=StreamMessage)
-Fields = Mapping[bytes, bytes]
 
 # Renews only what this consumer still owns: a plain XCLAIM would steal back an entry that
 # another consumer has taken over.
@@ -72,20 +77,6 @@ class Entry(Generic[M]):
 
     entry_id: str
     message: M
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """An entry that could not be processed, and why."""
-
-    letter_id: str
-    stream: str
-    entry_id: str
-    reason: str
-    failed_at: float
-    """Unix time, seconds."""
-    fields: Fields
-    """The entry as it was."""
 
 
 def worst_case_bytes(num_trajectories: int, max_tokens: int) -> int:
@@ -136,10 +127,24 @@ class Broker(RedisConnection):
     async def dead_letters(self) -> list[DeadLetter]:
         """Return every dead letter of the run, oldest first."""
         rows = await self.retrying(lambda: self.redis.xrange(self.keys.dead_letters), "list")
-        return [_dead_letter(letter_id, fields) for letter_id, fields in rows]
+        return [decode_letter(letter_id, fields) for letter_id, fields in rows]
+
+    async def dead_letter_count(self) -> int:
+        """Return how many entries the run has dead-lettered, those no longer kept included."""
+        key = self.keys.dead_letter_count
+        return int(await self.retrying(lambda: self.redis.get(key), "dead letters") or 0)
 
     async def retry_dead_letter(self, letter: DeadLetter) -> None:
-        """Put a dead letter back on its stream."""
+        """Put a dead letter back on its stream.
+
+        Raises:
+            ValueError: only its beginning was kept.
+        """
+        if letter.cut:
+            raise ValueError(
+                f"dead letter {letter.letter_id} cannot be retried: of its {letter.size_bytes} "
+                "bytes only the beginning was kept; the learner asks again for what it still needs"
+            )
 
         async def move() -> None:
             async with self.redis.pipeline(transaction=True) as pipe:
@@ -148,22 +153,6 @@ class Broker(RedisConnection):
                 await pipe.execute()
 
         await self.retrying(move, "retry dead letter")
-
-
-def _dead_letter(letter_id: bytes, fields: Fields) -> DeadLetter:
-    prefix = len(DEAD_LETTER_PREFIX)
-    return DeadLetter(
-        letter_id=letter_id.decode(),
-        stream=fields[b"stream"].decode(),
-        entry_id=fields[b"entry_id"].decode(),
-        reason=fields[b"reason"].decode(),
-        failed_at=float(fields[b"failed_at"]),
-        fields={
-            name[prefix:]: value
-            for name, value in fields.items()
-            if name.startswith(DEAD_LETTER_PREFIX)
-        },
-    )
 
 
 class StreamConsumer(Generic[M]):
@@ -266,8 +255,15 @@ class StreamConsumer(Generic[M]):
         await self.broker.retrying(commit, f"finish {self.stream}")
         self._in_flight.difference_update(ids)
 
-    async def fail(self, entry: Entry[M], reason: str) -> bool:
+    async def fail(
+        self, entry: Entry[M], reason: str, publish: Sequence[tuple[str, StreamMessage]] = ()
+    ) -> bool:
         """Count a failed processing and give the entry back, or dead-letter it at the limit.
+
+        Args:
+            entry: what could not be processed.
+            reason: why.
+            publish: published with the dead letter, so that whoever waits for a result gets one.
 
         Returns:
             True when the entry was dead-lettered.
@@ -278,7 +274,8 @@ class StreamConsumer(Generic[M]):
             "count failure",
         )
         if int(count) >= self.broker.max_processing_failures:
-            await self._dead_letter(entry.entry_id, None, f"failed {count} times: {reason}")
+            text = f"failed {count} times: {reason}"
+            await self._dead_letter(entry.entry_id, None, text, publish)
             return True
         logger.warning(
             "processing failed; trying again stream=%s entry_id=%s failures=%d limit=%d reason=%s",
@@ -439,7 +436,13 @@ class StreamConsumer(Generic[M]):
             lambda: self.broker.redis.xack(self.stream, self.group, entry_id), "forget"
         )
 
-    async def _dead_letter(self, entry_id: str, fields: Fields | None, reason: str) -> None:
+    async def _dead_letter(
+        self,
+        entry_id: str,
+        fields: Fields | None,
+        reason: str,
+        publish: Sequence[tuple[str, StreamMessage]] = (),
+    ) -> None:
         logger.error(
             "entry dead-lettered stream=%s entry_id=%s reason=%s", self.stream, entry_id, reason
         )
@@ -449,17 +452,18 @@ class StreamConsumer(Generic[M]):
                 lambda: self.broker.redis.xrange(self.stream, entry_id, entry_id), "dead letter"
             )
             original = rows[0][1] if rows else {}
-        letter = {
-            b"stream": self.stream.encode(),
-            b"entry_id": entry_id.encode(),
-            b"reason": reason.encode(),
-            b"failed_at": repr(time.time()).encode(),
-            **{DEAD_LETTER_PREFIX + name: value for name, value in original.items()},
-        }
+        keys = self.broker.keys
+        letter = encode_letter(self.stream, entry_id, reason, original)
+        encoded = [(stream, encode_entry(message)) for stream, message in publish]
 
         async def move() -> None:
             async with self.broker.redis.pipeline(transaction=True) as pipe:
-                pipe.xadd(self.broker.keys.dead_letters, cast(Any, letter))
+                pipe.xadd(
+                    keys.dead_letters, cast(Any, letter), maxlen=MAX_LETTERS, approximate=False
+                )
+                pipe.incr(keys.dead_letter_count)
+                for stream, fields in encoded:
+                    pipe.xadd(stream, cast(Any, fields))
                 self._remove(pipe, entry_id)
                 await pipe.execute()
 

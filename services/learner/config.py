@@ -148,7 +148,11 @@ class LearnerTable(ObjectiveTable, EngineTable):
     stall_timeout_s: PositiveFloat = 1800.0
     """The run stops when no group completes for this long, in seconds."""
     max_failed_share: Share = 0.5
-    """The run stops when more than this share of the last two batches failed."""
+    """The run stops when more than this share of the last two batches failed, or when each sample
+    of a batch did."""
+    max_lost_share: Share = 0.05
+    """A run that lost more than this share of its samples, or of the questions of an evaluation
+    set, ends with the status "finished_with_losses" and exit status 3."""
 
     weights_dir: Path | None = None
     """Where weight versions are published; None is `{run folder}/weights`."""

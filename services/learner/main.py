@@ -20,6 +20,7 @@ from agent_r1.learner.algorithms import find_advantage, find_policy_loss
 from agent_r1.learner.checkpoint import write_atomically
 from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
 from agent_r1.learner.engine import PolicyEngine
+from agent_r1.learner.outcome import INTERRUPTED
 from agent_r1.learner.plan import TrainingPlan, make_plan
 from agent_r1.learner.train import Learner
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
@@ -41,8 +42,11 @@ def train(
     resume: bool,
     announce_dir: Path | None,
     resolved_config: Mapping[str, Any],
-) -> None:
+) -> str:
     """Train until the last step; return after a clean stop too, with a checkpoint written.
+
+    Returns:
+        the run's status, as in outcome.py.
 
     Raises:
         ValueError: a data file, the run folder, a checkpoint or a setting is wrong; the text says
@@ -65,9 +69,10 @@ def train(
     plan.folder.write_config(resolved_config)
     try:
         with _interruptible(), closing(build_engine(plan)) as engine:
-            asyncio.run(run_until_stopped(plan, engine, announce_dir))
+            return asyncio.run(run_until_stopped(plan, engine, announce_dir))
     except KeyboardInterrupt:
         logger.info("stopped while the model was being loaded; nothing was trained")
+        return INTERRUPTED
 
 
 def build_engine(plan: TrainingPlan) -> PolicyEngine:
@@ -101,8 +106,8 @@ def _announce(folder: Path) -> None:
 
 async def run_until_stopped(
     plan: TrainingPlan, engine: PolicyEngine, announce_dir: Path | None
-) -> None:
-    """Run the learner; SIGTERM and SIGINT end it in order."""
+) -> str:
+    """Run the learner; SIGTERM and SIGINT end it in order. Return the run's status."""
     learner = Learner(plan, engine)
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
@@ -110,7 +115,7 @@ async def run_until_stopped(
     if announce_dir is not None:
         _announce(announce_dir)
     try:
-        await learner.run()
+        return await learner.run()
     finally:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)

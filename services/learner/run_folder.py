@@ -1,8 +1,9 @@
 """The run folder: train.py --numbers, trajectories, summary--> files that people and tools read.
 
 `metrics.jsonl` (one line a step), `evaluations.jsonl` (one line an evaluation),
-`evaluation_after.jsonl` (one line a question), `tensorboard/`, `trajectories/step_000012.jsonl`,
-`summary.json`. The ledger and checkpoints live beside them.
+`evaluation_after.jsonl` (one line a question), `failures.jsonl` (the first failure of each kind),
+`tensorboard/`, `trajectories/step_000012.jsonl`, `summary.json`. The ledger and checkpoints live
+beside them.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ from agent_r1.learner.checkpoint import (
     write_atomically,
 )
 from agent_r1.learner.event_log import EventLog
+from agent_r1_proto.failures import Failure
 
 logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+FAILURES_FILE = "failures.jsonl"
 SUMMARY_FILE = "summary.json"
 CONFIG_FILE = "config.json"
 TRAJECTORIES_DIR = "trajectories"
@@ -148,6 +151,13 @@ class RunFolder:
             path = self.path / TRAJECTORIES_DIR / f"{name}.jsonl"
             with disk_errors("trajectories", path):
                 path.write_text(text, encoding="utf-8")
+
+    def write_failure(self, step: int, failure: Failure) -> None:
+        """Append the first failure of a kind to `failures.jsonl`, with the log to look into."""
+        logs = sorted(self.logs.glob(f"{failure.where}*.log"))
+        log = str(logs[0] if logs else self.logs)
+        record = {"step": step, **failure.model_dump(mode="json"), "log": log}
+        self._append(FAILURES_FILE, [record])
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`."""

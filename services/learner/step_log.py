@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from agent_r1.learner.failures import FailureMonitor
 from agent_r1.learner.groups import Group, staleness
 from agent_r1.learner.metrics import batch_metrics, format_duration, reward_delay_s
 from agent_r1.learner.records import Records
@@ -93,12 +94,16 @@ class StepLog:
         folder: RunFolder,
         records: Records,
         work: Work,
+        monitor: FailureMonitor,
         total_steps: int,
         trajectories_per_step: int,
     ) -> None:
         self._folder = folder
         self._records = records
         self._work = work
+        self._monitor = monitor
+        self._counted = self._failures()
+        """Failures as of the step before."""
         self._total_steps = total_steps
         self._trajectories_per_step = trajectories_per_step
 
@@ -131,7 +136,21 @@ class StepLog:
         values |= {f"results/{name}": float(counts[name]) for name in COUNTED}
         values["group/dropped"] = float(counts["dropped_groups"])
         values["filter/equal_groups"] = float(counts["equal_groups"])
+        values |= self._new_failures()
         return values | report.evaluation
+
+    def _failures(self) -> dict[str, int]:
+        counts = self._work.book.counts
+        return {
+            "failed": counts["failed"],
+            "attempts": self._monitor.attempts,
+            "dead_letters": counts["dead_letters"],
+        }
+
+    def _new_failures(self) -> dict[str, float]:
+        """Return the failures since the step before."""
+        before, self._counted = self._counted, self._failures()
+        return {f"failures/{k}": float(v - before[k]) for k, v in self._counted.items()}
 
     def _progress_line(self, step: int, values: dict[str, float]) -> None:
         left = self._total_steps - step
@@ -139,7 +158,7 @@ class StepLog:
         exact_match = values.get("reward/exact_match")
         logger.info(
             "step %d/%d reward=%.3f em=%s tokens/s=%.0f queue=%d staleness=%d version=%d "
-            "step_s=%.2f eta=%s",
+            "failed=%d attempts_failed=%d dead_letters=%d step_s=%.2f eta=%s",
             step,
             self._total_steps,
             values["reward/mean"],
@@ -148,6 +167,9 @@ class StepLog:
             values["queue/depth"],
             values["staleness/max"],
             values.get("policy/version", -1),
+            values["failures/failed"],
+            values["failures/attempts"],
+            values["failures/dead_letters"],
             values["time/step_s"],
             format_duration(eta_s),
         )

@@ -24,6 +24,13 @@ from agent_r1.learner.evaluations import Evaluations
 from agent_r1.learner.failures import FailureMonitor, RunFailedError
 from agent_r1.learner.groups import BookRules, GroupBook
 from agent_r1.learner.halting import Halt, StopRequested
+from agent_r1.learner.outcome import (
+    FAILED,
+    FINISHED,
+    FINISHED_WITH_LOSSES,
+    INTERRUPTED,
+    Losses,
+)
 from agent_r1.learner.plan import TrainingPlan
 from agent_r1.learner.records import Records
 from agent_r1.learner.samples import Prepared, build_samples, loss_spec
@@ -31,6 +38,7 @@ from agent_r1.learner.step_log import StepLog, StepReport
 from agent_r1.learner.training_evaluation import TrainingEvaluation
 from agent_r1.learner.weight_sync import WeightSync
 from agent_r1.learner.work import Work
+from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
@@ -40,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 GROUP = "learner"
 CONSUMER = "learner"
+LAST_LOOK_TIMEOUT_S = 2.0
+"""Longest wait for Redis before the summary is written."""
 
 
 class Learner:
@@ -55,8 +65,11 @@ class Learner:
         if self._halt is not None:
             self._halt.request_stop(why)
 
-    async def run(self) -> None:
+    async def run(self) -> str:
         """Train to the last step, or until a stop is requested.
+
+        Returns:
+            the run's status, as in outcome.py.
 
         Raises:
             RunFailedError: a stop rule was met; a checkpoint was written.
@@ -82,9 +95,10 @@ class Learner:
                     training = Training(
                         plan, engine, broker, halt, checkpoints, ledger, incarnation, state
                     )
-                    await training.run()
+                    return await training.run()
             except StopRequested:
                 logger.info("stopped before training began")
+                return INTERRUPTED
             finally:
                 await halt.close()
                 plan.folder.close()
@@ -149,6 +163,7 @@ class Training:
             samples_per_batch=plan.samples_per_batch,
             stall_timeout_s=table.stall_timeout_s,
             log_dir=plan.folder.logs,
+            show=self._show_failure,
         )
         self._monitor.counts.update(state.failures)
         self._work = self._make_work(state)
@@ -166,6 +181,7 @@ class Training:
             folder=plan.folder,
             records=self._records,
             work=self._work,
+            monitor=self._monitor,
             total_steps=plan.total_steps,
             trajectories_per_step=table.trajectories_per_step,
         )
@@ -207,12 +223,16 @@ class Training:
             book=book,
             prompts=self.plan.prompts,
             monitor=self._monitor,
+            board=FailureBoard(self._broker),
             next_group_id=state.next_group_id,
             reopen=state.outstanding_groups,
             groups_to_train=max(0, self.plan.total_steps - state.step) * table.groups_per_batch,
         )
 
-    async def run(self) -> None:
+    def _show_failure(self, failure: Failure) -> None:
+        self.plan.folder.write_failure(self.step, failure)
+
+    async def run(self) -> str:
         """Train to the last step, or until a stop; see `Learner.run`."""
         consumer = self._broker.consumer(
             self._broker.keys.scored, ScoredTrajectory, group=GROUP, consumer=CONSUMER
@@ -221,22 +241,24 @@ class Training:
         async with consumer, self._sync:
             try:
                 await halt.or_stop(self._registry.set_incarnation(self._incarnation))
+                await halt.or_stop(self._work.start())
                 await self._publish_first_weights()
                 halt.spawn(self._work.collect_forever(consumer), "collect")
                 watch = self._work.watch_forever(lambda: self._sync.newest, self._sync.announce)
                 halt.spawn(watch, "watch")
                 await self._train()
-                await self._end()
+                return await self._end()
             except StopRequested as exc:
                 await self._save()
-                self._write_summary("interrupted", str(exc))
+                await self._write_summary(INTERRUPTED, str(exc))
+                return INTERRUPTED
             except (RunFailedError, CanaryError) as exc:
                 await self._save()
-                self._write_summary("failed", str(exc))
+                await self._write_summary(FAILED, str(exc))
                 raise
             except Exception as exc:
                 with contextlib.suppress(Exception):  # the first error is the one to report
-                    self._write_summary("failed", str(exc))
+                    await self._write_summary(FAILED, str(exc))
                 raise
             finally:
                 await halt.close()
@@ -327,12 +349,24 @@ class Training:
         if evaluates:
             self._evaluations.start(self._halt, step, self._version)
 
-    async def _end(self) -> None:
+    async def _end(self) -> str:
         await self._halt.or_stop(self._evaluations.wait())
         if self.plan.evaluation.after:
             await self._halt.or_stop(self._evaluations.run("after", self.step, self._version))
         await self._save()
-        self._write_summary("finished", "")
+        problems = self._losses().problems(self._table.max_lost_share)
+        status = FINISHED_WITH_LOSSES if problems else FINISHED
+        await self._write_summary(status, self._explain_losses(problems))
+        return status
+
+    def _losses(self) -> Losses:
+        return Losses.of(self._work.book.counts, self._records.evaluations)
+
+    def _explain_losses(self, problems: list[str]) -> str:
+        if not problems:
+            return ""
+        allowed = f"learner.max_lost_share allows {self._table.max_lost_share:.0%}"
+        return f"{'; '.join(problems)}; {allowed}. {self._monitor.explain()}"
 
     async def _save(self) -> None:
         """Write a checkpoint of this step, or its newest bookkeeping; a stop does not cut it."""
@@ -360,8 +394,11 @@ class Training:
             time.monotonic() - started,
         )
 
-    def _write_summary(self, status: str, reason: str) -> None:
+    async def _write_summary(self, status: str, reason: str) -> None:
+        with contextlib.suppress(TimeoutError):  # Redis may be what ended the run
+            await asyncio.wait_for(self._work.count_failures(), LAST_LOOK_TIMEOUT_S)
         self._records.note_canary(self._sync.canary_max_dlogp)
+        losses = self._losses()
         summary = {
             "status": status,
             "reason": reason,
@@ -376,6 +413,8 @@ class Training:
             **self._records.summary(self._evaluations.in_domain),
             "results": dict(self._work.book.counts),
             "failures": dict(self._monitor.counts.most_common()),
-            "dead_letters": self._work.depths.get("dead_letters", 0),
+            "failed_samples": losses.failed,
+            "lost_share": losses.share,
+            "dead_letters": self._work.book.counts["dead_letters"],
         }
         self.plan.folder.write_summary(summary)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.config import EvaluationTable, LearnerTable
-from agent_r1.learner.failures import FailureMonitor, RunFailedError, reason_kind
+from agent_r1.learner.failures import FailureMonitor, RunFailedError
 from agent_r1_proto.evaluation import (
     EvalClient,
     EvalResult,
@@ -22,6 +22,7 @@ from agent_r1_proto.evaluation import (
     mean_over_sets,
     summarise,
 )
+from agent_r1_proto.failures import failure, place_of_failure
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.task_files import read_task_file
 from agent_r1_proto.tasks import SamplingParameters, Task
@@ -155,11 +156,15 @@ class TrainingEvaluation:
 
         def watch(result: EvalResult) -> None:
             nonlocal failures
-            if not result.failed or result.scored is None:
+            if result.scored is None:
+                return
+            trajectory = result.scored.trajectory
+            self._monitor.note_calls(trajectory)
+            if not result.failed:
                 return
             failures += 1
-            rollout_id = result.scored.trajectory.rollout_id
-            self._monitor.note(reason_kind(result.reason), result.reason, rollout_id)
+            where = place_of_failure(trajectory)
+            self._monitor.note(failure(where, result.reason, trajectory.rollout_id))
             self._check(failures, len(tasks), name)
 
         results = await client.run(tasks, watch)

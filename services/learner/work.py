@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from agent_r1.learner.failures import FailureMonitor, RunFailedError
 from agent_r1.learner.groups import Group, GroupBook, Verdict, failure_reason
 from agent_r1.learner.prompts import PromptOrder
+from agent_r1_proto.failures import FailureBoard, place_of_failure
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker, Entry, StreamConsumer
@@ -49,6 +50,7 @@ class Work:
         book: GroupBook,
         prompts: PromptOrder,
         monitor: FailureMonitor,
+        board: FailureBoard,
         next_group_id: int = 0,
         reopen: Sequence[int] = (),
         groups_to_train: int,
@@ -61,6 +63,7 @@ class Work:
             book: the group slots.
             prompts: the prompt order.
             monitor: the stop rules.
+            board: what the other services say of failed attempts.
             next_group_id: prompt cursor.
             reopen: groups that an earlier start had asked for and not trained; issued first.
             groups_to_train: groups the rest of the run will train; no more are asked for.
@@ -68,16 +71,24 @@ class Work:
         self.book = book
         self.next_group_id = next_group_id
         self.depths: dict[str, int] = {}
-        """Entries waiting or in flight, per stream, and dead letters."""
+        """Entries waiting or in flight, per stream, and dead letters that are kept."""
+        self._dead_letters = 0
+        """Entries that were dead-lettered, as of the last look."""
         self._broker = broker
         self._registry = registry
         self._prompts = prompts
         self._monitor = monitor
+        self._board = board
         self._reopen = deque(reopen)
         self._groups_to_train = groups_to_train
         self._progress = asyncio.Event()
         self._last_contact = time.monotonic()
         self._failures: deque[ScoredTrajectory] = deque(maxlen=KEPT_FAILURES)
+
+    async def start(self) -> None:
+        """Take what went wrong before this start as known."""
+        await self._board.start()
+        self._dead_letters = await self._broker.dead_letter_count()
 
     def outstanding_ids(self) -> list[int]:
         """Return the groups to issue again after a resume."""
@@ -104,6 +115,8 @@ class Work:
         while True:
             entries = await consumer.read(READ_COUNT, READ_BLOCK_S)
             self._last_contact = time.monotonic()
+            if any(failure_reason(entry.message) is not None for entry in entries):
+                await self._read_board()  # it has the traceback that the result has not
             for entry in entries:
                 self._accept(entry)
             await consumer.finish_many(entries)
@@ -116,10 +129,11 @@ class Work:
         verdict = self.book.accept(scored)
         if verdict is Verdict.FILLED:
             self._monitor.succeeded()
-            self._monitor.observe_calls(trajectory.calls(), trajectory.rollout_id)
+            self._monitor.observe_calls(trajectory)
         elif verdict is Verdict.FAILED:
             self._failures.append(scored)
-            self._monitor.failed(failure_reason(scored) or "", trajectory.rollout_id)
+            reason = failure_reason(scored) or ""
+            self._monitor.failed(reason, trajectory.rollout_id, place_of_failure(trajectory))
         elif verdict is Verdict.STALE:
             self._failures.append(scored)
         else:
@@ -154,9 +168,10 @@ class Work:
         self._groups_to_train -= len(groups)
 
     async def advance(self, policy_version: int) -> None:
-        """Note that new weights were published, and ask for more."""
+        """Note that new weights were published, ask for more, and count what failed so far."""
         self.book.advance(policy_version)
         await self.fill()
+        await self.count_failures()
 
     def take_failures(self) -> list[ScoredTrajectory]:
         """Return the results since the last call that could not be trained on."""
@@ -178,6 +193,7 @@ class Work:
         """
         while True:
             await self._watch_registry(newest, announce)
+            await self.count_failures()
             overdue = self.book.overdue(time.monotonic())
             if overdue:
                 logger.warning("samples overdue, issued again count=%d", len(overdue))
@@ -215,12 +231,19 @@ class Work:
             "scored": keys.scored,
             "dead_letters": keys.dead_letters,
         }
-        depths = {name: await self._broker.depth(stream) for name, stream in streams.items()}
-        new = depths["dead_letters"] - self.depths.get("dead_letters", 0)
-        if new > 0:
-            logger.error(
-                "dead letters new=%d total=%d see=`agent-r1 dead-letters list`",
-                new,
-                depths["dead_letters"],
-            )
-        self.depths = depths
+        self.depths = {name: await self._broker.depth(stream) for name, stream in streams.items()}
+
+    async def count_failures(self) -> None:
+        """Read what other services say of failed attempts, and count dead letters."""
+        await self._read_board()
+        await self._count_dead_letters()
+
+    async def _read_board(self) -> None:
+        self._monitor.note_attempts(await self._board.read())
+
+    async def _count_dead_letters(self) -> None:
+        before, self._dead_letters = self._dead_letters, await self._broker.dead_letter_count()
+        new = self._dead_letters - before
+        if new > 0:  # it is less where Redis lost its data
+            self.book.counts["dead_letters"] += new
+            logger.error("dead letters new=%d see=`agent-r1 dead-letters list`", new)

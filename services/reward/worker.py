@@ -12,6 +12,7 @@ import logging
 import time
 
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1_proto.failures import REWARD_ERROR, FailureBoard, innermost_frames
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker, Entry, StreamConsumer
 from agent_r1_proto.trajectory import Trajectory
@@ -39,6 +40,7 @@ class RewardWorker:
         self, broker: Broker, scorer: Scorer, *, consumer_name: str, max_concurrent: int = 32
     ) -> None:
         self._broker = broker
+        self._board = FailureBoard(broker)
         self._scorer = scorer
         self._consumer_name = consumer_name
         self._max_concurrent = max_concurrent
@@ -97,14 +99,12 @@ class RewardWorker:
         if trajectory.status != "FAILED":
             try:
                 reward = await self._scorer.score(request_of(trajectory))
-            except (ComponentError, ValueError) as exc:
+            except Exception as exc:
                 logger.exception("scoring failed rollout_id=%s", trajectory.rollout_id)
-                if await consumer.fail(entry, str(exc)):
-                    self.num_dead += 1
+                await self._fail(consumer, entry, exc)
                 return
         scored = ScoredTrajectory(trajectory=trajectory, reward=reward, scored_at=time.time())
-        stream = trajectory.rollout.reply_stream or self._broker.keys.scored
-        await consumer.finish(entry, [(stream, scored)])
+        await consumer.finish(entry, [(self._destination(trajectory), scored)])
         if reward is None:
             self.num_passed += 1
         else:
@@ -115,3 +115,23 @@ class RewardWorker:
             trajectory.status,
             None if reward is None else reward.total,
         )
+
+    async def _fail(
+        self, consumer: StreamConsumer[Trajectory], entry: Entry[Trajectory], exc: Exception
+    ) -> None:
+        """Count a failed scoring; at the limit the sample ends as FAILED beside its dead letter."""
+        trajectory = entry.message
+        known = isinstance(exc, ComponentError | ValueError)
+        reason = f"{REWARD_ERROR}: " + (str(exc) if known else f"{type(exc).__name__}: {exc}")
+        frames = innermost_frames(exc.__cause__ or exc)
+        await self._board.note("reward", f"{reason}\n{frames}", trajectory.rollout_id)
+        failed = ScoredTrajectory(
+            trajectory=trajectory.replace(status="FAILED", reason=reason),
+            reward=None,
+            scored_at=time.time(),
+        )
+        if await consumer.fail(entry, reason, [(self._destination(trajectory), failed)]):
+            self.num_dead += 1
+
+    def _destination(self, trajectory: Trajectory) -> str:
+        return trajectory.rollout.reply_stream or self._broker.keys.scored

@@ -30,6 +30,7 @@ from agent_r1.rollout.tool_directory import ToolDirectory
 from agent_r1.rollout.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, ToolRegistry
 from agent_r1_proto.serving import advertised_url, bind, write_announcement
 from agent_r1_proto.streams import Broker
@@ -209,6 +210,7 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
             versions=versions,
             trajectories=broker.keys.trajectories,
             max_concurrent=rollout.max_concurrent,
+            board=FailureBoard(broker),
         )
         app = create_app(
             server_id=server_id,

@@ -108,3 +108,8 @@ class TrajectoryRecord:
                 **facts,
             }
         )
+
+
+def failed_trajectory(rollout: RolloutTask, reason: str) -> Trajectory:
+    """Return the FAILED trajectory of a sample of which nothing can be kept."""
+    return TrajectoryRecord().finish(rollout, "FAILED", reason, seed=0)

@@ -13,8 +13,10 @@ from collections import Counter
 from typing import Protocol
 
 from agent_r1.rollout.policy import EngineDeadError, PolicyError
+from agent_r1.rollout.record import failed_trajectory
 from agent_r1.rollout.tool_failures import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.rollout.versions import WeightVersions
+from agent_r1_proto.failures import FailureBoard, innermost_frames
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Entry, StreamConsumer
 from agent_r1_proto.tasks import RolloutTask
@@ -74,6 +76,7 @@ class RolloutWorker:
         versions: the weights of this server.
         trajectories: name of the stream that gets the results.
         max_concurrent: most samples worked on at a time.
+        board: tells whoever waits of failed attempts.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class RolloutWorker:
         versions: WeightVersions,
         trajectories: str,
         max_concurrent: int,
+        board: FailureBoard,
     ) -> None:
         self._consumer = consumer
         self._registry = registry
@@ -92,6 +96,7 @@ class RolloutWorker:
         self._versions = versions
         self._trajectories = trajectories
         self._max_concurrent = max_concurrent
+        self._board = board
         self._working: dict[asyncio.Task[None], Entry[RolloutTask]] = {}
         self._changed = asyncio.Event()
         self._publishing = asyncio.Semaphore(MAX_PUBLISHING)
@@ -217,7 +222,7 @@ class RolloutWorker:
                     break
                 free += is_free(trajectory.reason) and free < MAX_FREE_ATTEMPTS
                 final = task.key.attempt + 1 - free >= task.max_attempts
-                self.failures.note(trajectory, final=final)
+                await self._note_failure(trajectory, final=final)
                 if final:
                     break
                 key = task.key.model_copy(update={"attempt": task.key.attempt + 1})
@@ -229,7 +234,7 @@ class RolloutWorker:
             await self._consumer.release(entry)
         except Exception as exc:
             logger.exception("sample could not be processed rollout_id=%s", task.key)
-            await self._consumer.fail(entry, f"{type(exc).__name__}: {exc}")
+            await self._fail(entry, task, exc)
         else:
             logger.info(
                 "trajectory published rollout_id=%s group_id=%d status=%s reason=%s num_turns=%d "
@@ -243,6 +248,19 @@ class RolloutWorker:
                 trajectory.policy_versions(),
                 trajectory.latency_ms,
             )
+
+    async def _note_failure(self, trajectory: Trajectory, *, final: bool) -> None:
+        self.failures.note(trajectory, final=final)
+        errors = [call.error for call in trajectory.calls() if call.status == "failed"]
+        reason = "\n".join([trajectory.reason, *(e for e in errors[-1:] if e)])
+        await self._board.note("rollout", reason, trajectory.rollout_id)
+
+    async def _fail(self, entry: Entry[RolloutTask], task: RolloutTask, exc: Exception) -> None:
+        """Count a defect of ours; at the limit the sample ends as FAILED beside its dead letter."""
+        reason = f"rollout_error: {type(exc).__name__}: {exc}"
+        await self._board.note("rollout", f"{reason}\n{innermost_frames(exc)}", str(task.key))
+        failed = failed_trajectory(task, reason)
+        await self._consumer.fail(entry, reason, [(self._trajectories, failed)])
 
     def _die(self, exc: EngineDeadError) -> None:
         if self._fatal is None:

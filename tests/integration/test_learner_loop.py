@@ -12,11 +12,16 @@ import pytest
 from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.failures import RunFailedError
 from agent_r1.learner.train import Learner
+from agent_r1.reward.config import RewardTable
+from agent_r1.reward.scorer import Scorer
+from agent_r1.reward.worker import RewardWorker
+from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import RolloutServer
-from agent_r1_proto.rewards import Reward, ScoredTrajectory
+from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import ToolCallRecord
+from tests.fakes import running
 from tests.learner_fakes import (
     FakeEngine,
     FakeServices,
@@ -30,8 +35,12 @@ from tests.learner_fakes import (
 pytestmark = pytest.mark.redis
 
 
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def metrics_lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return json_lines(folder / "metrics.jsonl")
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -348,3 +357,110 @@ async def test_a_redis_that_is_too_small_is_refused_at_start(
     plan = training_plan(tmp_path / "run", redis_server.url, run_id, groups_per_batch=500)
     with pytest.raises(ValueError, match=r"raise redis\.maxmemory_mb"):
         await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+
+
+def broken(request: ScoreRequest) -> float:
+    raise KeyError("a column of mine")
+
+
+async def test_a_broken_reward_stops_the_run_within_seconds_and_shows_its_traceback(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    plan = training_plan(folder, redis_url, run_id, groups_per_batch=4, group_size=4)
+    table = RewardTable(components={f"{__name__}:broken": 1.0})
+    async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
+        reward = RewardWorker(broker, Scorer(table), consumer_name="reward")
+        stop = asyncio.Event()
+        async with (
+            running(reward.run(stop)),
+            FakeServices(broker, scores=False).running(),
+        ):
+            with pytest.raises(RunFailedError, match=r"test_learner_loop:broken' raised KeyError"):
+                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 10)
+    (shown,) = json_lines(folder / "failures.jsonl")
+    assert (shown["where"], shown["step"]) == ("reward", 0)
+    first, *rest = shown["reason"].splitlines()
+    assert first.endswith("raised KeyError: 'a column of mine'")
+    assert 'raise KeyError("a column of mine")' in "".join(rest)
+    result = summary(folder)
+    # Nothing after a batch of 16 results would have been better.
+    assert (result["status"], result["failed_samples"], result["lost_share"]) == ("failed", 16, 1.0)
+    assert result["dead_letters"] >= 16
+
+
+async def test_an_evaluation_whose_answers_cannot_be_scored_ends_at_once(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    sets = {"held": write_tasks(tmp_path / "held.jsonl", 4, name="held")}
+    plan = training_plan(tmp_path / "run", redis_url, run_id, evaluation={"sets": sets})
+    table = RewardTable(components={f"{__name__}:broken": 1.0})
+    async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
+        reward = RewardWorker(broker, Scorer(table), consumer_name="reward")
+        async with (
+            running(reward.run(asyncio.Event())),
+            FakeServices(broker, scores=False).running(),
+        ):
+            with pytest.raises(
+                RunFailedError, match=r"(evaluation 'before'|last 8 samples) failed"
+            ):
+                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 10)
+
+
+async def test_a_step_counts_its_own_failures_and_the_run_says_what_it_lost(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    plan = training_plan(folder, redis_url, run_id, group_size=4, groups_per_batch=2)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        board = FailureBoard(broker)
+        told: list[asyncio.Task[None]] = []
+
+        def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
+            # One sample of the second batch fails; each of its two attempts is on the board.
+            if (rollout.key.group_id, rollout.key.sample_index) != (2, 0):
+                return answered(rollout, version)
+            reason = "tool_http_5xx: search"
+            for _ in range(2):
+                told.append(asyncio.ensure_future(board.note("rollout", reason, "r")))
+            return answered(rollout, version, status="FAILED", reason=reason)
+
+        async with FakeServices(broker, answer=answer).running():
+            status = await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+    for name, count in (("failed", 1.0), ("attempts", 2.0), ("dead_letters", 0.0)):
+        assert sum(line[f"failures/{name}"] for line in metrics_lines(folder)) == count
+    result = summary(folder)
+    # 1 of 24 samples is 4 %, within the 5 % that are allowed.
+    assert (status, result["status"], result["reason"]) == ("finished", "finished", "")
+    assert (result["failed_samples"], result["lost_share"]) == (1, pytest.approx(1 / 24))
+    (shown,) = json_lines(folder / "failures.jsonl")
+    assert shown["kind"] == "tool_http_#xx: search"
+
+
+async def test_a_run_that_lost_more_than_it_may_says_so_in_its_status(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    sets = {"held": write_tasks(tmp_path / "held.jsonl", 4, name="held")}
+    plan = training_plan(folder, redis_url, run_id, evaluation={"sets": sets, "before": False})
+
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
+        if rollout.purpose == "eval" and rollout.task.id == "held3":
+            return answered(rollout, version, status="FAILED", reason="tool_timeout: search")
+        calls = [ToolCallRecord(end_token_index=3, tool="lookup", status="error", error="broken")]
+        return answered(rollout, version, calls=calls if rollout.purpose == "eval" else None)
+
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker, answer=answer).running(),
+    ):
+        status = await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+    result = summary(folder)
+    assert (status, result["status"]) == ("finished_with_losses", "finished_with_losses")
+    assert result["reason"].startswith(
+        "1 of the 4 questions of the evaluation after/held failed for good (25%); "
+        "learner.max_lost_share allows 5%."
+    )
+    assert result["lost_share"] == 0.0  # of training
+    kinds = {line["kind"] for line in json_lines(folder / "failures.jsonl")}
+    assert kinds == {"tool lookup answered an error: broken", "tool_timeout: search"}

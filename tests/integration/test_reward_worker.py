@@ -20,6 +20,7 @@ import pytest
 from agent_r1.reward.config import RewardTable
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
+from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker, StreamConsumer
@@ -57,6 +58,9 @@ def held(request):
 
 def broken(request):
     raise KeyError("tests")
+
+def not_a_number(request):
+    return float("nan")
 """
 
 
@@ -164,19 +168,47 @@ async def test_garbage_is_dead_lettered_and_the_rest_goes_on(broker: Broker):
     assert "array field has 1 bytes" in reasons[1]
 
 
-async def test_a_trajectory_no_component_can_score_is_dead_lettered_with_the_reason(
-    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("component", "reason", "line"),
+    [
+        ("broken", "raised KeyError: 'tests'", 'raise KeyError("tests")'),
+        ("not_a_number", "returned nan; it must return a finite number", None),
+    ],
+)
+async def test_a_trajectory_no_component_can_score_fails_at_once_and_says_why(
+    broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    component: str,
+    reason: str,
+    line: str | None,
 ):
     (tmp_path / "broken_reward.py").write_text(PLUGIN)
     monkeypatch.syspath_prepend(str(tmp_path))
+    name = f"broken_reward:{component}"
+    reply = broker.keys.replies("client-1")
     await broker.publish(broker.keys.trajectories, trajectory(rollout_task(group_id=1)))
-    table = RewardTable(components={"exact_match": 1.0, "broken_reward:broken": 1.0})
+    asked = rollout_task(group_id=2, reply_stream=reply, purpose="eval")
+    await broker.publish(broker.keys.trajectories, trajectory(asked))
+    table = RewardTable(components={"exact_match": 1.0, name: 1.0})
     async with working(broker, table) as worker:
+        (failed,) = (await take(broker, 1)).values()
+        (answer,) = (await take(broker, 1, reply)).values()
         await until_empty(broker, broker.keys.trajectories)
-        assert (worker.num_dead, worker.num_scored) == (1, 0)
-    (letter,) = await broker.dead_letters()
-    assert letter.reason.startswith("failed 3 times: reward component 'broken_reward:broken'")
-    assert await broker.depth(broker.keys.scored) == 0
+        assert (worker.num_dead, worker.num_scored) == (2, 0)
+    text = f"reward_error: reward component '{name}' {reason}"
+    for result in (failed, answer):
+        assert (result.trajectory.status, result.trajectory.reason) == ("FAILED", text)
+        assert result.reward is None
+        assert len(result.trajectory.turns) == 1  # what the model wrote is kept, to be looked at
+    assert [letter.reason for letter in await broker.dead_letters()] == [
+        f"failed 3 times: {text}"
+    ] * 2
+    ((shown, count),) = await FailureBoard(broker).read()
+    assert (shown.where, count) == ("reward", 6)  # two trajectories, three tries each
+    assert shown.reason.startswith(text)
+    if line is not None:
+        assert line in shown.reason
 
 
 class Service:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1_proto.dead_letters import MAX_LETTERS
+from agent_r1_proto.failures import MAX_KINDS, OTHER_KINDS, FailureBoard
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker, StreamConsumer
@@ -177,6 +179,78 @@ async def test_an_entry_that_fails_too_often_is_dead_lettered_and_can_be_retried
         [again] = await consumer.read(1, WAIT_S)
         assert again.message == rollout_task()
     assert await broker.dead_letters() == []
+
+
+async def test_whoever_waits_gets_a_result_with_the_dead_letter(broker: Broker):
+    await broker.publish(broker.keys.tasks, rollout_task())
+    failed = trajectory(rollout_task(), status="FAILED", reason="rollout_error: boom")
+    async with tasks_consumer(broker, "a") as consumer:
+        for count in range(1, broker.max_processing_failures + 1):
+            [entry] = await consumer.read(1, WAIT_S)
+            await consumer.fail(entry, "boom", [(broker.keys.trajectories, failed)])
+            # Only the last failure is final; before it, nobody may be told that there is none.
+            final = count == broker.max_processing_failures
+            assert await broker.depth(broker.keys.trajectories) == int(final)
+    assert len(await broker.dead_letters()) == 1
+
+
+async def test_dead_letters_are_bounded_in_number_and_size(broker: Broker):
+    large = dict(encode_entry(rollout_task())) | {b"meta": b"x" * 5_000_000}
+    async with tasks_consumer(broker, "a") as consumer:
+        await broker.redis.xadd(broker.keys.tasks, large)
+        assert await consumer.read(1, 0.0) == []
+        [letter] = await broker.dead_letters()
+        assert letter.cut
+        assert letter.size_bytes > 5_000_000
+        assert letter.fields[b"key"] == large[b"key"]
+        assert await broker.redis.memory_usage(broker.keys.dead_letters) < 50_000
+        with pytest.raises(ValueError, match=r"only the beginning was kept"):
+            await broker.retry_dead_letter(letter)
+        for number in range(MAX_LETTERS):
+            await broker.redis.xadd(broker.keys.tasks, {b"nonsense": str(number).encode()})
+        while await broker.depth(broker.keys.tasks):
+            await consumer.read(64, 0.0)
+    letters = await broker.dead_letters()
+    # One more than fits: the oldest is gone, and all are counted.
+    assert len(letters) == MAX_LETTERS
+    assert letters[0].fields == {b"nonsense": b"0"}
+    assert await broker.dead_letter_count() == MAX_LETTERS + 1
+
+
+async def test_the_board_tells_what_is_new_since_the_reader_came(broker: Broker):
+    rollout, reader = FailureBoard(broker), FailureBoard(broker)
+    await rollout.note("rollout", "old news", "r/0")
+    await reader.start()
+    assert await reader.read() == []
+    await rollout.note("reward", "reward_error: component 7 returned nan\n  File r.py", "r/1")
+    await rollout.note("reward", "reward_error: component 8 returned nan", "r/2")
+    await rollout.note("rollout", "old news", "r/3")
+    news = {one.kind: (one.where, one.reason, one.rollout_id, n) for one, n in await reader.read()}
+    nan = "reward_error: component # returned nan"
+    assert news == {
+        nan: ("reward", "reward_error: component 7 returned nan\n  File r.py", "r/1", 2),
+        "old news": ("rollout", "old news", "r/0", 1),
+    }
+    assert await reader.read() == []
+
+
+async def test_the_board_holds_a_bounded_number_of_kinds(broker: Broker):
+    board = FailureBoard(broker)
+    for number in range(MAX_KINDS + 10):
+        await board.note("rollout", "x" * (number + 1))
+    counts = await broker.redis.hgetall(broker.keys.failure_counts)
+    assert len(counts) == MAX_KINDS + 1
+    assert counts[OTHER_KINDS.encode()] == b"10"
+
+
+async def test_the_board_begins_anew_in_a_redis_that_lost_it(broker: Broker):
+    board, reader = FailureBoard(broker), FailureBoard(broker)
+    for _ in range(3):
+        await board.note("rollout", "boom")
+    assert [count for _, count in await reader.read()] == [3]
+    await broker.redis.delete(broker.keys.failure_counts, broker.keys.first_failures)
+    await board.note("rollout", "boom")
+    assert [count for _, count in await reader.read()] == [1]
 
 
 async def test_deliveries_alone_never_dead_letter(broker: Broker):

@@ -1,0 +1,124 @@
+"""Dead letters: entries that no service could process, each with its reason.
+
+streams.py --entry, reason--> the stream `dead_letters` --> `agent-r1 dead-letters`, and at the end
+of a run `dead_letters.jsonl` in its folder. They are bounded: the stream keeps the newest
+`MAX_LETTERS` and counts all, and of an entry over `MAX_LETTER_BYTES` only the beginning is kept.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MAX_LETTERS = 256
+MAX_LETTER_BYTES = 65_536
+"""An entry that takes more is cut; about what a trajectory of 3,000 tokens takes."""
+CUT_FIELD_BYTES = 2_048
+"""What is kept of each field of an entry that is cut."""
+MAX_REASON_BYTES = 4_096
+DEAD_LETTERS_FILE = "dead_letters.jsonl"
+"""In the run folder: what an ended run could not process."""
+
+_FIELD = b"field:"
+
+Fields = Mapping[bytes, bytes]
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """An entry that could not be processed, and why."""
+
+    letter_id: str
+    stream: str
+    entry_id: str
+    reason: str
+    failed_at: float
+    """Unix time, seconds."""
+    fields: Fields
+    """The entry as it was, or the beginning of each field where it is cut."""
+    size_bytes: int = 0
+    """Size of the whole entry."""
+    cut: bool = False
+    """Whether only the beginning was kept: such an entry cannot be retried."""
+
+
+def encode_letter(stream: str, entry_id: str, reason: str, entry: Fields) -> dict[bytes, bytes]:
+    """Return the fields of the stream entry that keeps a dead letter."""
+    size = sum(len(name) + len(value) for name, value in entry.items())
+    cut = size > MAX_LETTER_BYTES
+    return {
+        b"stream": stream.encode(),
+        b"entry_id": entry_id.encode(),
+        b"reason": reason.encode()[:MAX_REASON_BYTES],
+        b"failed_at": repr(time.time()).encode(),
+        b"size": str(size).encode(),
+        b"cut": str(int(cut)).encode(),
+        **{
+            _FIELD + name: value[:CUT_FIELD_BYTES] if cut else value
+            for name, value in entry.items()
+        },
+    }
+
+
+def decode_letter(letter_id: bytes, fields: Fields) -> DeadLetter:
+    """Read a dead letter from its stream entry."""
+    kept = {name[len(_FIELD) :]: value for name, value in fields.items() if name.startswith(_FIELD)}
+    return DeadLetter(
+        letter_id=letter_id.decode(),
+        stream=fields[b"stream"].decode(),
+        entry_id=fields[b"entry_id"].decode(),
+        reason=fields[b"reason"].decode(errors="replace"),
+        failed_at=float(fields[b"failed_at"]),
+        fields=kept,
+        size_bytes=int(fields.get(b"size", b"0")),
+        cut=fields.get(b"cut") == b"1",
+    )
+
+
+def save_letters(folder: Path, letters: Iterable[DeadLetter]) -> None:
+    """Add dead letters to `dead_letters.jsonl`; one that is there already is not added again."""
+    known = {letter.letter_id: letter for letter in load_letters(folder)}
+    known |= {letter.letter_id: letter for letter in letters}
+    kept = sorted(known.values(), key=lambda letter: letter.failed_at)[-MAX_LETTERS:]
+    if kept:
+        (folder / DEAD_LETTERS_FILE).write_text("".join(_line(letter) for letter in kept))
+
+
+def _line(letter: DeadLetter) -> str:
+    values: dict[str, Any] = {
+        "letter_id": letter.letter_id,
+        "stream": letter.stream,
+        "entry_id": letter.entry_id,
+        "reason": letter.reason,
+        "failed_at": letter.failed_at,
+        "size_bytes": letter.size_bytes,
+        "cut": letter.cut,
+        "fields_base64": {
+            name.decode(errors="replace"): base64.b64encode(value).decode()
+            for name, value in letter.fields.items()
+        },
+    }
+    return json.dumps(values) + "\n"
+
+
+def load_letters(folder: Path) -> list[DeadLetter]:
+    """Read the dead letters that an ended run left in its folder, oldest first."""
+    path = folder / DEAD_LETTERS_FILE
+    if not path.is_file():
+        return []
+    letters: list[DeadLetter] = []
+    for line in path.read_text().splitlines():
+        values = json.loads(line)
+        fields = values.pop("fields_base64")
+        letters.append(
+            DeadLetter(
+                **values,
+                fields={name.encode(): base64.b64decode(value) for name, value in fields.items()},
+            )
+        )
+    return letters

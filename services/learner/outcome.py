@@ -1,0 +1,64 @@
+"""How a run ended: what it lost, and the status that says so.
+
+train.py --counts of results, evaluations--> `Losses` --> `status` and `reason` in `summary.json`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+FINISHED = "finished"
+FINISHED_WITH_LOSSES = "finished_with_losses"
+"""Every step is done, and more was lost than `learner.max_lost_share` allows."""
+INTERRUPTED = "interrupted"
+FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Samples and questions that were asked for and failed for good."""
+
+    failed: int
+    """Training samples without a trajectory to train on."""
+    samples: int
+    """Training samples with a final result."""
+    questions: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    """(failed, asked) by evaluation and set, as `after/near`."""
+
+    @classmethod
+    def of(cls, counts: Mapping[str, int], evaluations: Mapping[str, Mapping[str, Any]]) -> Losses:
+        """Gather what was lost.
+
+        Args:
+            counts: results by verdict, as `GroupBook.counts`.
+            evaluations: their records by name, as `Records.evaluations`.
+        """
+        failed = counts.get("failed", 0)
+        questions = {
+            f"{name}/{of_set}": (scores["failed"], scores["failed"] + scores["n"])
+            for name, record in evaluations.items()
+            for of_set, scores in record.get("sets", {}).items()
+        }
+        return cls(failed=failed, samples=failed + counts.get("filled", 0), questions=questions)
+
+    @property
+    def share(self) -> float:
+        """Share of the training samples that was lost."""
+        return _share(self.failed, self.samples)
+
+    def problems(self, max_share: float) -> list[str]:
+        """Say where more was lost than `max_share` allows; [] when it is nowhere."""
+        asked = {"training samples": (self.failed, self.samples)} | {
+            f"questions of the evaluation {name}": counts for name, counts in self.questions.items()
+        }
+        return [
+            f"{failed} of the {total} {what} failed for good ({_share(failed, total):.0%})"
+            for what, (failed, total) in asked.items()
+            if _share(failed, total) > max_share
+        ]
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
