@@ -201,7 +201,7 @@ def start_run(run_dir: Path, world: Path) -> subprocess.Popen[bytes]:
         "tools.search.corpus": str(world / "corpus.jsonl"),
         "tools.search.announce_expiry_s": str(EXPIRY_S),
         "learner.steps": str(MORE_STEPS_THAN_NEEDED),
-        # Trajectories that start again must not be too old when they come back.
+        # Training must not wait for trajectories that start again.
         "learner.max_staleness": "4",
         "learner.groups_per_batch": str(GROUPS),
         "learner.group_size": str(GROUP_SIZE),
@@ -289,7 +289,7 @@ def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any
             versions |= used
             violations += len(used) > 1
     lines = metrics(swapper.run_dir)
-    failed, stale = (int(lines[-1][f"results/{name}"]) for name in ("failed", "stale"))
+    failed = int(lines[-1]["results/failed"])
     missing = steps * GROUPS * GROUP_SIZE - trajectories
 
     def latency(begin: int, end: int) -> float:
@@ -303,8 +303,7 @@ def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any
         "trajectories": trajectories,
         "retried": retried,
         "failed": failed,
-        "stale": stale,
-        "lost": max(0, missing - failed - stale),
+        "lost": max(0, missing - failed),
         "pin_violations": violations,
         "versions": len(versions),
         "latency_ms_before": latency(0, first),

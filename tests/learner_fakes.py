@@ -308,7 +308,7 @@ def _read_snapshot(manifest_path: Path) -> int:
 
 async def eventually(
     condition: Callable[[], bool],
-    running: asyncio.Task[None] | None = None,
+    running: asyncio.Task[Any] | None = None,
     *,
     timeout_s: float = 10.0,
 ) -> None:

@@ -167,6 +167,8 @@ class LearnerState(StrictMessage):
     """Verdicts on results, by name."""
     failures: dict[str, int] = {}
     """Failures by kind."""
+    failed_tasks: list[str] = []
+    """Ids of tasks of which a sample failed for good."""
     history: dict[str, list[float]] = Field(default={})
     """Per-step values of which the summary gives medians."""
 

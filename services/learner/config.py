@@ -140,7 +140,8 @@ class LearnerTable(ObjectiveTable, EngineTable):
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature of training rollouts; log-probabilities are computed at it."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """Age limit of a trajectory in learner steps; 0 is synchronous on-policy training."""
+    """Age of the oldest trajectories that batches are paced to, in learner steps; 0 is synchronous
+    on-policy training. One that takes longer is trained late, never dropped."""
     max_attempts: PositiveInt = 3
     """Attempts at one sample before its failure is final."""
     sample_timeout_s: PositiveFloat = 600.0

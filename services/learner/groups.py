@@ -4,6 +4,12 @@ train.py opens a group (one prompt, `group_size` samples), hands in every scored
 comes back, and takes complete groups out as batches. Each (group, sample) slot is filled once: the
 first final result wins, whatever its attempt; everything else is counted and dropped.
 
+Age discards nothing: to drop what took long, or to ask for it again, is to train on what is
+answered fast. Batches take the oldest complete groups first. A group that would be older than
+`max_staleness` in the batch after is at its last chance, and the batch waits for it as long as
+rollout has younger groups to work on; then it goes without, and the late group is trained as soon
+as it is complete, with its importance weights.
+
 Credits: at most `(max_staleness + 1) * groups_per_batch` groups are outstanding. A group holds its
 credit from `open` until it is dropped, or until the weights trained on it are published
 (`advance`): a prompt asked for in between would be answered by weights one step older.
@@ -11,6 +17,7 @@ credit from `open` until it is dropped, or until the weights trained on it are p
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,8 +34,6 @@ class Verdict(StrEnum):
     FILLED = "filled"
     FAILED = "failed"
     """The slot is final without a trajectory to train on."""
-    STALE = "stale"
-    """Sampled under weights older than `max_staleness` allows; the slot is final without it."""
     DUPLICATE = "duplicate"
     """The slot was final already, or its group trained or dropped."""
     OLD_INCARNATION = "old_incarnation"
@@ -45,7 +50,7 @@ class BookRules:
     group_size: int
     groups_per_batch: int
     max_staleness: int
-    """Learner steps."""
+    """Age that batches keep to where waiting for the old ones is free, in learner steps."""
     sample_timeout_s: float
     """A slot without a final result for so long is issued again, in seconds."""
     max_attempts: int = 3
@@ -88,12 +93,13 @@ class Group:
 
     group_id: int
     task: Task
-    opened_at: float
+    opened_version: int
+    """Newest policy version when it was opened: no token of it was sampled by an older one."""
     slots: list[Slot]
     has_greedy: bool = False
     """The last slot is the greedy answer, which is compared with and not trained on."""
     failures: list[ScoredTrajectory] = field(default_factory=list)
-    """Final results that are not trained on: failed or too old."""
+    """Final results that are not trained on."""
 
     @property
     def complete(self) -> bool:
@@ -169,7 +175,7 @@ class GroupBook:
         self._sampling = sampling
         self._groups: dict[int, Group] = {}
         self._ready: list[int] = []
-        """Complete groups worth training on, in order of completion."""
+        """Complete groups worth training on, oldest first."""
         self._taken: set[int] = set()
         self._held = 0
         """Credits of groups that were trained, until the new weights are published."""
@@ -207,7 +213,9 @@ class GroupBook:
         if group_id in self._groups:
             raise ValueError(f"group {group_id} is outstanding already")
         slots = [Slot(issued_at=now) for _ in range(self.rules.slots_per_group)]
-        group = Group(group_id, task, now, slots, has_greedy=self.rules.greedy_baseline)
+        group = Group(
+            group_id, task, self.newest_version, slots, has_greedy=self.rules.greedy_baseline
+        )
         self._groups[group_id] = group
         return [self._task(group, index) for index in range(len(slots))]
 
@@ -235,7 +243,7 @@ class GroupBook:
         """Fill a slot with a final result, or say why it is dropped."""
         verdict = self._judge(scored)
         self.counts[verdict] += 1
-        if verdict not in (Verdict.FILLED, Verdict.FAILED, Verdict.STALE):
+        if verdict not in (Verdict.FILLED, Verdict.FAILED):
             return verdict
         key = scored.trajectory.rollout.key
         group = self._groups[key.group_id]
@@ -262,13 +270,7 @@ class GroupBook:
         group = self._groups.get(key.group_id)
         if group is None or group.slots[key.sample_index].final:
             return Verdict.DUPLICATE
-        if failure_reason(scored) is not None:
-            return Verdict.FAILED
-        return Verdict.STALE if self._too_old(scored) else Verdict.FILLED
-
-    def _too_old(self, scored: ScoredTrajectory) -> bool:
-        age = staleness(scored.trajectory, self.newest_version)
-        return age > self.rules.max_staleness
+        return Verdict.FILLED if failure_reason(scored) is None else Verdict.FAILED
 
     def _usable(self, group: Group) -> bool:
         """Whether enough of a complete group is left to train on."""
@@ -283,7 +285,10 @@ class GroupBook:
             self.counts["equal_groups"] += 1
             del self._groups[group.group_id]
         else:
-            self._ready.append(group.group_id)
+            bisect.insort(self._ready, group.group_id, key=self._age_key)
+
+    def _age_key(self, group_id: int) -> tuple[int, int]:
+        return self._groups[group_id].opened_version, group_id
 
     def _teaches_nothing(self, group: Group) -> bool:
         """Whether a group is to be replaced because its rewards are all equal.
@@ -298,27 +303,11 @@ class GroupBook:
     def _drop(self, group: Group) -> None:
         self.counts["dropped_groups"] += 1
         del self._groups[group.group_id]
-        if group.group_id in self._ready:
-            self._ready.remove(group.group_id)
 
     def advance(self, newest_version: int) -> None:
-        """Note that new weights were published.
-
-        Credits of the groups they were trained on come back, and what became too old is dropped.
-        """
+        """Note that new weights were published; credits of what they were trained on come back."""
         self.newest_version = newest_version
         self._held = 0
-        for group in list(self._groups.values()):
-            if group.group_id in self._taken:
-                continue
-            stale = [slot for slot in group.slots if slot.result and self._too_old(slot.result)]
-            for slot in stale:
-                assert slot.result is not None
-                self.counts[Verdict.STALE] += 1
-                group.failures.append(slot.result)
-                slot.result = None
-            if stale and group.complete and not self._usable(group):
-                self._drop(group)
 
     def overdue(self, now: float) -> list[RolloutTask]:
         """Return the samples to issue again because they gave no final result in time."""
@@ -341,14 +330,28 @@ class GroupBook:
         return tasks
 
     def take_batch(self) -> list[Group] | None:
-        """Take the groups that completed first, sorted by id; None while there are too few."""
+        """Take the oldest complete groups, sorted by id.
+
+        Returns:
+            None while there are too few, or while an older group is worth waiting for.
+        """
         size = self.rules.groups_per_batch
-        if len(self._ready) < size:
+        if len(self._ready) < size or self._waits_for_the_old():
             return None
         ids, self._ready = self._ready[:size], self._ready[size:]
         self._taken.update(ids)
         self._equal_dropped = 0
         return [self._groups[group_id] for group_id in sorted(ids)]
+
+    def _waits_for_the_old(self) -> bool:
+        """Whether a group is at its last chance and rollout has younger ones to work on meanwhile.
+
+        When only the old ones are left, rollout would stand still; one that has missed its last
+        chance is not waited for again.
+        """
+        last_chance = self.newest_version - self.rules.max_staleness
+        versions = [g.opened_version for g in self._groups.values() if not g.complete]
+        return last_chance in versions and max(versions) > last_chance
 
     def retire(self, groups: Sequence[Group]) -> None:
         """Note that groups were trained; their credits come back with `advance`.

@@ -60,7 +60,10 @@ def _tool_metrics(trajectories: Sequence[ScoredTrajectory]) -> dict[str, float]:
 
 
 def batch_metrics(
-    groups: Sequence[Group], advantages: Sequence[float], newest_version: int
+    groups: Sequence[Group],
+    advantages: Sequence[float],
+    newest_version: int,
+    max_staleness: int,
 ) -> dict[str, float]:
     """Describe one batch.
 
@@ -68,6 +71,7 @@ def batch_metrics(
         groups: the groups trained on.
         advantages: one advantage per surviving trajectory, in the order of groups and samples.
         newest_version: newest published policy version when the batch was taken.
+        max_staleness: age beyond which a trajectory is late.
 
     Returns:
         Values by `area/name`; lengths in tokens, latencies in ms, staleness in learner steps.
@@ -91,6 +95,7 @@ def batch_metrics(
         "mask/share": sum(sampled) / max(1, sum(lengths)),
         "staleness/mean": float(np.mean(ages)),
         "staleness/max": float(max(ages)),
+        "staleness/late_share": float(np.mean([age > max_staleness for age in ages])),
         **_tool_metrics(trajectories),
     }
 

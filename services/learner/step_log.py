@@ -17,7 +17,7 @@ from agent_r1.learner.work import Work
 
 logger = logging.getLogger(__name__)
 
-COUNTED = ("duplicate", "stale", "failed", "old_incarnation", "foreign", "reissued", "retried")
+COUNTED = ("duplicate", "failed", "old_incarnation", "foreign", "reissued", "retried")
 
 
 @dataclass
@@ -97,6 +97,7 @@ class StepLog:
         monitor: FailureMonitor,
         total_steps: int,
         trajectories_per_step: int,
+        max_staleness: int,
     ) -> None:
         self._folder = folder
         self._records = records
@@ -106,6 +107,7 @@ class StepLog:
         """Failures as of the step before."""
         self._total_steps = total_steps
         self._trajectories_per_step = trajectories_per_step
+        self._max_staleness = max_staleness
 
     def write(self, report: StepReport) -> None:
         """Write a step to `metrics.jsonl`, TensorBoard, `trajectories/` and the log."""
@@ -123,7 +125,9 @@ class StepLog:
         self._progress_line(report.step, values)
 
     def _values(self, report: StepReport) -> dict[str, float]:
-        values = batch_metrics(report.groups, report.advantages, report.newest_version)
+        values = batch_metrics(
+            report.groups, report.advantages, report.newest_version, self._max_staleness
+        )
         values |= _engine_metrics(report.engine)
         values |= _push_metrics(report.push)
         values |= {f"time/{name}": value for name, value in report.times().items()}
@@ -157,8 +161,8 @@ class StepLog:
         eta_s = left * (self._records.median_step_s() or 0.0)
         exact_match = values.get("reward/exact_match")
         logger.info(
-            "step %d/%d reward=%.3f em=%s tokens/s=%.0f queue=%d staleness=%d version=%d "
-            "failed=%d attempts_failed=%d dead_letters=%d step_s=%.2f eta=%s",
+            "step %d/%d reward=%.3f em=%s tokens/s=%.0f queue=%d staleness=%d late=%.0f%% "
+            "version=%d failed=%d attempts_failed=%d dead_letters=%d step_s=%.2f eta=%s",
             step,
             self._total_steps,
             values["reward/mean"],
@@ -166,6 +170,7 @@ class StepLog:
             values["throughput/tokens_per_s"],
             values["queue/depth"],
             values["staleness/max"],
+            100 * values["staleness/late_share"],
             values.get("policy/version", -1),
             values["failures/failed"],
             values["failures/attempts"],

@@ -184,6 +184,7 @@ class Training:
             monitor=self._monitor,
             total_steps=plan.total_steps,
             trajectories_per_step=table.trajectories_per_step,
+            max_staleness=table.max_staleness,
         )
         self._evaluations = Evaluations(
             runner=TrainingEvaluation(
@@ -226,6 +227,7 @@ class Training:
             board=FailureBoard(self._broker),
             next_group_id=state.next_group_id,
             reopen=state.outstanding_groups,
+            failed_tasks=state.failed_tasks,
             groups_to_train=max(0, self.plan.total_steps - state.step) * table.groups_per_batch,
         )
 
@@ -381,6 +383,7 @@ class Training:
                 canary_floor=self._sync.canary_floor,
                 counts=dict(self._work.book.counts),
                 failures=dict(self._monitor.counts),
+                failed_tasks=list(self._work.failed_tasks),
             )
         )
         started = time.monotonic()
@@ -415,6 +418,7 @@ class Training:
             "failures": dict(self._monitor.counts.most_common()),
             "failed_samples": losses.failed,
             "lost_share": losses.share,
+            "failed_tasks": list(self._work.failed_tasks),
             "dead_letters": self._work.book.counts["dead_letters"],
         }
         self.plan.folder.write_summary(summary)

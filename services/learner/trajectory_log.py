@@ -66,7 +66,7 @@ def readable(
         scored: the trajectory and its reward.
         step: learner step it belongs to.
         advantage: what it was trained with; None when it was not.
-        trained: False for failed, stale and evaluation trajectories.
+        trained: False for failed and evaluation trajectories.
     """
     trajectory, reward = scored.trajectory, scored.reward
     rollout = trajectory.rollout

@@ -35,6 +35,7 @@ WATCH_PERIOD_S = 0.5
 WAIT_TICK_S = 0.5
 CONTACT_GRACE_S = 5.0
 """Redis that has not answered for so long is away; that time does not count as a stall."""
+LISTED_TASKS = 100
 KEPT_FAILURES = 64
 """Failed trajectories kept for the log of one step."""
 
@@ -53,6 +54,7 @@ class Work:
         board: FailureBoard,
         next_group_id: int = 0,
         reopen: Sequence[int] = (),
+        failed_tasks: Sequence[str] = (),
         groups_to_train: int,
     ) -> None:
         """Prepare the work of one start.
@@ -66,12 +68,15 @@ class Work:
             board: what the other services say of failed attempts.
             next_group_id: prompt cursor.
             reopen: groups that an earlier start had asked for and not trained; issued first.
+            failed_tasks: what an earlier start listed.
             groups_to_train: groups the rest of the run will train; no more are asked for.
         """
         self.book = book
         self.next_group_id = next_group_id
         self.depths: dict[str, int] = {}
         """Entries waiting or in flight, per stream, and dead letters that are kept."""
+        self.failed_tasks = list(failed_tasks)
+        """Ids of tasks of which a sample failed for good, the first `LISTED_TASKS`."""
         self._dead_letters = 0
         """Entries that were dead-lettered, as of the last look."""
         self._broker = broker
@@ -132,15 +137,20 @@ class Work:
             self._monitor.observe_calls(trajectory)
         elif verdict is Verdict.FAILED:
             self._failures.append(scored)
+            self._note_lost(trajectory.rollout.task.id)
             reason = failure_reason(scored) or ""
             self._monitor.failed(reason, trajectory.rollout_id, place_of_failure(trajectory))
-        elif verdict is Verdict.STALE:
-            self._failures.append(scored)
         else:
             logger.debug("result dropped rollout_id=%s verdict=%s", trajectory.rollout_id, verdict)
         if self.book.num_ready > ready:
             self._monitor.group_completed()
-            self._progress.set()
+        self._progress.set()
+
+    def _note_lost(self, task_id: str) -> None:
+        """List a prompt of which a sample failed for good."""
+        if task_id not in self.failed_tasks and len(self.failed_tasks) < LISTED_TASKS:
+            logger.error("a sample of this task failed for good task_id=%s", task_id)
+            self.failed_tasks.append(task_id)
 
     async def next_batch(self) -> list[Group]:
         """Wait for a batch of complete groups.

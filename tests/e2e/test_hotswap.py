@@ -23,7 +23,7 @@ def test_nothing_is_lost_while_tools_are_swapped(world: Path, tmp_path: Path):
     report = json.loads((tmp_path / "hotswap.json").read_text())
     assert report["swaps"] == SWAPS
     assert report["in_flight_min"] >= 32
-    assert report["trajectories"] >= report["steps"] * 16 * 8 - report["stale"] > 0
+    assert report["trajectories"] >= report["steps"] * 16 * 8 > 0
     assert (report["lost"], report["failed"], report["pin_violations"]) == (0, 0, 0)
     assert report["versions"] >= 2
     swapped = [swap["swap"] for swap in report["log"]]

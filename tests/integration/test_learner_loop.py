@@ -417,12 +417,12 @@ async def test_a_step_counts_its_own_failures_and_the_run_says_what_it_lost(
         told: list[asyncio.Task[None]] = []
 
         def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
-            # One sample of the second batch fails; each of its two attempts is on the board.
+            # One sample of the second batch fails for good; in the first, two attempts did.
+            reason = "tool_http_5xx: search"
+            if rollout.key.group_id == 0 and rollout.key.sample_index < 2:
+                told.append(asyncio.ensure_future(board.note("rollout", reason, "r")))
             if (rollout.key.group_id, rollout.key.sample_index) != (2, 0):
                 return answered(rollout, version)
-            reason = "tool_http_5xx: search"
-            for _ in range(2):
-                told.append(asyncio.ensure_future(board.note("rollout", reason, "r")))
             return answered(rollout, version, status="FAILED", reason=reason)
 
         async with FakeServices(broker, answer=answer).running():

@@ -39,7 +39,7 @@ def test_the_numbers_of_two_groups():
         group(0, member(0, 0, 1.0), member(0, 1, 0.0, num_sampled=7)),
         group(1, member(1, 0, 1.0), member(1, 1, 1.0, policy_version=3, status="TRUNCATED")),
     ]
-    values = batch_metrics(groups, [0.5, -0.5, 0.0, 0.0], newest_version=4)
+    values = batch_metrics(groups, [0.5, -0.5, 0.0, 0.0], newest_version=4, max_staleness=3)
     assert values["reward/mean"] == 0.75
     # Population standard deviation of 1, 0, 1, 1: sqrt(3/16).
     assert values["reward/std"] == pytest.approx(0.43301, abs=1e-5)
@@ -53,6 +53,7 @@ def test_the_numbers_of_two_groups():
     assert values["trajectory/length_mean"] == 6.0
     assert values["mask/share"] == pytest.approx(16 / 24)
     assert values["staleness/max"] == 4.0
+    assert values["staleness/late_share"] == 0.75  # three of age 4, one of age 1; 3 are allowed
     assert values["staleness/mean"] == pytest.approx((4 + 4 + 4 + 1) / 4)
     assert values["trajectory/truncated_share"] == 0.25
     assert values["tools/calls_mean"] == 0.0
@@ -62,7 +63,7 @@ def test_the_numbers_of_two_groups():
 def test_tool_calls_are_counted_per_trajectory():
     calls = [call("ok"), call("error"), call("malformed"), call("ok")]
     groups = [group(0, member(0, 0, 1.0, calls=calls), member(0, 1, 0.0))]
-    values = batch_metrics(groups, [0.0, 0.0], newest_version=0)
+    values = batch_metrics(groups, [0.0, 0.0], newest_version=0, max_staleness=0)
     assert values["tools/calls_mean"] == 2.0
     assert values["tools/calls_max"] == 4.0
     assert values["tools/error_share"] == 0.5
