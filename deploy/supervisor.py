@@ -115,6 +115,11 @@ class _Service:
         """Whether there is a process that has not ended."""
         return self.process is not None and self.process.returncode is None
 
+    def has_withdrawn(self) -> bool:
+        """Whether the service took its announcement back, which says that it left on purpose."""
+        folder = self.spec.announce_dir
+        return folder is not None and not any(folder.glob("*.json"))
+
     def send(self, sig: signal.Signals) -> None:
         """Send a signal to the guard, if it is there."""
         if self.process is not None and self.process.returncode is None:
@@ -344,6 +349,9 @@ class Supervisor:
                     return
                 if code in service.spec.done_codes and service.spec.ends_run:
                     self._settle(None)
+                    return
+                if code == 0 and service.has_withdrawn():
+                    self._report(f"{service.spec.name} has left: it was drained, then stopped")
                     return
                 if (full := _full_disk(service.log_file.parent)) is not None:
                     what = f"stopped ({describe_exit(code)}): {full}"

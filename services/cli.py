@@ -63,7 +63,8 @@ def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "the name of a tool in the configuration; `tool` with --name is the same, and --name may "
         "be left out when there is one tool. `serve tool my_module:MyTool` serves a class of the "
         "current folder without a configuration. Redis is named by redis.url or "
-        "AGENT_R1__REDIS__URL; tools are found there, or have a tools.<name>.url.",
+        "AGENT_R1__REDIS__URL; tools are found there, or have a tools.<name>.url. With the "
+        "config.json of a run folder whose run is running, it is the Redis of that run.",
     )
     parser.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, tool")
     _add_config(parser)
@@ -275,11 +276,24 @@ def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
     action("list", "list_tools", "print every instance and the share of its version")
     drain = action("drain", "drain_tools", "take an instance, or a version, out of service")
-    drain.add_argument("--instance", metavar="NAME")
-    drain.add_argument("--version", metavar="VERSION")
-    drain.add_argument("--timeout-s", type=float, default=120.0, metavar="S")
+    undrain = action("undrain", "undrain_tools", "put drained instances back into service")
+    for parser in (drain, undrain):
+        parser.add_argument("--instance", metavar="NAME", help="this one, as `list` names it")
+        parser.add_argument("--version", metavar="VERSION", help="every instance of this version")
+    drain.add_argument(
+        "--timeout-s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="longest wait for trajectories that still need it, in seconds (120)",
+    )
     weight = action("weight", "weight_tools", "share new trajectories out among versions")
-    weight.add_argument("weights", nargs="*", metavar="VERSION=WEIGHT")
+    weight.add_argument(
+        "weights",
+        nargs="*",
+        metavar="VERSION=WEIGHT",
+        help="such as 1.0=9 2.0=1; a version that is not announced yet gets its share once it is",
+    )
     weight.add_argument("--newest", action="store_true", help="all to the newest version again")
     rollback = action("rollback", "rollback_tool", "give everything to the version before")
     rollback.add_argument("--version", metavar="VERSION", help="this one instead")

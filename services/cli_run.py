@@ -12,6 +12,7 @@ import logging
 import logging.config
 import re
 import sys
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,8 @@ def serve(arguments: argparse.Namespace) -> int:
     else:
         loaded = load_config(arguments.config, arguments.options)
     config = loaded.config
+    if arguments.service != "learner" and arguments.config is not None:
+        config = _beside_its_run(config, Path(arguments.config))
     configure_logging(config.run.log_level)
     config_checks.use_plugins(config)
     announce_dir: Path | None = arguments.announce_dir
@@ -149,8 +152,23 @@ def serve(arguments: argparse.Namespace) -> int:
             redis=config.redis,
             tool=config.tools[name],
             announce_dir=announce_dir,
+            # By the launcher it is logged; a person who started it sees it.
+            say=partial(print, flush=True) if announce_dir is None else logger.info,
         )
     return 0
+
+
+def _beside_its_run(config: RunConfig, file: Path) -> RunConfig:
+    """Return the configuration of a run folder with the Redis of the run that runs there."""
+    if config.redis.url is not None or file.name != CONFIG_FILE:
+        return config
+    from agent_r1_deploy.local_folder import live_redis_url
+
+    url = live_redis_url(file.parent)
+    if url is None:
+        return config
+    redis = config.redis.model_copy(update={"url": url})
+    return config.model_copy(update={"redis": redis})
 
 
 def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> None:

@@ -11,9 +11,11 @@ offered, never.
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -22,6 +24,8 @@ from agent_r1_proto.messages import Message
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.weights import NewestVersion
+
+logger = logging.getLogger(__name__)
 
 
 class RolloutServer(Message):
@@ -135,10 +139,25 @@ class Pin(Message):
     count: Annotated[int, Field(ge=0)]
 
 
+class ToolUse(Message):
+    """What one rollout server does with the versions of one tool."""
+
+    tool: str
+    shares: dict[str, float]
+    """Of its new trajectories, by version."""
+    refused: dict[str, str] = {}
+    """By version it does not take up: why."""
+
+
 class PinReport(Message):
-    """What one rollout server says of its trajectories."""
+    """What one rollout server says of its trajectories, and of the tools it calls."""
 
     pins: list[Pin]
+    tools: list[ToolUse] = []
+
+
+NewVersionRule = Literal["all", "none"] | float
+"""What a version that was never announced gets of new trajectories: all, none, or a share."""
 
 
 @dataclass(frozen=True)
@@ -168,10 +187,48 @@ class ToolState:
         if not live:
             return {}
         weighted = {version: self.weights.get(version, 0.0) for version in live}
-        total = sum(weighted.values())
-        if total <= 0:
+        most = max(weighted.values())
+        if most <= 0:
             return {live[-1]: 1.0}
-        return {version: weight / total for version, weight in weighted.items() if weight > 0}
+        scaled = {version: weight / most for version, weight in weighted.items() if weight > 0}
+        total = sum(scaled.values())
+        return {version: weight / total for version, weight in scaled.items()}
+
+    def weights_with(self, version: str, rule: NewVersionRule) -> dict[str, float] | None:
+        """Return the weights that let a version in which has never been announced.
+
+        Args:
+            version: the new one.
+            rule: what it gets of new trajectories.
+
+        Returns:
+            None where nothing has to be set: weights name the version already, nobody else takes
+            new work, or `rule` is "all", for which no weight is needed.
+        """
+        others = self.shares()
+        if rule == "all" or version in self.weights or not others:
+            return None
+        if rule == "none":
+            return others
+        return {name: share * (1 - rule) for name, share in others.items()} | {version: rule}
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Check the traffic weights of a tool.
+
+    Raises:
+        ValueError: a name is empty or has blanks, a weight is no finite number >= 0, or all are 0.
+    """
+    for version, weight in weights.items():
+        if not version or any(character.isspace() for character in version):
+            raise ValueError(f"version ({version!r}) must be a name without blanks, such as 1.2")
+        if not math.isfinite(weight) or weight < 0:
+            raise ValueError(f"weight of version {version} ({weight}) must be a number >= 0")
+    if weights and max(weights.values()) == 0:
+        raise ValueError(
+            f"weights ({dict(weights)}) give no version any traffic; set one above 0, or take "
+            "all weights away"
+        )
 
 
 class ToolRegistry:
@@ -188,8 +245,15 @@ class ToolRegistry:
         self._redis: Any = connection.redis
         self._keys = PoolKeys(pool)
 
-    async def announce(self, instance: ToolInstance, expiry_s: float) -> bool:
+    async def announce(
+        self, instance: ToolInstance, expiry_s: float, new_version: NewVersionRule = "all"
+    ) -> bool:
         """Write or renew an announcement, valid for `expiry_s` seconds.
+
+        Args:
+            instance: what is announced.
+            expiry_s: its life.
+            new_version: what its version gets of new trajectories if it was never announced.
 
         Returns:
             whether the instance has been told to drain.
@@ -198,9 +262,16 @@ class ToolRegistry:
 
         async def write() -> bool:
             versions = await self._redis.lrange(keys.versions(instance.tool), 0, -1)
+            is_new = instance.version.encode() not in versions
+            weights: Mapping[str, float] | None = None
+            if is_new:
+                state = (await self.read([instance.tool]))[instance.tool]
+                weights = state.weights_with(instance.version, new_version)
             async with self._redis.pipeline(transaction=True) as pipe:
-                if instance.version.encode() not in versions:
+                if is_new:
                     pipe.rpush(keys.versions(instance.tool), instance.version)
+                if weights is not None:
+                    self._replace_weights(pipe, instance.tool, weights)
                 pipe.sadd(keys.instance_ids, instance.instance)
                 key = keys.instance(instance.instance)
                 pipe.set(key, instance.model_dump_json(), px=int(expiry_s * 1000))
@@ -260,7 +331,7 @@ class ToolRegistry:
                 instances=[one for one in instances if one.tool == name],
                 # Two instances that announce a version at once may both append it.
                 versions=list(dict.fromkeys(version.decode() for version in versions)),
-                weights={key.decode(): float(value) for key, value in weights.items()},
+                weights=_usable_weights(name, weights),
             )
         return states
 
@@ -274,11 +345,15 @@ class ToolRegistry:
                 lambda: self._redis.sadd(self._keys.draining, *instances), "drain tools"
             )
 
-    async def report_pins(
-        self, server_id: str, pins: Mapping[tuple[str, str], int], expiry_s: float
-    ) -> None:
-        """Say how many trajectories of one rollout server keep which (tool, version)."""
-        report = PinReport(pins=[Pin(tool=t, version=v, count=n) for (t, v), n in pins.items()])
+    async def undrain(self, instances: Sequence[str]) -> None:
+        """Take the mark away: they take new trajectories again, unless they are shutting down."""
+        if instances:
+            await self._connection.retrying(
+                lambda: self._redis.srem(self._keys.draining, *instances), "undrain tools"
+            )
+
+    async def report(self, server_id: str, report: PinReport, expiry_s: float) -> None:
+        """Say what one rollout server does with its tools, for the next `expiry_s` seconds."""
         keys = self._keys
 
         async def write() -> None:
@@ -287,25 +362,33 @@ class ToolRegistry:
                 pipe.set(keys.pins(server_id), report.model_dump_json(), px=int(expiry_s * 1000))
                 await pipe.execute()
 
-        await self._connection.retrying(write, "report pins")
+        await self._connection.retrying(write, "report tool use")
+
+    async def reports(self) -> dict[str, PinReport]:
+        """Return what rollout servers say, by server."""
+        keys = self._keys
+
+        async def read() -> dict[str, bytes | None]:
+            names = sorted(n.decode() for n in await self._redis.smembers(keys.pin_reporters))
+            values = await self._values([keys.pins(name) for name in names])
+            found = dict(zip(names, values, strict=True))
+            gone = [name for name, value in found.items() if value is None]
+            if gone:
+                await self._redis.srem(keys.pin_reporters, *gone)
+            return found
+
+        values = await self._connection.retrying(read, "read tool use")
+        return {
+            name: PinReport.model_validate_json(value)
+            for name, value in values.items()
+            if value is not None
+        }
 
     async def pinned(self, tool: str, version: str) -> int:
         """Return how many trajectories, on all rollout servers, keep a version."""
-        keys = self._keys
-
-        async def read() -> list[bytes | None]:
-            names = sorted(n.decode() for n in await self._redis.smembers(keys.pin_reporters))
-            values = await self._values([keys.pins(name) for name in names])
-            gone = [name for name, value in zip(names, values, strict=True) if value is None]
-            if gone:
-                await self._redis.srem(keys.pin_reporters, *gone)
-            return values
-
-        values = await self._connection.retrying(read, "read pins")
-        reports = [PinReport.model_validate_json(value) for value in values if value is not None]
         return sum(
             pin.count
-            for report in reports
+            for report in (await self.reports()).values()
             for pin in report.pins
             if (pin.tool, pin.version) == (tool, version)
         )
@@ -314,25 +397,36 @@ class ToolRegistry:
         """Replace a tool's traffic weights; an empty mapping gives all to the newest version.
 
         Raises:
-            ValueError: a weight is negative, or all are 0.
+            ValueError: as `check_weights`.
         """
-        if any(weight < 0 for weight in weights.values()):
-            raise ValueError(f"weights ({dict(weights)}) must be >= 0")
-        if weights and sum(weights.values()) == 0:
-            raise ValueError(
-                f"weights ({dict(weights)}) give no version any traffic; set one above 0, or take "
-                "all weights away"
-            )
-        key = self._keys.weights(tool)
+        check_weights(weights)
 
         async def write() -> None:
             async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.delete(key)
-                if weights:
-                    pipe.hset(key, mapping={name: str(value) for name, value in weights.items()})
+                self._replace_weights(pipe, tool, weights)
                 await pipe.execute()
 
         await self._connection.retrying(write, "set tool weights")
+
+    def _replace_weights(self, pipe: Any, tool: str, weights: Mapping[str, float]) -> None:
+        key = self._keys.weights(tool)
+        pipe.delete(key)
+        if weights:
+            pipe.hset(key, mapping={name: str(value) for name, value in weights.items()})
+
+
+def _usable_weights(tool: str, stored: Mapping[bytes, bytes]) -> dict[str, float]:
+    """Return stored weights; one that cannot be used counts as 0, and the log says so."""
+    weights: dict[str, float] = {}
+    for name, value in stored.items():
+        try:
+            weight = {name.decode(): float(value)}
+            check_weights(weight | {"any": 1.0})
+        except ValueError as exc:
+            logger.error("stored tool weight left out tool=%s error=%s", tool, exc)
+        else:
+            weights |= weight
+    return weights
 
 
 def _parse(value: bytes | None) -> ToolInstance | None:

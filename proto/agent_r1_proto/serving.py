@@ -195,3 +195,8 @@ def write_announcement(folder: Path, name: str, url: str) -> None:
     temporary = folder / f".{name}.{os.getpid()}.tmp"
     temporary.write_text(json.dumps({"name": name, "url": url, "pid": os.getpid()}))
     temporary.replace(folder / f"{name}.json")
+
+
+def withdraw_announcement(folder: Path, name: str) -> None:
+    """Remove `{folder}/{name}.json`: the service leaves on purpose and is not to be restarted."""
+    (folder / f"{name}.json").unlink(missing_ok=True)

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent_r1_proto.registry import ToolInstance, ToolRegistry, ToolState
+from agent_r1_proto.registry import Pin, PinReport, ToolInstance, ToolRegistry, ToolState, ToolUse
 from agent_r1_proto.tools import ToolSpec
 
 logger = logging.getLogger(__name__)
@@ -85,8 +85,10 @@ class _Tool:
     """By instance name."""
     shares: dict[str, float] = field(default_factory=dict)
     """Of new work, by acceptable version."""
-    refused: set[str] = field(default_factory=set)
-    """Instances or versions that were not taken up, each logged once."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why a version that is announced is not taken up, in full or in part."""
+    logged: set[str] = field(default_factory=set)
+    """Refusals that the log has."""
 
 
 class ToolDirectory:
@@ -143,7 +145,7 @@ class ToolDirectory:
             version = max(shares, key=lambda v: shares[v])
             spec = next(one.spec for one in first if one.version == version)
             tool = self._tools[name] = _Tool(spec=spec)
-        accepted = [one for one in state.instances if self._accepts(name, tool, one)]
+        accepted = self._accepted(name, tool, state.instances)
         self._note_changes(name, tool, accepted)
         tool.endpoints = {one.instance: self._endpoint(tool, one) for one in accepted}
         versions = {one.version for one in accepted}
@@ -158,33 +160,41 @@ class ToolDirectory:
             tool.spec = tool.specs[newest]
         return True
 
-    def _accepts(self, name: str, tool: _Tool, one: ToolInstance) -> bool:
-        known = tool.specs.setdefault(one.version, one.spec)
-        if known != one.spec:
-            self._refuse(
-                tool,
-                one.instance,
-                f"tool instance left out tool={name} version={one.version} "
-                f"instance={one.instance}: another instance announced this version with another "
-                "description, schema or session setting; give the changed tool its own version",
+    def _accepted(
+        self, name: str, tool: _Tool, instances: Sequence[ToolInstance]
+    ) -> list[ToolInstance]:
+        tool.refused = {}
+        accepted: list[ToolInstance] = []
+        for one in instances:
+            problem = self._problem(tool, one)
+            if problem is None:
+                accepted.append(one)
+                continue
+            tool.refused[one.version] = problem
+            if problem not in tool.logged:
+                tool.logged.add(problem)
+                logger.error(
+                    "tool version not taken up tool=%s version=%s instance=%s reason=%s",
+                    name,
+                    one.version,
+                    one.instance,
+                    problem,
+                )
+        return accepted
+
+    def _problem(self, tool: _Tool, one: ToolInstance) -> str | None:
+        if tool.specs.setdefault(one.version, one.spec) != one.spec:
+            return (
+                f"{one.instance} has another description, schema or session setting than the "
+                f"version {one.version} known before; give the changed tool its own version"
             )
-            return False
         same = one.spec.as_function() == tool.spec.as_function()
         if (same and one.spec.sessions == tool.spec.sessions) or self._follow_schemas:
-            return True
-        self._refuse(
-            tool,
-            one.version,
-            f"tool version not taken up tool={name} version={one.version}: its schema would change "
-            "the prompt in the middle of the run; set env.follow_tool_schemas = true to take it",
+            return None
+        return (
+            f"the schema of version {one.version} would change the prompt in the middle of the "
+            "run; set env.follow_tool_schemas = true to take it"
         )
-        return False
-
-    @staticmethod
-    def _refuse(tool: _Tool, what: str, message: str) -> None:
-        if what not in tool.refused:
-            tool.refused.add(what)
-            logger.error("%s", message)
 
     @staticmethod
     def _note_changes(name: str, tool: _Tool, accepted: Sequence[ToolInstance]) -> None:
@@ -212,10 +222,24 @@ class ToolDirectory:
     async def watch_forever(self, registry: ToolRegistry, names: Sequence[str]) -> None:
         """Follow the registry, and report the pinned versions there, for ever."""
         while True:
-            for name, state in (await registry.read(names)).items():
-                self.update(name, state)
-            await registry.report_pins(self._server_id, dict(self._pins), 10 * POLL_S)
+            try:
+                for name, state in (await registry.read(names)).items():
+                    self.update(name, state)
+                await registry.report(self._server_id, self.report(names), 10 * POLL_S)
+            except Exception:  # what is known stays in use
+                logger.exception("tool registry not followed")
             await asyncio.sleep(POLL_S)
+
+    def report(self, names: Sequence[str]) -> PinReport:
+        """Return what this server does with the versions of the named tools."""
+        known = {name: self._tools[name] for name in names if name in self._tools}
+        return PinReport(
+            pins=[Pin(tool=t, version=v, count=n) for (t, v), n in self._pins.items()],
+            tools=[
+                ToolUse(tool=name, shares=tool.shares, refused=tool.refused)
+                for name, tool in known.items()
+            ],
+        )
 
     # -- versions --------------------------------------------------------------------------------
 

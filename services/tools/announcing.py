@@ -13,7 +13,7 @@ import logging
 import time
 
 from agent_r1.tools.app import ToolService
-from agent_r1_proto.registry import ToolInstance, ToolRegistry
+from agent_r1_proto.registry import NewVersionRule, ToolInstance, ToolRegistry
 
 logger = logging.getLogger(__name__)
 
@@ -33,30 +33,47 @@ class Announcer:
         service: the tool, which is told to drain.
         instance: what is announced.
         expiry_s: life of an announcement that is not renewed, in seconds.
+        new_version: what a version that was never announced gets of new trajectories.
     """
 
     def __init__(
-        self, registry: ToolRegistry, service: ToolService, instance: ToolInstance, expiry_s: float
+        self,
+        registry: ToolRegistry,
+        service: ToolService,
+        instance: ToolInstance,
+        *,
+        expiry_s: float,
+        new_version: NewVersionRule = "all",
     ) -> None:
         self._registry = registry
         self._service = service
         self._instance = instance
         self._expiry_s = expiry_s
+        self._new_version: NewVersionRule = new_version
         self._changed = asyncio.Event()
+        self._leaving = False
+        self._left = False
+        self.announced = asyncio.Event()
+        """Set once the instance stands in the registry."""
+        self.told_to_drain = False
+        """An operator has taken the instance out; it may be put back."""
 
     async def run(self) -> None:
-        """Announce and renew until cancelled.
+        """Announce and renew until the instance has left.
 
         Raises:
             ValueError: another instance of this version has another description or schema.
         """
         await self._check_version()
-        while True:
-            told = await self._registry.announce(self._instance, self._expiry_s)
-            if told and not self._instance.draining:
-                logger.info("told to drain instance=%s", self._instance.instance)
-                self._mark()
+        while not self._left:
+            told = await self._registry.announce(self._instance, self._expiry_s, self._new_version)
+            self.announced.set()
             self._changed.clear()
+            if told != self.told_to_drain and not self._left:
+                what = "told to drain" if told else "told to take calls again"
+                logger.info("%s instance=%s", what, self._instance.instance)
+                self.told_to_drain = told
+                self._mark()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._expiry_s / RENEWALS):
                     await self._changed.wait()
@@ -74,9 +91,19 @@ class Announcer:
                 )
 
     def _mark(self) -> None:
-        self._instance = self._instance.model_copy(update={"draining": True})
-        self._service.note_draining()
+        draining = self._leaving or self.told_to_drain
+        self._instance = self._instance.model_copy(update={"draining": draining})
+        self._service.note_draining(draining)
         self._changed.set()
+
+    async def describe(self) -> str:
+        """Return where the instance is announced and what its version gets of new trajectories."""
+        one = self._instance
+        share = (await self._registry.read([one.tool]))[one.tool].shares().get(one.version, 0.0)
+        return (
+            f"announced as {one.instance} in the pool {self._registry.pool!r}; version "
+            f"{one.version} gets {share:.0%} of new trajectories"
+        )
 
     async def leave(self, timeout_s: float) -> None:
         """Take no new trajectories, serve those that keep this version to their end, withdraw.
@@ -85,6 +112,7 @@ class Announcer:
             timeout_s: longest wait; trajectories that still keep the version then start again.
         """
         deadline = time.monotonic() + timeout_s
+        self._leaving = True
         self._mark()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -93,6 +121,7 @@ class Announcer:
                 while await self._needed():  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_AGAIN_S)
         await self._service.drain(max(deadline - time.monotonic(), 0))
+        self._left = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
                 await self._registry.withdraw(self._instance.instance)

@@ -204,9 +204,9 @@ class ToolService:
         await self.sessions.close(request.rollout_id)
         self._note_drained()
 
-    def note_draining(self) -> None:
+    def note_draining(self, draining: bool) -> None:
         """Say so in `/healthz`; trajectories that began with this version are still answered."""
-        self._leaving = True
+        self._leaving = draining
 
     async def drain(self, timeout_s: float) -> None:
         """Refuse new work; wait for calls in flight and open sessions, at most `timeout_s`."""

@@ -12,8 +12,11 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 
@@ -27,18 +30,24 @@ from agent_r1.tools.search import SearchTool, add_retrieve, open_search_tool
 from agent_r1_proto.config import RedisTable, RunTable
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolInstance, ToolRegistry
-from agent_r1_proto.serving import serve_app
+from agent_r1_proto.serving import serve_app, withdraw_announcement
 
 logger = logging.getLogger(__name__)
 
 
 def serve(
-    *, name: str, run: RunTable, redis: RedisTable, tool: ToolTable, announce_dir: Path | None
+    *,
+    name: str,
+    run: RunTable,
+    redis: RedisTable,
+    tool: ToolTable,
+    announce_dir: Path | None,
+    say: Callable[[str], None] = logger.info,
 ) -> None:
     """Serve the tool `[tools.<name>]` until SIGTERM or SIGINT.
 
     With `redis.url` the instance announces itself in the tool pool; without, callers must know
-    its URL.
+    its URL. `say` is called with one line about that once the tool answers.
 
     Raises:
         ValueError: the table, the corpus or the user's class is wrong; the text says what to do.
@@ -48,11 +57,16 @@ def serve(
             f"tools.{name}.url ({tool.url!r}) names a service that already runs; remove url to "
             "serve the tool here"
         )
-    asyncio.run(_serve(name, run, redis, tool, announce_dir))
+    asyncio.run(_serve(name, run, redis, tool, announce_dir, say))
 
 
 async def _serve(
-    name: str, run: RunTable, redis: RedisTable, table: ToolTable, announce_dir: Path | None
+    name: str,
+    run: RunTable,
+    redis: RedisTable,
+    table: ToolTable,
+    announce_dir: Path | None,
+    say: Callable[[str], None],
 ) -> None:
     instance = f"{name}-{socket.gethostname()}-{os.getpid()}"
     served = load_tool(name, table)
@@ -80,62 +94,106 @@ async def _serve(
             broker = await RedisConnection.connect(redis.url, run.id)
             stack.push_async_callback(broker.close)
             registry = ToolRegistry(broker, run.tool_pool or run.id)
-        await _serve_announced(app, name, table, announce_dir, instance, registry)
+            say = partial(_say_with_redis, say, _address(redis.url))
+        await _Serving(name, table, app, instance, registry, say).run(announce_dir)
 
 
-async def _serve_announced(
-    app: FastAPI,
-    name: str,
-    table: ToolTable,
-    announce_dir: Path | None,
-    instance: str,
-    registry: ToolRegistry | None,
-) -> None:
-    """Serve; while the service is up, keep it announced in the registry, if there is one."""
-    service: ToolService = app.state.service
-    ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    announcer: Announcer | None = None
-    announcing: asyncio.Task[None] | None = None
+def _address(redis_url: str) -> str:
+    """Return where a Redis is, without its password."""
+    parts = urlsplit(redis_url)
+    return parts.path if parts.hostname is None else f"{parts.hostname}:{parts.port or 6379}"
 
-    def on_up(url: str) -> None:
-        nonlocal announcer, announcing
-        if registry is None:
+
+def _say_with_redis(say: Callable[[str], None], address: str, line: str) -> None:
+    say(f"{line} (Redis at {address})")
+
+
+class _Serving:
+    """A tool that serves and, where there is a registry, is kept announced in it."""
+
+    def __init__(
+        self,
+        name: str,
+        table: ToolTable,
+        app: FastAPI,
+        instance: str,
+        registry: ToolRegistry | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._name = name
+        self._table = table
+        self._app = app
+        self._service: ToolService = app.state.service
+        self._instance = instance
+        self._registry = registry
+        self._say = say
+        self._announcer: Announcer | None = None
+        self._announcing: asyncio.Task[None] | None = None
+        self._saying: asyncio.Task[None] | None = None
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, announce_dir: Path | None) -> None:
+        """Serve until told to stop; what ends the announcing is raised."""
+        try:
+            await serve_app(
+                self._app,
+                name=self._name,
+                listen=self._table,
+                announce_dir=announce_dir,
+                before_stop=self._leave,
+                until=self._ended,
+                on_up=self._announce,
+            )
+        finally:
+            tasks = [task for task in (self._announcing, self._saying) if task is not None]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        if self._announcing is not None and not self._announcing.cancelled():
+            self._announcing.result()  # raises what ended it
+        drained = self._announcer is not None and self._announcer.told_to_drain
+        if drained and announce_dir is not None:
+            withdraw_announcement(announce_dir, self._name)
+
+    def _announce(self, url: str) -> None:
+        spec = self._service.spec
+        if self._registry is None:
+            self._say(
+                f"tool {spec.name} {spec.version} serves at {url}, announced nowhere: redis.url "
+                f"is not set, so callers must be told the address (tools.{spec.name}.url)"
+            )
             return
         announced = ToolInstance(
-            instance=instance,
+            instance=self._instance,
             url=url,
-            spec=service.spec,
-            capacity=table.max_calls_in_flight,
+            spec=spec,
+            capacity=self._table.max_calls_in_flight,
             pid=os.getpid(),
             host=socket.gethostname(),
             started_at=time.time(),
         )
-        announcer = Announcer(registry, service, announced, table.announce_expiry_s)
-        announcing = asyncio.create_task(announcer.run())
-        announcing.add_done_callback(lambda _: ended.done() or ended.set_result(None))
-
-    async def leave() -> None:
-        if announcer is None or (announcing is not None and announcing.done()):
-            await service.drain(table.drain_timeout_s)
-        else:
-            await announcer.leave(table.drain_timeout_s)
-
-    try:
-        await serve_app(
-            app,
-            name=name,
-            listen=table,
-            announce_dir=announce_dir,
-            before_stop=leave,
-            until=ended,
-            on_up=on_up,
+        self._announcer = Announcer(
+            self._registry,
+            self._service,
+            announced,
+            expiry_s=self._table.announce_expiry_s,
+            new_version=self._table.new_version,
         )
-    finally:
-        if announcing is not None:
-            announcing.cancel()
-            await asyncio.wait([announcing])
-    if announcing is not None and not announcing.cancelled():
-        announcing.result()  # raises what ended it
+        self._announcing = asyncio.create_task(self._announcer.run())
+        self._announcing.add_done_callback(
+            lambda _: self._ended.done() or self._ended.set_result(None)
+        )
+        self._saying = asyncio.create_task(self._say_where(self._announcer, url))
+
+    async def _say_where(self, announcer: Announcer, url: str) -> None:
+        await announcer.announced.wait()
+        self._say(f"tool {self._service.spec.name} serves at {url}, {await announcer.describe()}")
+
+    async def _leave(self) -> None:
+        if self._announcer is None or (self._announcing is not None and self._announcing.done()):
+            await self._service.drain(self._table.drain_timeout_s)
+        else:
+            await self._announcer.leave(self._table.drain_timeout_s)
 
 
 def load_tool(name: str, table: ToolTable) -> Tool:

@@ -204,6 +204,23 @@ async def test_a_service_that_says_why_it_stops_is_not_restarted(scene: Scene):
     await supervisor.stop()
 
 
+async def test_a_service_that_takes_its_announcement_back_has_left_for_good(scene: Scene):
+    supervisor = scene.supervisor()
+    spec = scene.spec("one")
+    await supervisor.start(spec)
+    await supervisor.start(scene.spec("two"))
+    for name in ("two", "one"):  # "two" dies the same way and has not said that it leaves
+        ((_, pid),) = [row for row in scene.lines("start") if row[0] == name]
+        if name == "one":
+            assert spec.announce_dir is not None
+            (spec.announce_dir / "one.json").unlink()
+        os.kill(int(pid), signal.SIGTERM)
+    await until(lambda: "two is up again" in scene.reports)
+    await until(lambda: "one has left: it was drained, then stopped" in scene.reports)
+    assert [row[0] for row in scene.lines("start")].count("one") == 1
+    await supervisor.stop()
+
+
 async def test_a_failed_start_shows_the_message_and_not_the_whole_log(scene: Scene):
     supervisor = scene.supervisor()
     complaint = "Traceback: noise\nagent-r1: error: port 80 cannot be taken; choose another"

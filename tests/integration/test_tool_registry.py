@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
 from agent_r1_proto.connection import RedisConnection
-from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.registry import Pin, PinReport, ToolRegistry
 from tests.unit.rollout.test_tool_directory import instance
 
 pytestmark = pytest.mark.redis
@@ -64,17 +65,107 @@ async def test_weights_are_replaced_as_a_whole(registry: ToolRegistry):
     assert (await registry.read())["search"].shares() == {"2": 1.0}
     with pytest.raises(ValueError, match="give no version any traffic"):
         await registry.set_weights("search", {"1": 0.0})
-    with pytest.raises(ValueError, match="must be >= 0"):
-        await registry.set_weights("search", {"1": -1.0, "2": 2.0})
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"1": -1.0, "2": 2.0}, r"weight of version 1 \(-1.0\) must be a number >= 0"),
+        ({"1": float("nan")}, "must be a number >= 0"),
+        ({"1": float("inf")}, "must be a number >= 0"),
+        ({"": 1.0}, "must be a name without blanks"),
+        ({"1 2": 1.0}, "must be a name without blanks"),
+    ],
+)
+async def test_weights_that_mean_nothing_are_refused(
+    registry: ToolRegistry, weights: dict[str, float], message: str
+):
+    with pytest.raises(ValueError, match=message):
+        await registry.set_weights("search", weights)
+
+
+async def test_a_stored_weight_that_means_nothing_counts_as_none(
+    registry: ToolRegistry, redis_url: str, run_id: str, caplog: pytest.LogCaptureFixture
+):
+    await registry.announce(instance("a", "1"), 30.0)
+    await registry.announce(instance("b", "2"), 30.0)
+    await registry.set_weights("search", {"1": 1.0})
+    async with await RedisConnection.connect(redis_url, run_id) as connection:
+        (key,) = [key async for key in connection.redis.scan_iter(f"*@{run_id}:*weights*")]
+        await connection.redis.hset(key, "2", "nan")
+        await connection.redis.hset(key, "3", "lots")
+    assert (await registry.read())["search"].shares() == {"1": 1.0}
+    assert caplog.text.count("stored tool weight left out tool=search") == 2
+
+
+@pytest.mark.parametrize(
+    ("rule", "shares"),
+    [("all", {"2": 1.0}), ("none", {"1": 1.0}), (0.1, {"1": 0.9, "2": 0.1})],
+)
+async def test_a_version_never_seen_before_gets_what_its_rule_says(
+    registry: ToolRegistry, rule: Any, shares: dict[str, float]
+):
+    await registry.announce(instance("a", "1"), 30.0, rule)
+    assert (await registry.read())["search"].shares() == {"1": 1.0}  # the first gets everything
+    await registry.announce(instance("b", "2"), 30.0, rule)
+    assert (await registry.read())["search"].shares() == pytest.approx(shares)
+    await registry.set_weights("search", {"1": 1.0, "2": 1.0})
+    await registry.announce(instance("c", "2"), 30.0, rule)  # known now: weights stay
+    assert (await registry.read())["search"].shares() == {"1": 0.5, "2": 0.5}
+
+
+async def test_a_share_for_a_third_version_comes_from_the_others_in_proportion(
+    registry: ToolRegistry,
+):
+    await registry.announce(instance("a", "1"), 30.0)
+    await registry.announce(instance("b", "2"), 30.0)
+    await registry.set_weights("search", {"1": 3.0, "2": 1.0})
+    await registry.announce(instance("c", "3"), 30.0, 0.2)
+    # By hand: 0.8 x 3/4, 0.8 x 1/4, and 0.2.
+    assert (await registry.read())["search"].shares() == pytest.approx(
+        {"1": 0.6, "2": 0.2, "3": 0.2}
+    )
+
+
+async def test_weights_may_name_a_version_before_it_is_announced(registry: ToolRegistry):
+    await registry.announce(instance("a", "1"), 30.0)
+    await registry.set_weights("search", {"1": 9.0, "2": 1.0})
+    assert (await registry.read())["search"].shares() == {"1": 1.0}
+    await registry.announce(instance("b", "2"), 30.0, "none")
+    assert (await registry.read())["search"].shares() == pytest.approx({"1": 0.9, "2": 0.1})
+
+
+async def test_a_drained_instance_can_be_put_back(registry: ToolRegistry):
+    await registry.announce(instance("a"), 30.0)
+    await registry.drain(["a"])
+    await registry.undrain(["a"])
+    assert not (await registry.read())["search"].instances[0].draining
+    assert await registry.announce(instance("a"), 30.0) is False
+
+
+def report(pins: dict[str, int]) -> PinReport:
+    return PinReport(pins=[Pin(tool="search", version=v, count=n) for v, n in pins.items()])
 
 
 async def test_pins_of_all_rollout_servers_are_summed_and_expire(registry: ToolRegistry):
-    await registry.report_pins("r1", {("search", "1"): 3, ("search", "2"): 1}, 30.0)
-    await registry.report_pins("r2", {("search", "1"): 4}, 0.1)
+    await registry.report("r1", report({"1": 3, "2": 1}), 30.0)
+    await registry.report("r2", report({"1": 4}), 0.1)
     assert await registry.pinned("search", "2") == 1
     async with asyncio.timeout(5):
         while await registry.pinned("search", "1") != 3:  # noqa: ASYNC110
             await asyncio.sleep(0.02)
+
+
+async def test_a_report_of_an_older_rollout_server_is_read(
+    registry: ToolRegistry, redis_url: str, run_id: str
+):
+    await registry.report("r1", report({"1": 3}), 30.0)
+    async with await RedisConnection.connect(redis_url, run_id) as connection:
+        (key,) = [key async for key in connection.redis.scan_iter(f"*@{run_id}:*r1")]
+        await connection.redis.set(
+            key, '{"pins": [{"tool": "search", "version": "1", "count": 3}]}'
+        )
+    assert (await registry.reports())["r1"] == report({"1": 3})
 
 
 async def test_pools_and_runs_do_not_touch_each_other(redis_url: str, run_id: str):

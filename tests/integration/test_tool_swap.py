@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.cli import main
 from agent_r1.rollout.tool_client import ToolClient, ToolOutageError
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
@@ -71,7 +73,13 @@ class Pool:
         self._redis_url = redis_url
         self.processes: list[subprocess.Popen[bytes]] = []
 
-    def start(self, source: str, class_name: str, version: str) -> subprocess.Popen[bytes]:
+    def log(self, number: int) -> str:
+        """Return what the process of this number has printed."""
+        return (self._folder / f"tool{number}" / "log").read_text()
+
+    def start(
+        self, source: str, class_name: str, version: str, *options: str
+    ) -> subprocess.Popen[bytes]:
         """Start `agent-r1 serve tool my_tool:Class` in a folder with the class in one file."""
         folder = self._folder / f"tool{len(self.processes)}"
         folder.mkdir()
@@ -79,7 +87,7 @@ class Pool:
         tool = class_name.lower()
         command = [str(COMMAND), "serve", "tool", f"my_tool:{class_name}"]
         command += ["--set", f"run.tool_pool={self.name}"]
-        command += ["--set", f"tools.{tool}.announce_expiry_s=1"]
+        command += ["--set", f"tools.{tool}.announce_expiry_s=1", *options]
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 command,
@@ -173,14 +181,15 @@ async def test_a_session_whose_instance_dies_is_lost_and_others_go_on(
 
 
 async def test_new_versions_are_seen_pins_are_kept_and_a_leaving_instance_waits_for_them(
-    pool: Pool, redis_url: str, run_id: str
+    pool: Pool, redis_url: str, run_id: str, tmp_path: Path
 ):
     async def echo(version: str | None = None) -> str:
         reply = await client.call("echo", {}, rollout_id="r", turn=0, version=version)
         assert reply.version == reply.result.text()
         return reply.version
 
-    old = pool.start(ECHO, "Echo", "1")
+    folder = tmp_path / "announce"
+    old = pool.start(ECHO, "Echo", "1", "--announce-dir", str(folder))
     async with client_of(redis_url, run_id, "echo") as client:
         pins = client.directory.pin(["echo"])
         assert pins == {"echo": "1"}
@@ -198,6 +207,7 @@ async def test_new_versions_are_seen_pins_are_kept_and_a_leaving_instance_waits_
         assert old.poll() is None
         client.directory.unpin(pins)
         assert await asyncio.to_thread(old.wait, 15) == 0
+        assert (folder / "echo.json").is_file()  # nobody drained it: a launcher restarts it
         await until(lambda: len(instances(client, "echo")) == 1)
         with pytest.raises(ToolOutageError) as caught:
             await echo("1")
@@ -224,7 +234,7 @@ async def test_one_version_with_two_schemas_is_refused_where_it_can_be_mended(
     async with client_of(redis_url, run_id, "echo") as client:
         wrong = pool.start(ECHO.replace("Says which", "Tells which"), "Echo", "1")
         assert await asyncio.to_thread(wrong.wait, 30) != 0
-        log = (pool._folder / "tool1" / "log").read_text()
+        log = pool.log(1)
         assert "tool 'echo' version '1' is served by echo-" in log
         assert "give this one a version of its own" in log
         assert len(instances(client, "echo")) == 1
@@ -232,13 +242,11 @@ async def test_one_version_with_two_schemas_is_refused_where_it_can_be_mended(
 
 async def command(redis_url: str, run_id: str, *words: str) -> tuple[int, str]:
     """Run `agent-r1 tools ...`; return its status and what it printed."""
-    process = await asyncio.create_subprocess_exec(
-        *(str(COMMAND), "tools", *words, "--redis", redis_url, "--pool", run_id),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    out, _ = await process.communicate()
-    return process.returncode or 0, out.decode()
+    printed = io.StringIO()
+    options = ("--redis", redis_url, "--pool", run_id)
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        code = await asyncio.to_thread(main, ["tools", *words, *options])
+    return code, printed.getvalue()
 
 
 async def test_an_instance_with_an_open_session_is_not_drained(
@@ -270,9 +278,9 @@ async def test_the_command_drains_weighs_and_rolls_back(pool: Pool, redis_url: s
         shares = client.directory._tools["echo"]
         assert (await tools("weight", "echo", "1=3", "2=1"))[0] == 0
         await until(lambda: shares.shares == {"1": 0.75, "2": 0.25})
-        code, text = await tools("weight", "echo", "9=1")
-        assert code != 0
-        assert "has never had the version 9; it had 1, 2" in text
+        code, text = await tools("weight", "echo", "1=1", "9=1")
+        assert (code, "no instance of version 9 has ever been announced" in text) == (0, True)
+        await until(lambda: shares.shares == {"1": 1.0})
         assert (await tools("weight", "echo", "--newest"))[0] == 0
         await until(lambda: shares.shares == {"2": 1.0})
         code, text = await tools("rollback", "echo")
@@ -286,6 +294,81 @@ async def test_the_command_drains_weighs_and_rolls_back(pool: Pool, redis_url: s
         assert (code, "drained" in text) == (0, True)
         await until(lambda: shares.shares == {"2": 1.0})
         assert first.poll() is None  # it stays up, and nobody sends it new work
+        code, text = await tools("rollback", "echo")
+        assert (code, "back at version 1" in text) == (0, True)
+        await until(lambda: shares.shares == {"1": 1.0})
+        await tools("drain", "echo", "--version", "1")
+        await until(lambda: shares.shares == {"2": 1.0})
+        code, text = await tools("undrain", "echo", "--version", "1")
+        assert (code, "new trajectories of echo: 1 100%" in text) == (0, True)
+        await until(lambda: shares.shares == {"1": 1.0})
         code, text = await tools("drain", "ecko", "--instance", name)
         assert code != 0
         assert "there are echo" in text
+
+
+async def test_a_new_version_may_start_with_nothing_or_with_a_share(
+    pool: Pool, redis_url: str, run_id: str
+):
+    pool.start(ECHO, "Echo", "1")
+    async with client_of(redis_url, run_id, "echo") as client:
+        shares = client.directory._tools["echo"]
+        pool.start(ECHO, "Echo", "2", "--set", "tools.echo.new_version=none")
+        await until(lambda: len(instances(client, "echo")) == 2)
+        assert shares.shares == {"1": 1.0}
+        pool.start(ECHO, "Echo", "3", "--set", "tools.echo.new_version=0.25")
+        await until(lambda: len(instances(client, "echo")) == 3)
+        assert shares.shares == {"1": 0.75, "3": 0.25}
+        await until(lambda: "version 3 gets 25% of new trajectories" in pool.log(2))
+    line = next(line for line in pool.log(2).splitlines() if line.startswith("tool echo serves at"))
+    address = redis_url.removeprefix("redis://").partition("/")[0]
+    assert f"in the pool {run_id!r}; version 3 gets 25%" in line
+    assert line.endswith(f"(Redis at {address})")
+
+
+async def test_the_list_shows_a_version_that_rollout_servers_refuse(
+    pool: Pool, redis_url: str, run_id: str
+):
+    pool.start(ECHO, "Echo", "1")
+    async with client_of(redis_url, run_id, "echo") as client:
+        pool.start(ECHO.replace("Says which", "Tells which"), "Echo", "2")
+        use = client.directory._tools["echo"]
+        await until(lambda: "2" in use.refused)
+        async with asyncio.timeout(15):
+            text = ""
+            while "is refused by" not in text:
+                _, text = await command(redis_url, run_id, "list")
+    assert "echo 2 is refused by rollout: the schema of version 2 would change the prompt" in text
+    rows = [[cell.strip() for cell in line.split("│")] for line in text.splitlines() if "│" in line]
+    found = {row[2]: (row[3], row[4]) for row in rows if row[1] == "echo"}
+    assert found == {"1": ("0%", "100%"), "2": ("100%", "refused")}
+
+
+async def test_an_instance_stopped_after_a_drain_takes_its_announcement_to_the_launcher_back(
+    pool: Pool, redis_url: str, run_id: str, tmp_path: Path
+):
+    folder = tmp_path / "announce"
+    first = pool.start(ECHO, "Echo", "1", "--announce-dir", str(folder))
+    async with client_of(redis_url, run_id, "echo") as client:
+        pool.start(ECHO, "Echo", "2")
+        await until(lambda: len(instances(client, "echo")) == 2)
+        assert (folder / "echo.json").is_file()
+        await command(redis_url, run_id, "drain", "echo", "--version", "1")
+        first.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(first.wait, 20) == 0
+    assert not (folder / "echo.json").exists()
+
+
+async def test_a_session_that_cannot_be_opened_fails_the_call_with_what_the_tool_raised(
+    pool: Pool, redis_url: str, run_id: str
+):
+    wrong = COUNTER.replace('self.counts[rollout_id] = tool_context["start"]', "self.count[0] = 1")
+    pool.start(wrong, "Counter", "1")
+    async with client_of(redis_url, run_id, "counter") as client:
+        with pytest.raises(ToolOutageError) as caught:
+            await client.open_session("counter", "a", {"start": 0})
+    said = "Counter.open raised AttributeError: 'Counter' object has no attribute 'count'"
+    assert caught.value.reason.startswith(f"tool_broken: counter: {said}")
+    assert caught.value.attempts == 1
+    assert "session open raised tool=counter rollout_id=a" in pool.log(0)
+    assert "Traceback" in pool.log(0)

@@ -159,3 +159,24 @@ def test_shares_sum_to_one_and_leave_draining_versions_out():
     assert state(*both, v1=5, v2=1, v3=3).shares() == {"2": 0.25, "3": 0.75}
     assert state(*both).shares() == {"3": 1.0}
     assert ToolState().shares() == {}
+
+
+def test_the_report_says_what_new_trajectories_really_get():
+    changed = ToolSpec(name="search", version="2", description="New.", parameters=SCHEMA)
+    both = state(instance("a", "1"), instance("b", "2", spec=changed), v1=0.0, v2=1.0)
+    tools = directory(state(instance("a", "1")))
+    tools.update("search", both)
+    (pins, (use,)) = (tools.pin(["search"]), tools.report(["search"]).tools)
+    assert (pins, use.tool, use.shares) == ({"search": "1"}, "search", {"1": 1.0})
+    assert use.refused.keys() == {"2"}
+    assert "set env.follow_tool_schemas = true" in use.refused["2"]
+    assert [(pin.version, pin.count) for pin in tools.report(["search"]).pins] == [("1", 1)]
+    tools.update("search", state(instance("a", "1")))
+    assert tools.report(["search"]).tools[0].refused == {}
+
+
+def test_weights_however_large_or_small_are_shares():
+    large = state(instance("a", "1"), instance("b", "2"), v1=1e308, v2=1e308)
+    assert large.shares() == {"1": 0.5, "2": 0.5}
+    small = state(instance("a", "1"), instance("b", "2"), v1=5e-324, v2=0.0)
+    assert small.shares() == {"1": 1.0}
