@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config_sources import ConfigError
+from agent_r1_proto.private_files import private_folder, write_private
 
 LAUNCHER_FILE = "launcher.json"
 """In the run folder while a run runs: the launcher's process id and its private folder."""
@@ -70,7 +71,8 @@ def claim_run_folder(folder: Path, *, resume: bool) -> None:
             "name another folder with --run-dir"
         )
     try:
-        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
+        (folder / "logs").mkdir(exist_ok=True)
     except OSError as exc:
         raise ConfigError(
             f"cannot create the run folder {folder}: {exc.strerror}; name another with --run-dir"
@@ -87,7 +89,7 @@ def launcher_state(folder: Path) -> Iterator[Path]:
         "state_dir": str(state_dir),
         "started_at": time.time(),
     }
-    (folder / LAUNCHER_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    write_private(folder / LAUNCHER_FILE, json.dumps(values, indent=2) + "\n")
     try:
         yield state_dir
     finally:

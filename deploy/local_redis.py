@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 
 from agent_r1.config_sources import ConfigError
 from agent_r1_deploy.supervisor import ServiceSpec
+from agent_r1_proto.private_files import write_private
 
 PROGRAMS = ("redis-server", "valkey-server")
 OLDEST_VERSION = (6, 2)
@@ -158,8 +159,7 @@ def local_redis(state_dir: Path, maxmemory_mb: int) -> tuple[ServiceSpec, str]:
     }
     # A file, not arguments: anyone on the machine can list the arguments of a process.
     config = state_dir / "redis.conf"
-    config.touch(mode=0o600)
-    config.write_text("".join(f"{name} {value}\n" for name, value in settings.items()))
+    write_private(config, "".join(f"{name} {value}\n" for name, value in settings.items()))
     url = f"redis://:{password}@127.0.0.1:{port}/0"
 
     async def is_up(_: str) -> bool:

@@ -22,6 +22,7 @@ from agent_r1.exit_status import EXIT_LOSSES
 from agent_r1_deploy import local_redis
 from agent_r1_deploy.local_folder import REDIS_URL_FILE
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, ServiceSpec, Supervisor
+from agent_r1_proto.private_files import write_private
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
@@ -72,6 +73,11 @@ class LocalServices:
             report=report,
             environment=self._base_environment(),
         )
+        self.supervisor.expect(*config.started_tools(), "reward", *self._rollout_names())
+
+    def _rollout_names(self) -> list[str]:
+        replicas = self._config.placement.rollout_replicas
+        return ["rollout"] if replicas == 1 else [f"rollout-{i}" for i in range(replicas)]
 
     def _base_environment(self) -> dict[str, str]:
         # config.json holds what the variables said; above it they would beat --set.
@@ -87,9 +93,7 @@ class LocalServices:
         else:
             await local_redis.wait_for_redis(configured, self._report)
             self.redis_url = configured
-        file = self._state_dir / REDIS_URL_FILE
-        file.touch(mode=0o600)
-        file.write_text(self.redis_url)
+        write_private(self._state_dir / REDIS_URL_FILE, self.redis_url)
         return self.redis_url
 
     async def _start_own_redis(self) -> str:
@@ -120,9 +124,8 @@ class LocalServices:
         specs = [*(self._tool(name) for name in tools), self._reward()]
         urls = await _together([self.supervisor.start(spec) for spec in specs])
         self.tool_urls = dict(zip(tools, urls, strict=False))  # the last URL is reward's
-        replicas = self._config.placement.rollout_replicas
         await _together(
-            [self.supervisor.start(self._rollout(i, replicas)) for i in range(replicas)]
+            [self.supervisor.start(self._rollout(name)) for name in self._rollout_names()]
         )
 
     async def run_learner(self, folder: Path, *, resume: bool) -> None:
@@ -191,8 +194,7 @@ class LocalServices:
             stop_timeout_s=self._config.placement.stop_timeout_s,
         )
 
-    def _rollout(self, index: int, replicas: int) -> ServiceSpec:
-        name = "rollout" if replicas == 1 else f"rollout-{index}"
+    def _rollout(self, name: str) -> ServiceSpec:
         return ServiceSpec(
             name=name,
             command=self._command("rollout", name),

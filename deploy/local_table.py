@@ -38,6 +38,7 @@ from agent_r1_deploy.local_folder import launcher_state, running_launcher
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import METRICS_FILE, SUMMARY_FILE, Tail, duration, total_steps
 from agent_r1_deploy.supervisor import ServiceError
+from agent_r1_proto.private_files import private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ def run_table(
         )
     for key, listen in config_checks.listeners(config):
         config_checks.check_port(listen, key)
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
+    (folder / "logs").mkdir(exist_ok=True)
     secrets = write_config(config, folder / CONFIG_FILE)
     log_to(folder / "logs" / LAUNCHER_LOG, config.run.log_level)
     with launcher_state(folder) as state_dir:
@@ -157,7 +159,8 @@ async def _work(
     # Fresh servers hold version 0, the configured model.
     incarnation = policy_version = 0
     for run in runs:
-        (run.folder / "logs").mkdir(parents=True, exist_ok=True)
+        private_folder(run.folder)
+        (run.folder / "logs").mkdir(exist_ok=True)
         ledger = Ledger(run.folder)
         resume = ledger.starts > 0
         ledger.go_on_after(incarnation=incarnation, policy_version=policy_version)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -46,28 +47,52 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Tail:
-    """Yields the lines that were added to a JSON-lines file since the last look."""
+    """Yields the lines that were added to a JSON-lines file since the last look.
+
+    A resumed learner puts a file in its place that begins with the same lines, up to its
+    checkpoint: these are not yielded again, what follows them is.
+    """
 
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
+        self._inode = 0
+        self._offset = 0
+        self._seen: list[int] = []  # hashes of the lines before the offset
+        if from_end:
+            self._added()
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Yield complete new lines."""
+        for line in self._added():
+            if line.strip():
+                yield json.loads(line)
+
+    def _added(self) -> list[bytes]:
         try:
             with self._path.open("rb") as file:
-                size = file.seek(0, 2)
-                if size < self._offset:  # rewritten by a resumed learner
-                    self._offset = 0
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._inode or status.st_size < self._offset:
+                    self._inode = status.st_ino
+                    self._skip_seen(file)
                 file.seek(self._offset)
                 data = file.read()
         except OSError:
-            return
+            return []
         complete = data[: data.rfind(b"\n") + 1]
         self._offset += len(complete)
-        for line in complete.splitlines():
-            if line.strip():
-                yield json.loads(line)
+        lines = complete.splitlines(keepends=True)
+        self._seen += map(hash, lines)
+        return lines
+
+    def _skip_seen(self, file: BinaryIO) -> None:
+        """Set the offset behind the lines that this file has in common with the one before."""
+        self._offset = same = 0
+        for line, known in zip(file, self._seen, strict=False):
+            if hash(line) != known:
+                break
+            self._offset += len(line)
+            same += 1
+        del self._seen[same:]
 
 
 def duration(seconds: float) -> str:
@@ -205,6 +230,7 @@ class TrainingView:
 
     def close(self) -> None:
         """Show what came last, and leave the terminal as it was."""
+        self._was_waiting = False  # services that are still starting never came up
         self.update([])
         if self._live is not None:
             self._live.stop()

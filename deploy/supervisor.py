@@ -189,9 +189,14 @@ class Supervisor:
         self._policy = policy or RestartPolicy()
         self._report = report or (lambda line: None)
         self._services: dict[str, _Service] = {}
+        self._expected: list[str] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def expect(self, *names: str) -> None:
+        """Count services as starting that `start` will be called for."""
+        self._expected += names
 
     async def start(self, spec: ServiceSpec) -> str:
         """Start a service, wait until it is up, and watch it from then on.
@@ -258,7 +263,8 @@ class Supervisor:
 
     def starting(self) -> list[str]:
         """Return the services that are not up yet."""
-        return [name for name, service in self._services.items() if not service.up]
+        names = dict.fromkeys([*self._services, *self._expected])
+        return [n for n in names if n not in self._services or not self._services[n].up]
 
     def pids(self) -> dict[str, int]:
         """Return the process id of every running service's guard, by name."""

@@ -127,7 +127,9 @@ async def _serve_scripted(settings: RolloutSettings) -> None:
     engine = engine_settings(settings.model, settings.rollout)
     prepare_environment(engine)
     facts = await asyncio.to_thread(read_model, engine)
-    chat = build_chat_format(settings.env, str(facts.directory), facts.eos_token_ids)
+    chat = build_chat_format(
+        settings.env, str(facts.directory), facts.eos_token_ids, has_tools=True
+    )
     tokenizer = load_tokenizer(str(facts.directory))
     call, answer = (tokenizer.encode(text, add_special_tokens=False) for text in (CALL, ANSWER))
     policy: Any = ScriptedPolicy(VllmPolicy(engine), call, answer)

@@ -155,6 +155,11 @@ class FakePolicy:
         self.loaded: list[int] = []
         self.refuse_weights: str | None = None
         """Set to refuse every load with this text."""
+        self.answering = asyncio.Event()
+        """Cleared: probes are not answered, as by a wedged engine."""
+        self.answering.set()
+        self.is_loading = False
+        self.num_probes = 0
 
     @property
     def policy_version(self) -> int:
@@ -240,6 +245,14 @@ class FakePolicy:
     async def score(self, token_ids: list[int]) -> list[float]:
         self._check_alive()
         return [-float(token) for token in token_ids[1:]]
+
+    async def probe(self) -> None:
+        self._check_alive()
+        self.num_probes += 1
+        await self.answering.wait()
+
+    def kill(self, reason: str) -> None:
+        self.die(reason)
 
     async def stop(self) -> None:
         self._death = "stopped"

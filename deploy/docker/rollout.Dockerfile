@@ -9,7 +9,7 @@ COPY services services
 COPY deploy deploy
 # The image has vLLM and torch; what else the service imports comes at the locked versions.
 RUN pip install -q --break-system-packages -c deploy/constraints/gpu.txt -e . \
-    && useradd --create-home agent \
+    && useradd --uid 1000 --non-unique --create-home agent \
     && mkdir /runs && chown agent /runs
 COPY examples examples
 

@@ -13,6 +13,7 @@ import logging
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HOST = "127.0.0.1"
+LOOPBACK = "lo"
 IDLE_TIMEOUT = timedelta(days=30)
 """Longest between two commands: rollouts may take any time; a lost peer is noticed by its exit."""
 JOIN_TIMEOUT_S = 300.0
@@ -122,7 +124,7 @@ class RankGroup:
                 )
             self._store: Any = None
         else:
-            self._store = _TcpStore(HOST, 0, self._ranks, True, wait_for_workers=False)
+            self._store = _listening_store(self._ranks)
         try:
             if self._ranks > 1:
                 self._start_followers()
@@ -301,6 +303,8 @@ def _join(rank: int, store: Any, table: EngineTable) -> Any:
     device = choose_device(table, rank)
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    for library in ("GLOO", "NCCL"):  # all ranks are on this machine: nobody else need reach them
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", LOOPBACK)
     threads = table.torch_threads
     if threads == 0 and ranks > 1 and device.type == "cpu":
         threads = max(1, (os.cpu_count() or 1) // ranks)
@@ -317,6 +321,15 @@ def _join(rank: int, store: Any, table: EngineTable) -> Any:
             timeout=timedelta(seconds=table.collective_timeout_s),
         )
     return dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT) if ranks > 1 else None
+
+
+def _listening_store(ranks: int) -> Any:
+    """Open the ranks' store on the loopback interface; by itself it listens on every one."""
+    listener = socket.create_server((HOST, 0))
+    port = listener.getsockname()[1]
+    return _TcpStore(
+        HOST, port, ranks, True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
 
 
 def _build_engine(rank: int, setup: EngineSetup) -> RankEngine:

@@ -24,6 +24,7 @@ from agent_r1.learner.checkpoint import (
 )
 from agent_r1.learner.event_log import EventLog
 from agent_r1_proto.failures import Failure
+from agent_r1_proto.private_files import private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +101,8 @@ class RunFolder:
                 f"`agent-r1 train --resume {self.path}`, or name another folder with --run-dir"
             )
         with disk_errors("the run folder", self.path):
-            (self.path / TRAJECTORIES_DIR).mkdir(parents=True, exist_ok=True)
+            private_folder(self.path)
+            (self.path / TRAJECTORIES_DIR).mkdir(exist_ok=True)
 
     def open_at(self, step: int) -> None:
         """Forget everything after `step` and open the event log for the steps that follow."""

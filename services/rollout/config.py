@@ -88,6 +88,10 @@ class RolloutTable(ListenTable):
     """Run without compiled graphs; None: on the CPU yes, on GPUs no."""
     engine_start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Time to load the model and warm up, in seconds; beyond it the server gives up."""
+    engine_stall_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    """Silence after which an engine counts as wedged, in seconds: it has requests and ends no step,
+    or it is idle and does not sample one token. It is killed, its samples go to other servers, and
+    the server exits to be started again. Weight loads and the start have limits of their own."""
     weight_load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """Time one weight load may take, in seconds; beyond it the server gives up and exits."""
     tool_start_timeout_s: Annotated[float, Field(gt=0)] = 60.0

@@ -11,7 +11,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Coroutine, Mapping
+import threading
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,11 +24,12 @@ from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
 from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
 from agent_r1.rollout.config import EnvTable, RolloutTable
 from agent_r1.rollout.envs import load_env_class
-from agent_r1.rollout.policy import Policy
+from agent_r1.rollout.policy import EngineDeadError, Policy
 from agent_r1.rollout.server import announce_forever, serving
 from agent_r1.rollout.tool_client import ToolClient
 from agent_r1.rollout.tool_directory import ToolDirectory
 from agent_r1.rollout.versions import WeightVersions
+from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
 from agent_r1_proto.failures import FailureBoard
@@ -42,6 +44,9 @@ NAME = "rollout"
 GROUP = "rollout"
 WITHDRAW_TIMEOUT_S = 2.0
 WORKER_STOP_TIMEOUT_S = 15.0
+END_TIMEOUT_S = 60.0
+"""Time the clean-up may take after the engine has died; then the process is ended."""
+EXIT_ENGINE_DEAD = 70
 
 
 @dataclass(frozen=True)
@@ -114,7 +119,14 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
     )
     from agent_r1.rollout.vllm_policy import VllmPolicy
 
-    await serve_policy(VllmPolicy(engine), chat, settings)
+    await serve_policy(VllmPolicy(engine), chat, settings, on_death=_end_process_later)
+
+
+def _end_process_later() -> None:
+    """End this process even where its clean-up hangs: in a thread that reads a dead disk, say."""
+    timer = threading.Timer(END_TIMEOUT_S, os._exit, [EXIT_ENGINE_DEAD])
+    timer.daemon = True
+    timer.start()
 
 
 def build_chat_format(
@@ -148,8 +160,20 @@ def build_chat_format(
     )
 
 
-async def serve_policy(policy: Policy, chat: ChatFormat, settings: RolloutSettings) -> None:
+async def serve_policy(
+    policy: Policy,
+    chat: ChatFormat,
+    settings: RolloutSettings,
+    *,
+    on_death: Callable[[], None] | None = None,
+) -> None:
     """Start a policy and serve samples with it until SIGTERM or SIGINT.
+
+    Args:
+        policy: is started and stopped here.
+        chat: of its model.
+        settings: of the server.
+        on_death: called once when the policy has died, before the clean-up.
 
     Raises:
         ValueError: an address cannot be bound, or a tool is not there or wrong.
@@ -160,7 +184,7 @@ async def serve_policy(policy: Policy, chat: ChatFormat, settings: RolloutSettin
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
-    serving_samples = asyncio.create_task(_serve_samples(policy, chat, settings))
+    serving_samples = asyncio.create_task(_serve_samples(policy, chat, settings, on_death))
     try:
         await asyncio.wait([serving_samples, stopped], return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -174,7 +198,12 @@ async def serve_policy(policy: Policy, chat: ChatFormat, settings: RolloutSettin
     logger.info("rollout server has stopped run_id=%s", settings.run.id)
 
 
-async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSettings) -> None:
+async def _serve_samples(
+    policy: Policy,
+    chat: ChatFormat,
+    settings: RolloutSettings,
+    on_death: Callable[[], None] | None,
+) -> None:
     """Start the parts in order and work until cancelled; then stop them in reverse order."""
     run, env, rollout = settings.run, settings.env, settings.rollout
     async with AsyncExitStack() as stack:
@@ -219,7 +248,6 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
             in_flight=lambda: worker.in_flight,
         )
         http = await stack.enter_async_context(serving(app, listener, rollout))
-        stack.push_async_callback(_withdraw, registry, server_id)
         announcing = announce_forever(
             registry,
             versions,
@@ -231,7 +259,18 @@ async def _serve_samples(policy: Policy, chat: ChatFormat, settings: RolloutSett
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)
         logger.info("rollout server is up server_id=%s url=%s run_id=%s", server_id, url, run.id)
-        await _work(worker, http, announcing)
+        try:
+            await _work(
+                worker,
+                http,
+                announcing,
+                watch(policy, rollout.engine_stall_timeout_s),
+                withdraw=partial(_withdraw, registry, server_id),
+            )
+        except EngineDeadError:
+            if on_death is not None:
+                on_death()
+            raise
 
 
 def _agent_loop(
@@ -287,19 +326,30 @@ async def _all_or_none(*starts: Coroutine[None, None, None]) -> None:
 
 
 async def _work(
-    worker: RolloutWorker, http: asyncio.Task[None], announcing: Coroutine[None, None, None]
+    worker: RolloutWorker,
+    http: asyncio.Task[None],
+    announcing: Coroutine[None, None, None],
+    watching: Coroutine[None, None, None],
+    *,
+    withdraw: Callable[[], Coroutine[None, None, None]],
 ) -> None:
-    """Work until cancelled, or until one of the parts ends by itself, which is an error."""
+    """Work until cancelled, or until one of the parts ends by itself, which is an error.
+
+    In the end nobody may count on this server any more before it gives its samples back.
+    """
     working = asyncio.create_task(worker.run())
-    beating = asyncio.create_task(announcing)
+    others = [asyncio.create_task(announcing), asyncio.create_task(watching)]
     try:
-        done, _ = await asyncio.wait([working, http, beating], return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait([working, http, *others], return_when=asyncio.FIRST_COMPLETED)
         for part in done:
             part.result()  # raises what ended it
         raise RuntimeError("a part of the rollout server ended; the lines above say why")
     finally:
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
         worker.stop()
+        await withdraw()
         await asyncio.wait([working], timeout=WORKER_STOP_TIMEOUT_S)
         working.cancel()
-        beating.cancel()
-        await asyncio.gather(working, beating, return_exceptions=True)
+        await asyncio.gather(working, return_exceptions=True)

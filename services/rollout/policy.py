@@ -102,6 +102,11 @@ class Policy(Protocol):
         """None while the engine is alive; else one line that says why it stopped."""
         ...
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether weights are being replaced, so that generation stands still for a while."""
+        ...
+
     async def start(self) -> None:
         """Load the configured model as version 0 and get ready to sample.
 
@@ -133,7 +138,7 @@ class Policy(Protocol):
 
         Raises:
             PromptError: the prompt is empty, holds an unknown id or fills the context.
-            PolicyOutOfMemoryError, EngineDeadError: the engine failed.
+            EngineDeadError: the engine failed.
         """
         ...
 
@@ -156,6 +161,25 @@ class Policy(Protocol):
         Raises:
             PromptError: fewer than two tokens, an unknown id, or more than the context holds.
             EngineDeadError: the engine failed.
+        """
+        ...
+
+    async def probe(self) -> None:
+        """Return once the engine has shown that it works.
+
+        With requests in flight that is between two of its steps; without, after one more token.
+        Has no timeout: whoever asks decides how long is too long.
+
+        Raises:
+            EngineDeadError: the engine failed.
+        """
+        ...
+
+    def kill(self, reason: str) -> None:
+        """End an engine that does not answer, at once; generations end with EngineDeadError.
+
+        Args:
+            reason: what `death` says from now on.
         """
         ...
 

@@ -44,11 +44,12 @@ def check_prompt(
 def wait_for_exit(engine: Any) -> None:
     """Wait a moment until a dying engine process has ended, so that its exit code is known."""
     deadline = time.monotonic() + EXIT_TIMEOUT_S
-    for process in _processes(engine):
+    for process in engine_processes(engine):
         process.join(max(0.0, deadline - time.monotonic()))
 
 
-def _processes(engine: Any) -> list[Any]:
+def engine_processes(engine: Any) -> list[Any]:
+    """Return the engine's own processes."""
     manager = getattr(engine.engine_core.resources, "engine_manager", None)
     return list(getattr(manager, "processes", []))
 
@@ -62,7 +63,7 @@ def to_prompt_logprobs(output: Any) -> list[float]:
 
 def death_reason(engine: Any) -> str:
     """Say in one line why the engine process ended."""
-    codes = [process.exitcode for process in _processes(engine)]
+    codes = [process.exitcode for process in engine_processes(engine)]
     if SIGKILL_EXIT_CODE in codes:
         return (
             "the engine process was killed (signal 9), most likely because it ran out of memory: "

@@ -15,6 +15,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 from agent_r1.rollout.policy import (
@@ -22,13 +23,13 @@ from agent_r1.rollout.policy import (
     Generation,
     LoadTiming,
     PolicyError,
-    PolicyOutOfMemoryError,
     PolicySetupError,
     WeightsRefusedError,
 )
 from agent_r1.rollout.vllm_answers import (
     check_prompt,
     death_reason,
+    engine_processes,
     to_generation,
     to_prompt_logprobs,
     wait_for_exit,
@@ -68,9 +69,11 @@ class VllmPolicy:
         self._policy_version = 0
         self._in_flight: set[str] = set()
         self._num_scores = 0
+        self._num_probes = 0
         self._death: str | None = "the sampler has not been started"
         self._load_lock = asyncio.Lock()
         self._loading: asyncio.Future[LoadTiming] | None = None
+        self._is_loading = False
         self._engine: Any = None
         self._facts: ModelFacts | None = None
         self._own_lm_head = False
@@ -102,6 +105,11 @@ class VllmPolicy:
             return death_reason(self._engine)
         return self._death
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether weights are being replaced, so that generation stands still for a while."""
+        return self._is_loading
+
     async def start(self) -> None:
         """Start the engine with the configured model as version 0."""
         started = time.perf_counter()
@@ -113,8 +121,10 @@ class VllmPolicy:
                 self._death = None
                 await self._fill_own_lm_head()
                 await self._engine.update_weight_version("0")
-                # An engine's first step is its slowest: take it before requests wait.
+                # An engine's first steps are its slowest: take them before requests wait, and
+                # before anybody judges how long a step takes.
                 await self.score([self._facts.eos_token_ids[0]] * 2)
+                await self.probe()
         except TimeoutError as exc:
             await self.stop()
             raise PolicySetupError(
@@ -144,13 +154,25 @@ class VllmPolicy:
         request_id: str,
     ) -> Generation:
         """Sample after a prompt; see `Policy.generate`."""
-        from vllm.sampling_params import RequestOutputKind, SamplingParams
-
         room = check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=1)
         if max_tokens < 1:
             raise ValueError(f"max_tokens ({max_tokens}) must be >= 1")
-        params = SamplingParams(
-            max_tokens=min(max_tokens, room),
+        params = self._sampling(min(max_tokens, room), temperature, seed)
+        if request_id in self._in_flight:
+            raise ValueError(f"request_id ({request_id}) is in flight already")
+        self._in_flight.add(request_id)
+        try:
+            async with self._engine_errors():
+                output = await self._run(token_ids, params, request_id)
+        finally:
+            self._in_flight.discard(request_id)
+        return to_generation(output.outputs[0])
+
+    def _sampling(self, max_tokens: int, temperature: float, seed: int) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        return SamplingParams(
+            max_tokens=max_tokens,
             temperature=temperature,
             top_p=1.0,
             top_k=-1,
@@ -161,15 +183,24 @@ class VllmPolicy:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        if request_id in self._in_flight:
-            raise ValueError(f"request_id ({request_id}) is in flight already")
-        self._in_flight.add(request_id)
-        try:
-            async with self._engine_errors():
-                output = await self._run(token_ids, params, request_id)
-        finally:
-            self._in_flight.discard(request_id)
-        return to_generation(output.outputs[0])
+
+    async def probe(self) -> None:
+        """Return once the engine has shown that it works; see `Policy.probe`."""
+        async with self._engine_errors():
+            if self._in_flight:
+                # The engine answers such questions between two steps.
+                await self._engine.is_paused()
+                return
+            self._num_probes += 1
+            prompt = [self._model().eos_token_ids[0]]
+            await self._run(prompt, self._sampling(1, 1.0, 0), f"probe-{self._num_probes}")
+
+    def kill(self, reason: str) -> None:
+        """End an engine that does not answer; see `Policy.kill`."""
+        self._death = reason
+        if self._engine is not None:
+            for process in engine_processes(self._engine):
+                process.kill()  # ends a stopped process too, which SIGTERM does not
 
     async def score(self, token_ids: list[int]) -> list[float]:
         """Return [T-1] log-probabilities under the weights in use; see `Policy.score`."""
@@ -198,12 +229,14 @@ class VllmPolicy:
     async def _load_next(self, manifest: WeightManifest) -> LoadTiming:
         async with self._load_lock, self._engine_errors():
             started = time.perf_counter()
-            path = await asyncio.to_thread(
-                verify_snapshot, manifest, self._model().layout, self._settings.dtype
-            )
-            await self._map_files([str(path)])
-            fetch_s = time.perf_counter() - started
-            pause_s = await self._swap_weights(manifest.policy_version)
+            path = await self._verify(manifest)
+            self._is_loading = True
+            try:
+                await self._map_files([str(path)])
+                fetch_s = time.perf_counter() - started
+                pause_s = await self._swap_weights(manifest.policy_version)
+            finally:
+                self._is_loading = False
         logger.info(
             "weights loaded policy_version=%d fetch_s=%.3f pause_s=%.3f in_flight=%d",
             manifest.policy_version,
@@ -212,6 +245,20 @@ class VllmPolicy:
             self.num_in_flight,
         )
         return LoadTiming(fetch_s=fetch_s, pause_s=pause_s)
+
+    async def _verify(self, manifest: WeightManifest) -> Path:
+        limit_s = self._settings.load_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.to_thread(
+                    verify_snapshot, manifest, self._model().layout, self._settings.dtype
+                )
+        except TimeoutError as exc:
+            raise WeightsRefusedError(
+                f"weights of version {manifest.policy_version} were not read and verified within "
+                f"{limit_s:g} s (rollout.weight_load_timeout_s); see whether the disk of "
+                "learner.weights_dir answers"
+            ) from exc
 
     async def stop(self) -> None:
         """Shut the engine down; generations in flight end with EngineDeadError."""
@@ -310,8 +357,17 @@ class VllmPolicy:
 
         aliases = dict(self._model().layout.aliases) if self._own_lm_head else {}
         request = WeightTransferInitRequest({"locations": locations, "aliases": aliases})
+        limit_s = self._settings.load_timeout_s
         try:
-            await self._engine.init_weight_transfer_engine(request)
+            async with asyncio.timeout(limit_s):
+                await self._engine.init_weight_transfer_engine(request)
+        except TimeoutError as exc:
+            reason = (
+                f"the engine did not open new weights within {limit_s:g} s "
+                "(rollout.weight_load_timeout_s) and was killed"
+            )
+            self.kill(reason)
+            raise EngineDeadError(reason) from exc
         except Exception as exc:
             if self.death is not None:
                 raise
@@ -339,6 +395,8 @@ class VllmPolicy:
                 f"loading weights of version {policy_version} failed half-way "
                 f"({type(exc).__name__}: {exc}); start the rollout service again"
             )
+            if isinstance(exc, TimeoutError):
+                self.kill(self._death)  # it does not answer, nor would it to the abort
             await engine.abort(list(self._in_flight))
             raise EngineDeadError(self._death) from exc
         return time.perf_counter() - started
@@ -368,8 +426,7 @@ class VllmPolicy:
             reason = self.death
             if reason is None:
                 raise PolicyError(f"the engine failed ({type(exc).__name__}: {exc})") from exc
-            memory = "out of memory" in reason
-            raise (PolicyOutOfMemoryError if memory else EngineDeadError)(reason) from exc
+            raise EngineDeadError(reason) from exc
 
 
 def _check_release() -> None:

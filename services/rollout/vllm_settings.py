@@ -87,6 +87,8 @@ def prepare_environment(settings: VllmSettings) -> None:
     defaults = {
         # Binding to cores would fight the learner for the same ones.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # The server has threads, and a forked engine would not call our plugin again.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
         # Its warnings at every start tell of what a CPU engine never has.

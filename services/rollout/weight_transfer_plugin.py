@@ -1,4 +1,4 @@
-"""Loads weights from safetensors files inside vLLM's engine process.
+"""Runs inside vLLM's engine processes: loads weights from safetensors files, dies with the server.
 
 vLLM finds `register` through the entry point `vllm.general_plugins` in every process it starts.
 vllm_policy.py drives the phases: init (map the files, while generation goes on), start, update
@@ -7,6 +7,10 @@ vllm_policy.py drives the phases: init (map the files, while generation goes on)
 
 from __future__ import annotations
 
+import ctypes
+import multiprocessing
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from vllm.config.weight_transfer import WeightTransferConfig
 
 BACKEND = "agent_r1_file"
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -141,7 +146,21 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         self._aliases = {}
 
 
+def die_with_server() -> None:
+    """Have the kernel kill this process when the one that started it ends, however it ends.
+
+    An engine notices nothing of the end of a server that was killed: it would stay for ever.
+    """
+    server = multiprocessing.parent_process()
+    if server is None:  # this is the server
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != server.pid:  # it has ended already
+        os._exit(1)
+
+
 def register() -> None:
     """Make the backend known to vLLM; called by vLLM once or more in each of its processes."""
+    die_with_server()
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, FileWeightTransferEngine)

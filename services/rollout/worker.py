@@ -276,17 +276,19 @@ class RolloutWorker:
 
     async def _give_back(self) -> None:
         """Cancel what is in flight and release its entries for other servers."""
-        unfinished = dict(self._working)
-        for work in unfinished:
-            work.cancel()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
-                await asyncio.gather(*unfinished, return_exceptions=True)
-                for work, entry in unfinished.items():
-                    if work.cancelled():
-                        await self._consumer.release(entry)
+                await asyncio.gather(
+                    *(self._give_back_one(*sample) for sample in self._working.items())
+                )
         except TimeoutError:
             logger.warning(
                 "samples not given back within %g s; others get them when their lease ends",
                 STOP_TIMEOUT_S,
             )
+
+    async def _give_back_one(self, work: asyncio.Task[None], entry: Entry[RolloutTask]) -> None:
+        work.cancel()
+        await asyncio.wait([work])
+        if work.cancelled():
+            await self._consumer.release(entry)

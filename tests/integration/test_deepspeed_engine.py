@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -439,6 +440,12 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+def listening(pid: int) -> set[str]:
+    """Return the addresses a process listens on."""
+    connections = psutil.Process(pid).net_connections("inet")
+    return {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
+
+
 @pytest.mark.slow
 def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
     model_dir: Path, tmp_path: Path, leaders: list[Leader]
@@ -465,6 +472,7 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
         assert found["tensors"] == [list(pair) for pair in expected["tensors"]]
     assert leader.answer() == {"done": True}
     assert is_alive(follower)
+    assert listening(leader.process.pid) | listening(follower) == {"127.0.0.1"}
     leader.end()  # kill -9
     deadline = time.monotonic() + END_TIMEOUT_S
     while is_alive(follower) and time.monotonic() < deadline:

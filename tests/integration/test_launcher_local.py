@@ -192,8 +192,52 @@ def test_a_service_that_cannot_start_ends_the_start_of_the_others(
     complaint = "agent-r1: error: the corpus has no passages"
     stage.options["search"] = ["--complaint", complaint, "--exit-code", "2"]
     assert local.run_training(stage.config(), resume=False) == 1
-    assert "the corpus has no passages" in capsys.readouterr().err
+    shown = capsys.readouterr()
+    assert "the corpus has no passages" in shown.err
+    assert "services are up" not in shown.out
     assert "rollout" not in [row[0] for row in stage.lines("start")]
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def test_a_run_folder_is_its_owner_s_alone(stage: Stage):
+    modes: dict[str, int] = {}
+    state: list[Path] = []
+
+    def look() -> None:
+        for name in (".", "launcher.json"):
+            modes[name] = mode(stage.run_folder / name)
+        launcher = json.loads((stage.run_folder / "launcher.json").read_text())
+        state.append(Path(launcher["state_dir"]))
+        for path in (state[0], state[0] / "redis.url", state[0] / "redis.conf"):
+            modes[path.name] = mode(path)
+        stage.done.touch()
+
+    before = os.umask(0)
+    try:
+        thread = stage.when_up("rollout", look)
+        assert local.run_training(stage.config(), resume=False) == 0
+        thread.join()
+    finally:
+        os.umask(before)
+    assert modes == {
+        ".": 0o700,
+        "launcher.json": 0o600,
+        state[0].name: 0o700,
+        "redis.url": 0o600,
+        "redis.conf": 0o600,
+    }
+
+
+def test_the_folder_of_a_resumed_run_is_closed_to_others(stage: Stage):
+    stage.run_folder.mkdir()
+    stage.run_folder.chmod(0o755)
+    (stage.run_folder / "ledger.json").write_text("{}")
+    stage.done.touch()
+    assert local.run_training(stage.config(), resume=True) == 0
+    assert mode(stage.run_folder) == 0o700
 
 
 def test_a_start_that_failed_does_not_block_the_folder(stage: Stage):

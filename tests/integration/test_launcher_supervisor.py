@@ -97,6 +97,17 @@ async def test_a_started_service_answers_at_the_announced_url(scene: Scene):
     assert not any(alive(pid) for pid in scene.pids())
 
 
+async def test_a_service_that_is_still_to_come_counts_as_starting(scene: Scene):
+    supervisor = scene.supervisor()
+    supervisor.expect("one", "two")
+    assert supervisor.starting() == ["one", "two"]
+    await supervisor.start(scene.spec("one"))
+    assert supervisor.starting() == ["two"]
+    await supervisor.start(scene.spec("two"))
+    assert supervisor.starting() == []
+    await supervisor.stop()
+
+
 async def test_services_stop_rank_by_rank_and_take_their_children_along(scene: Scene):
     supervisor = scene.supervisor()
     for name, rank in (("last", 9), ("middle", 1), ("first", 0)):

@@ -21,6 +21,7 @@ import pytest
 
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvTable, RolloutTable
+from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.main import RolloutSettings, serve_policy
 from agent_r1.rollout.policy import EngineDeadError
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
@@ -554,6 +555,63 @@ async def test_dead_engine_ends_the_server_and_gives_the_samples_back(bench: Ben
     async with bench.server(bench.policy(ANSWER)):
         (done,) = await bench.trajectories(1)
     assert done.rollout.key.attempt == 0
+
+
+async def test_wedged_engine_ends_the_server_and_gives_the_samples_back(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    policy = bench.gated_policy(asyncio.Event())
+    async with bench.server(policy, rollout={"engine_stall_timeout_s": 0.3}) as serving:
+        await bench.submit(task(bench, sample_index=0), task(bench, sample_index=1))
+        await until(lambda: policy.num_in_flight == 2)
+        policy.answering.clear()
+        with pytest.raises(EngineDeadError, match=r"2 requests gave no sign of work for 0\.3 s"):
+            await asyncio.wait_for(serving, WAIT_S)
+    assert await bench.registry.rollout_servers() == []
+    assert "engine is wedged in_flight=2" in caplog.text
+    # The lease is 60 s: only samples that were given back reach the next server in time.
+    async with bench.server(bench.policy(ANSWER)):
+        done = await bench.trajectories(2)
+    assert keys(done) == [(1, 0, 0, 0), (1, 0, 1, 0)]
+
+
+async def test_engine_that_is_wedged_while_idle_ends_the_server(bench: Bench):
+    policy = bench.policy(ANSWER)
+    policy.answering.clear()
+    async with bench.server(policy, rollout={"engine_stall_timeout_s": 0.3}) as serving:
+        with pytest.raises(EngineDeadError, match="without requests gave no sign of work"):
+            await asyncio.wait_for(serving, WAIT_S)
+
+
+async def test_engine_that_dies_while_idle_ends_the_server(bench: Bench):
+    policy = bench.policy(ANSWER)
+    async with bench.server(policy, rollout={"engine_stall_timeout_s": 0.3}) as serving:
+        policy.die("the engine was killed")
+        with pytest.raises(EngineDeadError, match="was killed"):
+            await asyncio.wait_for(serving, WAIT_S)
+
+
+class NeverCloses(ToolEnv):
+    """An environment whose clean-up hangs, for one of the tasks."""
+
+    async def close(self) -> None:
+        if self.task.id == "q7":
+            await asyncio.Event().wait()
+
+
+async def test_one_sample_whose_clean_up_hangs_does_not_keep_the_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("agent_r1.rollout.worker.STOP_TIMEOUT_S", 0.5)
+    policy = bench.gated_policy(asyncio.Event())
+    env = {"type": f"{__name__}:NeverCloses"}
+    async with bench.server(policy, env=env):
+        await bench.submit(task(bench, group_id=7), task(bench, sample_index=1))
+        await until(lambda: policy.num_in_flight == 2)
+    # The lease is 60 s: only a sample that was given back reaches the next server in time.
+    async with bench.server(bench.policy(ANSWER)):
+        (done,) = await bench.trajectories(1)
+    assert keys([done]) == [(1, 0, 1, 0)]
 
 
 async def test_sample_that_cannot_be_published_is_dead_lettered(

@@ -1,11 +1,12 @@
 """New weights for the real engine: in the middle of its work, damaged, stale, late.
 
-Its death is the last test here: it ends the engine that all tests share.
+Its deaths are the last tests here: they end the engine that all tests share.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 from collections.abc import Callable
@@ -16,7 +17,6 @@ import pytest
 from agent_r1.rollout.policy import (
     EngineDeadError,
     Generation,
-    PolicyOutOfMemoryError,
     WeightsRefusedError,
 )
 from agent_r1_proto.weights import WeightManifest
@@ -286,7 +286,7 @@ def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEn
         await policy.generate([3], max_tokens=3, temperature=1.0, seed=0, request_id="short")
         manager = policy._engine.engine_core.resources.engine_manager
         os.kill(manager.processes[0].pid, signal.SIGKILL)
-        with pytest.raises(PolicyOutOfMemoryError, match=r"signal 9.*rollout\.max_concurrent"):
+        with pytest.raises(EngineDeadError, match=r"signal 9.*rollout\.max_concurrent"):
             await running
 
     engine.run(kill())
@@ -294,3 +294,29 @@ def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEn
     with pytest.raises(EngineDeadError, match="signal 9"):
         engine.run(engine.policy.score(CANARY))
     engine.run(engine.policy.stop())
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+):
+    policy = engine.policy
+    manifest = engine.publish(build_model(101))
+    settings = dataclasses.replace(policy._settings, load_timeout_s=1.0)
+    monkeypatch.setattr(policy, "_settings", settings)
+    (process,) = policy._engine.engine_core.resources.engine_manager.processes
+    pause = policy._engine.pause_generation
+
+    async def stop_then_pause(**options: object) -> None:
+        os.kill(process.pid, signal.SIGSTOP)
+        await pause(**options)
+
+    monkeypatch.setattr(policy._engine, "pause_generation", stop_then_pause)
+    with pytest.raises(EngineDeadError, match=r"half-way \(TimeoutError"):
+        engine.run(policy.load_weights(manifest))
+    assert not policy.is_loading
+    process.join(10.0)
+    assert process.exitcode == -signal.SIGKILL
+    with pytest.raises(EngineDeadError):
+        engine.run(policy.probe())
+    engine.run(policy.stop())

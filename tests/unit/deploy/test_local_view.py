@@ -119,13 +119,30 @@ def test_a_line_that_is_being_written_is_not_read_yet(tmp_path: Path):
     assert list(tail.new()) == [{"step": 2}]
 
 
-def test_a_file_that_was_cut_back_by_a_resume_is_read_again(tmp_path: Path):
+def test_a_file_that_was_cut_back_by_a_resume_shows_only_what_follows(tmp_path: Path):
     path = tmp_path / "metrics.jsonl"
-    append(path, {"step": 1}, {"step": 2})
-    tail = Tail(path)
-    assert len(list(tail.new())) == 2
-    path.write_text('{"step": 1}\n')
-    assert list(tail.new()) == [{"step": 1}]
+    append(path, *({"step": step} for step in range(1, 7)))
+    tail = Tail(path, from_end=True)
+    cut = tmp_path / "new"
+    append(cut, *({"step": step} for step in range(1, 5)))
+    cut.replace(path)
+    assert list(tail.new()) == []
+    append(path, {"step": 5, "again": True})
+    assert list(tail.new()) == [{"step": 5, "again": True}]
+    # The next look may come when the file has grown beyond what was read of the one before.
+    append(cut, {"step": 1}, {"step": 2}, *({"step": step} for step in range(13, 33)))
+    cut.replace(path)
+    assert [record["step"] for record in tail.new()] == list(range(13, 33))
+
+
+def test_a_run_that_ends_while_services_start_does_not_say_that_they_are_up(
+    tmp_path: Path, config: RunConfig
+):
+    output = io.StringIO()
+    view = TrainingView(tmp_path, config, output)
+    view.update(["rollout"])
+    view.close()
+    assert output.getvalue().splitlines() == ["starting rollout"]
 
 
 def test_steps_follow_from_epochs_when_none_are_given(config: RunConfig):

@@ -1,0 +1,103 @@
+"""Notices an engine that lives and does no work, so that its samples go to other servers.
+
+main.py runs `watch` beside the stream worker. It asks the policy for a sign of work (`probe`) and
+ends an engine that gives none (`kill`); the server then ends, and whoever started it starts it
+again. A process that exists, or a server that answers /healthz, proves nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import NoReturn
+
+from agent_r1.rollout.policy import EngineDeadError, Policy, PolicyError
+
+logger = logging.getLogger(__name__)
+
+LOOKS = 30
+"""How often, within the limit, a probe is looked at."""
+PROBES = 6
+"""How many probes an engine that answers at once gets within the limit."""
+
+
+class Silence:
+    """How long an engine that should answer has not. Pure: the time comes in.
+
+    Args:
+        limit_s: silence after which the engine counts as wedged, in seconds.
+        longest_look_s: what the time between two looks counts at most. Where it was longer, this
+            process stood still, and says nothing about the engine.
+    """
+
+    def __init__(self, limit_s: float, longest_look_s: float) -> None:
+        self._limit_s = limit_s
+        self._longest_look_s = longest_look_s
+        self._silent_s = 0.0
+        self._looked_at: float | None = None
+
+    def look(self, now: float, *, answered: bool, excused: bool) -> bool:
+        """Take one look; return whether the engine is wedged.
+
+        Args:
+            now: of a clock that does not go back, in seconds.
+            answered: the engine has given a sign of work since the last look.
+            excused: it need not: its weights are being replaced, which has a limit of its own.
+        """
+        since = 0.0 if self._looked_at is None else now - self._looked_at
+        self._looked_at = now
+        if answered or excused:
+            self._silent_s = 0.0
+        else:
+            self._silent_s += min(since, self._longest_look_s)
+        return self._silent_s >= self._limit_s
+
+
+async def watch(policy: Policy, stall_timeout_s: float) -> NoReturn:
+    """Watch a started policy until its engine is dead.
+
+    Args:
+        policy: is probed, and killed when it is wedged.
+        stall_timeout_s: silence after which it is wedged, in seconds.
+
+    Raises:
+        EngineDeadError: the engine died, or was wedged and has been killed.
+    """
+    look_s = stall_timeout_s / LOOKS
+    silence = Silence(stall_timeout_s, longest_look_s=2 * look_s)
+    while True:
+        # A probe of an idle engine is a request like others: it may queue behind work that came
+        # later, so that another kind must be asked then.
+        was_busy = policy.num_in_flight > 0
+        probe = asyncio.create_task(policy.probe())
+        try:
+            while not probe.done() and (was_busy or policy.num_in_flight == 0):
+                await asyncio.wait([probe], timeout=look_s)
+                wedged = silence.look(
+                    time.monotonic(), answered=probe.done(), excused=policy.is_loading
+                )
+                if wedged:
+                    _kill(policy, stall_timeout_s)
+            if not probe.done():
+                continue
+            probe.result()
+        except EngineDeadError:
+            raise
+        except PolicyError as exc:  # the engine answered, with an error
+            logger.warning("engine probe failed error=%s", exc)
+        finally:
+            probe.cancel()
+        await asyncio.sleep(stall_timeout_s / PROBES)
+        silence.look(time.monotonic(), answered=True, excused=False)
+
+
+def _kill(policy: Policy, stall_timeout_s: float) -> NoReturn:
+    work = f"with {policy.num_in_flight} requests" if policy.num_in_flight else "without requests"
+    reason = (
+        f"the engine {work} gave no sign of work for {stall_timeout_s:g} s and was killed; if its "
+        "steps take that long, raise rollout.engine_stall_timeout_s"
+    )
+    logger.error("engine is wedged in_flight=%d reason=%s", policy.num_in_flight, reason)
+    policy.kill(reason)
+    raise EngineDeadError(reason)
