@@ -617,10 +617,10 @@ async def test_one_sample_whose_clean_up_hangs_does_not_keep_the_others(
 async def test_sample_that_cannot_be_published_is_dead_lettered(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    def broken(*_: object, **__: object) -> None:
+    async def broken(*_: object, **__: object) -> None:
         raise TypeError("a bug of ours")
 
-    monkeypatch.setattr("agent_r1.rollout.record.TrajectoryRecord.finish", broken)
+    monkeypatch.setattr("agent_r1.rollout.agent_loop.AgentLoop.run", broken)
     async with bench.server(bench.policy(ANSWER)):
         await bench.submit(task(bench))
         await until_empty(bench)
