@@ -125,18 +125,24 @@ class _Service:
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(sig)
 
+    def complaint(self) -> str:
+        """Return the error message that the process ended with; "" without one."""
+        _, found, message = self._log().rpartition(ERROR_PREFIX)
+        return message.strip() if found else ""
+
     def log_tail(self) -> str:
         """Return what the process said last: its error message, or the last lines."""
+        lines = self._log().strip().splitlines()[-TAIL_LINES:]
+        return self.complaint() or "\n".join(lines) or "(it printed nothing)"
+
+    def _log(self) -> str:
+        """Return what the process of the moment has printed."""
         try:
             with self.log_file.open("rb") as file:
                 file.seek(self.log_offset)
-                text = file.read().decode(errors="replace")
+                return file.read().decode(errors="replace")
         except OSError:
             return "(no log)"
-        _, found, message = text.rpartition(ERROR_PREFIX)
-        if found:
-            return message.strip()
-        return "\n".join(text.strip().splitlines()[-TAIL_LINES:]) or "(it printed nothing)"
 
 
 def describe_exit(code: int) -> str:
@@ -369,8 +375,9 @@ class Supervisor:
                         what += f", for the {len(service.deaths)}. time"
                     self._settle(ServiceError(self._explain(service, what)))
                     return
+                why = service.complaint().partition("\n")[0] or describe_exit(code)
                 self._report(
-                    f"!! {service.spec.name} died ({describe_exit(code)}); restarting it, "
+                    f"!! {service.spec.name} died ({why}); restarting it, "
                     f"{len(service.deaths)} of {self._policy.max_restarts} "
                     f"(log: {service.log_file})"
                 )

@@ -20,7 +20,7 @@ from typing import Any
 from agent_r1 import config_checks
 from agent_r1.config import ConfigError, LoadedConfig, RunConfig, dump_config, load_config
 from agent_r1.config_sources import ENV_PREFIX
-from agent_r1.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1.tools.config import CLASS_PATTERN
 
 logger = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ def serve(arguments: argparse.Namespace) -> int:
     config_checks.use_plugins(config)
     announce_dir: Path | None = arguments.announce_dir
     if arguments.service == "rollout":
-        _serve_rollout(config, announce_dir)
+        return _serve_rollout(config, announce_dir)
     elif arguments.service == "reward":
         from agent_r1.reward import main as reward
 
@@ -171,12 +171,12 @@ def _beside_its_run(config: RunConfig, file: Path) -> RunConfig:
     return config.model_copy(update={"redis": redis})
 
 
-def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> None:
+def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> int:
     _redis(config)
     tools = {name: tool.url for name, tool in config.tools.items()}
     config_checks.check_port(config.rollout, "rollout")
     from agent_r1.rollout import main as rollout
-    from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
+    from agent_r1.rollout.policy import EngineDeadError, PolicyOutOfMemoryError, PolicySetupError
 
     try:
         rollout.serve(
@@ -192,6 +192,11 @@ def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> None:
     except (PolicySetupError, PolicyOutOfMemoryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc
+    except EngineDeadError as exc:
+        # The message is the whole story here too, and a restart does help.
+        print(f"{ERROR_PREFIX}{exc}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
 
 
 def _serve_learner(config: RunConfig, announce_dir: Path | None, *, resume: bool) -> int:

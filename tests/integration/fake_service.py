@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--complaint", help="print this and exit with --exit-code at once")
     parser.add_argument("--exit-code", type=int, default=0)
     parser.add_argument("--exit-when", type=Path, help="exit once this file exists")
+    parser.add_argument("--last-words", help="print this when --exit-when ends it")
     parser.add_argument("--summary", type=Path, help="write a finished run's summary here")
     parser.add_argument("--stop-s", type=float, default=0.0, help="time that stopping takes")
     parser.add_argument("--resume-if-begun", action="store_true", help="write it down")
@@ -87,6 +88,8 @@ def main() -> None:
         if arguments.exit_when is not None and arguments.exit_when.exists():
             if arguments.summary is not None:
                 arguments.summary.write_text(json.dumps({"status": "finished", "steps": 3}))
+            if arguments.last_words:
+                sys.stderr.write(f"{arguments.last_words}\n")
             sys.exit(arguments.exit_code)
     time.sleep(arguments.stop_s)
     note(f"stop {arguments.name}")

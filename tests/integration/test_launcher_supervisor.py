@@ -193,6 +193,17 @@ async def test_a_service_that_dies_on_a_full_disk_is_not_restarted(
     assert len(scene.lines("start")) == 1
 
 
+async def test_a_service_that_says_why_it_died_is_restarted_with_its_reason(scene: Scene):
+    supervisor = scene.supervisor(max_restarts=1)
+    gone = scene.folder / "gone"
+    complaint = ("--exit-when", str(gone), "--last-words", "agent-r1: error: the engine hung")
+    await supervisor.start(scene.spec("rollout", *complaint, "--exit-code", "1"))
+    gone.touch()
+    await until(lambda: scene.reports)
+    assert scene.reports[0].startswith("!! rollout died (the engine hung); restarting it, 1 of 1")
+    await supervisor.stop()
+
+
 async def test_deaths_outside_the_window_are_forgotten(scene: Scene):
     # The window is shorter than the pause before a restart, so each death is the first one.
     supervisor = scene.supervisor(max_restarts=1, window_s=RESTART_DELAY_S / 2)
