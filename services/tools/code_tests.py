@@ -1,31 +1,32 @@
 """`code_tests`: runs the model's code against the hidden tests of its task and counts what passes.
 
 The tests come with the task (`tool_context`, see `sandbox/checks.py`) and are never shown but for
-the failing ones this tool answers with. Each test runs in a process of its own in a sandbox;
-`ToolResult.data` has the counts for the reward. docs/sandbox.md says what code could still fake.
+the failing ones this tool answers with. Each test runs in a process of its own, and the code it
+tests in another one of another sandbox; between them passes plain data, through this service.
+`ToolResult.data` has the counts for the reward.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
 from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError, text_result
 from agent_r1.tools.sandbox.checks import Check, read_checks
-from agent_r1.tools.sandbox.pool import SandboxBusyError
+from agent_r1.tools.sandbox.pool import SandboxBusyError, SandboxPool
 from agent_r1.tools.sandbox.report import describe_failure, shorten
+from agent_r1.tools.sandbox.run import REPORT, Run, RunResult
 from agent_r1.tools.sandbox.settings import SandboxSettings, parse_settings
 from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
-from agent_r1.tools.sandbox.worker import (
-    RunResult,
-    SandboxEndedError,
-    SandboxStartError,
-    Worker,
-)
+from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError, Worker
 from agent_r1_proto.tools import TestedCode, ToolResult
+
+_TESTER_CALLS = 10_000
 
 
 class CodeTestsSettings(SandboxSettings):
@@ -58,6 +59,24 @@ class CodeTests(SandboxTool):
     def __init__(self, **settings: JsonValue) -> None:
         self.settings = parse_settings("code_tests", CodeTestsSettings, settings)
         super().__init__(self.settings)
+        # Only tests run there, and nothing stays of one, so these sandboxes are kept.
+        self._testers = SandboxPool(
+            self.settings.model_copy(update={"reuse_calls": _TESTER_CALLS, "preload": []})
+        )
+
+    async def start(self) -> None:
+        """Start the sandboxes of the code and those of the tests.
+
+        Raises:
+            ValueError: none can run here; the text says what to do.
+        """
+        await super().start()
+        await self._testers.start()
+
+    async def stop(self) -> None:
+        """End the sandboxes."""
+        await self._testers.stop()
+        await super().stop()
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Test `code`.
@@ -73,9 +92,12 @@ class CodeTests(SandboxTool):
         run = _TestRun(task.prompt + str(arguments["code"]), checks, self.settings, deadline)
         try:
             while not run.done:
-                async with self._pool.worker(deadline - time.monotonic()) as worker:
-                    await run.use(worker)
-        except (SandboxBusyError, SandboxStartError) as exc:
+                async with (
+                    self._pool.worker(deadline - time.monotonic()) as code,
+                    self._testers.worker(deadline - time.monotonic()) as tests,
+                ):
+                    await run.use(code, tests)
+        except (SandboxBusyError, SandboxStartError, _TestsEndedError) as exc:
             raise ToolUnavailableError(str(exc)) from exc
         failed = sum(failure is not None for failure in run.failures)
         counts = TestedCode(passed=len(checks) - failed, failed=failed, total=len(checks))
@@ -99,6 +121,10 @@ class CodeTests(SandboxTool):
         return shorten("\n".join(lines), self.settings.output_chars)
 
 
+class _TestsEndedError(Exception):
+    """The sandbox of the tests ended, which no code under test can bring about."""
+
+
 class _TestRun:
     """The tests of one call, run one after the other in as many sandboxes as that takes."""
 
@@ -107,7 +133,7 @@ class _TestRun:
     ) -> None:
         self.failures: list[str | None] = []
         """Of each test that was run: what is wrong; None where it passed."""
-        self._request = {"kind": "test", "code": code}
+        self._code = code
         self._checks = checks
         self._settings = settings
         self._deadline = deadline
@@ -119,23 +145,22 @@ class _TestRun:
         """Whether every test has been judged."""
         return len(self.failures) == len(self._checks)
 
-    async def use(self, worker: Worker) -> None:
-        """Run tests until all are judged or this sandbox is used up.
+    async def use(self, code: Worker, tests: Worker) -> None:
+        """Run tests until all are judged or one of the sandboxes is used up.
 
         Raises:
             ToolUnavailableError: the caller's deadline, not `total_s`, ended the tests.
         """
         if self._end is None:
             self._end = time.monotonic() + self._settings.total_s
-        while worker.usable and not self.done:
-            check = self._checks[len(self.failures)]
+        while code.usable and tests.usable and not self.done:
             left_s = min(self._end, self._deadline) - time.monotonic()
             wall_s = min(self._settings.wall_s, left_s)
             if wall_s <= 0:
                 self._run_out_of_time()
                 return
             try:
-                result = await worker.run(self._request, wall_s=wall_s, secret=check.secret())
+                result = await self._run_test(code, tests, wall_s)
             except SandboxEndedError:
                 self._tries += 1
                 if self._tries < RUN_ATTEMPTS:
@@ -145,13 +170,41 @@ class _TestRun:
             if result.why == "wall" and wall_s < self._settings.wall_s:
                 self._run_out_of_time()
                 return
-            self._note(check, result)
+            self._note(result)
 
-    def _note(self, check: Check, result: RunResult) -> None:
+    async def _run_test(self, code: Worker, tests: Worker, wall_s: float) -> RunResult:
+        """Run the next test; the result is that of the process which decided it."""
+        check = self._checks[len(self.failures)]
+        async with (
+            _tests_process(tests, wall_s) as test,
+            code.run("solution", wall_s=wall_s) as solution,
+        ):
+            await test.send(check.request())
+            await solution.send({"code": self._code})
+            loaded = await solution.receive()
+            broken = loaded is None or loaded.report() != {}
+            verdict = None if broken else await _relay(test, solution)
+            ended, judged = await asyncio.gather(
+                _finish(code, solution, {} if loaded is None else loaded.report()),
+                _finish(tests, test, verdict or {}),
+                return_exceptions=True,
+            )
+        if isinstance(judged, SandboxEndedError):
+            raise _TestsEndedError(str(judged)) from judged
+        for outcome in (ended, judged):
+            if isinstance(outcome, BaseException):
+                raise outcome
+        if broken:
+            return ended.model_copy(update={"report": ended.report | {"stage": "code"}})
+        return ended if verdict is None else judged
+
+    def _note(self, result: RunResult) -> None:
+        if result.report.get("passed") is True:
+            self.failures.append(None)
+            return
         failure = describe_failure(result, self._settings, wall_s=self._settings.wall_s)
-        if failure is None:
-            failure = check.judge(result.report)
-        elif result.report.get("stage") == "code":
+        failure = failure or "it did not come to its end"
+        if result.report.get("stage") == "code":
             self._fail_rest(failure)  # code that does not load is not loaded for every test
             return
         self.failures.append(failure)
@@ -167,6 +220,37 @@ class _TestRun:
 
     def _fail_rest(self, failure: str) -> None:
         self.failures += [failure] * (len(self._checks) - len(self.failures))
+
+
+@asynccontextmanager
+async def _tests_process(tests: Worker, wall_s: float) -> AsyncIterator[Run]:
+    try:
+        async with tests.run("tester", wall_s=wall_s) as run:
+            yield run
+    except SandboxEndedError as exc:
+        raise _TestsEndedError(str(exc)) from exc
+
+
+async def _relay(test: Run, solution: Run) -> dict[str, Any] | None:
+    """Carry what the test asks to the code, and its answers back, until the test is judged.
+
+    Returns:
+        what the process of the test says at its end; None where the code has ended before.
+    """
+    while True:
+        question = await test.receive()
+        if question is None or question.kind == REPORT:
+            return {} if question is None else question.report()
+        await solution.forward(question)
+        answer = await solution.receive()
+        if answer is None or answer.kind == REPORT:
+            return None
+        await test.forward(answer)
+
+
+async def _finish(worker: Worker, run: Run, report: dict[str, Any]) -> RunResult:
+    run.stop()
+    return await worker.finish(run, report)
 
 
 def _indent(text: str) -> str:

@@ -14,9 +14,10 @@ from pydantic import Field, JsonValue
 from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError
 from agent_r1.tools.sandbox.pool import SandboxBusyError
 from agent_r1.tools.sandbox.report import describe_failure, shorten
+from agent_r1.tools.sandbox.run import RunResult
 from agent_r1.tools.sandbox.settings import SandboxSettings, parse_settings
 from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
-from agent_r1.tools.sandbox.worker import RunResult, SandboxEndedError, SandboxStartError
+from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError
 from agent_r1_proto.tools import TextPart, ToolResult
 
 
@@ -59,12 +60,11 @@ class PythonExec(SandboxTool):
         )
 
     async def _run(self, code: str, deadline: float) -> tuple[RunResult, float]:
-        request = {"kind": "program", "code": code}
         for _ in range(RUN_ATTEMPTS):
             try:
                 async with self._pool.worker(deadline - time.monotonic()) as worker:
                     wall_s = min(self.settings.wall_s, deadline - time.monotonic())
-                    result = await worker.run(request, wall_s=wall_s)
+                    result = await worker.run_program(code, wall_s=wall_s)
             except SandboxEndedError:
                 continue
             except (SandboxBusyError, SandboxStartError) as exc:

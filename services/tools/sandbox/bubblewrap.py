@@ -16,8 +16,14 @@ from pathlib import Path
 from agent_r1.tools.sandbox.interpreter import Interpreter
 from agent_r1.tools.sandbox.settings import SHM_MB, SandboxSettings
 
-GUEST = Path(__file__).with_name("guest.py")
-GUEST_INSIDE = "/sandbox.py"
+GUEST = Path(__file__).with_name("guest")
+"""The package that runs inside."""
+_GUEST_INSIDE = Path("/sandbox")
+_PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
+_START_GUEST = (
+    "import sys; sys.path.insert(0, sys.argv.pop()); from {0}.main import main; "
+    "del sys.path[0]; main()"
+)
 SANDBOX_UID = 65534
 """The user inside, where the sandbox has a user namespace of its own."""
 _SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
@@ -119,28 +125,64 @@ def command_line(
             command += ["--symlink", os.readlink(folder), folder]
         elif os.path.isdir(folder):
             command += ["--ro-bind", folder, folder]
-    paths = _outside_of_usr((*interpreter.prefixes, *interpreter.packages))
-    # Left to itself, bwrap makes the folders above a private one private as well.
-    parents = {parent for path in paths for parent in path.parents if parent.name}
-    for parent in sorted(parents | {Path("/etc")}):
-        command += ["--perms", "0755", "--dir", str(parent)]
-    for path in paths:
-        command += ["--ro-bind", str(path), str(path)]
+    command += ["--proc", "/proc"] if private_proc else ["--dir", "/proc"]
+    command += ["--dev", "/dev", "--remount-ro", "/dev"]
+    # Before the interpreter, which may itself be installed below one of them.
+    for folder, size_mb in (("/dev/shm", SHM_MB), ("/tmp", settings.file_mb)):
+        command += ["--size", str(size_mb << 20), "--perms", "1777", "--tmpfs", folder]
+    command += _show_paths([*interpreter.prefixes, *interpreter.packages])
     command += ["--ro-bind-try", _LOADER_CACHE, _LOADER_CACHE]
     for name in ("passwd", "group"):
         command += ["--perms", "0444", "--ro-bind-data", str(files[name]), f"/etc/{name}"]
-    command += ["--ro-bind", str(GUEST), GUEST_INSIDE]
-    command += ["--proc", "/proc"] if private_proc else ["--dir", "/proc"]
-    command += ["--dev", "/dev", "--remount-ro", "/dev"]
-    for folder, size_mb in (("/dev/shm", SHM_MB), ("/tmp", settings.file_mb)):
-        command += ["--size", str(size_mb << 20), "--perms", "1777", "--tmpfs", folder]
-    command += ["--chdir", "/tmp", "--remount-ro", "/", "--"]
-    return [*command, *python_command(interpreter, GUEST_INSIDE)]
+    command += ["--ro-bind", str(GUEST), str(_GUEST_INSIDE / GUEST.name)]
+    command += ["--chdir", "/tmp", "--remount-ro", "/", "--as-pid-1", "--"]
+    return [*command, *python_command(interpreter, _GUEST_INSIDE)]
 
 
-def python_command(interpreter: Interpreter, guest: str) -> list[str]:
-    """Return the command of the guest itself: no environment, no site, no folder of the script."""
-    return [str(interpreter.executable), "-I", "-S", "-X", "utf8", guest]
+def _show_paths(paths: list[Path]) -> list[str]:
+    """Return the options that show these folders of the machine, and no others beside them."""
+    shown = _outside_of_usr(paths)
+    covers = sorted({cover for path in shown if (cover := _find_cover(path))})
+    options: list[str] = []
+    for cover in covers:
+        options += ["--perms", "0755", "--tmpfs", str(cover)]
+    # Left to itself, bwrap makes the folders above a private one private as well.
+    parents = {parent for path in shown for parent in path.parents if parent.name}
+    for parent in sorted(parents | {Path("/etc"), _GUEST_INSIDE} - {*map(Path, _PRIVATE_FOLDERS)}):
+        options += ["--perms", "0755", "--dir", str(parent)]
+    for path in shown:
+        options += ["--ro-bind", str(path), str(path)]
+    for cover in covers:
+        options += ["--remount-ro", str(cover)]
+    return options
+
+
+def _find_cover(path: Path) -> Path | None:
+    """Return the folder in a writable one that holds `path`; it is made read-only."""
+    for folder in map(Path, _PRIVATE_FOLDERS):
+        if path.is_relative_to(folder) and path != folder:
+            return folder / path.relative_to(folder).parts[0]
+    return None
+
+
+def private_folders(interpreter: Interpreter) -> dict[str, list[str]]:
+    """Return the folders a program may write to, each with the names in it that stay."""
+    covers = [_find_cover(path) for path in (*interpreter.prefixes, *interpreter.packages)]
+    return {
+        folder: sorted({cover.name for cover in covers if cover and str(cover.parent) == folder})
+        for folder in _PRIVATE_FOLDERS
+    }
+
+
+def python_command(interpreter: Interpreter, folder: Path) -> list[str]:
+    """Return the command of the guest itself: no environment, no site, no folder of the script.
+
+    Args:
+        interpreter: what runs it.
+        folder: where its package is.
+    """
+    start = _START_GUEST.format(GUEST.name)
+    return [str(interpreter.executable), "-I", "-S", "-X", "utf8", "-c", start, str(folder)]
 
 
 def _outside_of_usr(paths: Iterable[Path]) -> list[Path]:

@@ -27,7 +27,7 @@ from agent_r1.tools.sandbox.worker import (
 logger = logging.getLogger(__name__)
 
 PROBE_WALL_S = 20.0
-_PROBE = {"kind": "program", "code": "print(6 * 7)"}
+_PROBE = "print(6 * 7)"
 
 
 class SandboxBusyError(Exception):
@@ -102,7 +102,9 @@ class SandboxPool:
         """
         deadline = time.monotonic() + wait_s
         try:
-            await asyncio.wait_for(self._free.acquire(), wait_s)
+            # Not wait_for: it swallows a cancellation that comes with a free one.
+            async with asyncio.timeout(wait_s):
+                await self._free.acquire()
         except TimeoutError as exc:
             raise SandboxBusyError(
                 f"all {self._settings.max_workers} sandboxes were busy for {wait_s:.1f} s; raise "
@@ -161,7 +163,7 @@ async def _start_probed(plan: SandboxPlan) -> None:
     """
     worker = await Worker.start(plan)
     try:
-        result = await worker.run(_PROBE, wall_s=PROBE_WALL_S)
+        result = await worker.run_program(_PROBE, wall_s=PROBE_WALL_S)
     except SandboxEndedError as exc:
         raise SandboxStartError(f"the sandbox ended while it ran a trivial program: {exc}") from exc
     finally:

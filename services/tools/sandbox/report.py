@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 
+from agent_r1.tools.sandbox.run import RunResult
 from agent_r1.tools.sandbox.settings import FILES, OUTPUT_BYTES, SandboxSettings
-from agent_r1.tools.sandbox.worker import RunResult
 
 _HINTS = {
     "MemoryError": "Memory is limited to {memory_mb} MB.",
+    # What CPython makes of memory that runs out in the wrong place.
+    "SystemError": "Memory is limited to {memory_mb} MB.",
     "BlockingIOError": "At most {processes} processes and threads may run at once.",
 }
 

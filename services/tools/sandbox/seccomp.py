@@ -53,6 +53,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "process_madvise": (440, 440),
     "pidfd_getfd": (438, 438),
     "kcmp": (312, 272),
+    "ioprio_set": (251, 30),
     # parts of the kernel known for escapes
     "keyctl": (250, 219),
     "add_key": (248, 217),
@@ -98,6 +99,18 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "msgget": (68, 186),
     "semget": (64, 190),
     "mq_open": (240, 180),
+}
+
+
+# Allowed on the caller itself only: elsewhere they change another process of the same user, such as
+# the guest, whose limits all later programs would inherit. (x86-64, aarch64, arguments that are 0)
+_ON_ITSELF: dict[str, tuple[int, int, tuple[int, ...]]] = {
+    "prlimit64": (302, 261, (_ARG0,)),
+    "sched_setaffinity": (203, 122, (_ARG0,)),
+    "sched_setparam": (142, 118, (_ARG0,)),
+    "sched_setscheduler": (144, 119, (_ARG0,)),
+    "sched_setattr": (314, 274, (_ARG0,)),
+    "setpriority": (141, 140, (_ARG0, _ARG1)),
 }
 
 
@@ -151,6 +164,10 @@ def compile_filter(machine: str | None = None) -> bytes:
         if number is not None:
             program += _return_if(_JEQ, number, refuse)
     program += _check_argument(target.clone, _ARG0, _return_if(_JSET, _CLONE_NEW, refuse))
+    for *calls, arguments in _ON_ITSELF.values():
+        for argument in arguments:
+            others = [_op(_JEQ, 0, true=1), _op(_RET, refuse)]
+            program += _check_argument(calls[target.column], argument, others)
     only_unix = [_op(_JEQ, _AF_UNIX, true=1), _op(_RET, _SECCOMP_RET_ERRNO | errno.EAFNOSUPPORT)]
     program += _check_argument(target.socket, _ARG0, only_unix)
     program += _check_argument(target.socketpair, _ARG0, only_unix)

@@ -1,7 +1,7 @@
-"""One sandbox: starts it, sends it runs, watches what it uses, ends it.
+"""One sandbox: starts it, starts runs in it, watches what they use, ends it.
 
-`pool.py` keeps workers; the other side of the pipes is `guest.py`. Whatever a program does to the
-guest, a worker that is killed takes every process of its sandbox with it.
+`pool.py` keeps workers; the other end of the control socket is process 1 of the sandbox
+(`guest/main.py`). A worker that is killed takes every process of its sandbox with it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,20 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
-
 from agent_r1.tools.sandbox import bubblewrap
 from agent_r1.tools.sandbox.interpreter import Interpreter
+from agent_r1.tools.sandbox.run import Run, RunResult, open_run
 from agent_r1.tools.sandbox.seccomp import compile_filter
-from agent_r1.tools.sandbox.settings import FILES, OPEN_FILES, OUTPUT_BYTES, SandboxSettings
+from agent_r1.tools.sandbox.settings import FILES, OPEN_FILES, SandboxSettings
 from agent_r1.tools.sandbox.usage import count_user_tasks, find_tree, measure_memory
 
 logger = logging.getLogger(__name__)
@@ -35,8 +38,8 @@ STOP_TIMEOUT_S = 10.0
 ANSWER_GRACE_S = 2.0
 """Longest time between a run's limit and the guest's answer."""
 WATCH_PERIOD_S = 0.1
-MAX_FRAME_BYTES = 32 << 20
 _COMPLAINT_BYTES = 1 << 14
+_PACKET_BYTES = 1 << 16
 # Users that exist on no machine: above every range handed out by useradd and subuid.
 _FIRST_UID, _UIDS = 2_000_000_000, 100_000_000
 
@@ -65,33 +68,18 @@ class SandboxPlan:
     """False leaves /proc empty."""
 
 
-class RunResult(BaseModel):
-    """How one run ended."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    why: Literal["ended", "wall", "output", "memory", "files", "killed"]
-    """`ended` by itself; the others name the limit; `killed`: it ended its own sandbox."""
-    signal: int | None = None
-    exit_code: int | None = None
-    stdout: str = ""
-    stderr: str = ""
-    report: Json = {}
-    """What the child itself says: error, exit code, value. It may lie."""
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
-    clean: bool = False
-    """Nothing is left of the run; the sandbox may be used again."""
-
-
 class Worker:
     """A started sandbox. Make one with `Worker.start`."""
 
-    def __init__(self, plan: SandboxPlan, process: asyncio.subprocess.Process) -> None:
+    def __init__(
+        self, plan: SandboxPlan, process: asyncio.subprocess.Process, control: socket.socket
+    ) -> None:
         self._calls = 0
+        self._runs = 0
         self._clean = True
         self._plan = plan
         self._process = process
+        self._control = control
         self._folder: str | None = None
         self._base_memory = 0
         self._complaint = b""
@@ -108,17 +96,21 @@ class Worker:
         """
         uid = _FIRST_UID + secrets.randbelow(_UIDS) if plan.own_user else None
         folder = None if plan.bwrap else _make_folder(uid)
+        control, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control.setblocking(False)
         try:
-            process = await _spawn(plan, uid, folder)
+            with inside:
+                process = await _spawn(plan, uid, folder, inside)
         except OSError as exc:
+            control.close()
             _remove_folder(folder)
             raise SandboxStartError(f"the sandbox cannot be started: {exc}") from exc
-        worker = cls(plan, process)
+        worker = cls(plan, process, control)
         worker._folder = folder
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
-                await worker._write(_set_up_message(plan, uid, folder))
-                answer = await worker._read()
+                worker._send(_set_up_message(plan, uid, folder))
+                answer = await worker._receive()
             if not answer["ready"]:
                 raise SandboxStartError(f"the sandbox cannot be set up: {answer['problem']}")
             worker._base_memory = measure_memory(worker._tree())
@@ -151,49 +143,71 @@ class Worker:
 
     @property
     def complaint(self) -> str:
-        """What the sandbox wrote to standard error outside of runs."""
+        """What the sandbox wrote to standard output and error outside of runs."""
         return self._complaint.decode(errors="replace")
 
-    async def run(self, request: Json, *, wall_s: float, secret: Json | None = None) -> RunResult:
+    async def run_program(self, code: str, *, wall_s: float) -> RunResult:
         """Run one program; always returns soon after `wall_s`.
 
+        Raises:
+            SandboxEndedError: the sandbox ended; perhaps the program's doing.
+        """
+        async with self.run("program", wall_s=wall_s) as run:
+            await run.send({"code": code})
+            return await self.finish(run, await run.receive_report())
+
+    @asynccontextmanager
+    async def run(
+        self, kind: Literal["program", "solution", "tester"], *, wall_s: float
+    ) -> AsyncIterator[Run]:
+        """Start a process in the sandbox; whoever leaves before `finish` uses the sandbox up.
+
         Args:
-            request: `kind` (`program` or `test`) and `code`.
+            kind: what the process does (`guest/process.py`).
             wall_s: time it may take, in seconds.
-            secret: the test; the guest learns it once the code's process exists.
 
         Raises:
-            SandboxEndedError: the sandbox ended or answered nonsense; perhaps the program's doing.
+            SandboxEndedError: the sandbox has ended.
         """
         self._clean = False
-        watcher = asyncio.create_task(self._watch())
+        self._runs += 1
+        self._began = time.monotonic()
         try:
-            async with asyncio.timeout(wall_s + ANSWER_GRACE_S):
-                await self._write(request | {"wall_s": wall_s, "output_bytes": OUTPUT_BYTES})
-                if secret is not None:
-                    await self._write(secret)
-                answer = await self._read()
-            result = RunResult.model_validate(answer)
-            self._clean = result.clean
-            return result
-        except TimeoutError:  # the program has stopped the guest
-            return RunResult(why="wall", wall_s=wall_s)
-        except (OSError, EOFError, ValueError) as exc:
-            if watcher.done() and not watcher.cancelled():
-                return RunResult(why=watcher.result())
-            raise SandboxEndedError(
-                f"the sandbox ended during a run: {self.complaint[-500:]}"
-            ) from exc
+            run = await open_run(self._runs, self._control, kind)
+        except OSError as exc:
+            raise self._ended_error() from exc
+        guard = asyncio.create_task(self._guard(run, wall_s))
+        try:
+            yield run
         finally:
-            watcher.cancel()
+            guard.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await watcher
+                await guard
+            run.close()
+
+    async def finish(self, run: Run, report: Json) -> RunResult:
+        """Wait until a run has ended, and say how.
+
+        Args:
+            run: of this sandbox.
+            report: what its process has said about itself.
+
+        Raises:
+            SandboxEndedError: the sandbox ended; perhaps the program's doing.
+        """
+        try:
+            ending = await self._receive()
+        except (OSError, EOFError) as exc:
+            if run.why != "ended":
+                return RunResult(why=run.why, wall_s=time.monotonic() - self._began)
+            raise self._ended_error() from exc
+        self._clean = ending["clean"]
+        return run.result(ending, report, time.monotonic() - self._began)
 
     async def kill(self) -> None:
         """End every process of the sandbox."""
         self._kill_processes()
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+        self._control.close()
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._process.wait()
@@ -222,51 +236,61 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    async def _watch(self) -> Literal["memory", "files"]:
-        """End the sandbox once it takes too much; no program can reach this process."""
+    async def _guard(self, run: Run, wall_s: float) -> None:
+        """End a run that takes too much; no program can reach this process."""
         # A fork counts the pages it shares with the guest as its own.
         limit = (self._plan.settings.memory_mb << 20) + 2 * self._base_memory
-        while True:
-            await asyncio.sleep(WATCH_PERIOD_S)
+        deadline = time.monotonic() + wall_s
+        while not run.stopping.is_set():
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                run.stop("wall")
+                break
+            with contextlib.suppress(TimeoutError):
+                # Not wait_for: it swallows a cancellation that comes with the event.
+                async with asyncio.timeout(min(WATCH_PERIOD_S, left_s)):
+                    await run.stopping.wait()
+                    break
             tree = self._tree()
             if measure_memory(tree) > limit:
-                self._kill_processes()
-                return "memory"
-            if self._plan.bwrap and _count_files(tree) > FILES:
-                self._kill_processes()
-                return "files"
+                run.stop("memory")
+            elif self._plan.bwrap and _count_files(tree) > FILES:
+                run.stop("files")
+        if run.why in ("memory", "files"):  # the sandbox is not used again
+            self._kill_processes()
+            return
+        with contextlib.suppress(OSError):
+            self._send({"stop": run.number})
+        await asyncio.sleep(ANSWER_GRACE_S)
+        self._kill_processes()
 
-    async def _write(self, message: Json) -> None:
-        assert self._process.stdin is not None
-        body = json.dumps(message).encode()
-        self._process.stdin.write(len(body).to_bytes(4, "big") + body)
-        await self._process.stdin.drain()
+    def _ended_error(self) -> SandboxEndedError:
+        return SandboxEndedError(f"the sandbox ended during a run: {self.complaint[-500:]}")
 
-    async def _read(self) -> Json:
-        assert self._process.stdout is not None
-        head = await self._process.stdout.readexactly(4)
-        size = int.from_bytes(head, "big")
-        if size > MAX_FRAME_BYTES:
-            raise ValueError(f"a frame of {size} bytes")
-        answer = json.loads(await self._process.stdout.readexactly(size))
-        if not isinstance(answer, dict):
-            raise ValueError(f"a frame that is no object: {answer!r:.100}")
-        return answer
+    def _send(self, message: Json) -> None:
+        self._control.send(json.dumps(message).encode())
+
+    async def _receive(self) -> Json:
+        loop = asyncio.get_running_loop()
+        packet = await loop.sock_recv(self._control, _PACKET_BYTES)
+        if not packet:
+            raise EOFError("the sandbox has ended")
+        return json.loads(packet)
 
     async def _listen(self) -> None:
-        assert self._process.stderr is not None
-        while chunk := await self._process.stderr.read(_COMPLAINT_BYTES):
+        assert self._process.stdout is not None
+        while chunk := await self._process.stdout.read(_COMPLAINT_BYTES):
             self._complaint = (self._complaint + chunk)[-_COMPLAINT_BYTES:]
 
 
 async def _spawn(
-    plan: SandboxPlan, uid: int | None, folder: str | None
+    plan: SandboxPlan, uid: int | None, folder: str | None, control: socket.socket
 ) -> asyncio.subprocess.Process:
     if plan.bwrap is None:
         assert folder is not None
-        command = bubblewrap.python_command(plan.interpreter, str(bubblewrap.GUEST))
+        command = bubblewrap.python_command(plan.interpreter, bubblewrap.GUEST.parent)
         environment = bubblewrap.ENVIRONMENT | {"HOME": folder, "TMPDIR": folder}
-        return await _start_process(command, environment, ())
+        return await _start_process(command, environment, control, ())
     contents = bubblewrap.user_files(bubblewrap.SANDBOX_UID if uid is None else uid)
     with contextlib.ExitStack() as stack:
         files = {"seccomp": _memory_file(stack, compile_filter())}
@@ -279,17 +303,17 @@ async def _spawn(
             files=files,
             private_proc=plan.private_proc,
         )
-        return await _start_process(command, {}, tuple(files.values()))
+        return await _start_process(command, {}, control, tuple(files.values()))
 
 
 async def _start_process(
-    command: list[str], environment: dict[str, str], files: tuple[int, ...]
+    command: list[str], environment: dict[str, str], control: socket.socket, files: tuple[int, ...]
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *command,
-        stdin=asyncio.subprocess.PIPE,
+        stdin=control,
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
         pass_fds=files,
         env=environment,
         cwd="/",
@@ -299,7 +323,7 @@ async def _start_process(
 def _set_up_message(plan: SandboxPlan, uid: int | None, folder: str | None) -> Json:
     settings = plan.settings
     container = plan.bwrap is None
-    processes = settings.processes + 2  # the guest, and bubblewrap's process 1
+    processes = settings.processes + 1  # the guest
     if container and uid is None:
         processes += count_user_tasks(os.getuid())  # the limit counts those of the whole user
     return {
@@ -307,7 +331,7 @@ def _set_up_message(plan: SandboxPlan, uid: int | None, folder: str | None) -> J
         "container": container,
         "seccomp": base64.b64encode(compile_filter()).decode() if container else None,
         "folder": folder or "/tmp",
-        "writable": [folder] if folder else ["/tmp", "/dev/shm"],
+        "writable": {folder: []} if folder else bubblewrap.private_folders(plan.interpreter),
         "paths": [str(path) for path in plan.interpreter.packages],
         "preload": settings.preload,
         "limits": {

@@ -13,9 +13,9 @@ from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.code_tests import CodeTests
 from agent_r1.tools.python_exec import PythonExec
 from agent_r1.tools.sandbox.report import describe_failure, shorten
+from agent_r1.tools.sandbox.run import RunResult
 from agent_r1.tools.sandbox.seccomp import compile_filter
 from agent_r1.tools.sandbox.settings import SandboxSettings
-from agent_r1.tools.sandbox.worker import RunResult
 from agent_r1_proto.tools import ToolResult
 
 SETTINGS = SandboxSettings()
@@ -56,6 +56,10 @@ def test_wrong_settings_are_named(tool: Any, settings: dict[str, Any], problem: 
         (
             RunResult(why="ended", report={"error": "MemoryError\n", "error_type": "MemoryError"}),
             "MemoryError\nMemory is limited to 512 MB.",
+        ),
+        (
+            RunResult(why="ended", report={"error": "SystemError\n", "error_type": "SystemError"}),
+            "SystemError\nMemory is limited to 512 MB.",
         ),
     ],
 )

@@ -1,0 +1,1 @@
+"""What runs inside a sandbox, in whichever interpreter runs the code: standard library only."""

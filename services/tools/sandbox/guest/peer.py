@@ -1,0 +1,468 @@
+"""How the tests of a sandbox use the code of another one, and how that code answers.
+
+Both processes of a test hold a `Peer`. A request names an operation and its operands; the other
+side does it and answers with a value or an exception, and may itself ask before it answers. Plain
+data crosses as copies (`values.py`); anything else stays where it is and crosses as a reference,
+for which the receiver makes a `Proxy`.
+
+The code under test is not trusted. It may use what the tests have handed to it, never look inside:
+of the tests' objects only public attributes of classes that the tests define. And its own objects
+never take part in a comparison with a value of the tests: such a comparison uses the plain value
+an object derives from, or fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import collections
+import copy
+import inspect
+import io
+import operator
+import random
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from .values import FIXED_BASES, PLAIN_BASES, Reader, RefusedValue, Writer, write_plain_base
+
+TEST_MODULE = "tests"
+MOST_AHEAD = 256
+"""Most items of an iterator that are fetched at once."""
+_OPEN_TYPES = (io.StringIO, io.BytesIO, random.Random, re.Pattern)
+"""Standard types whose public attributes show nothing of a process."""
+_CHANGEABLE = (list, dict, set, bytearray, collections.deque)
+
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
+_ARITHMETIC = (
+    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
+    *("and_", "or_", "xor", "lshift", "rshift"),
+)
+_UNARY: dict[str, Callable[..., Any]] = {
+    **{name: getattr(builtins, name) for name in ("iter", "len", "str", "repr", "bool", "hash")},
+    **{name: getattr(builtins, name) for name in ("int", "float", "complex", "abs", "round")},
+    **{name: getattr(builtins, name) for name in ("reversed", "bytes", "format")},
+    **{name: getattr(operator, name) for name in ("neg", "pos", "invert", "index")},
+    **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem")},
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "enter": lambda value: type(value).__enter__(value),
+    "exit": lambda value, *error: type(value).__exit__(value, *error),
+}
+_BINARY = {name: getattr(operator, name) for name in (*_COMPARISONS, *_ARITHMETIC)}
+
+
+class Peer:
+    """One side of a test.
+
+    Args:
+        send: sends a message; raises `RefusedValue` where it is too large.
+        receive: returns the next message.
+        scope: names of the code under test; None on the side of the tests.
+        describe: returns the text of an exception for people.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Any], None],
+        receive: Callable[[], Any],
+        *,
+        scope: dict[str, Any] | None,
+        describe: Callable[[BaseException], str],
+    ) -> None:
+        self._send = send
+        self._receive = receive
+        self._scope = scope
+        self._describe = describe
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._received: dict[int, Any] = {}
+        self._received_classes: dict[type, int] = {}
+        self._pending: dict[int, BaseException] = {}
+        self._reader = Reader(self._resolve)
+        self._operations: dict[str, Callable[..., Any]] = {
+            **_UNARY,
+            **_BINARY,
+            "call": lambda function, args, kwargs: function(*args, **kwargs),
+            "get": getattr,
+            "set": setattr,
+            "del": delattr,
+            "plain": write_plain_base,
+            "isinstance": isinstance,
+            "take": self._take_items,
+            "await": lambda coroutine: asyncio.run(_finish(coroutine)),
+        }
+
+    def names(self, names: list[str]) -> dict[str, Any]:
+        """Return those of the names that the code under test has."""
+        return self.request("names", names)
+
+    def request(self, operation: str, *operands: Any) -> Any:
+        """Let the other side do something.
+
+        Raises:
+            RefusedValue: an operand or the answer does not cross.
+            BaseException: what was raised there, as the same builtin class or one of the same name.
+        """
+        self._send({"do": operation, "with": self._write_all(operands)})
+        while "do" in (answer := self._receive()):
+            self._answer(answer)
+        if "refused" in answer:
+            raise RefusedValue(str(answer["refused"]))
+        if "raise" in answer:
+            raise self._read_exception(answer["raise"])
+        for key, content in answer.get("changed", ()):
+            _change(
+                operands[1][key] if type(key) is int else operands[2][key],
+                self._reader.read(content),
+            )
+        return self._reader.read(answer["value"])
+
+    def serve(self) -> None:
+        """Answer requests until the service closes the channel."""
+        while True:
+            self._answer(self._receive())
+
+    # --- the answering side ---------------------------------------------------------------------
+
+    def _answer(self, request: Any) -> None:
+        try:
+            self._send(self._perform(request["do"], request["with"]))
+        except RefusedValue as exc:
+            self._send({"refused": str(exc)})
+        except BaseException as exc:  # noqa: BLE001 - whatever the code raises is its answer
+            self._send(self._write_exception(exc))
+
+    def _perform(self, name: str, written: list[Any]) -> Any:
+        if self._scope is None:
+            self._check_reference(written)
+        operands = self._reader.read(written)
+        if name == "names" and self._scope is not None:
+            found = {key: self._scope[key] for key in operands[0] if key in self._scope}
+            return {"value": self._write_all([found])[0]}
+        if self._scope is None:
+            _check_access(name, operands)
+        value = self._operations[name](*operands)
+        answer = {"value": self._write_all([value])[0]}
+        if name == "call":
+            answer["changed"] = self._find_changes(written, operands)
+        return answer
+
+    def _check_reference(self, written: list[Any]) -> None:
+        # Only what the tests have handed over: no builtin type, which could make new objects here.
+        if not (written and type(written[0]) is dict and "yours" in written[0]):
+            raise RefusedValue("a request about nothing that the tests have handed over")
+
+    def _find_changes(self, written: list[Any], operands: list[Any]) -> list[Any]:
+        """Return the arguments that the call has changed in place."""
+        arguments = [*enumerate(operands[1]), *operands[2].items()]
+        before = [*written[1], *(content for _, content in written[2]["dict"])]
+        changed: list[Any] = []
+        for (key, value), old in zip(arguments, before, strict=True):
+            if type(value) in _CHANGEABLE and (new := self._write_all([value])[0]) != old:
+                changed.append([key, new])
+        return changed
+
+    def _take_items(self, iterator: Iterator[Any], count: int) -> tuple[list[Any], bool]:
+        """Return the next items, and whether these are the last."""
+        if (error := self._pending.pop(id(iterator), None)) is not None:
+            raise error
+        items: list[Any] = []
+        try:
+            for _ in range(count):
+                items.append(next(iterator))
+        except StopIteration:
+            return items, True
+        except BaseException as exc:
+            if not items:
+                raise
+            self._pending[id(iterator)] = exc
+        return items, False
+
+    # --- references -----------------------------------------------------------------------------
+
+    def _write_all(self, values: Any) -> list[Any]:
+        try:
+            return Writer(self._refer).write_all(values)
+        except RecursionError as exc:
+            raise RefusedValue("a value nested too deeply") from exc
+
+    def _refer(self, value: Any) -> Any:
+        if type(value) is Proxy:
+            return {"yours": _remote(value).number}
+        if isinstance(value, type) and value in self._received_classes:
+            return {"yours": self._received_classes[value]}
+        if isinstance(value, types.ModuleType) and self._scope is None:
+            raise RefusedValue("a module as an argument")
+        number = self._number(value)
+        if isinstance(value, type) and issubclass(value, BaseException):
+            bases = [base.__name__ for base in value.__mro__ if base.__module__ == "builtins"]
+            return {"exception": [number, value.__name__, bases]}
+        if inspect.iscoroutine(value):
+            return {"coroutine": number}
+        base = next((base for base in PLAIN_BASES if isinstance(value, base)), None)
+        plain = self._write_all([write_plain_base(value)]) if base in FIXED_BASES else None
+        name = base.__name__ if base is not None else None
+        return {"object": [number, id(type(value)), type(value).__name__, name, plain]}
+
+    def _number(self, value: Any) -> int:
+        if id(value) not in self._numbers:
+            self._numbers[id(value)] = len(self._objects)
+            self._objects.append(value)  # kept, so that no other object gets its id
+        return self._numbers[id(value)]
+
+    def _resolve(self, name: str, content: Any) -> Any:
+        if name == "yours":
+            return self._objects[content]
+        number = content if name == "coroutine" else content[0]
+        if number not in self._received:
+            self._received[number] = {
+                "object": self._make_proxy,
+                "exception": self._make_class,
+                "coroutine": self._make_coroutine,
+            }[name](content)
+        return self._received[number]
+
+    def _make_proxy(self, content: Any) -> Proxy:
+        number, kind, kind_name, base_name, plain = content
+        bases = {base.__name__: base for base in PLAIN_BASES}
+        base = None if base_name is None else bases[base_name]
+        snapshot = None if plain is None else tuple(self._reader.read(plain))
+        if snapshot is not None and type(snapshot[0]) is not base:
+            raise ValueError(base_name)
+        return Proxy(Remote(self, number, kind, str(kind_name), base, snapshot))
+
+    def _make_class(self, content: Any) -> type:
+        number, name, base_names = content
+        base = getattr(builtins, base_names[0])
+        if not (isinstance(base, type) and issubclass(base, BaseException)):
+            raise ValueError(base_names)
+        made = type(str(name), (base,), {"__getattr__": _get_of_exception})
+        self._received_classes[made] = number
+        return made
+
+    def _make_coroutine(self, number: int) -> Any:
+        proxy = Proxy(Remote(self, number, 0, "coroutine", None, None))
+
+        async def wait() -> Any:
+            return self.request("await", proxy)
+
+        return wait()
+
+    # --- exceptions -----------------------------------------------------------------------------
+
+    def _write_exception(self, error: BaseException) -> Any:
+        kind = self._write_all([type(error)])[0]
+        try:
+            args = self._write_all(error.args)
+        except RefusedValue:
+            args = [str(error)]
+        return {"raise": [kind, args, self._describe(error), self._number(error)]}
+
+    def _read_exception(self, content: Any) -> BaseException:
+        try:
+            kind, args, text, number = content
+            made_class = self._reader.read(kind)
+            if not issubclass(made_class, BaseException):
+                raise TypeError(made_class)
+            values = self._reader.read(args)
+        except (TypeError, ValueError) as exc:
+            raise RefusedValue("an exception that cannot be read") from exc
+        try:
+            made = made_class(*values)
+        except Exception:  # noqa: BLE001 - its class wants other arguments
+            made = made_class.__new__(made_class)
+            made.args = tuple(values)
+        made.agent_r1_text = text
+        made.agent_r1_proxy = Proxy(Remote(self, number, 0, made_class.__name__, None, None))
+        return made
+
+
+def _get_of_exception(error: Any, name: str) -> Any:
+    if name.startswith("agent_r1_"):
+        raise AttributeError(name)
+    return getattr(error.agent_r1_proxy, name)
+
+
+def _check_access(name: str, operands: list[Any]) -> None:
+    """Keep the code under test out of the tests' objects.
+
+    Raises:
+        AttributeError: the attribute is none of its business.
+    """
+    if name not in ("get", "set", "del"):
+        return
+    owner, attribute = operands[0], operands[1]
+    kind = type(owner)
+    ours = kind.__module__ == TEST_MODULE or (
+        isinstance(owner, type) and owner.__module__ == TEST_MODULE
+    )
+    if type(attribute) is str and not attribute.startswith("_"):
+        if name == "get" and (ours or kind in _OPEN_TYPES):
+            return
+        if name == "set" and ours and not callable(getattr(owner, attribute, None)):
+            return
+    raise AttributeError(f"{kind.__name__!r} object shows the code no attribute {attribute!r}")
+
+
+def _change(argument: Any, new: Any) -> None:
+    """Do to an argument of a call what the call has done to its copy."""
+    if type(argument) is not type(new) or type(new) not in _CHANGEABLE:
+        raise RefusedValue("a change of an argument")
+    if isinstance(argument, (list, bytearray)):
+        argument[:] = new
+    elif isinstance(argument, collections.deque):
+        argument.clear()
+        argument.extend(new)
+    else:
+        argument.clear()
+        argument.update(new)
+
+
+async def _finish(coroutine: Any) -> Any:
+    return await coroutine
+
+
+class Remote:
+    """What is known here of an object of the other side."""
+
+    def __init__(
+        self,
+        peer: Peer,
+        number: int,
+        kind: int,
+        kind_name: str,
+        base: type | None,
+        snapshot: tuple[Any] | None,
+    ) -> None:
+        self.peer = peer
+        self.number = number
+        self.kind = kind
+        self.kind_name = kind_name
+        self.base = base
+        self.ahead: collections.deque[Any] = collections.deque()
+        self.ended = False
+        self._snapshot = snapshot
+        self._fetched = 0
+
+    def plain(self, proxy: Proxy) -> Any:
+        """Return the value as the builtin type it derives from.
+
+        Raises:
+            RefusedValue: the other side says something else.
+        """
+        if self._snapshot is not None:
+            return self._snapshot[0]
+        value = self.peer.request("plain", proxy)
+        if type(value) is not self.base:
+            raise RefusedValue("a value of another type than it had")
+        return value
+
+    def fetch(self, proxy: Proxy) -> None:
+        """Get the next items of an iterator: one by one at first, then more at once."""
+        count = min(MOST_AHEAD, max(1, self._fetched - 4))
+        items, self.ended = self.peer.request("take", proxy, count)
+        self._fetched += len(items)
+        self.ahead.extend(items)
+
+
+class Proxy:
+    """An object of the other side; the operators of Python are made below."""
+
+    __slots__ = ("__weakref__", "agent_r1_remote")
+
+    def __init__(self, remote: Remote) -> None:
+        object.__setattr__(self, "agent_r1_remote", remote)
+
+    @property
+    def __class__(self) -> type:  # so that `isinstance` finds the builtin type it derives from
+        return _remote(self).base or Proxy
+
+    def __getattr__(self, name: str) -> Any:
+        return _remote(self).peer.request("get", self, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _remote(self).peer.request("set", self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        _remote(self).peer.request("del", self, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return _remote(self).peer.request("call", self, list(args), kwargs)
+
+    def __instancecheck__(self, value: Any) -> bool:
+        return type(value) is Proxy and bool(_remote(self).peer.request("isinstance", value, self))
+
+    def __deepcopy__(self, _: object) -> Any:
+        return _remote(self).peer.request("deepcopy", self)
+
+    def __hash__(self) -> int:
+        remote = _remote(self)
+        if remote.base is not None:
+            return hash(remote.plain(self))
+        return remote.peer.request("hash", self)
+
+    def __next__(self) -> Any:
+        remote = _remote(self)
+        if not remote.ahead and not remote.ended:
+            remote.fetch(self)
+        if not remote.ahead:
+            raise StopIteration
+        return remote.ahead.popleft()
+
+
+def _remote(proxy: Any) -> Remote:
+    return object.__getattribute__(proxy, "agent_r1_remote")
+
+
+def kind_of(value: object) -> str | None:
+    """Return the name of the class of an object of the other side; None of any other value."""
+    return _remote(value).kind_name if type(value) is Proxy else None
+
+
+def plain_of(value: object) -> Any:
+    """Return what a value is without behaviour of its own; the value itself where it has none."""
+    if type(value) is Proxy and _remote(value).base is not None:
+        return _remote(value).plain(value)
+    return value
+
+
+def _make_unary(operation: str) -> Callable[..., Any]:
+    def method(self: Proxy, *rest: Any) -> Any:
+        return _remote(self).peer.request(operation, self, *rest)
+
+    return method
+
+
+def _make_binary(operation: str, *, reflected: bool) -> Callable[[Proxy, Any], Any]:
+    function = _BINARY[operation]
+
+    def method(self: Proxy, other: Any) -> Any:
+        remote = _remote(self)
+        if type(other) is Proxy:
+            same_kind = _remote(other).kind == remote.kind
+            if same_kind or operation not in _COMPARISONS:
+                return remote.peer.request(operation, *_order(self, other, reflected))
+            other = plain_of(other)
+        if remote.base is None or type(other) is Proxy:
+            return NotImplemented
+        return function(*_order(remote.plain(self), other, reflected))
+
+    return method
+
+
+def _order(first: Any, second: Any, reflected: bool) -> tuple[Any, Any]:
+    return (second, first) if reflected else (first, second)
+
+
+Proxy.__name__ = "object of the code"  # as errors of the tests call it
+for _name in _UNARY:
+    if _name not in ("hash", "deepcopy"):
+        setattr(Proxy, f"__{_name}__", _make_unary(_name))
+for _name in _BINARY:
+    _dunder = _name.rstrip("_")
+    setattr(Proxy, f"__{_dunder}__", _make_binary(_name, reflected=False))
+    if _name in _ARITHMETIC:
+        setattr(Proxy, f"__r{_dunder}__", _make_binary(_name, reflected=True))

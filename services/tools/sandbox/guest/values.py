@@ -1,0 +1,287 @@
+"""Values as plain data: what crosses between the code under test and its tests.
+
+`Writer` turns a value into JSON, `Reader` makes the same value of it, of the exact builtin or
+standard type, so that it compares as Python would have compared it. Nothing of either side runs on
+the other: what has behaviour of its own crosses as a reference, which `peer.py` makes and resolves.
+"""
+
+from __future__ import annotations
+
+import array
+import builtins
+import collections
+import datetime
+import sys
+from collections.abc import Callable, Iterable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+FRAME_BYTES = 16 << 20
+"""Largest frame, and so roughly the largest value."""
+MAX_ITEMS = 1_000_000
+MAX_DEPTH = 100
+_JSON_INT = 1 << 53
+PLAIN_BASES = (
+    *(int, float, complex, str, bytes, tuple, frozenset),
+    *(bytearray, list, dict, set),
+)
+"""What the solution's own classes may derive from: the first seven cannot change."""
+FIXED_BASES = PLAIN_BASES[:7]
+
+
+class RefusedValue(BaseException):
+    """A value does not cross; no test can mistake this for an exception of the code."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.agent_r1_text = f"Error: the tests cannot read {what}"
+
+
+class Writer:
+    """Writes one message.
+
+    Args:
+        refer: writes a value that is not plain data.
+    """
+
+    def __init__(self, refer: Callable[[Any], Any]) -> None:
+        self._refer = refer
+        self._items = 0
+
+    def write(self, value: Any, depth: int = 0) -> Any:
+        """Return the JSON of a value.
+
+        Raises:
+            RefusedValue: it has too many items or is nested too deeply.
+        """
+        kind = type(value)
+        if value is None or kind in (bool, str, float):
+            return value
+        if kind is int:
+            return value if -_JSON_INT < value < _JSON_INT else {"int": format(value, "x")}
+        if depth > MAX_DEPTH:
+            raise RefusedValue(f"a value nested more than {MAX_DEPTH} deep")
+        if kind is list:
+            return self.write_all(value, depth)
+        if kind in _ATOMS:
+            name, write_atom, _ = _ATOMS[kind]
+            return {name: write_atom(value)}
+        if kind in _CONTAINERS:
+            name, items_of, _ = _CONTAINERS[kind]
+            return {name: self.write_all(items_of(value), depth)}
+        if kind in _MAPPINGS:
+            pairs = [self.write_all(pair, depth) for pair in kind.items(value)]
+            return {_MAPPINGS[kind]: pairs}
+        if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
+            return {"builtin": value.__name__}
+        return self._write_numpy(value, depth) or self._refer(value)
+
+    def write_all(self, values: Iterable[Any], depth: int = 0) -> list[Any]:
+        """Write the items of a container."""
+        written: list[Any] = []
+        for value in values:
+            self._items += 1
+            if self._items > MAX_ITEMS:
+                raise RefusedValue(f"a value of more than {MAX_ITEMS} items")
+            written.append(self.write(value, depth + 1))
+        return written
+
+    def _write_numpy(self, value: Any, depth: int) -> Any:
+        numpy = sys.modules.get("numpy")
+        if numpy is None:
+            return None
+        if isinstance(value, numpy.generic):
+            item = value.item()
+            return {"plain": self.write(item if type(item) in _SCALARS else float(item), depth)}
+        if type(value) is numpy.ndarray and value.dtype.kind in "biufcSU":
+            return {"ndarray": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
+        return None
+
+
+class Reader:
+    """Reads one message.
+
+    Args:
+        resolve: returns what a reference stands for, given its name and content; raises KeyError
+            for names it does not know.
+    """
+
+    def __init__(self, resolve: Callable[[str, Any], Any]) -> None:
+        self._resolve = resolve
+
+    def read(self, written: Any) -> Any:
+        """Return the value.
+
+        Raises:
+            RefusedValue: this is not what `Writer` writes.
+        """
+        try:
+            return self._read(written, 0)
+        except (TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as exc:
+            raise RefusedValue("a value that cannot be read") from exc
+
+    def _read(self, written: Any, depth: int) -> Any:
+        if written is None or type(written) in (bool, int, float, str):
+            return written
+        if depth > MAX_DEPTH:
+            raise RefusedValue(f"a value nested more than {MAX_DEPTH} deep")
+        if type(written) is list:
+            return [self._read(item, depth + 1) for item in written]
+        ((name, content),) = written.items()
+        if name in _ATOM_READERS:
+            return _ATOM_READERS[name](content)
+        if name in _CONTAINER_READERS:
+            return _CONTAINER_READERS[name](self._read(_as_list(content), depth))
+        if name in _MAPPING_READERS:
+            pairs = [self._read(_as_list(pair), depth + 1) for pair in _as_list(content)]
+            return _MAPPING_READERS[name](pairs)
+        if name == "plain":
+            return self._read(content, depth)
+        return self._resolve(name, content)
+
+
+def _as_list(content: Any) -> list[Any]:
+    if type(content) is not list:
+        raise ValueError("no list")
+    return content
+
+
+def write_plain_base(value: Any) -> Any:
+    """Return a copy of `value` as the builtin type it derives from.
+
+    No method of the value's own class takes part.
+
+    Raises:
+        TypeError: it derives from none.
+    """
+    for base in PLAIN_BASES:
+        if isinstance(value, base):
+            if base is dict:
+                return dict(dict.items(value))
+            if base in (list, tuple, set, frozenset):
+                return base(base.__iter__(value))
+            if base in (bytes, bytearray):
+                return base(memoryview(value))
+            if base is str:
+                return str.__str__(value)
+            if base is complex:
+                return complex.__add__(value, 0j)
+            return base.__pos__(value)
+    raise TypeError(f"{type(value).__name__!r} derives from no plain type")
+
+
+def _write_view(view: memoryview) -> list[Any]:
+    if view.ndim != 1:
+        raise RefusedValue("a memoryview of several dimensions")
+    return [view.tobytes().hex(), view.format]
+
+
+def _read_array(content: Any) -> Any:
+    import numpy
+
+    dtype, shape, data = content
+    if numpy.dtype(dtype).kind not in "biufcSU":
+        raise ValueError(dtype)
+    return numpy.frombuffer(bytes.fromhex(data), dtype).reshape(shape).copy()
+
+
+def _read_builtin(content: Any) -> type:
+    found = getattr(builtins, content)
+    if not isinstance(found, type):
+        raise ValueError(content)
+    return found
+
+
+def _no_items(value: Any) -> Any:
+    return value
+
+
+_SCALARS = (bool, int, float, complex, str, bytes, datetime.datetime, datetime.timedelta)
+# type: (name, write, read). What has no items of its own.
+_ATOMS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
+    int: ("int", lambda value: format(value, "x"), lambda text: int(text, 16)),
+    complex: (
+        "complex",
+        lambda value: [value.real, value.imag],
+        lambda parts: complex(float(parts[0]), float(parts[1])),
+    ),
+    bytes: ("bytes", bytes.hex, bytes.fromhex),
+    bytearray: ("bytearray", bytearray.hex, bytearray.fromhex),
+    memoryview: (
+        "memoryview",
+        _write_view,
+        lambda parts: memoryview(bytes.fromhex(parts[0])).cast(parts[1]),
+    ),
+    array.array: (
+        "array",
+        lambda value: [value.typecode, value.tobytes().hex()],
+        lambda parts: array.array(parts[0], bytes.fromhex(parts[1])),
+    ),
+    Fraction: (
+        "Fraction",
+        lambda value: [f"{value.numerator:x}", f"{value.denominator:x}"],
+        lambda parts: Fraction(int(parts[0], 16), int(parts[1], 16)),
+    ),
+    Decimal: ("Decimal", str, Decimal),
+    range: (
+        "range",
+        lambda value: [f"{part:x}" for part in (value.start, value.stop, value.step)],
+        lambda parts: range(*(int(part, 16) for part in parts)),
+    ),
+    datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),
+    datetime.time: ("time", datetime.time.isoformat, datetime.time.fromisoformat),
+    datetime.datetime: (
+        "datetime",
+        datetime.datetime.isoformat,
+        datetime.datetime.fromisoformat,
+    ),
+    datetime.timedelta: (
+        "timedelta",
+        lambda value: [value.days, value.seconds, value.microseconds],
+        lambda parts: datetime.timedelta(*map(int, parts)),
+    ),
+    type(...): ("Ellipsis", lambda _: None, lambda _: ...),
+    type(NotImplemented): ("NotImplemented", lambda _: None, lambda _: NotImplemented),
+}
+_ATOM_READERS: dict[str, Callable[[Any], Any]] = {
+    **{name: read for name, _, read in _ATOMS.values()},
+    "builtin": _read_builtin,
+    "ndarray": _read_array,
+}
+# type: (name, items, read).
+_CONTAINERS: dict[type, tuple[str, Callable[[Any], Iterable[Any]], Callable[[Any], Any]]] = {
+    tuple: ("tuple", _no_items, tuple),
+    set: ("set", _no_items, set),
+    frozenset: ("frozenset", _no_items, frozenset),
+    slice: ("slice", lambda value: (value.start, value.stop, value.step), lambda v: slice(*v)),
+    collections.deque: (
+        "deque",
+        lambda value: (value.maxlen, *value),
+        lambda items: collections.deque(items[1:], items[0]),
+    ),
+    collections.UserList: ("UserList", lambda value: value.data, collections.UserList),
+    collections.UserString: (
+        "UserString",
+        lambda value: (value.data,),
+        lambda items: collections.UserString(items[0]),
+    ),
+    type({}.keys()): ("keys", _no_items, lambda items: dict.fromkeys(items).keys()),
+    type({}.values()): ("values", _no_items, lambda items: dict(enumerate(items)).values()),
+    type({}.items()): ("items", _no_items, lambda items: dict(items).items()),
+}
+_CONTAINER_READERS = {name: read for name, _, read in _CONTAINERS.values()}
+_MAPPINGS: dict[type, str] = {
+    dict: "dict",
+    collections.OrderedDict: "OrderedDict",
+    collections.Counter: "Counter",
+    collections.defaultdict: "defaultdict",
+    collections.UserDict: "UserDict",
+}
+_MAPPING_READERS: dict[str, Callable[[Any], Any]] = {
+    "dict": dict,
+    "OrderedDict": collections.OrderedDict,
+    "Counter": lambda pairs: collections.Counter(dict(pairs)),
+    "defaultdict": lambda pairs: collections.defaultdict(None, pairs),
+    "UserDict": lambda pairs: collections.UserDict(dict(pairs)),
+}

@@ -1,0 +1,428 @@
+"""What crosses between the code and its tests: plain values, references, refusals."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import datetime
+import json
+import queue
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_r1.tools.sandbox.guest.peer import Peer
+from agent_r1.tools.sandbox.guest.tester import run_test
+from agent_r1.tools.sandbox.guest.values import (
+    MAX_DEPTH,
+    MAX_ITEMS,
+    Reader,
+    RefusedValue,
+    Writer,
+)
+
+
+def refuse(*_: Any) -> Any:
+    raise RefusedValue("a reference")
+
+
+def cross(value: Any) -> Any:
+    return Reader(refuse).read(json.loads(json.dumps(Writer(refuse).write(value))))
+
+
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.fractions()
+    | st.decimals(allow_nan=False)
+    | st.datetimes()
+    | st.timedeltas(),
+    lambda inner: (
+        st.lists(inner)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.integers() | st.text(), inner)
+        | st.sets(st.integers() | st.text())
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=50)
+@given(PLAIN)
+def test_plain_values_arrive_as_they_were(value: Any):
+    found = cross(value)
+    assert found == value
+    assert type(found) is type(value)
+
+
+UTC = datetime.timezone(datetime.timedelta(hours=1))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        10**5000,
+        float("inf"),
+        -0.0,
+        "\ud800",
+        Decimal("3.50"),
+        Fraction(1, 3),
+        range(3, 9, 2),
+        bytearray(b"x"),
+        frozenset({(1, 2)}),
+        collections.OrderedDict(b=1, a=2),
+        collections.Counter("aab"),
+        collections.deque([1, 2], 3),
+        collections.UserList([1, [2]]),
+        collections.UserDict(a=1),
+        collections.UserString("x"),
+        datetime.date(2024, 2, 29),
+        datetime.time(1, 2, 3, 4),
+        datetime.datetime(2024, 2, 29, 1, tzinfo=UTC),
+        array.array("d", [1.5]),
+        memoryview(b"abc"),
+        int,
+        dict,
+        ...,
+        {1: 2}.keys(),
+        {1: 2}.items(),
+    ],
+    ids=lambda value: f"{type(value).__name__}",
+)
+def test_standard_types_compare_as_before(value: Any):
+    found = cross(value)
+    assert found == value
+    assert type(found) is type(value)
+
+
+def test_what_python_finds_equal_stays_equal_and_no_more():
+    assert cross(Decimal("3.5")) == 3.5
+    assert cross({1: 0, 2: 0}.keys()) == {1, 2}
+    assert cross(collections.UserList([1])) == [1]
+    assert cross(memoryview(b"ab")) == b"ab"
+    assert cross(collections.defaultdict(int, a=1)) == {"a": 1}
+    assert cross(range(3)) != [0, 1, 2]
+    assert cross((1, 2)) != [1, 2]
+    assert list(cross({1: 5}.values())) == [5]
+
+
+def test_numpy_values_arrive_with_type_and_shape():
+    assert cross(np.float64(0.5)) == 0.5
+    assert cross([np.int64(3), np.bool_(False)]) == [3, False]
+    found = cross(np.arange(6, dtype=np.int16).reshape(2, 3))
+    assert found.dtype == np.int16
+    assert found.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def nest(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (nest(MAX_DEPTH + 1), "nested more than 100 deep"),
+        (nest(100_000), "nested more than 100 deep"),
+        ([0] * (MAX_ITEMS + 1), "more than 1000000 items"),
+        (memoryview(bytes(4)).cast("B", (2, 2)), "several dimensions"),
+    ],
+    ids=["deep", "very deep", "long", "memoryview"],
+)
+def test_what_is_too_large_is_refused_when_it_is_written(value: Any, problem: str):
+    with pytest.raises(RefusedValue, match=problem):
+        Writer(refuse).write(value)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        {},
+        {"int": "zz"},
+        {"int": 3},
+        {"nonsense": []},
+        {"set": [[]]},
+        {"tuple": "ab"},
+        {"dict": [[1]]},
+        {"dict": {"a": 1}},
+        {"builtin": "print"},
+        {"builtin": "no such type"},
+        {"Fraction": ["1", "0"]},
+        {"Decimal": "x"},
+        {"deque": []},
+        {"ndarray": ["O", [1], ""]},
+        {"ndarray": ["<i8", [10**9], ""]},
+        {"a": 1, "b": 2},
+        nest(MAX_DEPTH + 1),
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused_when_it_is_read(written: Any):
+    with pytest.raises(RefusedValue):
+        Reader(refuse).read(written)
+
+
+# --- both sides, each in a thread of its own ----------------------------------------------------
+
+
+class _Closed(BaseException):
+    """The channel is closed: ends the thread of the code."""
+
+
+class Pair:
+    """A test's process and the code's, without sandboxes."""
+
+    def __init__(self, code: str) -> None:
+        scope: dict[str, Any] = {"__name__": "solution"}
+        exec(code, scope)
+        self._to_code: queue.Queue[str | None] = queue.Queue()
+        self._to_tests: queue.Queue[str] = queue.Queue()
+        self.sent_to_code: list[str] = []
+        self.code = Peer(
+            lambda message: self._to_tests.put(json.dumps(message)),
+            self._receive_in_code,
+            scope=scope,
+            describe=repr,
+        )
+        self.tests = Peer(
+            self._send_to_code,
+            lambda: json.loads(self._to_tests.get(timeout=10.0)),
+            scope=None,
+            describe=repr,
+        )
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def run(self, test: str, setup: str = "") -> None:
+        run_test({"setup": setup, "test": test, "builtins": []}, self.tests)
+
+    def close(self) -> None:
+        self._to_code.put(None)
+        self._thread.join()
+
+    def _send_to_code(self, message: Any) -> None:
+        self.sent_to_code.append(json.dumps(message))
+        self._to_code.put(self.sent_to_code[-1])
+
+    def _receive_in_code(self) -> Any:
+        message = self._to_code.get(timeout=10.0)
+        if message is None:
+            raise _Closed
+        return json.loads(message)
+
+    def _serve(self) -> None:
+        with contextlib.suppress(_Closed):
+            self.code.serve()
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    found = Pair(request.param)
+    yield found
+    found.close()
+
+
+CODE = """
+import asyncio, collections, enum
+
+Point = collections.namedtuple("Point", "x y")
+
+class Color(enum.Enum):
+    RED = 1
+
+class Stack(list):
+    def push(self, item):
+        self.append(item)
+
+class Vector:
+    def __init__(self, x):
+        self.x = x
+    def __add__(self, other):
+        return Vector(self.x + other.x)
+    def __eq__(self, other):
+        return isinstance(other, Vector) and self.x == other.x
+    def __hash__(self):
+        return hash(self.x)
+    def __len__(self):
+        return self.x
+    def __getitem__(self, index):
+        return index * self.x
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        self.x = 0
+    def __str__(self):
+        return f"<{self.x}>"
+
+class Failure(ValueError):
+    def __init__(self, code):
+        super().__init__(f"failed with {code}")
+        self.code = code
+
+class AnyValue:
+    __hash__ = object.__hash__
+    def __eq__(self, other):
+        return True
+    def __lt__(self, other):
+        return True
+    __ge__ = __le__ = __gt__ = __contains__ = __lt__
+    def __sub__(self, other):
+        return 0.0
+    __rsub__ = __add__ = __mul__ = __sub__
+
+class AnyNumber(int):
+    def __eq__(self, other):
+        return True
+    __hash__ = int.__hash__
+    def __sub__(self, other):
+        return 0
+
+def same(value): return value
+def fail(code): raise Failure(code)
+def divide(x): return 1 / x
+def count(n): yield from range(n)
+def sort(values): values.sort()
+def add_key(table, *, key): table[key] = 1
+def apply(function, *args): return function(*args)
+def adder(n): return lambda x: x + n
+async def later(x):
+    await asyncio.sleep(0)
+    return x
+def depth(node): return 0 if node is None else 1 + depth(node.next)
+def look(node): return [node.value, hasattr(node, "_hidden"), hasattr(node, "__dict__")]
+def peek(function): return function.__globals__
+def forge(node):
+    node.check = lambda: True
+def make(node): return type(node)(1)
+"""
+
+
+@pytest.mark.parametrize("pair", [CODE], indirect=True, ids=["code"])
+@pytest.mark.parametrize(
+    "test",
+    [
+        "assert Point(1, 2) == (1, 2) and (1, 2) == Point(1, 2)",
+        "assert [Point(1, 2)] == [(1, 2)] and isinstance(Point(1, 2), tuple)",
+        "x, y = Point(1, 2)\nassert (x, y, Point(1, 2).y) == (1, 2, 2)",
+        "assert sorted([Point(2, 1), Point(1, 1)]) == [(1, 1), (2, 1)]",
+        "assert Color.RED is Color.RED and Color(1) == Color.RED and Color.RED.value == 1",
+        "assert Color.RED != 1",
+        "s = Stack()\ns.push(3)\nassert s == [3] and s[0] == 3 and len(s) == 1 and 3 in s",
+        "assert Vector(1) + Vector(2) == Vector(3) and Vector(1) != Vector(2)",
+        "assert Vector(1) != 1 and (Vector(1) + Vector(2)).x == 3",
+        "assert len({Vector(1), Vector(1)}) == 1",
+        "assert len(Vector(4)) == 4 and Vector(4)[2] == 8 and str(Vector(4)) == '<4>'",
+        "assert isinstance(Vector(1), Vector) and not isinstance(3, Vector)",
+        "v = Vector(1)\nv.x = 9\nassert v.x == 9 and hasattr(v, 'x') and not hasattr(v, 'y')",
+        "with Vector(2) as v:\n    assert v.x == 2\nassert v.x == 0",
+        "import copy\nv = Vector(2)\nw = copy.deepcopy(v)\nw.x = 3\nassert v.x == 2 and w.x == 3",
+        "try:\n    fail(7)\nexcept Failure as e:\n    assert e.code == 7 and 'with 7' in str(e)\n"
+        "else:\n    assert False",
+        "try:\n    fail(7)\nexcept ValueError:\n    pass\nelse:\n    assert False",
+        "import unittest\nwith unittest.TestCase().assertRaises(ZeroDivisionError):\n    divide(0)",
+        "assert list(count(1000)) == list(range(1000))",
+        "c = count(9)\nassert next(c) == 0 and next(c) == 1 and sum(c) == 35",
+        "x = [3, 1, 2]\nassert sort(x) is None and x == [1, 2, 3]",
+        "x = {}\nadd_key(x, key='a')\nassert x == {'a': 1}",
+        "assert apply(lambda x: x * 2, 4) == 8 and apply(len, 'abc') == 3",
+        "seen = []\napply(seen.append, 3)\nassert seen == [3]",
+        "assert adder(2)(3) == 5 and apply(adder(2), 3) == 5",
+        "def bad(): raise KeyError('x')\ntry:\n    apply(bad)\nexcept KeyError as e:\n"
+        "    assert e.args == ('x',)\nelse:\n    assert False",
+        "import asyncio\nassert asyncio.run(later(3)) == 3",
+        "class Node:\n    def __init__(self, next): self.next = next\n"
+        "assert depth(Node(Node(None))) == 2",
+        "class Node:\n    value = 5\n    _hidden = 6\nassert look(Node()) == [5, False, False]",
+        "assert same(3.0) == 3 and same(int) is int and same(None) is None",
+        "assert math.isclose(same(0.1) * 3, 0.3)",  # a standard module that nobody imports
+    ],
+)
+def test_what_tests_do_with_code_works_as_in_one_process(pair: Pair, test: str):
+    pair.run(test)
+
+
+@pytest.mark.parametrize("pair", [CODE], indirect=True, ids=["code"])
+@pytest.mark.parametrize(
+    ("test", "error"),
+    [
+        ("assert AnyValue() == 4", AssertionError),
+        ("assert 4 == AnyValue()", AssertionError),
+        ("assert [AnyValue()] == [4]", AssertionError),
+        ("assert AnyValue() in [4]", AssertionError),
+        ("assert AnyValue() in {4}", AssertionError),
+        ("assert AnyValue() <= 4", TypeError),
+        ("assert 4 < AnyValue()", TypeError),
+        ("assert abs(AnyValue() - 4.0) < 1e-6", TypeError),
+        ("assert abs(4.0 - AnyValue()) < 1e-6", TypeError),
+        ("assert 4 in AnyValue()", TypeError),
+        ("assert AnyNumber(1) == 4", AssertionError),
+        ("assert abs(AnyNumber(1) - 4) < 1e-6", AssertionError),
+        ("assert Stack([1]) == [2]", AssertionError),
+        ("assert peek(lambda: 1)", AttributeError),
+        ("assert no_such_name(1) == 1", NameError),
+        (
+            "class Node:\n    def check(self): assert False\nn = Node()\nforge(n)\nn.check()",
+            AttributeError,
+        ),
+        ("class Node:\n    pass\nassert make(Node())", AttributeError),
+    ],
+)
+def test_the_codes_own_methods_do_not_judge_the_tests_values(
+    pair: Pair, test: str, error: type[Exception]
+):
+    with pytest.raises(error):
+        pair.run(test)
+
+
+@pytest.mark.parametrize("pair", [CODE], indirect=True, ids=["code"])
+def test_an_assert_that_fails_says_what_it_got(pair: Pair):
+    with pytest.raises(AssertionError, match=r"^got 5$"):
+        pair.run("assert same(5) == 4, 'a message'")
+    with pytest.raises(AssertionError, match=r"^got an object of type AnyValue$"):
+        pair.run("assert AnyValue() == 4")
+
+
+@pytest.mark.parametrize("pair", [CODE], indirect=True, ids=["code"])
+def test_only_arguments_reach_the_code(pair: Pair):
+    pair.run("secret = 7654321\nassert same(2) + secret == 7654323", "other = 'unspoken'")
+    sent = "".join(pair.sent_to_code)
+    assert '"with": [{"yours"' in sent
+    assert "7654321" not in sent
+    assert "7654323" not in sent
+    assert "unspoken" not in sent
+    assert "assert" not in sent
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"do": "call", "with": [{"builtin": "dict"}, [], {"dict": []}]},
+        {"do": "get", "with": [[], "append"]},
+        {"do": "names", "with": [["open"]]},
+        {"do": "names", "with": [{"yours": 0}]},
+        {"do": "call", "with": [{"yours": 0}, [], {"dict": []}]},
+    ],
+    ids=str,
+)
+def test_code_cannot_ask_for_what_it_was_not_given(message: Any):
+    answers = [message, {"value": 1}]
+    sent: list[Any] = []
+    tests = Peer(sent.append, lambda: answers.pop(0), scope=None, describe=repr)
+    assert tests.request("names", ["f"]) == 1
+    (_, answer) = sent  # the request, then what the code was told
+    assert "value" not in answer
