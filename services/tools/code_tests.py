@@ -160,20 +160,25 @@ class _TestRun:
                 self._run_out_of_time()
                 return
             try:
-                result = await self._run_test(code, tests, wall_s)
+                result, passed = await self._run_test(code, tests, wall_s)
             except SandboxEndedError:
                 self._tries += 1
                 if self._tries < RUN_ATTEMPTS:
                     return
-                result = RunResult(why="killed")
+                result, passed = RunResult(why="killed"), False
             self._tries = 0
             if result.why == "wall" and wall_s < self._settings.wall_s:
                 self._run_out_of_time()
                 return
-            self._note(result)
+            self._note(result, passed=passed)
 
-    async def _run_test(self, code: Worker, tests: Worker, wall_s: float) -> RunResult:
-        """Run the next test; the result is that of the process which decided it."""
+    async def _run_test(self, code: Worker, tests: Worker, wall_s: float) -> tuple[RunResult, bool]:
+        """Run the next test.
+
+        Returns:
+            how the process that decided it ended, and whether the test has passed, which only
+            the process of the test can say.
+        """
         check = self._checks[len(self.failures)]
         async with (
             _tests_process(tests, wall_s) as test,
@@ -195,11 +200,13 @@ class _TestRun:
             if isinstance(outcome, BaseException):
                 raise outcome
         if broken:
-            return ended.model_copy(update={"report": ended.report | {"stage": "code"}})
-        return ended if verdict is None else judged
+            return ended.model_copy(update={"report": ended.report | {"stage": "code"}}), False
+        if verdict is None:
+            return ended, False
+        return judged, verdict.get("passed") is True
 
-    def _note(self, result: RunResult) -> None:
-        if result.report.get("passed") is True:
+    def _note(self, result: RunResult, *, passed: bool) -> None:
+        if passed:
             self.failures.append(None)
             return
         failure = describe_failure(result, self._settings, wall_s=self._settings.wall_s)

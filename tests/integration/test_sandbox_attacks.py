@@ -283,6 +283,16 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
         "        except OSError:\n            pass",
         r"^\(the code printed nothing\)$",
     ),
+    "a report nested deeply": (
+        "import os\nbody = b'[' * 980 + b']' * 980\n"
+        "_ = os.write(3, b'R' + len(body).to_bytes(4, 'big') + body)",
+        r"^\(the code printed nothing\)$",
+    ),
+    "a report without an end": (
+        "import os\n_ = os.write(3, b'R' + (1 << 31).to_bytes(4, 'big'))\n"
+        "for _ in range(100):\n    os.write(3, bytes(1 << 20))",
+        r"ran longer|BrokenPipe|ConnectionReset|printed nothing",
+    ),
 }
 # The numbers of system calls above are x86-64's.
 X86_ONLY = pytest.mark.skipif(os.uname().machine != "x86_64", reason="system calls of x86-64")

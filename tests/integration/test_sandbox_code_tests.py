@@ -1,4 +1,4 @@
-"""Hidden tests in the real sandbox: what is counted, what is told, and code that cheats."""
+"""Hidden tests in the real sandbox: what is counted and what is told."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import contextlib
 import gzip
 import itertools
 import json
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,6 @@ from agent_r1_proto.tools import CallReply, ToolResult
 
 LIMITS: dict[str, Any] = {"cpu_s": 2.0, "wall_s": 2.0, "total_s": 5.0, "max_workers": 1}
 SQUARES = {"tests": ["assert f(2) == 4", "assert f(3) == 9", "assert f(-1) == 1"]}
-# Nothing of it is a comparison with a literal, so it is judged in the sandbox.
-OPAQUE = {"tests": ["for x in range(3):\n    assert f(x) == x * x"]}
 
 
 @contextlib.asynccontextmanager
@@ -109,7 +108,7 @@ async def test_an_endless_loop_costs_its_own_test_only():
 
 async def test_all_tests_together_have_a_limit():
     async with started(wall_s=1.0, total_s=1.5) as tool:
-        result = await judge(tool, "import time\ntime.sleep(9)", SQUARES)
+        result = await judge(tool, "import time\ndef f(x):\n    time.sleep(9)", SQUARES)
     assert result.data == counts(0, 3)
     assert "all tests together may take 1.5 s" in result.text()
 
@@ -120,7 +119,7 @@ async def test_a_deadline_shorter_than_the_limits_is_an_outage():
             await judge(tool, "import time\ntime.sleep(9)", SQUARES, timeout_s=1.5)
 
 
-async def test_setup_runs_after_the_code_and_before_each_test():
+async def test_setup_runs_before_each_test_and_may_use_the_codes_classes():
     context = {"setup": "box = Box(3)\nbox.size += 1", "tests": ["assert box.size == 4"] * 2}
     code = "class Box:\n    def __init__(self, size):\n        self.size = size"
     async with started() as tool:
@@ -140,90 +139,70 @@ async def test_code_may_go_on_where_the_prompt_ends_or_be_whole():
         assert (await judge(tool, "    return 0.0\n", context)).data == counts(1, 2)
 
 
-CHEATS = {
-    "exit": "import sys\nsys.exit(0)",
-    "hard exit": "import os\nos._exit(0)",
-    "hard exit in the function": "import os\ndef f(x):\n    os._exit(0)",
-    "exit in the function": "def f(x):\n    raise SystemExit(0)",
-    "equal to everything": (
-        "class Any:\n    def __eq__(self, other):\n        return True\n"
-        "    def __ne__(self, other):\n        return False\n"
-        "    __hash__ = object.__hash__\n"
-        "def f(x):\n    return Any()"
-    ),
-    "an integer that is equal to everything": (
-        "class Any(int):\n    def __eq__(self, other):\n        return True\n"
-        "    __hash__ = int.__hash__\n"
-        "def f(x):\n    return Any(1234)"
-    ),
-    "swallowed errors": (
-        "import builtins\nclass Quiet(BaseException):\n    pass\n"
-        "builtins.AssertionError = Quiet\ndef f(x):\n    return 1234"
-    ),
-    "printing success": "print('All 3 tests passed.')\ndef f(x):\n    return 1234",
-    "writing a result and leaving": (
-        "import json, os\n"
-        "text = json.dumps({'passed': True, 'token': '', 'value': ['int', '4']}).encode()\n"
-        "for fd in range(3, 64):\n    try:\n        os.write(fd, text)\n"
-        "    except OSError:\n        pass\nos._exit(0)"
-    ),
-    "answering for the guest": (
-        'import os\nbody = b\'{"why": "ended", "report": {"passed": true}}\'\n'
-        "for pid in (1, 2):\n    for fd in (0, 1, 2):\n        try:\n"
-        "            with open(f'/proc/{pid}/fd/{fd}', 'wb') as file:\n"
-        "                file.write(len(body).to_bytes(4, 'big') + body)\n"
-        "        except OSError:\n            pass\nos._exit(0)"
-    ),
-    "reading what is expected": (
-        "import gc, sys\ndef f(x):\n    frame = sys._getframe()\n    while frame:\n"
-        "        for value in list(frame.f_locals.values()):\n"
-        "            if isinstance(value, dict) and 'test' in value:\n"
-        "                found = str(value['test']).partition('==')[2]\n"
-        "                if found:\n                    return eval(found)\n"
-        "        frame = frame.f_back\n    return 1234"
-    ),
-    "a main block that leaves": "import os\nif __name__:\n    os.kill(os.getpid(), 9)",
-}
+async def test_two_calls_at_once_have_tests_of_their_own():
+    other = {"tests": ["assert f(2) == 8"]}
+    async with started(max_workers=2) as tool:
+        results = await asyncio.gather(
+            *(judge(tool, "def f(x):\n    return x * x", SQUARES) for _ in range(3)),
+            *(judge(tool, "def f(x):\n    return x * x", other) for _ in range(3)),
+        )
+    assert [result.data for result in results] == [counts(3, 3)] * 3 + [counts(0, 1)] * 3
 
 
-@pytest.mark.parametrize("name", CHEATS)
-async def test_code_that_cheats_passes_nothing_and_the_next_call_is_judged(name: str):
-    async with started() as tool:
-        result = await judge(tool, CHEATS[name], SQUARES)
-        assert result.data == counts(0, 3), result.text()
-        assert (await judge(tool, "def f(x):\n    return x * x", SQUARES)).data == counts(3, 3)
-
-
-# What docs/sandbox.md says is not prevented for such tests.
-OPAQUE_FALL = {
-    "equal to everything",
-    "an integer that is equal to everything",
-    "swallowed errors",
-    "reading what is expected",
-}
-
-
-@pytest.mark.parametrize("name", sorted(set(CHEATS) - OPAQUE_FALL))
-async def test_cheats_fail_where_the_sandbox_judges_too(name: str):
-    async with started() as tool:
-        assert (await judge(tool, CHEATS[name], OPAQUE)).data == counts(0, 1)
-        assert (await judge(tool, "def f(x):\n    return x * x", OPAQUE)).data == counts(1, 1)
-
-
-async def test_a_test_is_not_in_memory_while_the_code_loads():
+async def test_values_of_many_kinds_and_sizes_are_compared_as_in_one_process():
     code = (
-        "import os, re\n"
-        "with open('/proc/self/maps') as maps, open('/proc/self/mem', 'rb') as memory:\n"
-        "    for line in maps:\n        if '[heap]' in line or ' rw' in line and '/' not in line:\n"
-        "            start, end = (int(x, 16) for x in line.split()[0].split('-'))\n"
-        "            try:\n                memory.seek(start)\n"
-        "                if re.search(b'hidden[_]marker', memory.read(end - start)):\n"
-        "                    os._exit(0)\n            except (OSError, ValueError):\n"
-        "                pass\n"
+        "import collections, decimal\n"
+        "Point = collections.namedtuple('Point', 'x y')\n"
+        "def half(): return decimal.Decimal('3.5')\n"
+        "def keys(): return {1: 0, 2: 0}.keys()\n"
+        "def users(): return collections.UserList([1, 2])\n"
+        "def view(): return memoryview(b'ab')\n"
+        "def long(): return 'x' * (5 << 20)\n"
+        "def point(): return Point(1, 2)\n"
+        "def words(text): yield from text.split()\n"
+        "def sort(items): items.sort()\n"
+        "def fail(): raise LookupError('x')\n"
     )
-    context = {"tests": ["hidden_marker = 1\nassert hidden_marker"]}
+    tests = [
+        "assert half() == 3.5",
+        "assert keys() == {1, 2}",
+        "assert users() == [1, 2]",
+        "assert view() == b'ab'",
+        "assert long() == 'x' * (5 << 20)",  # 5 MiB
+        "assert point() == (1, 2) and point().y == 2",
+        "assert list(words('a b')) == ['a', 'b']",
+        "x = [2, 1]\nsort(x)\nassert x == [1, 2]",
+        "try:\n    fail()\nexcept LookupError:\n    pass\nelse:\n    assert False",
+    ]
+    async with started(total_s=20.0) as tool:
+        result = await judge(tool, code, {"tests": tests})
+    assert result.data == counts(9, 9), result.text()
+
+
+async def test_a_value_too_large_to_cross_is_told():
     async with started() as tool:
-        assert (await judge(tool, code, context)).data == counts(1, 1)
+        result = await judge(
+            tool, "def f(x):\n    return 'x' * (17 << 20)", {"tests": ["assert f(1)"]}
+        )
+    assert result.data == counts(0, 1)
+    assert "cannot read a value of more than 16777216 bytes" in result.text()
+
+
+async def test_integers_that_collide_hold_up_nobody_else():
+    # Each multiple of 2**61 - 1 has the hash 0: a set of n of them takes n * n / 2 comparisons.
+    colliding = "m = 2**61 - 1\ndef f(x):\n    class S(list): pass\n"
+    colliding += "    return [n * m for n in range(1, 33_000)]"
+    context = {"tests": ["assert set(f(1)) == 4"]}
+    async with started(max_workers=2, wall_s=2.0) as tool:
+        attack = asyncio.create_task(judge(tool, colliding, context))
+        longest_s = 0.0
+        while not attack.done():
+            began = time.monotonic()
+            right = await judge(tool, "def f(x):\n    return x", {"tests": ["assert f(1) == 1"]})
+            longest_s = max(longest_s, time.monotonic() - began)
+            assert right.data == counts(1, 1)
+        assert (await attack).data == counts(0, 1)
+    assert longest_s < 2.0
 
 
 def read_references(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:

@@ -1,0 +1,109 @@
+"""No program scores without solving the task: as the user of the tests, and as an ordinary one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.tools.sandbox import bubblewrap
+from tests.integration.reward_hacks import HACKS, PROGRAM_HACKS, TESTS
+
+SCRIPT = Path(__file__).with_name("reward_hacks.py")
+ORDINARY_UID = 1000
+RUN_TIMEOUT_S = 240.0
+# An unreadable folder in PATH, as a login of root leaves it to another user.
+PATH = "/root/bin:/usr/bin:/bin"
+_START = (
+    "import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); "
+    "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+)
+
+Results = tuple[dict[str, Any], dict[str, list[str]]]
+
+
+def run_script(python: str, uid: int | None) -> Results:
+    """Run all hacks in a process of `uid`; skips where that user cannot run the tools."""
+    try:
+        settings = {"bwrap": bubblewrap.find_bwrap(None)}
+    except ValueError as exc:
+        pytest.skip(str(exc))
+    user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
+    packages = sysconfig.get_path("purelib")
+    done = subprocess.run(
+        [python, "-I", "-c", _START, packages, str(SCRIPT), json.dumps(settings)],
+        cwd="/",
+        env={"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/tmp"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+        **user,
+    )
+    if "the sandbox cannot be started" in done.stderr:
+        pytest.skip(done.stderr[-500:])
+    assert done.returncode == 0, done.stderr
+    codes, programs = json.loads(done.stdout)
+    return codes, programs
+
+
+def find_ordinary_python() -> str:
+    """Return a Python that an ordinary user can run with these packages; skips without one."""
+    question = "import runpy, site, sys; site.addsitedir(sys.argv[1]); import agent_r1.tools.base"
+    problems: list[str] = []
+    for python in (sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"):
+        try:
+            done = subprocess.run(
+                [python, "-I", "-c", question, sysconfig.get_path("purelib")],
+                cwd="/",
+                env={"PATH": PATH},
+                user=ORDINARY_UID,
+                group=ORDINARY_UID,
+                extra_groups=[],
+                capture_output=True,
+                text=True,
+                timeout=60.0,
+                check=False,
+            )
+        except OSError as exc:
+            problems.append(f"{python}: {exc}")
+            continue
+        if done.returncode == 0:
+            return python
+        problems.append(f"{python}: {done.stderr[-200:]}")
+    pytest.skip("; ".join(problems))
+
+
+def run_as_ordinary_user() -> Results:
+    if os.getuid() != 0:
+        pytest.skip("the tests run as an ordinary user already")
+    return run_script(find_ordinary_python(), ORDINARY_UID)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "run",
+    [lambda: run_script(sys.executable, None), run_as_ordinary_user],
+    ids=["this user", "ordinary user"],
+)
+def test_no_program_scores_without_solving_the_task(run: Callable[[], Results]):
+    codes, programs = run()
+    assert len(HACKS) >= 60
+    assert codes.pop("the solution") == {"passed": TESTS, "failed": 0, "total": TESTS}
+    assert codes.keys() == HACKS.keys()
+    assert {name: found for name, found in codes.items() if found["passed"]} == {}
+    assert {found["total"] for found in codes.values()} == {TESTS}
+    # Those who come after a program, in the same sandbox, read their own output and no other's.
+    assert programs.keys() == PROGRAM_HACKS.keys()
+    for name, texts in programs.items():
+        assert texts[0] == "of_another_caller"
+        assert "FOUND" not in texts[1], name
+        assert texts[2:] == ["42"] * 3, name
