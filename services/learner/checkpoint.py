@@ -1,7 +1,8 @@
 """The learner's ledger and its checkpoints: everything a run needs to go on after any end.
 
 train.py --numbers--> `ledger.json`, --state--> `checkpoints/step_000012/` (`learner.json`,
-`engine/`, `model/`); a resumed train.py reads the newest checkpoint and takes the next numbers.
+`engine/`, `model/`, and their checksums); a resumed train.py reads the newest checkpoint and takes
+the next numbers.
 
 Both are written under a temporary name, flushed to disk and renamed, so that a kill -9 or a full
 disk leaves the last complete one.
@@ -11,18 +12,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, ValidationError
 
-from agent_r1.learner.durable import DiskFullError, sync_path, sync_tree
+from agent_r1.learner.durable import DiskFullError, check_seal, seal, sync_path
 from agent_r1.learner.engine import PolicyEngine
+from agent_r1.learner.ownership import TakenOverError
 from agent_r1_proto.messages import StrictMessage
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,8 @@ STATE_FILE = "learner.json"
 SCORES_FILE = "scores.json"
 ENGINE_DIR = "engine"
 MODEL_DIR = "model"
+CHECKSUM_KEY = "sha256"
+"""In `learner.json`, which changes after its checkpoint was sealed: the digest of the rest."""
 TEMPORARY_PREFIX = ".tmp-"
 HEADROOM = 1.1
 """Free disk asked for at start, as a multiple of the estimate."""
@@ -84,15 +89,31 @@ class Ledger:
 
     def __init__(self, run_folder: Path) -> None:
         self.path = run_folder / LEDGER_FILE
-        self._numbers = LedgerNumbers()
-        if self.path.exists():
-            try:
-                self._numbers = LedgerNumbers.model_validate_json(self.path.read_bytes())
-            except ValidationError as exc:
-                raise ValueError(
-                    f"{self.path} does not parse ({exc.errors()[0]['msg']}); restore it, with "
-                    "`incarnation` and `last_policy_version` at least as high as the run ever used"
-                ) from exc
+        self._numbers = self._read()
+
+    def _read(self) -> LedgerNumbers:
+        if not self.path.exists():
+            return LedgerNumbers()
+        try:
+            return LedgerNumbers.model_validate_json(self.path.read_bytes())
+        except ValidationError as exc:
+            raise ValueError(
+                f"{self.path} does not parse ({exc.errors()[0]['msg']}); restore it, with "
+                "`incarnation` and `last_policy_version` at least as high as the run ever used"
+            ) from exc
+
+    def require_newest(self) -> None:
+        """Make sure that no later start has taken over the run folder, before writing there.
+
+        Raises:
+            TakenOverError: one has.
+        """
+        newest = self._read().incarnation
+        if newest > self._numbers.incarnation:
+            raise TakenOverError(
+                f"learner start {newest} has taken over {self.path.parent} (this is start "
+                f"{self._numbers.incarnation}); nothing more was written there"
+            )
 
     @property
     def last_policy_version(self) -> int:
@@ -135,6 +156,7 @@ class Ledger:
         return self._numbers.last_policy_version
 
     def _write(self, **changes: int) -> None:
+        self.require_newest()
         numbers = self._numbers.model_copy(update=changes)
         write_atomically(self.path, numbers.model_dump_json(indent=2) + "\n")
         self._numbers = numbers
@@ -178,10 +200,48 @@ def checkpoint_name(step: int) -> str:
     return f"step_{step:06d}"
 
 
+def _sealed_state(state: LearnerState) -> str:
+    """Return the state as text, with the checksum of everything else in it."""
+    values = state.model_dump(mode="json")
+    return json.dumps({**values, CHECKSUM_KEY: _digest(values)}, indent=2) + "\n"
+
+
+def _open_state(path: Path) -> LearnerState:
+    """Read a learner's state.
+
+    Raises:
+        ValueError: it was changed; the message names the file.
+    """
+    values = json.loads(path.read_bytes())
+    if values.pop(CHECKSUM_KEY, None) != _digest(values):
+        raise ValueError(f"{path} is corrupted: its checksum differs")
+    return LearnerState.model_validate(values)
+
+
+def _digest(values: Any) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, run_folder: Path, *, keep_last: int, keep_best: int) -> None:
+    def __init__(
+        self,
+        run_folder: Path,
+        *,
+        keep_last: int,
+        keep_best: int,
+        require_owner: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the checkpoints of a run folder.
+
+        Args:
+            run_folder: of the run.
+            keep_last: newest checkpoints kept.
+            keep_best: checkpoints kept besides, by their score.
+            require_owner: called before every write; raises where this learner may not write.
+        """
+        self._require_owner = require_owner
         self.directory = run_folder / CHECKPOINTS_DIR
         self._keep_last = keep_last
         self._keep_best = keep_best
@@ -230,8 +290,9 @@ class Checkpoints:
         Raises:
             DiskFullError: the disk is full; older checkpoints are untouched.
         """
+        self._require_owner()
         final = self.path(state.step)
-        text = state.model_dump_json(indent=2) + "\n"
+        text = _sealed_state(state)
         if (final / STATE_FILE).is_file():
             write_atomically(final / STATE_FILE, text)
             return final
@@ -241,11 +302,13 @@ class Checkpoints:
                 temporary.mkdir()
                 engine.save_state(temporary / ENGINE_DIR)
                 engine.export_model(temporary / MODEL_DIR)
+                seal(temporary)  # before the state, which is written again and has its own
                 write_atomically(temporary / STATE_FILE, text)
+                self._require_owner()  # a learner may be suspended while it writes
             except BaseException:
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
-            sync_tree(temporary)
+            sync_path(temporary)
             temporary.rename(final)
             sync_path(self.directory)
         self._delete_surplus()
@@ -258,6 +321,7 @@ class Checkpoints:
 
     def record_score(self, step: int, score: float | None) -> None:
         """Note the evaluation score of a step, by which `keep_best` chooses."""
+        self._require_owner()
         self._being_scored.discard(step)
         if score is not None and step in self.steps():
             scores = self._scores() | {str(step): score}
@@ -295,7 +359,8 @@ class Checkpoints:
         path = self.path(steps[-1])
         older = f"; to go on from step {steps[-2]} instead, delete it" if len(steps) > 1 else ""
         try:
-            state = LearnerState.model_validate_json((path / STATE_FILE).read_bytes())
+            check_seal(path)
+            state = _open_state(path / STATE_FILE)
             engine.load_state(path / ENGINE_DIR)
         except (ValueError, OSError) as exc:
             raise ValueError(f"checkpoint {path} cannot be restored: {exc}{older}") from exc

@@ -1,20 +1,25 @@
-"""Files that survive a crash: written under a temporary name, synced, renamed into place.
+"""Files that survive a crash, and are found out when they were changed.
 
-snapshot.py and checkpoint_io.py write weights and checkpoints through it.
+Written under a temporary name, synced, renamed into place; checksums beside them. snapshot.py,
+checkpoint.py and checkpoint_io.py write weights and checkpoints through it.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from agent_r1.learner.engine import EngineError
 
+CHECKSUM_FILE = "checksums.json"
+_OLDER = "resume from an older checkpoint of the run"
 _MIB = 1024 * 1024
 _HASH_BLOCK = 4 * _MIB
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -115,3 +120,66 @@ def hash_file(path: Path) -> str:
         while block := file.read(_HASH_BLOCK):
             digest.update(block)
     return digest.hexdigest()
+
+
+def seal(directory: Path, facts: dict[str, Any] | None = None) -> None:
+    """Sync every file under `directory`, then write their checksums and `facts` beside them.
+
+    A folder below that is sealed itself counts through its own checksums.
+
+    Args:
+        directory: its files are complete.
+        facts: what a reader must match: ranks, stage, dtype.
+    """
+    files = {
+        str(path.relative_to(directory)): {
+            "size_bytes": path.stat().st_size,
+            "sha256": hash_file(path),
+        }
+        for path in _files(directory)
+    }
+    text = json.dumps({"facts": facts or {}, "files": files}, indent=1, sort_keys=True)
+    staged = directory / f"{CHECKSUM_FILE}.tmp"
+    staged.write_text(text, encoding="utf-8")
+    staged.rename(directory / CHECKSUM_FILE)
+    sync_tree(directory)
+
+
+def _files(directory: Path) -> Iterator[Path]:
+    for path in sorted(directory.iterdir()):
+        if path.is_file() and path.name != CHECKSUM_FILE:
+            yield path
+        elif path.is_dir():
+            sealed = path / CHECKSUM_FILE
+            yield from [sealed] if sealed.is_file() else _files(path)
+
+
+def check_seal(directory: Path) -> dict[str, Any]:
+    """Check that a sealed directory is complete and unchanged; return its facts.
+
+    Raises:
+        ValueError: it is not; the message names the file and the remedy.
+    """
+    checksum_file = directory / CHECKSUM_FILE
+    if not checksum_file.is_file():
+        raise ValueError(
+            f"{directory} has no {CHECKSUM_FILE}: the checkpoint was not finished; {_OLDER}"
+        )
+    try:
+        sealed = json.loads(checksum_file.read_text(encoding="utf-8"))
+        files, facts = dict(sealed["files"]), dict(sealed["facts"])
+    except (ValueError, KeyError, TypeError) as exc:
+        raise ValueError(f"{checksum_file} is corrupted ({exc}); {_OLDER}") from exc
+    for name, expected in files.items():
+        path = directory / name
+        if not path.is_file():
+            raise ValueError(f"{path} is missing from the checkpoint; {_OLDER}")
+        size = path.stat().st_size
+        if size != expected["size_bytes"]:
+            raise ValueError(
+                f"{path} is corrupted: it has {size} bytes and was written with "
+                f"{expected['size_bytes']}; {_OLDER}"
+            )
+        if hash_file(path) != expected["sha256"]:
+            raise ValueError(f"{path} is corrupted: its checksum differs; {_OLDER}")
+    return facts

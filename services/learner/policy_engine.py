@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner import checkpoint_io, snapshot
+from agent_r1.learner import checkpoint_io, durable, snapshot
 from agent_r1.learner.algorithms.aggregation import aggregation_weights
 from agent_r1.learner.batching import (
     TokenBatch,
@@ -244,7 +244,7 @@ class DeepSpeedPolicyEngine:
         directory.mkdir(parents=True, exist_ok=True)
         with report_full_disk(what, directory, need, remedy):
             self._group.run("save", [directory] * self._table.ranks, fatal=False)
-            checkpoint_io.seal_state(directory, self._group.engine.facts())
+            durable.seal(directory, self._group.engine.facts())
 
     def load_state(self, directory: Path) -> None:
         """See `engine.PolicyEngine.load_state`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from agent_r1.learner.checkpoint import (
     write_atomically,
 )
 from agent_r1.learner.event_log import EventLog
+from agent_r1.learner.ownership import FolderLock
 from agent_r1_proto.failures import Failure
 from agent_r1_proto.private_files import private_folder
 
@@ -36,6 +37,10 @@ CONFIG_FILE = "config.json"
 TRAJECTORIES_DIR = "trajectories"
 TENSORBOARD_DIR = "tensorboard"
 LOGS_DIR = "logs"
+
+
+def _anybody() -> None:
+    """Let whoever asks write: before a start has its number, the lock alone decides."""
 
 
 def _finite(value: Any) -> Any:
@@ -71,6 +76,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._events: EventLog | None = None
+        self._lock = FolderLock(path)
+        self._require_owner: Callable[[], None] = _anybody
 
     @property
     def logs(self) -> Path:
@@ -78,10 +85,11 @@ class RunFolder:
         return self.path / LOGS_DIR
 
     def prepare(self, *, resume: bool) -> None:
-        """Create the folder, or check that it can be resumed.
+        """Create and lock the folder, or check that it can be resumed.
 
         Raises:
-            ValueError: a fresh run would mix with an earlier one, or there is none to resume.
+            ValueError: a fresh run would mix with an earlier one, there is none to resume, or
+                another learner is writing there.
         """
         # A ledger without a start of its own says which numbers are taken, and no more.
         has_run = [LEDGER_FILE] if Ledger(self.path).starts else []
@@ -103,9 +111,17 @@ class RunFolder:
         with disk_errors("the run folder", self.path):
             private_folder(self.path)
             (self.path / TRAJECTORIES_DIR).mkdir(exist_ok=True)
+            self._lock.acquire()
 
-    def open_at(self, step: int) -> None:
-        """Forget everything after `step` and open the event log for the steps that follow."""
+    def open_at(self, step: int, require_owner: Callable[[], None]) -> None:
+        """Forget everything after `step` and open the event log for the steps that follow.
+
+        Args:
+            step: the last step that is part of the run.
+            require_owner: called before every write from now on; raises where this learner may
+                not write.
+        """
+        self._require_owner = require_owner
         with disk_errors("metrics", self.path):
             for name in (METRICS_FILE, EVALUATIONS_FILE):
                 path = self.path / name
@@ -132,6 +148,7 @@ class RunFolder:
         self._append(EVALUATIONS_FILE, [{"step": step, "name": name, **record}])
 
     def _write_events(self, step: int, values: Mapping[str, float]) -> None:
+        self._require_owner()
         if self._events is None:
             raise RuntimeError("the run folder is not open; call open_at first")
         with disk_errors("TensorBoard events", self.path / TENSORBOARD_DIR):
@@ -143,11 +160,13 @@ class RunFolder:
 
     def write_answers(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Write the scores of an evaluation to `evaluation_{name}.jsonl`, one line a question."""
+        self._require_owner()
         text = "".join(_line(record) for record in records)
         write_atomically(self.path / f"evaluation_{name}.jsonl", text)
 
     def write_trajectories(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Write readable trajectories to `trajectories/{name}.jsonl`; nothing for no records."""
+        self._require_owner()
         text = "".join(_line(record) for record in records)
         if text:
             path = self.path / TRAJECTORIES_DIR / f"{name}.jsonl"
@@ -163,16 +182,19 @@ class RunFolder:
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`."""
+        self._require_owner()
         text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)
         write_atomically(self.path / SUMMARY_FILE, text + "\n")
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        self._require_owner()
         path = self.path / name
         with disk_errors(name, path), path.open("a", encoding="utf-8") as file:
             file.writelines(_line(record) for record in records)
 
     def close(self) -> None:
-        """Close the event log."""
+        """Close the event log and give the lock back."""
         if self._events is not None:
             self._events.close()
             self._events = None
+        self._lock.release()

@@ -31,6 +31,7 @@ from agent_r1.learner.outcome import (
     INTERRUPTED,
     Losses,
 )
+from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.plan import TrainingPlan
 from agent_r1.learner.records import Records
 from agent_r1.learner.samples import Prepared, build_samples, loss_spec
@@ -81,20 +82,22 @@ class Learner:
         self._halt = halt = Halt()
         with EngineThread(self._engine) as engine:
             try:
+                ledger = Ledger(plan.folder.path)
+                if plan.resume:  # before the checkpoint is read: whoever wrote it writes no more
+                    ledger.next_incarnation()
                 checkpoints = Checkpoints(
                     plan.folder.path,
                     keep_last=plan.learner.keep_last,
                     keep_best=plan.learner.keep_best,
+                    require_owner=ledger.require_newest,
                 )
                 state = await _restore(plan, engine, checkpoints)
-                ledger = Ledger(plan.folder.path)
-                incarnation = ledger.next_incarnation()
-                plan.folder.open_at(state.step)
+                if not plan.resume:
+                    ledger.next_incarnation()
+                plan.folder.open_at(state.step, ledger.require_newest)
                 async with await halt.or_stop(_connect(plan)) as broker:
                     plan.check_memory(await halt.or_stop(broker.memory_limit()))
-                    training = Training(
-                        plan, engine, broker, halt, checkpoints, ledger, incarnation, state
-                    )
+                    training = Training(plan, engine, broker, halt, checkpoints, ledger, state)
                     return await training.run()
             except StopRequested:
                 logger.info("stopped before training began")
@@ -141,7 +144,6 @@ class Training:
         halt: Halt,
         checkpoints: Checkpoints,
         ledger: Ledger,
-        incarnation: int,
         state: LearnerState,
     ) -> None:
         table = plan.learner
@@ -153,7 +155,7 @@ class Training:
         self._halt = halt
         self._checkpoints = checkpoints
         self._fingerprint = state.prompt_fingerprint
-        self._incarnation = incarnation
+        self._incarnation = ledger.last_incarnation
         self._ledger = ledger
         self._registry = Registry(broker)
         self._records = Records(state)
@@ -194,7 +196,7 @@ class Training:
                 learner=table,
                 broker=broker,
                 run_id=plan.run.id,
-                incarnation=incarnation,
+                incarnation=self._incarnation,
                 monitor=self._monitor,
             ),
             folder=plan.folder,
@@ -254,11 +256,14 @@ class Training:
                 await self._save()
                 await self._write_summary(INTERRUPTED, str(exc))
                 return INTERRUPTED
+            except TakenOverError:
+                raise
             except (RunFailedError, CanaryError) as exc:
                 await self._save()
                 await self._write_summary(FAILED, str(exc))
                 raise
             except Exception as exc:
+                self._ledger.require_newest()  # then that is the reason, whatever went wrong
                 with contextlib.suppress(Exception):  # the first error is the one to report
                     await self._write_summary(FAILED, str(exc))
                 raise
@@ -317,6 +322,7 @@ class Training:
         )
         self._records.add_batch(len(prepared.samples), report.sampled_tokens, report.max_staleness)
         try:
+            await self._halt.or_stop(self._work.require_newest())
             report.push = await self._halt.or_stop(self._sync.push(canary_tokens))
             await self._halt.or_stop(self._work.advance(self._version))
         finally:

@@ -16,8 +16,9 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
-from agent_r1.learner.failures import FailureMonitor, RunFailedError
+from agent_r1.learner.failures import FailureMonitor
 from agent_r1.learner.groups import Group, GroupBook, Verdict, failure_reason
+from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1_proto.failures import FailureBoard, place_of_failure
 from agent_r1_proto.registry import Registry
@@ -120,12 +121,31 @@ class Work:
         while True:
             entries = await consumer.read(READ_COUNT, READ_BLOCK_S)
             self._last_contact = time.monotonic()
+            await self._leave_to_later_start(consumer, entries)
             if any(failure_reason(entry.message) is not None for entry in entries):
                 await self._read_board()  # it has the traceback that the result has not
             for entry in entries:
                 self._accept(entry)
             await consumer.finish_many(entries)
             await self.fill()  # dropped groups gave their credit back
+
+    async def _leave_to_later_start(
+        self,
+        consumer: StreamConsumer[ScoredTrajectory],
+        entries: Sequence[Entry[ScoredTrajectory]],
+    ) -> None:
+        """Give results back that a later start of the learner has asked for, and end.
+
+        Raises:
+            TakenOverError: there are some.
+        """
+        own = self.book.rules.incarnation
+        keys = [entry.message.trajectory.rollout.key for entry in entries]
+        later = max((k.incarnation for k in keys if k.run_id == self.book.rules.run_id), default=0)
+        if later > own:
+            for entry in entries:
+                await consumer.release(entry)
+            raise self._taken_over(later)
 
     def _accept(self, entry: Entry[ScoredTrajectory]) -> None:
         scored = entry.message
@@ -199,7 +219,7 @@ class Work:
             announce: publishes it in Redis again.
 
         Raises:
-            RunFailedError: another learner has taken over the run.
+            TakenOverError: another learner has taken over the run.
         """
         while True:
             await self._watch_registry(newest, announce)
@@ -212,18 +232,32 @@ class Work:
             self._last_contact = time.monotonic()
             await asyncio.sleep(WATCH_PERIOD_S)
 
+    async def require_newest(self) -> int | None:
+        """Return the incarnation that Redis knows.
+
+        Raises:
+            TakenOverError: it is a later one than this learner's.
+        """
+        own = self.book.rules.incarnation
+        incarnation = await self._registry.incarnation()
+        if incarnation is not None and incarnation > own:
+            raise self._taken_over(incarnation)
+        return incarnation
+
+    def _taken_over(self, incarnation: int) -> TakenOverError:
+        return TakenOverError(
+            f"learner start {incarnation} has taken over this run (this is start "
+            f"{self.book.rules.incarnation}); two learners must not share a run id: give the "
+            "other run its own run.id"
+        )
+
     async def _watch_registry(
         self, newest: Callable[[], NewestVersion], announce: Callable[[], Awaitable[None]]
     ) -> None:
         own = self.book.rules.incarnation
         own_version = newest().policy_version
-        incarnation = await self._registry.incarnation()
+        incarnation = await self.require_newest()
         published = await self._registry.newest_version()
-        if incarnation is not None and incarnation > own:
-            raise RunFailedError(
-                f"learner start {incarnation} has taken over this run (this is start {own}); "
-                "two learners must not share a run id: give the other run its own run.id"
-            )
         lost_version = published is None or published.policy_version < own_version
         if incarnation == own and not lost_version:
             return

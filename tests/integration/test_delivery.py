@@ -62,7 +62,12 @@ async def services_of(url: str, run_id: str, **options: Any) -> AsyncIterator[Fa
 async def learner_process(**settings: Any) -> AsyncIterator[asyncio.subprocess.Process]:
     script = REPOSITORY / "tests" / "integration" / "learner_process.py"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(script), json.dumps(settings), cwd=REPOSITORY, env={"PYTHONPATH": "."}
+        sys.executable,
+        str(script),
+        json.dumps(settings),
+        cwd=REPOSITORY,
+        env={"PYTHONPATH": "."},
+        stderr=asyncio.subprocess.PIPE,
     )
     try:
         yield process
@@ -332,6 +337,56 @@ async def test_a_second_learner_on_the_same_run_ends_the_first(
         await services.registry.set_incarnation(2)
         with pytest.raises(RunFailedError, match="has taken over this run"):
             await running
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+async def test_a_suspended_learner_that_wakes_up_after_its_successor_writes_nothing(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    settings = {"redis_url": redis_url, "run_id": run_id, "steps": 6, "checkpoint_every": 1}
+    async with services_of(redis_url, run_id):
+        async with learner_process(folder=str(folder), train_s=0.4, **settings) as zombie:
+            await eventually(lambda: (folder / "checkpoints" / "step_000002").exists())
+            zombie.send_signal(signal.SIGSTOP)
+            with pytest.raises(ValueError, match=rf"is writing .* process {zombie.pid} on"):
+                training_plan(folder, resume=True, **settings)
+            # As where locks do not reach: the run goes on from another machine.
+            (folder / "learner.lock").unlink()
+            engine = FakeEngine()
+            learner = Learner(training_plan(folder, resume=True, **settings), engine)
+            await train(learner)
+            assert sorted(engine.trained) == samples_of(range(12))
+            left = contents(folder)
+            zombie.send_signal(signal.SIGCONT)
+            _, error = await asyncio.wait_for(zombie.communicate(), RUN_TIMEOUT_S)
+        assert zombie.returncode == 1
+        assert b"learner start 2 has taken over" in error.splitlines()[-1]
+        assert contents(folder) == left
+
+
+async def test_a_woken_learner_gives_its_successors_results_back(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    heirs = answered(rollout_task(run_id, incarnation=2), 0)
+    async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
+        async with FakeServices(broker, answer=lambda rollout, version: None).running() as services:
+            running = asyncio.create_task(train(Learner(plan, FakeEngine())))
+            await eventually(lambda: bool(services.seen), running)
+            await services.publish(heirs)
+            with pytest.raises(RunFailedError, match="learner start 2 has taken over this run"):
+                await running
+        consumer = broker.consumer(
+            broker.keys.scored, ScoredTrajectory, group="learner", consumer="learner"
+        )
+        async with consumer:
+            [entry] = await consumer.read(1, 5.0)
+    assert entry.message.trajectory.rollout_id == heirs.trajectory.rollout_id
 
 
 async def test_a_question_without_an_answer_is_asked_again_and_answered_once(

@@ -8,7 +8,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_r1.learner.checkpoint_io import CHECKSUM_FILE, export_model, open_state, seal_state
+from agent_r1.learner.checkpoint_io import export_model, open_state
+from agent_r1.learner.durable import CHECKSUM_FILE, seal
 from agent_r1.learner.snapshot import Weights
 from tests.tiny_models import build_model, build_tokenizer, save_model
 
@@ -21,7 +22,7 @@ def sealed(tmp_path: Path) -> Path:
     (directory / "engine").mkdir(parents=True)
     (directory / "engine" / "weights.pt").write_bytes(b"0123456789")
     (directory / "engine" / "optimizer.pt").write_bytes(b"abc")
-    seal_state(directory, FACTS)
+    seal(directory, FACTS)
     return directory
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,9 @@ from hypothesis import strategies as st
 
 from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger, write_atomically
 from agent_r1.learner.durable import DiskFullError
+from agent_r1.learner.ownership import TakenOverError
+from agent_r1.learner.run_folder import RunFolder
+from agent_r1_proto.failures import failure
 from tests.learner_fakes import FakeEngine
 
 
@@ -192,3 +196,100 @@ def test_too_little_disk_is_refused_at_start(tmp_path: Path):
     save(checkpoints, 1)
     save(checkpoints, 2)
     checkpoints.check_disk(free // 3)  # two are there already
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("learner.json", lambda text: text.replace('"next_group_id": 7', '"next_group_id": 9')),
+        ("learner.json", lambda text: text.replace("sha256", "sha255")),
+        ("model/config.json", lambda text: text + " "),
+        ("model/config.json", lambda text: text.replace("{", "[")),
+        ("engine/state.json", lambda text: text.replace("3", "4")),
+        ("checksums.json", lambda text: text[:-5]),
+    ],
+)
+def test_a_checkpoint_that_was_edited_is_refused_by_the_name_of_the_file(
+    tmp_path: Path, name: str, change: Callable[[str], str]
+):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 3, next_group_id=7)
+    file = checkpoints.path(3) / name
+    before = file.read_text()
+    file.write_text(change(before))
+    assert file.read_text() != before
+    with pytest.raises(ValueError, match=rf"{name}.* is corrupted"):
+        checkpoints.load(FakeEngine())
+
+
+def test_a_state_that_is_written_again_keeps_the_checkpoint_whole(tmp_path: Path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 3, next_group_id=7)
+    save(checkpoints, 3, next_group_id=8)
+    state = checkpoints.load(FakeEngine())
+    assert state is not None
+    assert state.next_group_id == 8
+
+
+def test_a_later_start_ends_the_writing_of_an_earlier_one(tmp_path: Path):
+    zombie = Ledger(tmp_path)
+    zombie.next_incarnation()
+    zombie.require_newest()
+    heir = Ledger(tmp_path)
+    heir.next_incarnation()
+    heir.require_newest()
+    checkpoints = Checkpoints(
+        tmp_path, keep_last=2, keep_best=0, require_owner=zombie.require_newest
+    )
+    folder = RunFolder(tmp_path)
+    folder.prepare(resume=True)
+    folder.open_at(0, zombie.require_newest)
+    before = sorted(tmp_path.rglob("*"))
+    numbers = heir.path.read_text()
+    writes: list[Callable[[], object]] = [
+        zombie.next_policy_version,
+        zombie.next_incarnation,
+        lambda: save(checkpoints, 1),
+        lambda: checkpoints.record_score(1, 0.5),
+        lambda: folder.write_metrics(1, {"a": 1.0}),
+        lambda: folder.write_evaluation(1, "before", {}),
+        lambda: folder.write_answers("after", [{}]),
+        lambda: folder.write_trajectories("step_000001", [{}]),
+        lambda: folder.write_failure(1, failure("rollout", "boom")),
+        lambda: folder.write_scalars(1, {"a": 1.0}),
+        lambda: folder.write_summary({}),
+    ]
+    for write in writes:
+        with pytest.raises(TakenOverError, match=r"learner start 2 has taken over .* start 1"):
+            write()
+    folder.close()
+    assert sorted(tmp_path.rglob("*")) == before
+    assert heir.path.read_text() == numbers
+
+
+def test_a_learner_that_is_taken_over_while_it_writes_a_checkpoint_leaves_none(tmp_path: Path):
+    zombie = Ledger(tmp_path)
+    zombie.next_incarnation()
+    checkpoints = Checkpoints(
+        tmp_path, keep_last=2, keep_best=0, require_owner=zombie.require_newest
+    )
+
+    class Suspended(FakeEngine):
+        def export_model(self, directory: Path) -> None:
+            super().export_model(directory)
+            Ledger(tmp_path).next_incarnation()
+
+    with pytest.raises(TakenOverError):
+        checkpoints.save(Suspended(), LearnerState(step=1))
+    assert checkpoints.steps() == []
+    assert list(checkpoints.directory.iterdir()) == []
+
+
+def test_a_folder_has_one_learner_at_a_time_and_names_it(tmp_path: Path):
+    first, second = RunFolder(tmp_path), RunFolder(tmp_path)
+    first.prepare(resume=False)
+    with pytest.raises(ValueError, match=rf"another learner is writing .*process {os.getpid()} on"):
+        second.prepare(resume=False)
+    first.close()
+    second.prepare(resume=False)
+    second.close()

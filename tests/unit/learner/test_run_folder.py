@@ -24,7 +24,7 @@ from tests.builders import scored
 def opened(path: Path, step: int = 0, *, resume: bool = False) -> RunFolder:
     folder = RunFolder(path)
     folder.prepare(resume=resume)
-    folder.open_at(step)
+    folder.open_at(step, lambda: None)
     return folder
 
 
@@ -148,7 +148,7 @@ sys.meta_path.insert(0, Refuse())
 from agent_r1.learner.run_folder import RunFolder
 folder = RunFolder(Path({str(tmp_path / "run")!r}))
 folder.prepare(resume=False)
-folder.open_at(0)
+folder.open_at(0, lambda: None)
 folder.write_metrics(1, {{"reward/mean": 1.0}})
 folder.close()
 """

@@ -1,0 +1,83 @@
+"""One learner writes into a run folder at a time: a lock while it lives, and the newest start wins.
+
+main.py's learner holds `learner.lock` to its end. Locks do not reach everywhere (another machine,
+some network file systems), so the ledger is asked as well before each write: a learner that was
+stopped, replaced and continued finds a later start there, and writes nothing more.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+import weakref
+from pathlib import Path
+
+from agent_r1.learner.failures import RunFailedError
+
+logger = logging.getLogger(__name__)
+
+LOCK_FILE = "learner.lock"
+"""In the run folder: locked by the learner that writes there, with its process id and host."""
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
+
+
+class TakenOverError(RunFailedError):
+    """A later start of the learner has taken over the run: this one must write nothing more."""
+
+
+class FolderLock:
+    """The lock of one run folder; it goes with this object at the latest."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / LOCK_FILE
+        self._close: weakref.finalize[..., FolderLock] | None = None
+
+    def acquire(self) -> None:
+        """Take the lock; again is no harm.
+
+        Raises:
+            ValueError: another process has it; the message names it.
+        """
+        if self._close is not None:
+            return
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            self._lock(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._close = weakref.finalize(self, os.close, descriptor)
+        values = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, (json.dumps(values) + "\n").encode())
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            raise ValueError(
+                f"another learner is writing into {self._path.parent}: {self._holder()}; wait for "
+                "its end or stop it (kill -9 if it was suspended), then try again"
+            ) from exc
+        except OSError as exc:
+            if exc.errno not in _NO_LOCKS:
+                raise
+            logger.warning("the file system of the run folder has no locks path=%s", self._path)
+
+    def _holder(self) -> str:
+        try:
+            values = json.loads(self._path.read_text(encoding="utf-8"))
+            return f"process {values['pid']} on {values['host']}"
+        except (OSError, ValueError, KeyError, TypeError):
+            return f"see {self._path}"
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._close is not None:
+            self._close()
+            self._close = None
