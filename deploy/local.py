@@ -1,31 +1,34 @@
 """`agent-r1 train` on one machine: every service as a process of its own, from start to summary.
 
 cli_run.py --RunConfig--> here --> run folder (`config.json`, `logs/`), local_services.py (the
-processes), local_view.py (the terminal). `serving` lends the same services, without a learner, to
-`agent-r1 evaluate` and `agent-r1 chat`; local_table.py runs several learners on them in turn.
+processes), local_view.py and local_result.py (the terminal). local_client.py lends the same
+services, without a learner, to `agent-r1 evaluate` and `agent-r1 chat`; local_table.py runs several
+learners on them in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import logging
-import os
-import shutil
 import signal
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from agent_r1 import config_checks
 from agent_r1.config import ConfigError, RunConfig, write_config
+from agent_r1.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state
+from agent_r1_deploy.local_result import (
+    EXIT_OF_STATUS,
+    print_result,
+    print_stopped,
+    summary_of,
+)
 from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_view import SUMMARY_FILE, TrainingView, print_result, print_stopped
-from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1_deploy.local_view import TrainingView
+from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_proto.dead_letters import save_letters
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
@@ -35,13 +38,9 @@ logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 LAUNCHER_LOG = "launcher.log"
-EXIT_INTERRUPTED = 130
 CLAIM_POLL_S = 0.5
 CLAIM_MARGIN_S = 5.0
 DEAD_LETTERS_TIMEOUT_S = 5.0
-RUN_ID_LENGTH = 64
-
-T = TypeVar("T")
 
 
 class Interrupts:
@@ -161,7 +160,7 @@ async def save_dead_letters(url: str, config: RunConfig, folder: Path) -> int:
 # --- Training ----------------------------------------------------------------------------------
 
 
-def log_to(file: Path, level: str) -> None:
+def log_to(file: Path, level: str) -> logging.Handler:
     """Send the launcher's own log to a file: the terminal belongs to the view."""
     handler = logging.FileHandler(file, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
@@ -169,6 +168,7 @@ def log_to(file: Path, level: str) -> None:
     root.addHandler(handler)
     root.setLevel(level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    return handler
 
 
 def run_training(config: RunConfig, *, resume: bool) -> int:
@@ -179,7 +179,8 @@ def run_training(config: RunConfig, *, resume: bool) -> int:
         resume: go on with the run in that folder.
 
     Returns:
-        Exit status: 0 finished, 1 stopped for a reason that was printed, 130 interrupted.
+        Exit status (`agent_r1.exit_status`): 0 finished, 1 stopped for a reason that was printed,
+        3 finished with losses beyond what is allowed, 130 interrupted.
 
     Raises:
         ConfigError: nothing was started, for the reason given.
@@ -199,27 +200,19 @@ def run_training(config: RunConfig, *, resume: bool) -> int:
     except ServiceError as exc:
         logger.error("run stopped reason=%s", exc)
         print_stopped(folder, str(exc))
-        return 1
+        return EXIT_FAILED
     except ConfigError:
         raise
     except Exception as exc:
         logger.exception("unexpected error in the launcher")
         print_stopped(folder, f"{exc!r}; the traceback is in {log_dir / LAUNCHER_LOG}")
-        return 1
-    if interrupted or not _is_finished(folder):
+        return EXIT_FAILED
+    status = None if interrupted else summary_of(folder).get("status")
+    if status not in EXIT_OF_STATUS:  # the learner also ends in order when it is stopped
         print_stopped(folder, None)
         return EXIT_INTERRUPTED
-    print_result(folder)
-    return 0
-
-
-def _is_finished(folder: Path) -> bool:
-    """Say whether the learner reached its last step: it also ends in order when it is stopped."""
-    try:
-        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return summary.get("status") == "finished"
+    print_result(folder, config.score_names())
+    return EXIT_OF_STATUS[status]
 
 
 async def _train(
@@ -266,94 +259,3 @@ async def _start_training(
 ) -> None:
     await prepare_redis(services, config, report, learner=True)
     await services.start_all(learner=True, resume=resume)
-
-
-# --- The same services, lent to a client ---------------------------------------------------------
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    config: RunConfig, report: Callable[[str], None]
-) -> AsyncIterator[tuple[RunConfig, Supervisor]]:
-    """Run tools, reward and rollout (no learner) for as long as the block lasts.
-
-    Args:
-        config: the configuration; `model.path` is the policy.
-        report: called with each line the user must see.
-
-    Yields:
-        The configuration to use (`redis.url` set, `run.id` one of its own), and the supervisor.
-
-    Raises:
-        ServiceError: a service did not come up, or died too often.
-    """
-    work_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
-    suffix = f"-client-{os.getpid()}"
-    run = config.run.model_copy(
-        update={"id": config.run.id[: RUN_ID_LENGTH - len(suffix)] + suffix, "dir": work_dir}
-    )
-    own = config.model_copy(update={"run": run})
-    state_dir = work_dir / "state"
-    state_dir.mkdir(mode=0o700)
-    services = LocalServices(
-        own,
-        config_file=work_dir / CONFIG_FILE,
-        state_dir=state_dir,
-        log_dir=work_dir / "logs",
-        secrets=write_config(own, work_dir / CONFIG_FILE),
-        report=report,
-    )
-    try:
-        await prepare_redis(services, own, report, learner=False)
-        report("starting tools, reward and rollout")
-        await services.start_all(learner=False, resume=False)
-        redis = own.redis.model_copy(update={"url": services.redis_url})
-        yield own.model_copy(update={"redis": redis}), services.supervisor
-        await _forget_run(services.redis_url, own.run.id)
-    finally:
-        await asyncio.shield(services.supervisor.stop())
-    # Kept when something went wrong: the message names a log in it.
-    shutil.rmtree(work_dir, ignore_errors=True)
-
-
-async def _forget_run(url: str, run_id: str) -> None:
-    """Remove what a client's run left in Redis."""
-    async with await Broker.connect(url, run_id) as broker:
-        keys = [key async for key in broker.redis.scan_iter(match=f"{broker.keys.prefix}*")]
-        if keys:
-            await broker.redis.delete(*keys)
-
-
-def run_client(
-    config: RunConfig,
-    client: Callable[[RunConfig], Coroutine[Any, Any, T]],
-    report: Callable[[str], None],
-) -> T:
-    """Start the services, run a client against them, and stop them.
-
-    Args:
-        config: the configuration; `model.path` is the policy.
-        client: gets the configuration to use (see `serving`).
-        report: called with each line the user must see.
-
-    Raises:
-        ValueError: a service did not come up; the text says which and why.
-        KeyboardInterrupt: the user stopped it; everything is stopped.
-    """
-
-    async def run() -> T:
-        async with serving(config, report) as (served, supervisor):
-            over = asyncio.create_task(supervisor.wait())
-            working = asyncio.ensure_future(client(served))
-            try:
-                await first_of(over, working)
-                return working.result()
-            finally:
-                await cancel_all(over, working)
-
-    for key, listen in config_checks.listeners(config):
-        config_checks.check_port(listen, key)
-    try:
-        return asyncio.run(run())
-    except ServiceError as exc:
-        raise ValueError(str(exc)) from exc

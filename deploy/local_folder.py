@@ -24,7 +24,7 @@ LAUNCHER_FILE = "launcher.json"
 """In the run folder while a run runs: the launcher's process id and its private folder."""
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""
-LEFT_BY_A_FAILED_START = {"config.json", "logs", LAUNCHER_FILE}
+LEFT_BY_A_FAILED_START = {"config.json", "logs", "trajectories", LAUNCHER_FILE}
 
 
 def running_launcher(folder: Path) -> dict[str, Any] | None:

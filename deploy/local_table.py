@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import statistics
 import sys
@@ -34,9 +33,21 @@ from agent_r1_deploy.local import (
     prepare_redis,
     save_dead_letters,
 )
+from agent_r1_deploy.local_client import failures_shown
 from agent_r1_deploy.local_folder import launcher_state, running_launcher
+from agent_r1_deploy.local_result import losses_text, summary_of
 from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_view import METRICS_FILE, SUMMARY_FILE, Tail, duration, total_steps
+from agent_r1_deploy.local_view import (
+    FAILURES_FILE,
+    METRICS_FILE,
+    Tail,
+    duration,
+    first_failure,
+    in_line,
+    set_scores,
+    step_scores,
+    total_steps,
+)
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_proto.private_files import private_folder
 
@@ -57,14 +68,6 @@ class TableRun:
     """As the user sees it: `PPO seed 0`."""
     folder: Path
     config: RunConfig
-
-
-def summary_of(folder: Path) -> dict[str, Any]:
-    """Return a run folder's `summary.json`; empty without one."""
-    try:
-        return json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def run_table(
@@ -129,7 +132,7 @@ async def _run(
     asked = asyncio.create_task(interrupts.asked.wait())
     over = asyncio.create_task(supervisor.wait())
     watching = asyncio.create_task(view.follow())
-    working = asyncio.create_task(_work(services, config, baselines, runs, view))
+    working = asyncio.create_task(_work(services, config, folder, baselines, runs, view))
     try:
         await first_of(working, over, asked)
     finally:
@@ -147,6 +150,7 @@ async def _run(
 async def _work(
     services: LocalServices,
     config: RunConfig,
+    folder: Path,
     baselines: Client | None,
     runs: Sequence[TableRun],
     view: TableView,
@@ -155,7 +159,9 @@ async def _work(
     await prepare_redis(services, config, view.event, learner=True)
     await services.start_all(learner=False, resume=False)
     if baselines is not None:
-        await baselines(_served(services, config))
+        served = _served(services, config)
+        async with failures_shown(served, folder / "logs", view.event):
+            await baselines(served)
     # Fresh servers hold version 0, the configured model.
     incarnation = policy_version = 0
     for run in runs:
@@ -205,6 +211,7 @@ class TableView:
         self._steps_done = 0
         self._run: TableRun | None = None
         self._metrics: Tail | None = None
+        self._failures: Tail | None = None
         self._step_s: list[float] = []
         self._steps = 0
         self._began = 0.0
@@ -225,6 +232,7 @@ class TableView:
         earlier = int(summary_of(run.folder).get("steps") or 0)  # of a run that goes on
         self._steps_left -= earlier
         self._metrics = Tail(run.folder / METRICS_FILE, from_end=True)
+        self._failures = Tail(run.folder / FAILURES_FILE, from_end=True)
         self.event(f"row {self._index} of {self._total}: {run.label}, {run.folder}")
 
     def end(self) -> None:
@@ -235,9 +243,11 @@ class TableView:
         if run is not None:
             summary = summary_of(run.folder)
             self.event(
-                f"row {self._index} of {self._total}: {run.label} {summary.get('status')}, "
-                f"EM {_scores(summary)} after {duration(summary.get('wall_s') or 0.0)}"
+                f"row {self._index} of {self._total}: {run.label} {summary.get('status')} after "
+                f"{duration(summary.get('wall_s') or 0.0)}; {_scores(summary, run.config)}"
             )
+            if summary.get("status") == FINISHED_WITH_LOSSES:
+                self.event(losses_text(summary, run.folder))
 
     async def follow(self) -> None:
         """Show what happens until cancelled."""
@@ -247,8 +257,10 @@ class TableView:
 
     def update(self) -> None:
         """Look once at what the learner has written."""
-        if self._run is None or self._metrics is None:
+        if self._run is None or self._metrics is None or self._failures is None:
             return
+        for record in self._failures.new():
+            self.event(first_failure(record, self._run.folder))
         for metrics in self._metrics.new():
             self._steps_done += 1
             self._steps_left -= 1
@@ -257,10 +269,9 @@ class TableView:
 
     def _show(self, run: TableRun, metrics: dict[str, Any]) -> None:
         step, steps = int(metrics["step"]), self._steps
-        exact_match = metrics.get("reward/exact_match")
-        shown = "-" if exact_match is None else f"{exact_match:.3f}"
         line = (
-            f"row {self._index} of {self._total}  {run.label}  step {step}/{steps}  EM {shown}  "
+            f"row {self._index} of {self._total}  {run.label}  step {step}/{steps}  "
+            f"{in_line(step_scores(metrics, run.config.score_names()))}  "
             f"left {duration(self._left_s())}"
         )
         if self._live:
@@ -291,7 +302,12 @@ class TableView:
             self._width = 0
 
 
-def _scores(summary: dict[str, Any]) -> str:
-    sets = summary.get("sets") or {}
-    scores = {name: (of_set.get("after") or {}).get("em") for name, of_set in sets.items()}
-    return ", ".join(f"{name} {em:.3f}" for name, em in scores.items() if em is not None) or "-"
+def _scores(summary: dict[str, Any], config: RunConfig) -> str:
+    """Return the scores after training, set by set."""
+    parts = []
+    for name, of_set in (summary.get("sets") or {}).items():
+        scores = of_set.get("after") or {}
+        failed = f", failed {scores['failed']}" if scores.get("failed") else ""
+        shown = in_line(set_scores(scores, config.score_names()))
+        parts.append(f"{name} {shown} (n {scores.get('n', '-')}{failed})")
+    return "; ".join(parts) or "no evaluation"

@@ -14,25 +14,29 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from rich.console import Console
+from rich.cells import cell_len
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from agent_r1.config import RunConfig
-from agent_r1.transcript import print_transcript
+from agent_r1.failure_text import failure_text, log_of
+from agent_r1.score_names import ScoreNames
+from agent_r1_proto.failures import Failure
 from agent_r1_proto.task_files import read_task_file
 
 UPDATE_S = 0.5
 STEPS_FOR_ETA = 10
-ERROR_PREFIX = "agent-r1: error: "
+COLUMN_GAP = 2
 
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
+FAILURES_FILE = "failures.jsonl"
 SUMMARY_FILE = "summary.json"
 
 
@@ -105,19 +109,29 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
 
 
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
+def _losses(metrics: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what was lost in a step; nothing where nothing was."""
+    values = [
+        ("failed", f"{metrics.get('failures/failed') or 0:.0f}"),
+        ("dead letters", f"{metrics.get('failures/dead_letters') or 0:.0f}"),
+        ("late", f"{metrics.get('staleness/late_share') or 0:.0%}"),
+    ]
+    return [(name, value) for name, value in values if value not in ("0", "0%")]
+
+
+def step_scores(metrics: dict[str, Any], names: ScoreNames) -> list[tuple[str, str]]:
+    """Return what a step's trajectories scored and what was lost, as (name, value)."""
+    components, calls = (with_prefix(metrics, prefix) for prefix in ("reward/", "calls/"))
+    return [*names.line(metrics.get("reward/mean"), components, calls), *_losses(metrics)]
 
 
 def step_values(
-    metrics: dict[str, Any], total_steps: int, left_s: float | None
+    metrics: dict[str, Any], names: ScoreNames, total_steps: int, left_s: float | None
 ) -> list[tuple[str, str]]:
     """Return what is shown of one step, as (name, value)."""
     return [
         ("step", f"{metrics['step']}/{total_steps}"),
-        ("reward", _number(metrics.get("reward/mean"), ".3f")),
-        ("EM", _number(metrics.get("reward/exact_match"), ".3f")),
-        ("calls", _number(metrics.get("tools/calls_mean"), ".2f")),
+        *step_scores(metrics, names),
         ("tokens/s", _number(metrics.get("throughput/tokens_per_s"), ",.0f")),
         ("queue", _number(metrics.get("queue/depth"), ".0f")),
         ("staleness", _number(metrics.get("staleness/max"), ".0f")),
@@ -126,16 +140,36 @@ def step_values(
     ]
 
 
-def step_line(metrics: dict[str, Any], total_steps: int, left_s: float | None) -> str:
-    """Render one step as a line."""
-    values = step_values(metrics, total_steps, left_s)
+def with_prefix(metrics: dict[str, Any], prefix: str) -> dict[str, float]:
+    """Return the metrics of one area, by what follows its prefix."""
+    return {name.removeprefix(prefix): v for name, v in metrics.items() if name.startswith(prefix)}
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def in_line(values: Sequence[tuple[str, str]]) -> str:
+    """Render names and values as a line."""
     return "  ".join(f"{name} {value}" for name, value in values)
 
 
-def step_table(metrics: dict[str, Any], total_steps: int, left_s: float | None) -> Table:
-    """Render one step as names over values, which fits a terminal of 80 columns."""
-    values = step_values(metrics, total_steps, left_s)
-    table = Table.grid(padding=(0, 2, 0, 0))
+def in_columns(values: Sequence[tuple[str, str]], width: int) -> Group:
+    """Render names over values, in as many rows as the width asks for."""
+    rows: list[list[tuple[str, str]]] = [[]]
+    room = width
+    for name, value in values:
+        needed = max(cell_len(name), cell_len(value)) + COLUMN_GAP
+        if needed > room and rows[-1]:
+            rows.append([])
+            room = width
+        rows[-1].append((name, value))
+        room -= needed
+    return Group(*(_columns(row) for row in rows))
+
+
+def _columns(values: Sequence[tuple[str, str]]) -> Table:
+    table = Table.grid(padding=(0, COLUMN_GAP, 0, 0))
     table.add_row(*(Text(name, style="dim") for name, _ in values))
     table.add_row(*(Text(value, style="bold") for _, value in values))
     return table
@@ -158,6 +192,8 @@ class TrainingView:
         self._total = total_steps(config)
         self._metrics = Tail(folder / METRICS_FILE, from_end=True)
         self._evaluations = Tail(folder / EVALUATIONS_FILE, from_end=True)
+        self._failures = Tail(folder / FAILURES_FILE, from_end=True)
+        self._names = config.score_names()
         self._console = Console(
             file=output or sys.stdout, highlight=False, markup=False, emoji=False
         )
@@ -206,13 +242,15 @@ class TrainingView:
             self.status(f"starting {', '.join(waiting)}")
         elif self._was_waiting and self._latest is None:
             self.status("services are up")
+        for record in self._failures.new():
+            self.event(first_failure(record, self._folder))
         for record in self._evaluations.new():
-            self.event(_evaluation_line(record))
+            self.event(evaluation_line(record, self._names))
         for metrics in self._metrics.new():
             self._latest = metrics
             self._step_s.append(float(metrics.get("time/step_s") or 0.0))
             if self._live is None:
-                self.event(step_line(metrics, self._total, self._left_s(metrics)))
+                self.event(in_line(self._values(metrics)))
         if self._live is not None:
             self._live.update(self._below(), refresh=True)
 
@@ -223,10 +261,13 @@ class TrainingView:
         remaining = self._total - int(metrics["step"])
         return remaining * statistics.median(self._step_s[-STEPS_FOR_ETA:])
 
-    def _below(self) -> Table | Text:
+    def _values(self, metrics: dict[str, Any]) -> list[tuple[str, str]]:
+        return step_values(metrics, self._names, self._total, self._left_s(metrics))
+
+    def _below(self) -> Group | Text:
         if self._latest is None:
             return Text(f"{self._status} … {duration(time.monotonic() - self._started)}")
-        return step_table(self._latest, self._total, self._left_s(self._latest))
+        return in_columns(self._values(self._latest), self._console.width)
 
     def close(self) -> None:
         """Show what came last, and leave the terminal as it was."""
@@ -239,112 +280,41 @@ class TrainingView:
             self._live = None
 
 
-def _evaluation_line(record: dict[str, Any]) -> str:
+def set_scores(values: dict[str, Any], names: ScoreNames) -> list[tuple[str, str]]:
+    """Return what is shown of a set in an evaluation, as (name, value)."""
+    return names.line(
+        values.get("reward"), values.get("components") or {}, values.get("calls") or {}
+    )
+
+
+def evaluation_line(record: dict[str, Any], names: ScoreNames) -> str:
+    """Render one line of `evaluations.jsonl`."""
     parts = []
-    for name, scores in record.get("sets", {}).items():
-        parts.append(
-            f"{name} EM {_number(scores.get('em'), '.3f')} "
-            f"(n {scores.get('n')}, searches {_number(scores.get('mean_searches'), '.2f')})"
-        )
+    for name, values in record.get("sets", {}).items():
+        scores = in_line(set_scores(values, names))
+        failed = f", failed {values['failed']}" if values.get("failed") else ""
+        parts.append(f"{name} {scores} (n {values.get('n')}{failed})")
     return f"evaluation {record.get('name')} at step {record.get('step')}: " + "; ".join(parts)
 
 
-# --- The result --------------------------------------------------------------------------------
+def first_failure(record: dict[str, Any], folder: Path) -> str:
+    """Render one line of `failures.jsonl`."""
+    one = Failure.model_validate(record)
+    command, run = program("agent-r1"), at_hand(folder)
+    step = f"look into the log; after the step also `{command} show {run} --failed`"
+    if one.where == "tools":
+        step = f"nothing, if the model is to learn from it; calls: `{command} show {run}`"
+    return failure_text(one, log=str(at_hand(log_of(folder / "logs", one))), next_step=step)
 
 
-def _changed_answer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """Find one held-out question with its answer before and after, best one that was wrong."""
-    before = {r["task_id"]: r for r in read_json_lines(folder / "trajectories/eval_before.jsonl")}
-    pairs = [
-        (before[record["task_id"]], record)
-        for record in read_json_lines(folder / "trajectories/eval_after.jsonl")
-        if record["task_id"] in before
-    ]
-    if not pairs:
-        return None
-
-    def gain(pair: tuple[dict[str, Any], dict[str, Any]]) -> tuple[float, int]:
-        rewards = [(record.get("reward") or {}).get("total", 0.0) for record in pair]
-        num_turns = [len(record["turns"]) for record in pair]
-        return rewards[1] - rewards[0], num_turns[1] - num_turns[0]
-
-    return max(pairs, key=gain)
-
-
-def _result_table(summary: dict[str, Any]) -> Table:
-    table = Table("set", "EM before", "EM after", "searches before", "searches after", "questions")
-    for name, scores in (summary.get("sets") or {}).items():
-        before, after = scores.get("before") or {}, scores.get("after") or {}
-        kind = "" if scores.get("in_domain", True) else " (untrained kind)"
-        table.add_row(
-            f"{name}{kind}",
-            _number(before.get("em"), ".3f"),
-            _number(after.get("em"), ".3f"),
-            _number(before.get("mean_searches"), ".2f"),
-            _number(after.get("mean_searches"), ".2f"),
-            str(after.get("n", before.get("n", "-"))),
-        )
-    table.add_section()
-    table.add_row(
-        "mean of the trained sets",
-        _number(summary.get("em_before"), ".3f"),
-        _number(summary.get("em_after"), ".3f"),
-        _number(summary.get("mean_searches_before"), ".2f"),
-        _number(summary.get("mean_searches_after"), ".2f"),
-        "",
-    )
-    return table
-
-
-def print_result(folder: Path, output: TextIO | None = None) -> None:
-    """Print what a finished run achieved and where to look next."""
-    console = Console(file=output or sys.stdout, highlight=False, markup=False, emoji=False)
-    try:
-        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        console.print(f"{folder / SUMMARY_FILE} is missing; see {folder / 'logs'}")
-        return
-    pair = _changed_answer(folder)
-    if pair is not None:
-        for title, record in zip(("before", "after"), pair, strict=True):
-            console.rule(f"one held-out question, {title} training", align="left")
-            print_transcript(record, console)
-    if summary.get("sets"):
-        console.print(_result_table(summary))
-    wall = summary.get("wall_s")
-    console.print(
-        f"{summary.get('steps')} steps, {summary.get('trajectories_trained')} trajectories, "
-        f"{summary.get('sampled_tokens')} sampled tokens"
-        + (f" in {duration(wall)}" if wall is not None else ""),
-    )
-    shown = _relative(folder)
-    console.print("Next:", style="bold")
-    agent_r1, tensorboard = _program("agent-r1"), _program("tensorboard")
-    console.print(f"  {agent_r1} show {shown}            stored trajectories", soft_wrap=True)
-    console.print(f"  {agent_r1} chat {shown}            ask the agent yourself", soft_wrap=True)
-    console.print(f"  {tensorboard} --logdir {shown}/tensorboard", soft_wrap=True)
-    console.print(f"  {shown}/summary.json, {shown}/logs/", soft_wrap=True)
-
-
-def print_stopped(folder: Path, error: str | None) -> None:
-    """Say why a run stopped before its end and how to go on."""
-    stream = sys.stdout if error is None else sys.stderr
-    if error is not None:
-        print(f"{ERROR_PREFIX}{error}", file=stream)
-    print(
-        f"Stopped. To go on: {_program('agent-r1')} train --resume {_relative(folder)}",
-        file=stream,
-        flush=True,
-    )
-
-
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """Return how to call a program of this environment: by name, or by path when not on PATH."""
-    return name if shutil.which(name) else str(_relative(Path(sys.executable).with_name(name)))
+    return name if shutil.which(name) else str(at_hand(Path(sys.executable).with_name(name)))
 
 
-def _relative(folder: Path) -> Path:
+def at_hand(path: Path) -> Path:
+    """Return a path as it is called from the current folder."""
     try:
-        return folder.relative_to(Path.cwd())
+        return path.relative_to(Path.cwd())
     except ValueError:
-        return folder
+        return path

@@ -19,9 +19,10 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1 import config_checks
-from agent_r1.cli_policy import config_file_of, with_policy
+from agent_r1.cli_policy import config_file_of, describe_policy, with_policy
 from agent_r1.config import RunConfig, load_config
 from agent_r1.config_sources import ConfigError
+from agent_r1.exit_status import EXIT_FAILED
 from agent_r1.learner.trajectory_log import readable
 from agent_r1.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1_proto.evaluation import EvalClient, EvalResult
@@ -40,7 +41,7 @@ HIGHEST_TEMPERATURE = 10.0
 
 def chat(arguments: argparse.Namespace) -> int:
     """Start the services and answer questions until the user leaves."""
-    from agent_r1_deploy import local
+    from agent_r1_deploy import local_client
 
     if not 0.0 <= arguments.temperature <= HIGHEST_TEMPERATURE:
         raise ConfigError(
@@ -54,8 +55,13 @@ def chat(arguments: argparse.Namespace) -> int:
     async def talk(served: RunConfig) -> int:
         return await _talk(served, console, arguments.question, arguments.temperature)
 
-    console.print(Text(f"policy: {config.model.path}", style="dim"))
-    return local.run_client(config, talk, lambda line: console.print(Text(line, style="dim")))
+    def report(line: str) -> None:
+        loud = line.startswith("!!")
+        console.print(Text(line, style="bold red" if loud else "dim"), soft_wrap=True)
+
+    policy = describe_policy(config.model.path)
+    report(policy if policy == config.model.path else f"{policy} ({config.model.path})")
+    return local_client.run_client(config, talk, report)
 
 
 def _config(policy: str, file: Path | None, options: list[str]) -> RunConfig:
@@ -68,7 +74,8 @@ def _config(policy: str, file: Path | None, options: list[str]) -> RunConfig:
         )
     config = with_policy(load_config(file, options).config, policy)
     # A question of the user's has no answer to compare with; held-out ones have, and are compared.
-    reward = config.reward.model_copy(update={"rule": "weighted", "components": {"answered": 1.0}})
+    nothing = {"rule": "weighted", "components": {"answered": 1.0}, "ranges": {}}
+    reward = config.reward.model_copy(update=nothing)
     return config.model_copy(update={"reward": reward})
 
 
@@ -130,8 +137,9 @@ async def _talk(
     assert config.redis.url is not None, "serving() sets redis.url"
     async with await Broker.connect(config.redis.url, config.run.id) as broker:
         ask = _asker(broker, config, temperature)
+        policy = describe_policy(config.model.path)
         if question is not None:
-            return _show(await ask(Task(id="chat", prompt=question)), console)
+            return _show(await ask(Task(id="chat", prompt=question)), policy, console)
         legend = Text("text the model samples", style=SAMPLED_STYLE)
         console.print(legend.append("  text a tool returns", style=TOOL_STYLE))
         console.print(HELP)
@@ -158,7 +166,7 @@ async def _talk(
                 console.print(Text(str(exc), style="bold red"))
                 continue
             count += 1
-            _show(await ask(task), console)
+            _show(await ask(task), policy, console)
     return 0
 
 
@@ -179,12 +187,17 @@ def _asker(
     return ask
 
 
-def _show(result: EvalResult, console: Console) -> int:
+def _show(result: EvalResult, policy: str, console: Console) -> int:
     if result.scored is None:
         console.print(
             Text(f"no answer within {ANSWER_TIMEOUT_S:g} s; see the logs", style="bold red")
         )
-        return 1
-    print_transcript(readable(result.scored, step=0, advantage=None, trained=False), console)
+        return EXIT_FAILED
+    record = readable(result.scored, step=0, advantage=None, trained=False)
+    # The servers are fresh and number weights from 0, and `answered` is no reward.
+    record["policy"] = policy
+    if record["reward"] is not None:
+        record["reward"]["total"] = None
+    print_transcript(record, console)
     sys.stdout.flush()
-    return 0
+    return EXIT_FAILED if result.failed else 0

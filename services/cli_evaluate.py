@@ -8,30 +8,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import shlex
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from agent_r1 import config_checks
-from agent_r1.cli_policy import with_policy
-from agent_r1.cli_run import EXIT_INTERRUPTED, configure_logging
+from agent_r1.cli_policy import describe_policy, with_policy
 from agent_r1.config import ConfigError, RunConfig, dump_config, load_config
 from agent_r1.evaluation.answers import summary_file, write_json
 from agent_r1.evaluation.comparison import compare_files, comparison_lines
-from agent_r1.evaluation.config import QuestioningTable
+from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningTable
 from agent_r1.evaluation.main import Evaluation, Progress
-from agent_r1.evaluation.summary import summary_lines
+from agent_r1.evaluation.summary import SetScores, summary_lines
+from agent_r1.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_deploy.threads import in_thread
-from agent_r1_proto.evaluation import SEARCH_TOOL
 
-logger = logging.getLogger(__name__)
-
-LOG_EVERY = 50
+TELL_EVERY = 50
 SHOW_EVERY_S = 0.2
 ENV_FACTS = (
     "type",
@@ -69,7 +66,6 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.method == "naive_rag":
         check_search(config)
     config_checks.check(config, "evaluate")
-    configure_logging(config.run.log_level)
     out: Path = arguments.out.resolve()
     if out.is_dir():
         raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")
@@ -82,7 +78,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
     )
     for note in evaluation.notes:
         print(note)
-    print(f"policy: {config.model.path}  method: {arguments.method}")
+    policy, model = describe_policy(config.model.path), config.model.path
+    print(policy if policy == model else f"{policy} ({model})")
+    print(f"method: {arguments.method}")
     if evaluation.left:
         code = _ask(evaluation, config, arguments)
         if code:
@@ -90,19 +88,34 @@ def evaluate(arguments: argparse.Namespace) -> int:
     else:
         print("every question has its answer; --overwrite asks them again")
     scores = evaluation.summarise()
-    for line in summary_lines(scores):
+    for line in summary_lines(scores, config.score_names()):
         print(line)
     failed = sum(of_set.failed for of_set in scores.values())
     if failed:
-        print(f"{failed} questions failed; ask them again with: {again(arguments)}")
+        print(f"!! {failed} questions failed: {'; '.join(evaluation.failures())}")
+        print(f"ask them again with: {again(arguments)}")
     print(f"answers: {out}")
     print(f"scores:  {summary_file(out)}")
-    return 0
+    return _status(scores, config.learner.max_lost_share)
+
+
+def _status(scores: Mapping[str, SetScores], max_share: float) -> int:
+    """Return the exit status; say which sets lost more questions than is allowed."""
+    status = 0
+    for name, of_set in scores.items():
+        asked = of_set.n + of_set.failed
+        if of_set.failed > max_share * asked:
+            print(
+                f"!! {of_set.failed} of the {asked} questions of the set {name} failed, and "
+                f"learner.max_lost_share allows {max_share:.0%}: its means are of what is left"
+            )
+            status = EXIT_LOSSES
+    return status
 
 
 def _ask(evaluation: Evaluation, config: RunConfig, arguments: argparse.Namespace) -> int:
     """Ask what is left on services of its own; say how to go on if that does not end."""
-    from agent_r1_deploy import local
+    from agent_r1_deploy import local_client
 
     total, before = len(evaluation.questions), len(evaluation.left)
     if before < total:
@@ -125,7 +138,7 @@ def _ask(evaluation: Evaluation, config: RunConfig, arguments: argparse.Namespac
         return f"{done} of {total} answers are kept; go on with: {again(arguments)}"
 
     try:
-        local.run_client(config, ask, print)
+        local_client.run_client(config, ask, meter.event)
     except KeyboardInterrupt:
         meter.end()
         print(f"stopped; {kept()}", file=sys.stderr)
@@ -162,37 +175,47 @@ def search_url(served: RunConfig) -> str | None:
 
 
 class Meter:
-    """Shows progress: on a terminal in one line that changes, elsewhere in the log."""
+    """Shows progress: on a terminal in one line that changes, elsewhere in lines now and then.
+
+    Answers come in one thread and what else is to be told in another.
+    """
 
     def __init__(self) -> None:
         self._live = sys.stdout.isatty()
+        self._lock = threading.Lock()
         self._shown_at = 0.0
         self._width = 0
-        self._logged = ("", 0)
+        self._told = ("", 0)
+
+    def event(self, line: str) -> None:
+        """Print a line that stays."""
+        with self._lock:
+            if self._width:
+                print(f"\r{'':<{self._width}}\r", end="")
+                self._width = 0
+            print(line, flush=True)
 
     def show(self, progress: Progress) -> None:
         """Take one step into account."""
+        with self._lock:
+            self._show(progress)
+
+    def _show(self, progress: Progress) -> None:
+        failed = f", {progress.failed} failed" if progress.failed else ""
+        text = f"{progress.stage} {progress.done} of {progress.total}{failed}"
         ended = progress.done == progress.total
         if self._live:
             now = time.monotonic()
             if not ended and now - self._shown_at < SHOW_EVERY_S:
                 return
             self._shown_at = now
-            failed = f", {progress.failed} failed" if progress.failed else ""
-            text = f"{progress.stage} {progress.done} of {progress.total}{failed}"
             print(f"\r{text:<{self._width}}", end="", flush=True)
             self._width = len(text)
             return
-        stage, done = self._logged
-        if ended or progress.done - (done if stage == progress.stage else 0) >= LOG_EVERY:
-            self._logged = (progress.stage, progress.done)
-            logger.info(
-                "evaluation %s questions=%d total=%d failed=%d",
-                progress.stage,
-                progress.done,
-                progress.total,
-                progress.failed,
-            )
+        stage, done = self._told
+        if ended or progress.done - (done if stage == progress.stage else 0) >= TELL_EVERY:
+            self._told = (progress.stage, progress.done)
+            print(text, flush=True)
 
     def end(self) -> None:
         """Leave the line."""

@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 from pathlib import Path
 
 from agent_r1.config import RunConfig
 from agent_r1.config_sources import ConfigError
 
 CONFIG_FILE = "config.json"
+STATE_FILE = "learner.json"
+CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -52,6 +56,27 @@ def with_policy(config: RunConfig, policy: str) -> RunConfig:
     """Return the configuration with another model as the policy."""
     model = config.model.model_copy(update={"path": policy_model(policy)})
     return config.model_copy(update={"model": model})
+
+
+def describe_policy(model: str) -> str:
+    """Say which policy a model is: the step of the run whose checkpoint it belongs to, or its name.
+
+    Args:
+        model: a model directory, or a name on a hub.
+    """
+    checkpoint = Path(model).parent
+    step = CHECKPOINT.match(checkpoint.name)
+    if step is None or checkpoint.parent.name != "checkpoints":
+        return model
+    version = ""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+        version = f" (v{state['policy_version']})"
+    return f"policy of step {int(step[1])}{version}, {_at_hand(checkpoint.parents[1])}"
+
+
+def _at_hand(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def config_file_of(policy: str) -> Path | None:

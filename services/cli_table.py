@@ -36,7 +36,7 @@ from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table import Row, SeedScores
 from agent_r1.evaluation.table_config import BASELINE_TITLES, Baseline
 from agent_r1.evaluation.table_report import Results, write_report
-from agent_r1.exit_status import EXIT_INTERRUPTED
+from agent_r1.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.threads import in_thread
 
@@ -79,7 +79,10 @@ def table(arguments: argparse.Namespace) -> int:
             return code
     for file in write_report(results_of(plan, _again(arguments)), plan.results):
         print(f"results: {file}")
-    return 0
+    lossy = [run for run in selected if _status(run) == FINISHED_WITH_LOSSES]
+    for run in lossy:
+        print(f"!! {run.label} lost more than learner.max_lost_share allows; see {run.folder}")
+    return EXIT_LOSSES if lossy else 0
 
 
 def _run(
@@ -133,7 +136,7 @@ def _asker(plan: TablePlan, evaluations: Mapping[Baseline, Evaluation]) -> Clien
                 file = _wall_file(plan, name)
                 before = _read_json(file).get("wall_s", 0.0)
                 write_json(file, {"wall_s": before + time.monotonic() - started})
-            for line in summary_lines(evaluation.summarise()):
+            for line in summary_lines(evaluation.summarise(), served.score_names()):
                 if not line.startswith(" "):  # the sets, without their types
                     print(line)
 
@@ -191,9 +194,12 @@ def _check_settings(run: PlannedRun, remedy: str) -> None:
         )
 
 
+def _status(run: PlannedRun) -> str | None:
+    return _read_json(run.folder / SUMMARY_FILE).get("status")
+
+
 def _is_finished(run: PlannedRun) -> bool:
-    status = _read_json(run.folder / SUMMARY_FILE).get("status")
-    return status in (FINISHED, FINISHED_WITH_LOSSES)
+    return _status(run) in (FINISHED, FINISHED_WITH_LOSSES)
 
 
 def _again(arguments: argparse.Namespace, only: str | None = None) -> str:
@@ -261,6 +267,7 @@ def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
         seed=run.seed,
         em={name: _values(lines, name, "em") for name in sets},
         f1={name: _values(lines, name, "f1") for name in sets},
+        failed={name: _count_failed(lines, name) for name in sets},
         wall_s=_read_json(run.folder / SUMMARY_FILE).get("wall_s"),
         curve=[value for value in curve if value is not None],
     )
@@ -268,6 +275,11 @@ def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
 
 def _values(lines: Sequence[Mapping[str, Any]], name: str, key: str) -> list[float]:
     return [line[key] for line in lines if line["set"] == name and line[key] is not None]
+
+
+def _count_failed(lines: Sequence[Mapping[str, Any]], name: str) -> int:
+    # A line of an older run says so by its missing score alone.
+    return sum(line.get("failed", line["em"] is None) for line in lines if line["set"] == name)
 
 
 def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
@@ -285,6 +297,7 @@ def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
             seed=None,
             em={key: _values(lines, key, "em") for key in sets},
             f1={key: _values(lines, key, "f1") for key in sets},
+            failed={key: _count_failed(lines, key) for key in sets},
             wall_s=_read_json(_wall_file(plan, name)).get("wall_s"),
         )
     ]

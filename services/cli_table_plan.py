@@ -238,6 +238,11 @@ def _identity(config: RunConfig) -> str:
 def _check_base(base: RunConfig, table: TableFile) -> None:
     config_checks.check(base, "train")
     config_checks.check(base, "evaluate")
+    if "exact_match" not in base.reward.components:
+        raise ConfigError(
+            f"a table compares exact match, and reward.components ({base.reward.components}) does "
+            "not name exact_match; name it with a weight, or with 0.0, which reports it only"
+        )
     if "naive_rag" in table.baselines:
         try:
             check_search(base)

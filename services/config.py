@@ -23,6 +23,7 @@ from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable, Sf
 from agent_r1.learner.objective import PRESETS
 from agent_r1.reward.config import RewardTable
 from agent_r1.rollout.config import EnvTable, RolloutTable
+from agent_r1.score_names import ScoreNames
 from agent_r1.tools.config import ToolTable
 from agent_r1_proto.config import ConfigTable, ModelTable, RedisTable, RunTable
 
@@ -120,6 +121,12 @@ class RunConfig(ConfigTable):
     def started_tools(self) -> dict[str, ToolTable]:
         """Return the tools that this run starts; the others run already."""
         return {name: tool for name, tool in self.tools.items() if tool.url is None}
+
+    def score_names(self) -> ScoreNames:
+        """Return which scores are shown of this configuration's trajectories."""
+        enabled = self.env.enable_tools
+        tools = self.tools if enabled is None else enabled
+        return ScoreNames(tuple(self.reward.components), tuple(tools))
 
 
 @dataclass(frozen=True)

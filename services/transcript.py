@@ -57,17 +57,24 @@ def heading(record: dict[str, Any]) -> str:
 
 
 def outcome(record: dict[str, Any]) -> str:
-    """Return one line on reward, versions and length."""
+    """Return one line on reward, policy and length.
+
+    A record without a total reward (a question in a chat, which nothing rewards) shows components;
+    one with `policy` shows that instead of the versions of its tokens.
+    """
     reward = record.get("reward")
     parts = []
     if reward is None:
         parts.append("no reward")
     else:
         components = ", ".join(f"{k} {v:g}" for k, v in (reward.get("components") or {}).items())
-        parts.append(f"reward {reward['total']:g}" + (f" ({components})" if components else ""))
+        if reward["total"] is None:
+            parts.append(components)
+        else:
+            parts.append(f"reward {reward['total']:g}" + (f" ({components})" if components else ""))
     if record.get("advantage") is not None:
         parts.append(f"advantage {record['advantage']:+.3f}")
-    parts.append(f"policy {_versions(record)}")
+    parts.append(record.get("policy") or f"policy {_versions(record)}")
     parts.append(f"{record['num_tokens']} tokens, {len(record['turns'])} turns")
     parts.append(f"{record['latency_ms'] / 1000:.2f} s")
     return "; ".join(parts)

@@ -13,6 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from pydantic import model_validator
 
 from agent_r1_proto.messages import Message
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -25,9 +28,6 @@ READ_COUNT = 64
 READ_BLOCK_S = 0.5
 """Longest one read waits, so that overdue questions are asked again in time."""
 CLEAN_UP_TIMEOUT_S = 5.0
-SEARCH_TOOL = "search"
-REACHED_TOOL = ("ok", "error")
-"""Statuses of calls that a tool answered."""
 
 
 @dataclass(frozen=True)
@@ -227,15 +227,26 @@ class EvalScores(Message):
     """Questions that were answered and scored."""
     failed: int
     """Questions without a scored answer (an outage, or no result in time)."""
-    em: float | None
-    """Mean exact match; None without questions, or without that component."""
-    f1: float | None
     reward: float | None
-    """Mean outcome reward."""
-    mean_searches: float | None
-    """Calls of the tool `search` per question that the tool answered."""
+    """Mean outcome reward; None without questions."""
+    components: dict[str, float] = {}
+    """Mean of every reward component by name, over the questions that have it."""
+    calls: dict[str, float] = {}
+    """Calls per question that a tool answered, by the tool's name; of every tool that answered one
+    in this evaluation."""
     mean_calls: float | None
     """Calls of any tool per question, malformed ones included."""
+    em: float | None
+    """The component `exact_match`; None where it was not measured."""
+    f1: float | None
+    """The component `f1`; None where it was not measured."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Read scores of versions that knew one tool, and kept `mean_searches` of it."""
+        searches = values.get("mean_searches")
+        return values if searches is None else {"calls": {"search": searches}, **values}
 
 
 class SetScores(EvalScores):
@@ -248,26 +259,27 @@ def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
 
-def _scores(results: Sequence[EvalResult]) -> dict[str, float | int | None]:
+def _scores(results: Sequence[EvalResult], tools: Sequence[str]) -> dict[str, Any]:
     answered = [
         (result.scored.trajectory, result.scored.reward)
         for result in results
         if not result.failed and result.scored is not None and result.scored.reward is not None
     ]
-    calls = [trajectory.calls() for trajectory, _ in answered]
-    searches = [
-        sum(call.tool == SEARCH_TOOL and call.status in REACHED_TOOL for call in group)
-        for group in calls
-    ]
-    components = [reward.components for _, reward in answered]
+    calls = [trajectory.answered_calls() for trajectory, _ in answered]
+    values: dict[str, list[float]] = {}
+    for _, reward in answered:
+        for name, value in reward.components.items():
+            values.setdefault(name, []).append(value)
+    components = {name: sum(found) / len(found) for name, found in sorted(values.items())}
     return {
         "n": len(answered),
         "failed": len(results) - len(answered),
-        "em": _mean([c["exact_match"] for c in components if "exact_match" in c]),
-        "f1": _mean([c["f1"] for c in components if "f1" in c]),
         "reward": _mean([reward.total for _, reward in answered]),
-        "mean_searches": _mean(searches),
-        "mean_calls": _mean([len(group) for group in calls]),
+        "components": components,
+        "calls": {t: sum(c.get(t, 0) for c in calls) / len(calls) for t in tools if calls},
+        "mean_calls": _mean([len(trajectory.calls()) for trajectory, _ in answered]),
+        "em": components.get("exact_match"),
+        "f1": components.get("f1"),
     }
 
 
@@ -278,18 +290,25 @@ def _grouped(results: Sequence[EvalResult], key: str) -> dict[str, list[EvalResu
     return groups
 
 
+def _tools(results: Sequence[EvalResult]) -> list[str]:
+    """Return the names of the tools that answered a call."""
+    scored = [result.scored for result in results if result.scored is not None]
+    return sorted({tool for s in scored for tool in s.trajectory.answered_calls()})
+
+
 def summarise(results: Sequence[EvalResult]) -> dict[str, SetScores]:
     """Average results per `metadata.set` and, within it, per `metadata.type`.
 
     Tasks without one of them count under "all".
     """
     summary: dict[str, SetScores] = {}
+    tools = _tools(results)
     for name, members in _grouped(results, "set").items():
         types = {
-            kind: EvalScores.model_validate(_scores(group))
+            kind: EvalScores.model_validate(_scores(group, tools))
             for kind, group in _grouped(members, "type").items()
         }
-        summary[name] = SetScores.model_validate({**_scores(members), "types": types})
+        summary[name] = SetScores.model_validate({**_scores(members, tools), "types": types})
     return summary
 
 
@@ -303,3 +322,20 @@ def mean_over_sets(summary: dict[str, SetScores], field: str, sets: Sequence[str
     """
     values = [getattr(summary[name], field) for name in sets if name in summary]
     return _mean([value for value in values if value is not None])
+
+
+def means_over_sets(
+    summary: dict[str, SetScores], field: str, sets: Sequence[str]
+) -> dict[str, float]:
+    """Return the plain means of `components` or `calls` over the named sets that have each.
+
+    Args:
+        summary: what `summarise` returned.
+        field: `components` or `calls`.
+        sets: names of the sets to average over; each weighs the same.
+    """
+    values: dict[str, list[float]] = {}
+    for of_set in [getattr(summary[name], field) for name in sets if name in summary]:
+        for key, value in of_set.items():
+            values.setdefault(key, []).append(value)
+    return {key: sum(found) / len(found) for key, found in values.items()}

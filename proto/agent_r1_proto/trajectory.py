@@ -7,6 +7,7 @@ Dimension key: T = tokens in one trajectory.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -17,6 +18,8 @@ from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.tools import ResultPart
 
 Status = Literal["COMPLETED", "TRUNCATED", "FAILED"]
+ANSWERED = ("ok", "error")
+"""Statuses of calls that a tool answered."""
 
 
 class VersionSpan(Message):
@@ -154,6 +157,10 @@ class Trajectory(StreamMessage):
     def calls(self) -> list[ToolCallRecord]:
         """Return every tool call, in order."""
         return [call for turn in self.turns for call in turn.calls]
+
+    def answered_calls(self) -> dict[str, int]:
+        """Count the calls that a tool answered, by the tool's name."""
+        return dict(Counter(call.tool for call in self.calls() if call.status in ANSWERED))
 
     def policy_versions(self) -> list[int]:
         """Return the versions that sampled an action token, lowest first; [] when none did."""

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic import JsonValue, ValidationError
+from pydantic import JsonValue, ValidationError, computed_field
 
 from agent_r1.evaluation.config import Method
-from agent_r1_proto.evaluation import REACHED_TOOL, SEARCH_TOOL, EvalResult
+from agent_r1_proto.evaluation import EvalResult
 from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
-from agent_r1_proto.trajectory import Status, Trajectory
+from agent_r1_proto.trajectory import ANSWERED, Status, Trajectory
 
 Key = tuple[str, str]
 """Set and id of a question."""
@@ -92,14 +93,19 @@ class Answer(Message):
     num_turns: int = 0
     num_calls: int = 0
     """Tool calls of the model, malformed ones included."""
-    num_searches: int = 0
-    """Calls of the tool `search` that it answered."""
     policy_versions: list[int] = []
     seed: int | None = None
     """Seed of the first turn's sampler."""
     retrieval: Retrieved | None = None
-    """Only with `naive_rag`; counts neither in `num_calls` nor in `num_searches`."""
+    """Only with `naive_rag`; counts neither in `num_calls` nor in `calls`."""
     turns: list[TurnLine] = []
+
+    @computed_field
+    @property
+    def calls(self) -> dict[str, int]:
+        """Calls that a tool answered, by the tool's name."""
+        calls = (call for turn in self.turns for call in turn.calls)
+        return dict(Counter(call.tool for call in calls if call.status in ANSWERED))
 
     @property
     def key(self) -> Key:
@@ -177,7 +183,6 @@ def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "reason": trajectory.reason,
         "num_turns": len(trajectory.turns),
         "num_calls": len(calls),
-        "num_searches": sum(c.tool == SEARCH_TOOL and c.status in REACHED_TOOL for c in calls),
         "policy_versions": trajectory.policy_versions(),
         "seed": trajectory.seed,
         "turns": [
@@ -235,7 +240,7 @@ def read_answers(path: Path) -> list[Answer]:
     try:
         data = path.read_bytes()
     except OSError as exc:
-        raise ValueError(f"{path}: the result file cannot be read: {exc}") from exc
+        raise ValueError(f"{path}: the result file cannot be read: {exc.strerror}") from exc
     answers = parse_answers(data, path)
     if not answers:
         raise ValueError(f"{path}: the file holds no answer; let `agent-r1 evaluate` write it")
@@ -250,6 +255,15 @@ def meta_file(out: Path) -> Path:
 def summary_file(out: Path) -> Path:
     """Return where the summary of a result file lies."""
     return out.with_suffix(".summary.json")
+
+
+def named_components(out: Path) -> list[str]:
+    """Return the reward components that the configuration of a result file names; [] if unknown."""
+    try:
+        facts = json.loads(meta_file(out).read_text(encoding="utf-8"))
+        return list(facts["reward.components"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 def differences(there: Facts, here: Facts) -> list[str]:

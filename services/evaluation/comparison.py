@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.evaluation.answers import Answer, read_answers
+from agent_r1.evaluation.answers import Answer, named_components, read_answers
 from agent_r1.evaluation.statistics import (
     LEVEL,
     RESAMPLES,
@@ -21,6 +21,11 @@ from agent_r1.evaluation.statistics import (
 )
 
 MEASURES = ("em", "f1", "substring_match", "reward", "num_calls")
+"""Shown of every file; besides, the components its configuration names and the calls of tools."""
+BY_ANOTHER_NAME = ("exact_match", "f1", "substring_match")
+"""Components that `MEASURES` has."""
+CALLS = "calls/"
+"""Before the name of a tool: the calls that it answered."""
 Pair = tuple[Answer, Answer]
 
 
@@ -54,6 +59,9 @@ class GroupComparison:
 
     n: int
     """Questions that both files answered."""
+    failed_a: int
+    """Common questions that failed in the first file; they count nowhere else."""
+    failed_b: int
     measures: dict[str, MeasureComparison]
     """By name; without those that no question has in both files."""
     mcnemar: McNemar | None
@@ -73,6 +81,8 @@ class Comparison:
     only_a: int
     """Questions that only the first file has."""
     only_b: int
+    components: Sequence[str]
+    """Reward components that the configuration of either file names."""
     failed: int
     """Common questions that failed in a file, and count nowhere else."""
     overall: GroupComparison
@@ -126,7 +136,7 @@ def compare_files(a: Path, b: Path) -> Comparison:
             "them; run the same `agent-r1 evaluate` again, which asks failed questions again"
         )
     by_set: dict[str, list[Pair]] = {}
-    for pair in scored:
+    for pair in pairs:
         by_set.setdefault(pair[0].set, []).append(pair)
     return Comparison(
         a=a,
@@ -134,7 +144,8 @@ def compare_files(a: Path, b: Path) -> Comparison:
         only_a=len(first) - len(common),
         only_b=len(second) - len(common),
         failed=len(pairs) - len(scored),
-        overall=compare_pairs(scored),
+        components=sorted({*named_components(a), *named_components(b)}),
+        overall=compare_pairs(pairs),
         sets={name: compare_pairs(members) for name, members in by_set.items()},
     )
 
@@ -144,18 +155,17 @@ def _sets(answers: Any) -> str:
 
 
 def compare_pairs(pairs: Sequence[Pair]) -> GroupComparison:
-    """Compare answers pairwise.
+    """Compare answers pairwise; a pair with a question that failed counts as such only.
 
     Args:
-        pairs: two scored answers to each question, at least one question.
+        pairs: two answers to each question.
     """
+    scored = [pair for pair in pairs if not (pair[0].failed or pair[1].failed)]
+    tools = sorted({tool for pair in scored for answer in pair for tool in answer.calls})
+    found = [(_values(a, tools), _values(b, tools)) for a, b in scored]
     measures: dict[str, MeasureComparison] = {}
-    for name in MEASURES:
-        values = [
-            (float(x), float(y))
-            for x, y in ((getattr(a, name), getattr(b, name)) for a, b in pairs)
-            if x is not None and y is not None
-        ]
+    for name in dict.fromkeys(name for a, _ in found for name in a):
+        values = [(a[name], b[name]) for a, b in found if name in a and name in b]
         if values:
             xs, ys = [x for x, _ in values], [y for _, y in values]
             measures[name] = MeasureComparison(
@@ -164,7 +174,21 @@ def compare_pairs(pairs: Sequence[Pair]) -> GroupComparison:
                 b=sum(ys) / len(ys),
                 difference=paired_difference(xs, ys),
             )
-    return GroupComparison(n=len(pairs), measures=measures, mcnemar=_mcnemar(pairs))
+    return GroupComparison(
+        n=len(scored),
+        failed_a=sum(a.failed for a, _ in pairs),
+        failed_b=sum(b.failed for _, b in pairs),
+        measures=measures,
+        mcnemar=_mcnemar(scored),
+    )
+
+
+def _values(answer: Answer, tools: Sequence[str]) -> dict[str, float]:
+    """Return the numbers of an answer by name, without those it does not have."""
+    numbers = {name: getattr(answer, name) for name in MEASURES}
+    numbers |= {k: v for k, v in answer.components.items() if k not in BY_ANOTHER_NAME}
+    numbers |= {f"{CALLS}{tool}": answer.calls.get(tool, 0) for tool in tools}
+    return {name: float(value) for name, value in numbers.items() if value is not None}
 
 
 def _mcnemar(pairs: Sequence[Pair]) -> McNemar | None:
@@ -182,30 +206,43 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     if len(groups) > 1:
         groups["all sets"] = comparison.overall
     width = max(12, *(len(name) for name in groups))
-    head = f"{'set':<{width}}  {'measure':<15} {'n':>6} {'A':>8} {'B':>8} {'B - A':>8}"
+    shown = {name: _shown(group, comparison.components) for name, group in groups.items()}
+    wide = max(15, *(len(measure) for names in shown.values() for measure in names))
+    head = f"{'set':<{width}}  {'measure':<{wide}} {'n':>6} {'A':>8} {'B':>8} {'B - A':>8}"
     lines = [
         f"A: {comparison.a}",
         f"B: {comparison.b}",
         f"{head}  {'95 % interval':<19} McNemar",
     ]
     for name, group in groups.items():
-        for measure, values in group.measures.items():
+        for measure in shown[name]:
+            values = group.measures[measure]
             test = ""
             if measure == "em" and group.mcnemar is not None:
                 m = group.mcnemar
                 test = f"p = {m.p:.4g} (only A {m.only_a}, only B {m.only_b})"
             d = values.difference
             row = (
-                f"{name:<{width}}  {measure:<15} {values.n:>6} {values.a:>8.3f} {values.b:>8.3f} "
-                f"{d.mean:>+8.3f}  [{d.low:+.3f}, {d.high:+.3f}]    {test}"
+                f"{name:<{width}}  {measure:<{wide}} {values.n:>6} {values.a:>8.3f} "
+                f"{values.b:>8.3f} {d.mean:>+8.3f}  [{d.low:+.3f}, {d.high:+.3f}]    {test}"
             )
             lines.append(row.rstrip())
+        if group.failed_a or group.failed_b:
+            lines.append(
+                f"{name:<{width}}  {'failed':<{wide}} {'':>6} {group.failed_a:>8} "
+                f"{group.failed_b:>8}"
+            )
     left_out = {
         "only in A": comparison.only_a,
         "only in B": comparison.only_b,
         "failed": comparison.failed,
     }
     if any(left_out.values()):
-        shown = ", ".join(f"{count} {name}" for name, count in left_out.items() if count)
-        lines.append(f"left out: {shown}")
+        parts = ", ".join(f"{count} {name}" for name, count in left_out.items() if count)
+        lines.append(f"left out: {parts}")
     return lines
+
+
+def _shown(group: GroupComparison, components: Sequence[str]) -> list[str]:
+    named = {*MEASURES, *components}
+    return [name for name in group.measures if name in named or name.startswith(CALLS)]

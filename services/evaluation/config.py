@@ -8,6 +8,9 @@ from pydantic import Field
 
 from agent_r1_proto.config import ConfigTable
 
+SEARCH_TOOL = "search"
+"""Name of the tool that `naive_rag` asks."""
+
 Method = Literal["agent", "base_tool_call", "naive_rag"]
 """How questions are answered: a policy with its tools; the same with the model that the
 configuration names; one retrieval with the question, then one turn."""

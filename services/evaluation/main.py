@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from agent_r1.evaluation.retrieval import check_offered, retrieve, with_passages
 from agent_r1.evaluation.summary import SetScores, summarise_answers, summary_record
 from agent_r1_proto.config import RedisTable, RunTable
 from agent_r1_proto.evaluation import EvalClient, EvalResult
+from agent_r1_proto.failures import reason_kind
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.task_files import read_task_file
@@ -38,6 +40,8 @@ from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
 
 logger = logging.getLogger(__name__)
+
+SHOWN_REASONS = 5
 
 
 @dataclass(frozen=True)
@@ -131,6 +135,12 @@ class Evaluation:
             asyncio.run(self._ask(run, redis, redis.url, search_url, report))
         finally:
             self._file.close()
+
+    def failures(self) -> list[str]:
+        """Return why questions failed, the most frequent reasons first, with their counts."""
+        failed = (a for a in self._file.answers.values() if a.failed)
+        counts = Counter(reason_kind(answer.reason) for answer in failed)
+        return [f"{count} x {reason}" for reason, count in counts.most_common(SHOWN_REASONS)]
 
     def summarise(self) -> dict[str, SetScores]:
         """Write the summary of the answers so far, and return the scores per set."""

@@ -16,7 +16,7 @@ import httpx
 from pydantic import ValidationError
 
 from agent_r1.evaluation.answers import Key, Retrieved, key_of, question_of
-from agent_r1_proto.evaluation import SEARCH_TOOL
+from agent_r1.evaluation.config import SEARCH_TOOL
 from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec

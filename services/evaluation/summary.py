@@ -12,9 +12,12 @@ from typing import Any
 
 from agent_r1.evaluation.answers import Answer, Facts
 from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate, bootstrap_mean
+from agent_r1.score_names import ScoreNames
 
-MEASURES = ("em", "f1", "substring_match", "reward", "num_calls", "num_searches", "num_turns")
+MEASURES = ("em", "f1", "substring_match", "reward", "num_calls", "num_turns")
 """Numbers of a line that are averaged; `em` is the exact match."""
+NO_CALLS = Estimate(0.0, 0.0, 0.0)
+"""Of a tool that answered no call."""
 RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k")
 
 
@@ -30,12 +33,21 @@ class GroupScores:
     """Every name of `MEASURES`; None where no line has it."""
     components: dict[str, Estimate]
     """Every reward component by name."""
+    calls: dict[str, Estimate]
+    """Calls that a tool answered, by the tool's name: of every tool that answered one."""
 
     def record(self) -> dict[str, Any]:
         """Return the scores as JSON values."""
         shown = {k: None if v is None else asdict(v) for k, v in self.measures.items()}
         components = {name: asdict(value) for name, value in self.components.items()}
-        return {"n": self.n, "failed": self.failed, **shown, "components": components}
+        calls = {name: asdict(value) for name, value in self.calls.items()}
+        return {
+            "n": self.n,
+            "failed": self.failed,
+            **shown,
+            "components": components,
+            "calls": calls,
+        }
 
 
 @dataclass(frozen=True)
@@ -59,13 +71,14 @@ def summarise_answers(answers: Iterable[Answer]) -> dict[str, SetScores]:
     """Average answers per set and, within it, per type and per number of hops."""
     # Sorted, so that resampling meets the questions in the same order however they came.
     ordered = sorted(answers, key=lambda answer: answer.key)
+    tools = sorted({tool for answer in ordered for tool in answer.calls})
     summary: dict[str, SetScores] = {}
     for name, members in _grouped(ordered, lambda answer: answer.set).items():
-        scores = _scores(members)
+        scores = _scores(members, tools)
         summary[name] = SetScores(
             **vars(scores),
-            types={k: _scores(v) for k, v in _grouped(members, lambda a: a.type).items()},
-            hops={k: _scores(v) for k, v in _grouped(members, lambda a: a.hops).items()},
+            types={k: _scores(v, tools) for k, v in _grouped(members, lambda a: a.type).items()},
+            hops={k: _scores(v, tools) for k, v in _grouped(members, lambda a: a.hops).items()},
         )
     return summary
 
@@ -81,7 +94,7 @@ def _grouped(
     return dict(sorted(groups.items()))
 
 
-def _scores(answers: Sequence[Answer]) -> GroupScores:
+def _scores(answers: Sequence[Answer], tools: Sequence[str]) -> GroupScores:
     scored = [answer for answer in answers if not answer.failed]
     names = sorted({name for answer in scored for name in answer.components})
     components = {
@@ -93,6 +106,11 @@ def _scores(answers: Sequence[Answer]) -> GroupScores:
         failed=len(answers) - len(scored),
         measures={name: _estimate([getattr(a, name) for a in scored]) for name in MEASURES},
         components=components,
+        calls={
+            tool: bootstrap_mean([float(a.calls.get(tool, 0)) for a in scored])
+            for tool in tools
+            if scored
+        },
     )
 
 
@@ -115,23 +133,28 @@ def summary_record(facts: Facts, sets: dict[str, SetScores]) -> dict[str, Any]:
     }
 
 
-def summary_lines(sets: dict[str, SetScores]) -> list[str]:
-    """Return the scores as lines of text, one a set, a type and a number of hops."""
+def summary_lines(sets: dict[str, SetScores], names: ScoreNames) -> list[str]:
+    """Return the scores as lines of text, one a set, a type and a number of hops.
+
+    Args:
+        sets: what `summarise_answers` returned.
+        names: the components and tools to show; files have all of them.
+    """
     lines: list[str] = []
     for name, scores in sets.items():
-        lines.append(_line(name, scores))
-        lines += [_line(f"  {kind}", group) for kind, group in scores.types.items()]
-        lines += [_line(f"  {hops} hops", group) for hops, group in scores.hops.items()]
+        lines.append(_line(name, scores, names))
+        lines += [_line(f"  {kind}", group, names) for kind, group in scores.types.items()]
+        lines += [_line(f"  {hops} hops", group, names) for hops, group in scores.hops.items()]
     return lines
 
 
-def _line(name: str, scores: GroupScores) -> str:
-    # Where tasks have no gold answers, the reward is the score.
-    first = ("EM", "em") if scores.measures["em"] is not None else ("reward", "reward")
-    shown = [first, ("F1", "f1"), ("calls", "num_calls")]
-    parts = [f"{title} {_number(scores.measures[measure])}" for title, measure in shown]
+def _line(name: str, scores: GroupScores, names: ScoreNames) -> str:
+    shown = [("reward", scores.measures["reward"])]
+    shown += [(title, scores.components.get(c)) for c, title in names.titles().items()]
+    shown += [(tool, scores.calls.get(tool, NO_CALLS)) for tool in names.tools if scores.n]
     failed = f"  failed {scores.failed}" if scores.failed else ""
-    return f"{name:<24} {'  '.join(parts)}  n {scores.n}{failed}"
+    text = "  ".join(f"{title} {_number(estimate)}" for title, estimate in shown)
+    return f"{name:<24} {text}  n {scores.n}{failed}"
 
 
 def _number(estimate: Estimate | None) -> str:

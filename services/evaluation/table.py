@@ -30,6 +30,8 @@ class SeedScores:
     em: Mapping[str, Sequence[float]]
     """[N] exact match of every question that was scored, by set."""
     f1: Mapping[str, Sequence[float]]
+    failed: Mapping[str, int] = field(default_factory=dict)
+    """Questions that failed and count in no mean, by set."""
     wall_s: float | None = None
     """Seconds the run took."""
     curve: Sequence[float] = ()

@@ -152,6 +152,7 @@ def _scores(row: Row, run: SeedScores, name: str) -> dict[str, Any]:
         "em": sum(em) / len(em),
         "f1": sum(f1) / len(f1) if f1 else None,
         "n": len(em),
+        "failed": run.failed.get(name, 0),
         "wall_s": None if run.wall_s is None else round(run.wall_s, 1),
     }
 
@@ -164,6 +165,7 @@ def report(results: Results, rows: Estimated, out: Path, files: Sequence[Path]) 
         if not members:
             continue
         blocks += [f"## {heading}", _table(members, results, masks=part == "ablation")]
+        blocks += _failed([row for row, _ in members])
         curves = picture(out, part)
         if curves in files:
             shown = "Exact match of the training rollouts per step, mean over seeds"
@@ -197,6 +199,18 @@ def _table(members: Estimated, results: Results, *, masks: bool) -> str:
         cells = [row.title, *(on if masks else []), *_cells(found, results.sets)]
         lines.append(_row(cells))
     return "\n".join(lines)
+
+
+def _failed(rows: Sequence[Row]) -> list[str]:
+    """Say of which rows questions failed; their means are of the others."""
+    parts = [
+        f"{row.title}{'' if run.seed is None else f' seed {run.seed}'}: {count} of {name}"
+        for row in rows
+        for run in row.runs
+        for name, count in run.failed.items()
+        if count
+    ]
+    return [f"Questions that failed, and count in no mean: {'; '.join(parts)}."] if parts else []
 
 
 def _cells(found: RowEstimates | None, sets: Sequence[str]) -> list[str]:

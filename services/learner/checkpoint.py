@@ -176,7 +176,7 @@ class LearnerState(StrictMessage):
     prompt_fingerprint: str = ""
     """Digest of tasks and seed: the order the cursor counts in."""
     best_score: float | None = None
-    """Highest mean exact match of an evaluation so far."""
+    """Highest mean reward of an evaluation so far, over the sets that are trained on."""
     canary_floor: float | None = None
     """Mean |difference| of log-probabilities at the first version."""
     wall_s: float = 0.0

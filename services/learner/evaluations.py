@@ -15,7 +15,7 @@ from agent_r1.learner.records import Records
 from agent_r1.learner.run_folder import RunFolder
 from agent_r1.learner.training_evaluation import Evaluation, TrainingEvaluation
 from agent_r1.learner.trajectory_log import readable
-from agent_r1_proto.evaluation import REACHED_TOOL, SEARCH_TOOL, EvalResult
+from agent_r1_proto.evaluation import EvalResult
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Evaluations:
 
     @property
     def in_domain(self) -> list[str]:
-        """The sets that `em_before` and `em_after` average over."""
+        """The sets that the means of the summary run over."""
         return self._runner.in_domain
 
     def take_metrics(self) -> dict[str, float]:
@@ -108,14 +108,16 @@ class Evaluations:
 def _answer(result: EvalResult) -> dict[str, Any]:
     """Return the scores of one question; those of one that failed (an outage) are None."""
     scored = None if result.failed else result.scored
-    components = scored.reward.components if scored is not None and scored.reward else {}
-    calls = [] if scored is None else scored.trajectory.calls()
-    searches = sum(call.tool == SEARCH_TOOL and call.status in REACHED_TOOL for call in calls)
+    reward = None if scored is None else scored.reward
+    components = {} if reward is None else reward.components
     return {
         "id": result.task.id,
         "set": result.task.metadata.get("set"),
         "type": result.task.metadata.get("type"),
+        "failed": result.failed,
+        "reward": None if reward is None else reward.total,
+        "components": components,
+        "calls": {} if scored is None else scored.trajectory.answered_calls(),
         "em": components.get("exact_match"),
         "f1": components.get("f1"),
-        "num_searches": None if scored is None else searches,
     }

@@ -6,6 +6,7 @@ Pure; every mean runs over the trajectories that were trained on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -53,6 +54,10 @@ def _tool_metrics(trajectories: Sequence[ScoredTrajectory]) -> dict[str, float]:
         "tools/calls_max": float(max(len(group) for group in calls)),
     }
     if flat:
+        tools: Counter[str] = Counter()
+        for scored in trajectories:
+            tools.update(scored.trajectory.answered_calls())
+        values |= {f"calls/{tool}": count / len(trajectories) for tool, count in tools.items()}
         failed = [call.status in TOOL_FAILURES for call in flat]
         values["tools/error_share"] = float(np.mean(failed))
         values["tools/latency_ms_mean"] = float(np.mean([call.latency_ms for call in flat]))

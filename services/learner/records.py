@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_r1.learner.checkpoint import LearnerState
 from agent_r1.learner.training_evaluation import Evaluation
-from agent_r1_proto.evaluation import SetScores, mean_over_sets
+from agent_r1_proto.evaluation import SetScores, mean_over_sets, means_over_sets
 
 STEP_PARTS = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s")
 
@@ -90,7 +90,7 @@ class Records:
         """Return what these records contribute to `summary.json`.
 
         Args:
-            in_domain: the sets that `em_before` and `em_after` average over.
+            in_domain: the sets that the means before and after run over.
         """
         sets: dict[str, dict[str, SetScores]] = {}
         for name in ("before", "after"):
@@ -101,10 +101,7 @@ class Records:
         names = sorted({*sets["before"], *sets["after"]})
         return {
             "wall_s": self.wall_s,
-            "em_before": mean_over_sets(sets["before"], "em", in_domain),
-            "em_after": mean_over_sets(sets["after"], "em", in_domain),
-            "mean_searches_before": mean_over_sets(sets["before"], "mean_searches", in_domain),
-            "mean_searches_after": mean_over_sets(sets["after"], "mean_searches", in_domain),
+            **_means(sets, in_domain),
             "sets": {
                 name: {
                     "in_domain": name in in_domain,
@@ -126,3 +123,18 @@ class Records:
             "max_staleness_seen": int(self.totals.get("max_staleness_seen", 0)),
             "canary_max_dlogp": self.totals.get("canary_max_dlogp"),
         }
+
+
+def _means(
+    sets: Mapping[str, dict[str, SetScores]], in_domain: Sequence[str]
+) -> dict[str, float | dict[str, float] | None]:
+    """Return the means over sets before and after; exact match only where it was measured."""
+    means: dict[str, float | dict[str, float] | None] = {}
+    for when, scores in sets.items():
+        means[f"reward_{when}"] = mean_over_sets(scores, "reward", in_domain)
+        for field in ("components", "calls"):
+            means[f"{field}_{when}"] = means_over_sets(scores, field, in_domain)
+        means[f"em_{when}"] = mean_over_sets(scores, "em", in_domain)
+    if means["em_before"] is None and means["em_after"] is None:
+        del means["em_before"], means["em_after"]
+    return means

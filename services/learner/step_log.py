@@ -159,14 +159,12 @@ class StepLog:
     def _progress_line(self, step: int, values: dict[str, float]) -> None:
         left = self._total_steps - step
         eta_s = left * (self._records.median_step_s() or 0.0)
-        exact_match = values.get("reward/exact_match")
         logger.info(
-            "step %d/%d reward=%.3f em=%s tokens/s=%.0f queue=%d staleness=%d late=%.0f%% "
+            "step %d/%d reward=%.3f tokens/s=%.0f queue=%d staleness=%d late=%.0f%% "
             "version=%d failed=%d attempts_failed=%d dead_letters=%d step_s=%.2f eta=%s",
             step,
             self._total_steps,
             values["reward/mean"],
-            "none" if exact_match is None else f"{exact_match:.3f}",
             values["throughput/tokens_per_s"],
             values["queue/depth"],
             values["staleness/max"],

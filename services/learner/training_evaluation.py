@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,10 +60,11 @@ class Evaluation:
         """Return `eval/<set>/<score>` and `eval/step`."""
         values: dict[str, float] = {"eval/step": float(self.step)}
         for name, scores in self.sets.items():
-            for field in ("em", "f1", "reward", "mean_searches", "n", "failed"):
-                value = getattr(scores, field)
-                if value is not None:
-                    values[f"eval/{name}/{field}"] = float(value)
+            found = {"n": scores.n, "failed": scores.failed, **scores.components}
+            found |= {f"calls/{tool}": value for tool, value in scores.calls.items()}
+            if scores.reward is not None:
+                found["reward"] = scores.reward
+            values |= {f"eval/{name}/{key}": float(value) for key, value in found.items()}
         return values
 
 
@@ -115,9 +116,9 @@ class TrainingEvaluation:
         self._incarnation = incarnation
         self._monitor = monitor
 
-    def score(self, sets: dict[str, SetScores], field: str = "em") -> float | None:
-        """Return the mean of one score over the in-domain sets."""
-        return mean_over_sets(sets, field, self.in_domain)
+    def score(self, sets: dict[str, SetScores]) -> float | None:
+        """Return the mean reward over the in-domain sets, by which checkpoints are kept."""
+        return mean_over_sets(sets, "reward", self.in_domain)
 
     async def run(self, name: str, step: int, policy_version: int) -> Evaluation:
         """Ask every set and wait for the answers.
@@ -192,19 +193,19 @@ class TrainingEvaluation:
     def _log(self, evaluation: Evaluation) -> None:
         for name, scores in evaluation.sets.items():
             logger.info(
-                "evaluation %s set=%s step=%d em=%s f1=%s n=%d failed=%d mean_searches=%s "
+                "evaluation %s set=%s step=%d n=%d failed=%d reward=%s components=%s calls=%s "
                 "duration_s=%.1f",
                 evaluation.name,
                 name,
                 evaluation.step,
-                _number(scores.em),
-                _number(scores.f1),
                 scores.n,
                 scores.failed,
-                _number(scores.mean_searches),
+                "none" if scores.reward is None else f"{scores.reward:.3f}",
+                _means(scores.components),
+                _means(scores.calls),
                 evaluation.duration_s,
             )
 
 
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"
+def _means(values: Mapping[str, float]) -> str:
+    return ",".join(f"{name}:{value:.3f}" for name, value in values.items()) or "none"

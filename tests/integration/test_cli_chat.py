@@ -8,12 +8,14 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from agent_r1 import cli_chat
 from agent_r1.config import ConfigError, RunConfig, load_config, write_config
+from agent_r1.reward.config import RewardTable
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from tests.builders import scored
@@ -38,7 +40,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield write_end
 
 
-async def answer_tasks(config: RunConfig, seen: list[RolloutTask]) -> None:
+async def answer_tasks(config: RunConfig, seen: list[RolloutTask], **changes: Any) -> None:
     """Stand in for rollout and reward: answer every task at once."""
     assert config.redis.url is not None
     async with await Broker.connect(config.redis.url, config.run.id) as broker:
@@ -49,14 +51,18 @@ async def answer_tasks(config: RunConfig, seen: list[RolloutTask]) -> None:
                     seen.append(entry.message)
                     stream = entry.message.reply_stream
                     assert stream is not None
-                    reply = scored(entry.message, answer=f"to {entry.message.task.prompt}")
+                    reply = scored(
+                        entry.message, answer=f"to {entry.message.task.prompt}", **changes
+                    )
                     await consumer.finish(entry, [(stream, reply)])
 
 
-async def talk(config: RunConfig, question: str | None) -> tuple[int, str, list[RolloutTask]]:
+async def talk(
+    config: RunConfig, question: str | None, **changes: Any
+) -> tuple[int, str, list[RolloutTask]]:
     console = Console(file=io.StringIO(), width=120)
     seen: list[RolloutTask] = []
-    answering = asyncio.create_task(answer_tasks(config, seen))
+    answering = asyncio.create_task(answer_tasks(config, seen, **changes))
     try:
         code = await cli_chat._talk(config, console, question, 0.0)
     finally:
@@ -72,6 +78,24 @@ async def test_one_question_is_asked_greedily_and_its_turns_are_shown(config: Ru
     assert "user: Where is Ann?" in text
     assert "model> <think>I know.</think><answer>to Where is Ann?</answer>" in text
     assert (seen[0].purpose, seen[0].sampling.temperature) == ("eval", 0.0)
+
+
+async def test_the_policy_is_the_checkpoints_step_and_nothing_is_called_a_reward(
+    config: RunConfig, tmp_path: Path
+):
+    model = tmp_path / "run" / "checkpoints" / "step_000004" / "model"
+    model.mkdir(parents=True)
+    chosen = config.model.model_copy(update={"path": str(model)})
+    _, text, _ = await talk(config.model_copy(update={"model": chosen}), "Where is Ann?")
+    assert f"policy of step 4, {tmp_path}/run" in " ".join(text.split())
+    assert "v0" not in text  # what the fresh servers call it
+    assert "reward" not in text
+
+
+async def test_a_question_that_failed_says_why_and_fails(config: RunConfig):
+    code, text, _ = await talk(config, "Where?", status="FAILED", reason="tool_timeout: search")
+    assert code == 1
+    assert "FAILED: tool_timeout: search" in text
 
 
 async def test_a_conversation_takes_questions_and_held_out_ones_until_it_is_left(
@@ -102,10 +126,13 @@ def test_a_run_brings_its_own_configuration_and_its_last_model(config: RunConfig
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
     write_config(config, run / "config.json")
-    found = cli_chat._config(str(run), None, ["rollout.max_concurrent=3"])
+    ranges = 'reward.ranges={"desk:brief" = [0.0, 1.0]}'
+    own = 'reward.components={"desk:brief" = 1.0}'
+    found = cli_chat._config(str(run), None, ["rollout.max_concurrent=3", own, ranges])
     assert found.model.path == str(model)
     assert found.rollout.max_concurrent == 3
     # A question that is typed has no answer to compare with.
     assert found.reward.components == {"answered": 1.0}
+    RewardTable.model_validate(found.reward.model_dump())  # what the service is given fits
     with pytest.raises(ConfigError, match="name a configuration with --config"):
         cli_chat._config(str(tmp_path), None, [])

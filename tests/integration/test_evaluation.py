@@ -24,7 +24,7 @@ from agent_r1.evaluation.answers import read_answers, summary_file
 from agent_r1.evaluation.config import QuestioningTable
 from agent_r1.evaluation.main import Evaluation, Progress
 from agent_r1.evaluation.retrieval import RetrievalError
-from agent_r1_deploy import local
+from agent_r1_deploy import local_client
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_proto.config import RedisTable, RunTable
 from agent_r1_proto.evaluation import question_seed
@@ -259,7 +259,7 @@ def test_the_command_finds_the_search_tool_that_the_launcher_started(
         async with httpx.AsyncClient(trust_env=False) as http:
             return (await http.get(f"{url}/healthz")).status_code
 
-    assert local.run_client(config, client, lambda _: None) == 200
+    assert local_client.run_client(config, client, lambda _: None) == 200
 
 
 EVALUATE = """

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -19,12 +20,14 @@ from redis.exceptions import AuthenticationError
 
 from agent_r1.config import RunConfig, load_config
 from agent_r1.config_sources import ConfigError
-from agent_r1_deploy import guard, local, local_redis
+from agent_r1_deploy import guard, local, local_client, local_redis
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
+from tests.learner_fakes import eventually
 from tests.unit.config_scene import write_scene
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
@@ -128,7 +131,11 @@ def test_services_learn_where_the_others_are_and_nothing_else(
 def test_ctrl_c_stops_the_learner_first_and_names_resume(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ):
-    thread = stage.when_up("rollout", lambda: os.kill(os.getpid(), signal.SIGINT))
+    def interrupt() -> None:
+        (stage.run_folder / "ledger.json").write_text("{}")  # the learner has begun
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = stage.when_up("rollout", interrupt)
     assert local.run_training(stage.config(), resume=False) == 130
     thread.join()
     stopped = [row[0] for row in stage.lines("stop")]
@@ -256,7 +263,20 @@ def test_a_learner_that_was_stopped_from_outside_has_not_finished(
     thread = stage.when_up("rollout", stage.done.touch)
     assert local.run_training(stage.config(), resume=False) == 130
     thread.join()
-    assert "agent-r1 train --resume" in capsys.readouterr().out
+    assert "Stopped before training began: start again" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("status", "code"), [("finished", 0), ("finished_with_losses", 3)])
+def test_the_exit_status_says_how_a_run_ended(stage: Stage, status: str, code: int):
+    stage.options["learner"] = ["--exit-when", str(stage.done)]
+
+    def finish() -> None:
+        (stage.run_folder / "summary.json").write_text(json.dumps({"status": status}))
+        stage.done.touch()
+
+    thread = stage.when_up("rollout", finish)
+    assert local.run_training(stage.config(), resume=False) == code
+    thread.join()
 
 
 def test_dead_letters_outlive_the_redis_of_the_run(
@@ -349,18 +369,47 @@ def test_a_fresh_start_finds_nothing_of_an_earlier_one_and_nothing_of_others(
 
 
 def test_a_client_gets_services_of_its_own_and_the_weights_of_the_model(stage: Stage):
+    folders: list[Path] = []
+
     async def client(config: RunConfig) -> tuple[str, int | None]:
         assert config.redis.url is not None
+        folders.append(config.run.folder())
         async with await Broker.connect(config.redis.url, config.run.id) as broker:
             newest = await Registry(broker).newest_version()
         return config.run.id, None if newest is None else newest.policy_version
 
     reports: list[str] = []
-    run_id, version = local.run_client(stage.config(), client, reports.append)
+    run_id, version = local_client.run_client(stage.config(), client, reports.append)
     assert run_id.startswith("demo-client-")
     assert version == 0
     assert sorted(row[0] for row in stage.lines("start")) == ["reward", "rollout", "search"]
     assert not stage.run_folder.exists()
+    assert not any(line.startswith("!!") for line in reports)
+    assert not folders[0].exists()
+
+
+def test_a_client_sees_what_fails_at_once_and_the_logs_are_kept(stage: Stage):
+    reports: list[str] = []
+    log_dirs: list[Path] = []
+
+    async def client(config: RunConfig) -> None:
+        assert config.redis.url is not None
+        log_dirs.append(config.run.folder() / "logs")
+        async with await Broker.connect(config.redis.url, config.run.id) as broker:
+            board = FailureBoard(broker)
+            for number in range(3):  # one kind: numbers do not tell failures apart
+                await board.note("rollout", f"tool_timeout: search: {number} s", "demo/0/1/0/0")
+            await eventually(lambda: any(line.startswith("!!") for line in reports))
+            await board.note("reward", "reward_error: brief: ValueError: no text")
+
+    local_client.run_client(stage.config(), client, reports.append)
+    loud = [line for line in reports if line.startswith("!!")]
+    assert len(loud) == 2
+    assert "first failure of its kind in rollout: tool_timeout: search: 0 s" in loud[0]
+    assert str(log_dirs[0] / "search.log") in loud[0]
+    assert "brief: ValueError: no text" in loud[1]  # told of in the last moment
+    assert (log_dirs[0] / "search.log").is_file()
+    shutil.rmtree(log_dirs[0].parent)
 
 
 def test_a_client_whose_services_die_ends_with_the_reason(stage: Stage):
@@ -372,7 +421,7 @@ def test_a_client_whose_services_die_ends_with_the_reason(stage: Stage):
         await asyncio.sleep(WAIT_S)
 
     with pytest.raises(ValueError, match="rollout stopped: exit status 2"):
-        local.run_client(stage.config(), client, lambda _: None)
+        local_client.run_client(stage.config(), client, lambda _: None)
 
 
 # --- The run's own Redis -------------------------------------------------------------------------

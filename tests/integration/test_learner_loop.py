@@ -102,6 +102,8 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
     assert result["sets"]["far"]["in_domain"] is False
     assert result["sets"]["near"]["after"]["types"]["a"]["n"] == 3
     assert result["em_before"] == 0.0  # one sample a question, sample 0 is wrong
+    assert result["reward_before"] == result["components_before"]["exact_match"] == 0.0
+    assert result["calls_before"] == {}
     assert result["canary_max_dlogp"] <= 1e-4
     assert sorted(path.name for path in (folder / "checkpoints").glob("step_*")) == [
         "step_000002",
@@ -169,12 +171,15 @@ async def test_the_last_evaluation_leaves_its_scores_question_by_question(
     ):
         await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
     text = (tmp_path / "run" / "evaluation_after.jsonl").read_text()
-    scored = {"em": 0.0, "f1": 0.0, "num_searches": 1}  # sample 0 of a question is wrong
+    wrong = {"exact_match": 0.0, "f1": 0.0}  # sample 0 of a question is wrong
+    scored = {"failed": False, "reward": 0.0, "components": wrong, "calls": {"search": 1}}
+    scored |= {"em": 0.0, "f1": 0.0}
+    lost = {"failed": True, "reward": None, "components": {}, "calls": {}, "em": None, "f1": None}
     assert [json.loads(line) for line in text.splitlines()] == [
         {"id": "near0", "set": "near", "type": "a", **scored},
         {"id": "near1", "set": "near", "type": "b", **scored},
         {"id": "far0", "set": "far", "type": "a", **scored},
-        {"id": "far1", "set": "far", "type": "b", "em": None, "f1": None, "num_searches": None},
+        {"id": "far1", "set": "far", "type": "b", **lost},
     ]
 
 

@@ -276,6 +276,20 @@ def test_a_run_means_its_last_checkpoint(file: Path, tmp_path: Path):
     assert cli_policy.config_file_of(str(last)) == run / "config.json"
 
 
+def test_a_checkpoint_is_described_by_its_step_and_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    checkpoint = tmp_path / "runs" / "x" / "checkpoints" / "step_000004"
+    checkpoint.mkdir(parents=True)
+    described = cli_policy.describe_policy(str(checkpoint / "model"))
+    assert described == f"policy of step 4, {tmp_path}/runs/x"
+    (checkpoint / "learner.json").write_text('{"step": 4, "policy_version": 5}')
+    monkeypatch.chdir(tmp_path)
+    assert cli_policy.describe_policy(str(checkpoint / "model")) == "policy of step 4 (v5), runs/x"
+    assert cli_policy.describe_policy("owner/name") == "owner/name"
+    assert cli_policy.describe_policy("/models/model") == "/models/model"
+
+
 def test_a_run_without_a_checkpoint_is_explained(file: Path, tmp_path: Path):
     write_config(load_config(file, [], {}).config, tmp_path / "config.json")
     with pytest.raises(ConfigError, match="has no checkpoint yet"):

@@ -69,10 +69,26 @@ def test_finished_runs_are_reported_without_starting_anything(
     assert numbers["estimates"][0]["average"]["mean"] == 0.75
     assert numbers["command"].endswith(f"table.toml --out {folder / 'out'}")
     assert numbers["settings"]["rloo"]["advantage"] == "rloo"
+    assert [row["failed"] for row in numbers["rows"]] == [0, 1]
     text = (folder / "out" / "small.md").read_text()
+    assert "count in no mean: GRPO seed 1: 1 of held_out." in text
     assert "| RLOO | not run | not run |" in text
     assert "| Base Tool Call | not run | not run |" in text
     assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
+
+
+def test_a_run_that_lost_too_much_is_kept_and_has_an_exit_status_of_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    grpo = read_plan(folder / "table.toml", out=folder / "out").methods[0]
+    for run in grpo.runs:
+        finish(run, [1.0, 0.0])
+    (grpo.runs[1].folder / "summary.json").write_text('{"status": "finished_with_losses"}')
+    assert table(folder, "--only", "grpo") == 3
+    text = capsys.readouterr().out
+    assert "2 of 2 rows are finished and kept" in text
+    assert f"lost more than learner.max_lost_share allows; see {grpo.runs[1].folder}" in text
+    assert str(grpo.runs[0].folder) not in text
 
 
 def test_a_run_with_other_settings_is_in_no_report(folder: Path):

@@ -98,6 +98,13 @@ def test_paths_of_a_table_mean_its_own_folder(folder: Path, monkeypatch: pytest.
     assert plan_of(folder, text).base.evaluation.sets["held_out"] == folder / "more.jsonl"
 
 
+def test_a_table_needs_exact_match_as_a_component(folder: Path):
+    without = 'reward.components={"answered" = 1.0}'
+    with pytest.raises(ConfigError, match=r"does not name exact_match; name it .* 0\.0"):
+        plan_of(folder, TABLE_TOML, without)
+    assert plan_of(folder, TABLE_TOML, 'reward.components={"answered" = 1.0, "exact_match" = 0.0}')
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

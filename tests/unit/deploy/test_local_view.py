@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from agent_r1.config import RunConfig, load_config
+from agent_r1.score_names import ScoreNames
 from agent_r1_deploy.local_view import (
     Tail,
     TrainingView,
     duration,
-    print_result,
-    step_line,
-    step_table,
+    in_columns,
+    in_line,
+    step_values,
     total_steps,
 )
 from tests.unit.config_scene import write_scene
@@ -25,13 +26,17 @@ METRICS = {
     "step": 2,
     "reward/mean": 0.25,
     "reward/exact_match": 0.5,
-    "tools/calls_mean": 1.5,
+    "reward/format": 1.0,
+    "calls/search": 1.5,
     "throughput/tokens_per_s": 1234.0,
     "queue/depth": 7.0,
     "staleness/max": 1.0,
     "policy/version": 2.0,
     "time/step_s": 3.0,
 }
+
+
+NAMES = ScoreNames(components=("exact_match",), tools=("search",))
 
 
 @pytest.fixture
@@ -52,27 +57,70 @@ def test_durations_are_short(seconds: float, text: str):
     assert duration(seconds) == text
 
 
+def line_of(metrics: dict[str, Any], names: ScoreNames = NAMES) -> str:
+    return in_line(step_values(metrics, names, 10, 24.0))
+
+
 def test_a_step_is_one_line_with_everything_that_matters():
-    assert step_line(METRICS, 10, 24.0) == (
-        "step 2/10  reward 0.250  EM 0.500  calls 1.50  tokens/s 1,234  queue 7  staleness 1  "
+    assert line_of(METRICS) == (
+        "step 2/10  reward 0.250  EM 0.500  search 1.50  tokens/s 1,234  queue 7  staleness 1  "
         "policy v2  left 24s"
     )
 
 
+def test_a_task_of_another_kind_shows_its_own_components_and_tools_and_no_exact_match():
+    names = ScoreNames(("desk:asked", "desk:brief", "answered"), ("notes", "clock"))
+    metrics = {"step": 2, "reward/mean": 1.25, "reward/desk:asked": 1.0, "reward/desk:brief": 0.75}
+    line = line_of(metrics | {"reward/answered": 0.5, "calls/notes": 2.0}, names)
+    assert line.startswith(
+        "step 2/10  reward 1.250  asked 1.000  brief 0.750  answered 0.500  notes 2.00  clock 0.00"
+    )
+    assert "EM" not in line
+    assert "search" not in line
+
+
+def test_two_components_of_one_name_keep_their_modules():
+    names = ScoreNames(("a:score", "b:score", "b:other"))
+    assert names.titles() == {"a:score": "a:score", "b:score": "b:score", "b:other": "other"}
+
+
+def test_what_was_lost_stands_on_the_line_of_its_step_and_nowhere_else():
+    losses = {"failures/failed": 3.0, "failures/dead_letters": 2.0, "staleness/late_share": 0.12}
+    assert "search 1.50  failed 3  dead letters 2  late 12%  tokens/s" in line_of(METRICS | losses)
+    assert "search 1.50  tokens/s" in line_of(METRICS | dict.fromkeys(losses, 0.0))
+
+
+def test_where_nothing_was_scored_no_number_is_shown():
+    assert NAMES.line(None, {}, {}) == [("reward", "-"), ("EM", "-"), ("search", "-")]
+
+
 def test_what_the_learner_does_not_report_is_a_dash():
-    assert "EM -" in step_line({"step": 1, "reward/mean": 0.0}, 10, None)
+    assert "EM -" in line_of({"step": 1, "reward/mean": 0.0})
 
 
-def test_the_table_of_a_long_run_fits_80_columns():
+def columns(metrics: dict[str, Any], names: ScoreNames) -> list[str]:
     from rich.console import Console
 
-    long = {**METRICS, "step": 1234, "policy/version": 1234.0, "queue/depth": 1024.0}
     console = Console(file=io.StringIO(), width=80)
-    console.print(step_table(long, 10000, 36000.0))
+    console.print(in_columns(step_values(metrics, names, 10000, 36000.0), console.width))
     assert isinstance(console.file, io.StringIO)
-    lines = console.file.getvalue().splitlines()
+    return console.file.getvalue().splitlines()
+
+
+def test_the_columns_of_a_long_run_fit_80_characters():
+    long = {**METRICS, "step": 1234, "policy/version": 1234.0, "queue/depth": 1024.0}
+    lines = columns(long, NAMES)
     assert len(lines) == 2
     assert "10h00m" in lines[1]
+
+
+def test_columns_that_do_not_fit_go_below():
+    names = ScoreNames([f"a_component_{i}" for i in range(4)], ["a_long_tool_name", "another_tool"])
+    lines = columns(METRICS, names)
+    assert len(lines) == 4
+    assert all(len(line) <= 80 for line in lines)
+    text = "\n".join(lines)
+    assert all(name in text for name in (*names.components, *names.tools, "10h00m"))
 
 
 def test_every_step_is_a_line_where_there_is_no_terminal(tmp_path: Path, config: RunConfig):
@@ -83,7 +131,13 @@ def test_every_step_is_a_line_where_there_is_no_terminal(tmp_path: Path, config:
     view.update(["search"])
     view.update([])
     append(tmp_path / "metrics.jsonl", {**METRICS, "step": 1}, METRICS)
-    scores = {"em": 0.4, "n": 200, "mean_searches": 1.25}
+    scores = {
+        "reward": 0.5,
+        "components": {"exact_match": 0.4, "format": 1.0},
+        "calls": {"search": 1.25},
+        "n": 191,
+        "failed": 9,
+    }
     append(
         tmp_path / "evaluations.jsonl", {"step": 0, "name": "before", "sets": {"held_out": scores}}
     )
@@ -92,7 +146,10 @@ def test_every_step_is_a_line_where_there_is_no_terminal(tmp_path: Path, config:
     view.close()
     lines = output.getvalue().splitlines()
     assert lines[:2] == ["starting search", "services are up"]
-    assert lines[2] == "evaluation before at step 0: held_out EM 0.400 (n 200, searches 1.25)"
+    assert lines[2] == (
+        "evaluation before at step 0: held_out reward 0.500  EM 0.400  search 1.25 "
+        "(n 191, failed 9)"
+    )
     assert lines[3].startswith("step 1/10 ")
     assert lines[4].endswith("left 24s")  # 8 steps of 3 s
     assert lines[5:] == ["!! rollout died"]
@@ -152,77 +209,48 @@ def test_steps_follow_from_epochs_when_none_are_given(config: RunConfig):
     assert total_steps(config.model_copy(update={"learner": learner})) == 6
 
 
-def answer(task_id: str, reward: float, text: str) -> dict[str, Any]:
-    return {
-        "step": 0,
-        "group_id": 0,
-        "sample_index": 0,
-        "task_id": task_id,
-        "prompt": [{"role": "user", "content": f"question {task_id}"}],
-        "payload": {"answers": ["Oslo"]},
-        "status": "COMPLETED",
-        "reason": "answer",
-        "turns": [{"text": text, "calls": []}],
-        "reward": {"total": reward, "components": {}},
-        "advantage": None,
-        "policy_versions": [0],
-        "num_tokens": 5,
-        "latency_ms": 1.0,
-    }
+FAILURE = {
+    "step": 1,
+    "where": "reward",
+    "kind": "reward_error: desk:brief: ValueError: no text",
+    "reason": "reward_error: desk:brief: ValueError: no text\n  File desk.py, line 7, in brief",
+    "rollout_id": "desk/1/0/0/0",
+    "time": 12.5,
+    "log": "logs/reward.log",
+}
 
 
-def test_the_result_shows_an_answer_that_training_changed(tmp_path: Path):
-    folder = tmp_path / "run"
-    (folder / "trajectories").mkdir(parents=True)
-    append(
-        folder / "trajectories" / "eval_before.jsonl",
-        answer("right", 1.0, "<answer>Oslo</answer>"),
-        answer("wrong", 0.0, "<answer>Rome</answer>"),
-    )
-    append(
-        folder / "trajectories" / "eval_after.jsonl",
-        answer("right", 1.0, "<answer>Oslo</answer>"),
-        answer("wrong", 1.0, "<answer>Oslo</answer>"),
-    )
-    scores = {"em": 0.4, "n": 200, "mean_searches": 1.0}
-    after = {"em": 0.9, "n": 200, "mean_searches": 1.9}
-    summary = {
-        "steps": 30,
-        "trajectories_trained": 240,
-        "sampled_tokens": 1000,
-        "wall_s": 61.0,
-        "em_before": 0.41,
-        "em_after": 0.91,
-        "sets": {
-            "held_out": {"in_domain": True, "before": scores, "after": after},
-            "far": {"in_domain": False, "before": scores, "after": None},
-        },
-    }
-    (folder / "summary.json").write_text(json.dumps(summary))
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_first_failure_of_a_kind_is_loud_at_once_and_stays(
+    tmp_path: Path, config: RunConfig, terminal: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("TERM", "xterm")
     output = io.StringIO()
-    print_result(folder, output)
-    text = output.getvalue()
-    assert "question wrong" in text
-    assert "question right" not in text
-    assert text.index("Rome") < text.index("after training") < text.index("<answer>Oslo")
-    rows = [line.split() for line in text.splitlines()]
-    assert next(row[:7] for row in rows if "held_out" in row) == [
-        "│",
-        "held_out",
-        "│",
-        "0.400",
-        "│",
-        "0.900",
-        "│",
-    ]
-    assert any("0.410" in row and "0.910" in row for row in rows)
-    assert "untrained" in text
-    assert "30 steps, 240 trajectories" in text
-    assert "in 1m01s" in text
-    assert f"agent-r1 show {folder}" in text
+    output.isatty = lambda: terminal
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "reward.log").touch()
+    view = TrainingView(tmp_path, config, output)
+    append(tmp_path / "failures.jsonl", FAILURE)
+    view.update([])
+    before_any_step = output.getvalue()
+    view.close()
+    assert "!! first failure of its kind in reward: reward_error: desk:brief" in before_any_step
+    for part in ("line 7, in brief", "sample desk/1/0/0/0", "logs/reward.log", "next: ", "show"):
+        assert part in before_any_step
+    assert output.getvalue().count("!! first failure") == 1
 
 
-def test_a_run_without_a_summary_points_to_the_logs(tmp_path: Path):
+def test_the_log_of_a_tool_that_failed_is_named(tmp_path: Path, config: RunConfig):
+    (tmp_path / "logs").mkdir()
+    for name in ("rollout", "search"):
+        (tmp_path / "logs" / f"{name}.log").touch()
     output = io.StringIO()
-    print_result(tmp_path, output)
-    assert "summary.json is missing" in output.getvalue().replace("\n", "")
+    view = TrainingView(tmp_path, config, output)
+    reason = "tool_timeout: search: no answer within 30 s"
+    append(
+        tmp_path / "failures.jsonl",
+        FAILURE | {"where": "rollout", "kind": reason, "reason": reason},
+    )
+    view.update([])
+    assert "logs/search.log" in output.getvalue()
+    assert "rollout.log" not in output.getvalue()

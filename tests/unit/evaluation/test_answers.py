@@ -29,6 +29,13 @@ from tests.unit.evaluation.lines import answer
 FACTS: Facts = {"method": "agent", "policy": "m", "seed": 0, "temperature": 0.0}
 
 
+CALLS = [
+    ToolCallRecord(end_token_index=4, tool="search", status="ok", arguments={"query": "x"}),
+    ToolCallRecord(end_token_index=4, tool="search", status="malformed"),
+    ToolCallRecord(end_token_index=4, tool="sum", status="ok"),
+]
+
+
 def task(**changes: Any) -> Task:
     fields: dict[str, Any] = {
         "id": "q1",
@@ -52,12 +59,7 @@ def result(of: Task, **changes: Any) -> EvalResult:
 
 
 def test_a_line_holds_question_answer_scores_and_how_it_was_made():
-    calls = [
-        ToolCallRecord(end_token_index=4, tool="search", status="ok", arguments={"query": "x"}),
-        ToolCallRecord(end_token_index=4, tool="search", status="malformed"),
-        ToolCallRecord(end_token_index=4, tool="sum", status="ok"),
-    ]
-    line = make_answer(task(), result(task(), calls=calls), "agent").model_dump(mode="json")
+    line = make_answer(task(), result(task(), calls=CALLS), "agent").model_dump(mode="json")
     json.dumps(line, allow_nan=False)
     expected = {
         "method": "agent",
@@ -75,7 +77,7 @@ def test_a_line_holds_question_answer_scores_and_how_it_was_made():
         "components": {"exact_match": 1.0, "f1": 0.5, "substring_match": 1.0, "format": 0.0},
         "num_turns": 1,
         "num_calls": 3,
-        "num_searches": 1,
+        "calls": {"search": 1, "sum": 1},
         "policy_versions": [3],
         "seed": 1,
         "failed": False,
@@ -117,6 +119,16 @@ def test_a_line_comes_back_as_it_was_written(tmp_path: Path):
     path = tmp_path / "a.jsonl"
     path.write_bytes(line.model_dump_json().encode() + b"\n")
     assert read_answers(path) == [line]
+
+
+def test_a_line_of_an_older_version_is_read(tmp_path: Path):
+    line = make_answer(task(), result(task(), calls=CALLS), "agent")
+    older = line.model_dump(mode="json", exclude={"calls"}) | {"num_searches": 1}
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(older) + "\n")
+    (read,) = read_answers(path)
+    assert read == line
+    assert read.calls == {"search": 1, "sum": 1}
 
 
 def test_the_question_is_the_users_last_message():

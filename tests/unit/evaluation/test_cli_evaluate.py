@@ -17,14 +17,9 @@ from agent_r1 import cli, cli_evaluate
 from agent_r1.config import RunConfig, load_config
 from agent_r1.evaluation.config import Method
 from agent_r1.evaluation.main import Evaluation, Progress
-from agent_r1_deploy import local
+from agent_r1_deploy import local_client
 from tests.unit.config_scene import RUN_TOML, task_line, write_scene
 from tests.unit.evaluation.lines import answer
-
-
-@pytest.fixture(autouse=True)
-def _logging(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(cli_evaluate, "configure_logging", lambda _: None)
 
 
 @pytest.fixture
@@ -40,11 +35,12 @@ Client = Callable[[RunConfig], Coroutine[Any, Any, None]]
 class FakeLauncher:
     """Stands in for the local launcher and the services: answers `until` questions, then ends."""
 
-    def __init__(self, until: int, error: BaseException | None) -> None:
+    def __init__(self, until: int, error: BaseException | None, failing: int) -> None:
         self.configs: list[RunConfig] = []
         self.asked: list[str] = []
         self._until = until
         self._error = error
+        self._failing = failing
 
     def run_client(self, config: RunConfig, client: Client, report: Callable[[str], None]) -> None:
         self.configs.append(config)
@@ -55,15 +51,20 @@ class FakeLauncher:
     def ask(self, evaluation: Evaluation, **_: Any) -> None:
         for task in evaluation.left[: self._until]:
             self.asked.append(task.id)
-            evaluation._file.append(answer(task.id, set="held_out"))
+            failed = len(self.asked) <= self._failing
+            reason = "tool_timeout: search" if failed else "answer"
+            line = answer(task.id, set="held_out", failed=failed, reason=reason)
+            evaluation._file.append(line)
         evaluation._file.close()
 
 
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLauncher]:
-    def install(until: int = 99, error: BaseException | None = None) -> FakeLauncher:
-        fake = FakeLauncher(until, error)
-        monkeypatch.setattr(local, "run_client", fake.run_client)
+    def install(
+        until: int = 99, error: BaseException | None = None, failing: int = 0
+    ) -> FakeLauncher:
+        fake = FakeLauncher(until, error, failing)
+        monkeypatch.setattr(local_client, "run_client", fake.run_client)
         monkeypatch.setattr(Evaluation, "ask", lambda self, **fields: fake.ask(self, **fields))
         return fake
 
@@ -110,6 +111,25 @@ def test_scores_and_files_are_named_at_the_end(
     expected = ("agent", str(file.parent / "model"), 0, 0.0, 2)
     names = ("method", "policy", "seed", "temperature", "top_k")
     assert tuple(summary[name] for name in names) == expected
+
+
+@pytest.mark.parametrize(
+    ("allowed", "code"),
+    [("0.05", 3), ("0.2", 3), ("0.25", 0)],  # 1 of 4 questions failed
+)
+def test_more_failed_questions_than_allowed_have_an_exit_status_of_their_own(
+    file: Path,
+    launch: Callable[..., FakeLauncher],
+    capsys: pytest.CaptureFixture[str],
+    allowed: str,
+    code: int,
+):
+    launch(failing=1)
+    assert cli.main(command(file, "--set", f"learner.max_lost_share={allowed}")) == code
+    text = capsys.readouterr().out
+    assert "n 3  failed 1" in text
+    assert "!! 1 questions failed: 1 x tool_timeout: search" in text
+    assert ("!! 1 of the 4 questions of the set held_out failed" in text) == (code == 3)
 
 
 def test_ctrl_c_names_the_command_that_goes_on_and_it_does(
@@ -245,29 +265,34 @@ def show_all(meter: cli_evaluate.Meter) -> None:
     meter.end()
 
 
-def test_progress_goes_to_the_log_where_there_is_no_terminal(
-    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str],
 ):
-    caplog.set_level("INFO")
     show_all(cli_evaluate.Meter())
-    assert [record.getMessage() for record in caplog.records] == [
-        "evaluation retrieved questions=64 total=120 failed=0",
-        "evaluation answered questions=50 total=120 failed=0",
-        "evaluation answered questions=100 total=120 failed=1",
-        "evaluation answered questions=120 total=120 failed=2",
+    assert capsys.readouterr().out.splitlines() == [
+        "retrieved 64 of 120",
+        "answered 50 of 120",
+        "answered 100 of 120, 1 failed",
+        "answered 120 of 120, 2 failed",
     ]
-    assert capsys.readouterr().out == ""
 
 
 def test_progress_is_one_line_on_a_terminal(
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    caplog.set_level("INFO")
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     show_all(cli_evaluate.Meter())
     text = capsys.readouterr().out
     assert text.endswith("\ranswered 120 of 120, 2 failed\n")
     assert text.count("\n") == 1
-    assert caplog.records == []
+
+
+def test_what_must_be_seen_stands_on_a_line_of_its_own_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    meter = cli_evaluate.Meter()
+    meter.show(Progress("answered", 120, 120))
+    meter.event("!! search failed")
+    shown = capsys.readouterr().out.rstrip("\n").split("\n")
+    assert [line.rpartition("\r")[2] for line in shown] == ["!! search failed"]

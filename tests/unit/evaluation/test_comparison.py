@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1 import cli
+from agent_r1.evaluation.answers import Answer, CallLine, TurnLine, meta_file
 from agent_r1.evaluation.comparison import compare_files, comparison_lines
 from agent_r1.evaluation.statistics import Estimate
 from tests.unit.evaluation.lines import answer, write
@@ -30,6 +31,7 @@ def test_only_common_questions_count_per_set_and_over_all(tmp_path: Path):
     assert of_s.mcnemar is not None
     assert (of_s.mcnemar.only_a, of_s.mcnemar.only_b) == (2, 5)
     assert of_s.mcnemar.p == pytest.approx(58 / 128)
+    assert (of_s.failed_a, of_s.failed_b) == (1, 0)
     assert comparison.sets["t"].n == 1
     assert comparison.overall.n == 11
 
@@ -49,6 +51,23 @@ def test_tasks_without_gold_answers_are_compared_by_reward(tmp_path: Path):
     assert list(overall.measures) == ["reward", "num_calls"]
     assert overall.measures["reward"].difference.mean == 2.0
     assert overall.mcnemar is None
+
+
+def test_components_that_a_configuration_names_and_calls_by_tool_are_shown(tmp_path: Path):
+    def line(brief: float, calls: int) -> Answer:
+        components = {"desk:brief": brief, "format": 1.0}
+        turns = [TurnLine(text="", calls=[CallLine(tool="notes", status="ok")] * calls)]
+        return answer("q", None, components=components, turns=turns, f1=None, substring_match=None)
+
+    a = write(tmp_path / "a.jsonl", [line(0.25, 1)])
+    b = write(tmp_path / "b.jsonl", [line(0.75, 3)])
+    meta_file(a).write_text('{"reward.components": {"desk:brief": 1.0}}')
+    comparison = compare_files(a, b)
+    assert comparison.overall.measures["format"].difference.mean == 0.0
+    rows = [text.split() for text in comparison_lines(comparison)[3:]]
+    assert [row[1] for row in rows] == ["reward", "num_calls", "desk:brief", "calls/notes"]
+    assert rows[2][2:6] == ["1", "0.250", "0.750", "+0.500"]
+    assert rows[3][2:6] == ["1", "1.000", "3.000", "+2.000"]
 
 
 @pytest.mark.parametrize(
@@ -92,11 +111,12 @@ def test_a_mistake_is_one_message(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert cli.main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("agent-r1: error: ")
-    assert "cannot be read" in error
+    assert "cannot be read: No such file or directory" in error
 
 
 def test_one_set_is_not_shown_twice(tmp_path: Path):
     file = write(tmp_path / "a.jsonl", [answer("q"), answer("r", failed=True)])
     lines = comparison_lines(compare_files(file, file))
     assert not any("all sets" in line for line in lines)
+    assert lines[-2].split() == ["s", "failed", "1", "1"]
     assert lines[-1] == "left out: 1 failed"

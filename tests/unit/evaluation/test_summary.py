@@ -7,9 +7,18 @@ from typing import Any
 
 import pytest
 
+from agent_r1.evaluation.answers import CallLine, TurnLine
 from agent_r1.evaluation.statistics import Estimate
 from agent_r1.evaluation.summary import summarise_answers, summary_lines, summary_record
-from agent_r1_proto.evaluation import EvalResult, mean_over_sets, question_seed, summarise
+from agent_r1.score_names import ScoreNames
+from agent_r1_proto.evaluation import (
+    EvalResult,
+    SetScores,
+    mean_over_sets,
+    means_over_sets,
+    question_seed,
+    summarise,
+)
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
@@ -73,15 +82,37 @@ def test_the_record_says_what_was_asked_of_whom_and_is_json():
     assert s["hops"]["3"]["em"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
 
 
-def test_lines_show_the_reward_where_there_is_no_exact_match():
-    shown = summary_lines(summarise_answers(ANSWERS))
+def test_lines_show_the_reward_the_named_components_and_the_tools():
+    names = ScoreNames(("exact_match",), ("search",))
+    shown = summary_lines(summarise_answers(ANSWERS), names)
     assert shown[0].startswith("s ")
+    assert "reward 0.667 [" in shown[0]
     assert "EM 0.667 [" in shown[0]
-    assert "n 3  failed 1" in shown[0]
+    assert "search 0.000 [0.000, 0.000]  n 3  failed 1" in shown[0]
     assert [line.split()[0] for line in shown[1:5]] == ["bridge", "comparison", "2", "3"]
-    other = answer("1", None, f1=None, substring_match=None, reward=0.25)
-    (line,) = summary_lines(summarise_answers([other]))
-    assert "reward 0.250 [0.250, 0.250]  F1 -" in line
+
+
+def test_a_task_of_another_kind_shows_no_exact_match():
+    calls = [CallLine(tool="notes", status="ok")] * 2 + [CallLine(tool="notes", status="failed")]
+    other = answer(
+        "1",
+        None,
+        reward=0.25,
+        components={"desk:brief": 0.5, "format": 1.0},
+        turns=[TurnLine(text="", calls=calls)],
+    )
+    scores = summarise_answers([other])
+    (line,) = summary_lines(scores, ScoreNames(("desk:brief",), ("notes", "clock")))
+    assert line.split()[1:] == [
+        *("reward", "0.250", "[0.250,", "0.250]"),
+        *("brief", "0.500", "[0.500,", "0.500]"),
+        *("notes", "2.000", "[2.000,", "2.000]"),
+        *("clock", "0.000", "[0.000,", "0.000]"),
+        *("n", "1"),
+    ]
+    record = summary_record({}, scores)["sets"]["s"]
+    assert record["components"]["format"]["mean"] == 1.0
+    assert record["calls"]["notes"]["mean"] == 2.0
 
 
 # --- of an evaluation during training -----------------------------------------------------------
@@ -93,7 +124,8 @@ def result(
     em: float | None,
     *,
     searches: int = 0,
-    other_calls: int = 0,
+    malformed: int = 0,
+    sums: int = 0,
 ) -> EvalResult:
     """Return a result; `em` None is a failed one."""
     metadata = {"set": set_name, "type": kind}
@@ -106,7 +138,8 @@ def result(
     if em is None:
         return EvalResult(task, scored(rollout, status="FAILED", reason="tool_timeout: search"))
     calls = [ToolCallRecord(end_token_index=4, tool="search", status="ok")] * searches
-    calls += [ToolCallRecord(end_token_index=4, tool="search", status="malformed")] * other_calls
+    calls += [ToolCallRecord(end_token_index=4, tool="search", status="malformed")] * malformed
+    calls += [ToolCallRecord(end_token_index=4, tool="sum", status="error")] * sums
     reward = Reward(total=em, components={"exact_match": em, "f1": em / 2}, prediction="Ada")
     return EvalResult(task, scored(rollout, calls=calls).replace(reward=reward))
 
@@ -115,17 +148,21 @@ def test_scores_are_means_per_set_and_type():
     summary = summarise(
         [
             result("hotpot", "bridge", 1.0, searches=2),
-            result("hotpot", "bridge", 0.0, searches=1, other_calls=1),
+            result("hotpot", "bridge", 0.0, searches=1, malformed=1),
             result("hotpot", "comparison", 1.0),
             result("hotpot", "comparison", None),
-            result("wiki", "inference", 0.0, searches=3),
+            result("wiki", "inference", 0.0, searches=3, sums=2),
         ]
     )
     hotpot = summary["hotpot"]
     assert (hotpot.n, hotpot.failed) == (3, 1)
     assert hotpot.em == pytest.approx(2 / 3)
     assert hotpot.f1 == pytest.approx(1 / 3)
-    assert hotpot.mean_searches == 1.0  # 2 + 1 + 0 over 3; a malformed call searched nothing
+    # 2 + 1 + 0 searches over 3 questions; a malformed call reached nothing.
+    assert hotpot.calls == {"search": 1.0, "sum": 0.0}
+    assert summary["wiki"].calls == {"search": 3.0, "sum": 2.0}
+    assert means_over_sets(summary, "calls", ["hotpot", "wiki"]) == {"search": 2.0, "sum": 1.0}
+    assert hotpot.components == {"exact_match": pytest.approx(2 / 3), "f1": pytest.approx(1 / 3)}
     assert hotpot.mean_calls == pytest.approx(4 / 3)
     assert hotpot.types["bridge"].em == 0.5
     assert (hotpot.types["comparison"].n, hotpot.types["comparison"].failed) == (1, 1)
@@ -137,8 +174,18 @@ def test_scores_are_means_per_set_and_type():
 
 def test_a_training_set_in_which_everything_failed_has_no_score():
     scores = summarise([result("s", "t", None)])["s"]
-    assert (scores.n, scores.failed, scores.em, scores.mean_searches) == (0, 1, None, None)
+    assert (scores.n, scores.failed, scores.em, scores.reward) == (0, 1, None, None)
+    assert (scores.components, scores.calls) == ({}, {})
     assert mean_over_sets({"s": scores}, "em", ["s"]) is None
+
+
+def test_scores_of_an_older_checkpoint_are_read():
+    older = {
+        **{"n": 2, "failed": 0, "em": 0.5, "f1": 0.5, "reward": 0.5},
+        **{"mean_searches": 1.5, "mean_calls": 2.0},
+    }
+    scores = SetScores.model_validate(older | {"types": {"bridge": older}})
+    assert scores.calls == scores.types["bridge"].calls == {"search": 1.5}
 
 
 def test_questions_without_a_set_or_type_count_under_all():

@@ -66,6 +66,7 @@ def test_tool_calls_are_counted_per_trajectory():
     values = batch_metrics(groups, [0.0, 0.0], newest_version=0, max_staleness=0)
     assert values["tools/calls_mean"] == 2.0
     assert values["tools/calls_max"] == 4.0
+    assert values["calls/search"] == 1.5  # three of four were answered, over two trajectories
     assert values["tools/error_share"] == 0.5
     assert values["tools/latency_ms_mean"] == 10.0
 

@@ -1,0 +1,185 @@
+"""The services of a run lent to a client on this machine: `agent-r1 evaluate` and `agent-r1 chat`.
+
+cli_evaluate.py, cli_chat.py --configuration, client--> here --> tools, reward and rollout
+(local_services.py), without a learner, for as long as the client runs. What fails meanwhile is
+shown at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from agent_r1 import config_checks
+from agent_r1.config import RunConfig, write_config
+from agent_r1.failure_text import failure_text, log_of
+from agent_r1_deploy.local import (
+    CONFIG_FILE,
+    LAUNCHER_LOG,
+    cancel_all,
+    first_of,
+    log_to,
+    prepare_redis,
+)
+from agent_r1_deploy.local_services import LocalServices
+from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1_proto.failures import FailureBoard
+from agent_r1_proto.streams import Broker
+
+logger = logging.getLogger(__name__)
+
+FAILURES_POLL_S = 0.5
+LAST_LOOK_TIMEOUT_S = 5.0
+RUN_ID_LENGTH = 64
+NEXT_STEP = "read the log, and correct the tool, the reward or the configuration"
+
+T = TypeVar("T")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    config: RunConfig, report: Callable[[str], None]
+) -> AsyncIterator[tuple[RunConfig, Supervisor]]:
+    """Run tools, reward and rollout (no learner) for as long as the block lasts.
+
+    Args:
+        config: the configuration; `model.path` is the policy.
+        report: called with each line the user must see.
+
+    Yields:
+        The configuration to use (`redis.url` set, `run.id` one of its own), and the supervisor.
+
+    Raises:
+        ServiceError: a service did not come up, or died too often.
+    """
+    work_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
+    suffix = f"-client-{os.getpid()}"
+    run = config.run.model_copy(
+        update={"id": config.run.id[: RUN_ID_LENGTH - len(suffix)] + suffix, "dir": work_dir}
+    )
+    own = config.model_copy(update={"run": run})
+    state_dir = work_dir / "state"
+    state_dir.mkdir(mode=0o700)
+    log_dir = work_dir / "logs"
+    log_dir.mkdir()
+    handler = log_to(log_dir / LAUNCHER_LOG, own.run.log_level)
+    services = LocalServices(
+        own,
+        config_file=work_dir / CONFIG_FILE,
+        state_dir=state_dir,
+        log_dir=log_dir,
+        secrets=write_config(own, work_dir / CONFIG_FILE),
+        report=report,
+    )
+    try:
+        await prepare_redis(services, own, report, learner=False)
+        report("starting tools, reward and rollout")
+        await services.start_all(learner=False, resume=False)
+        redis = own.redis.model_copy(update={"url": services.redis_url})
+        served = own.model_copy(update={"redis": redis})
+        async with failures_shown(served, log_dir, report) as shown:
+            yield served, services.supervisor
+        await _forget_run(services.redis_url, own.run.id)
+    finally:
+        await asyncio.shield(services.supervisor.stop())
+        logging.getLogger().removeHandler(handler)
+        handler.close()
+    # Kept when something went wrong: the message names a log in it.
+    if not shown:
+        shutil.rmtree(work_dir, ignore_errors=True)
+
+
+async def _forget_run(url: str, run_id: str) -> None:
+    """Remove what a client's run left in Redis."""
+    async with await Broker.connect(url, run_id) as broker:
+        keys = [key async for key in broker.redis.scan_iter(match=f"{broker.keys.prefix}*")]
+        if keys:
+            await broker.redis.delete(*keys)
+
+
+def run_client(
+    config: RunConfig,
+    client: Callable[[RunConfig], Coroutine[Any, Any, T]],
+    report: Callable[[str], None],
+) -> T:
+    """Start the services, run a client against them, and stop them.
+
+    Args:
+        config: the configuration; `model.path` is the policy.
+        client: gets the configuration to use (see `serving`).
+        report: called with each line the user must see.
+
+    Raises:
+        ValueError: a service did not come up; the text says which and why.
+        KeyboardInterrupt: the user stopped it; everything is stopped.
+    """
+
+    async def run() -> T:
+        async with serving(config, report) as (served, supervisor):
+            over = asyncio.create_task(supervisor.wait())
+            working = asyncio.ensure_future(client(served))
+            try:
+                await first_of(over, working)
+                return working.result()
+            finally:
+                await cancel_all(over, working)
+
+    for key, listen in config_checks.listeners(config):
+        config_checks.check_port(listen, key)
+    try:
+        return asyncio.run(run())
+    except ServiceError as exc:
+        raise ValueError(str(exc)) from exc
+
+
+# --- What fails meanwhile ------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def failures_shown(
+    config: RunConfig, log_dir: Path, report: Callable[[str], None]
+) -> AsyncIterator[set[str]]:
+    """Show the first failure of each kind at once, as the failure board tells of it.
+
+    Args:
+        config: of the services, with `redis.url`.
+        log_dir: where they log.
+        report: called with each line the user must see.
+
+    Yields:
+        The kinds of failures shown so far.
+    """
+    assert config.redis.url is not None
+    shown: set[str] = set()
+
+    async with await Broker.connect(config.redis.url, config.run.id) as broker:
+        board = FailureBoard(broker)
+
+        async def look() -> None:
+            for one, _ in await board.read():
+                if one.kind not in shown:
+                    shown.add(one.kind)
+                    log = str(log_of(log_dir, one))
+                    report(failure_text(one, log=log, next_step=NEXT_STEP))
+
+        async def watch() -> None:
+            while True:
+                await look()
+                await asyncio.sleep(FAILURES_POLL_S)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield shown
+        finally:
+            await cancel_all(watching)
+            try:
+                await asyncio.wait_for(look(), LAST_LOOK_TIMEOUT_S)
+            except (TimeoutError, OSError) as exc:
+                logger.warning("last failures not read error=%r", exc)

@@ -1,0 +1,174 @@
+"""The end of a training run in the terminal: what it achieved, what it lost, how to go on.
+
+local.py --run folder--> here. Reads `summary.json` and `trajectories/eval_*.jsonl`, which the
+learner writes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from agent_r1.exit_status import ERROR_PREFIX, EXIT_LOSSES
+from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
+from agent_r1.score_names import ScoreNames
+from agent_r1.transcript import print_transcript
+from agent_r1_deploy.local_view import (
+    SUMMARY_FILE,
+    at_hand,
+    duration,
+    program,
+    read_json_lines,
+    set_scores,
+)
+
+LEDGER_FILE = "ledger.json"
+"""The learner writes it before it trains; without it there is nothing to resume."""
+EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
+"""Exit status of `agent-r1 train` by the status of a run that reached its last step."""
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return a run folder's `summary.json`; empty without one."""
+    try:
+        return json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def _changed_answer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Find one held-out question with its answer before and after, best one that was wrong."""
+    before = {r["task_id"]: r for r in read_json_lines(folder / "trajectories/eval_before.jsonl")}
+    pairs = [
+        (before[record["task_id"]], record)
+        for record in read_json_lines(folder / "trajectories/eval_after.jsonl")
+        if record["task_id"] in before
+    ]
+    if not pairs:
+        return None
+
+    def gain(pair: tuple[dict[str, Any], dict[str, Any]]) -> tuple[float, int]:
+        rewards = [(record.get("reward") or {}).get("total", 0.0) for record in pair]
+        num_turns = [len(record["turns"]) for record in pair]
+        return rewards[1] - rewards[0], num_turns[1] - num_turns[0]
+
+    return max(pairs, key=gain)
+
+
+def _result_table(summary: dict[str, Any], names: ScoreNames) -> Table:
+    table = Table("set", "score", "before", "after")
+    sets = summary.get("sets") or {}
+    for name, of_set in sets.items():
+        kind = "" if of_set.get("in_domain", True) else " (untrained kind)"
+        before, after = of_set.get("before") or {}, of_set.get("after") or {}
+        _add_scores(table, f"{name}{kind}", before, after, names)
+        table.add_row("", "questions", _questions(before), _questions(after))
+        table.add_section()
+    if sum(of_set.get("in_domain", True) for of_set in sets.values()) > 1:
+        before, after = (
+            {key: summary.get(f"{key}_{when}") for key in ("reward", "components", "calls")}
+            for when in ("before", "after")
+        )
+        _add_scores(table, "mean of the trained sets", before, after, names)
+    return table
+
+
+def _add_scores(
+    table: Table, title: str, before: dict[str, Any], after: dict[str, Any], names: ScoreNames
+) -> None:
+    columns = [dict(set_scores(scores, names)) if scores else {} for scores in (before, after)]
+    for score in columns[0] or columns[1]:
+        table.add_row(title, score, *(column.get(score, "-") for column in columns))
+        title = ""
+
+
+def _questions(scores: dict[str, Any]) -> str:
+    if not scores:
+        return "-"
+    failed = f" ({scores['failed']} failed)" if scores.get("failed") else ""
+    return f"{scores.get('n')}{failed}"
+
+
+def losses_text(summary: dict[str, Any], folder: Path) -> str:
+    """Say what a run lost and why."""
+    command, run = program("agent-r1"), at_hand(folder)
+    lines = [
+        f"!! {summary.get('reason')}",
+        "The policy was trained on what was left, which may differ from what was lost.",
+        f"look: {command} show {run} --failed",
+    ]
+    if summary.get("dead_letters"):
+        lines.append(f"{summary['dead_letters']} dead letters: {command} dead-letters list {run}")
+    return "\n   ".join(lines)
+
+
+def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) -> None:
+    """Print what a finished run achieved and where to look next.
+
+    Args:
+        folder: the run folder.
+        names: which scores are shown.
+        output: where to; standard output without it.
+    """
+    console = Console(file=output or sys.stdout, highlight=False, markup=False, emoji=False)
+    summary = summary_of(folder)
+    if not summary:
+        console.print(f"{folder / SUMMARY_FILE} is missing; see {folder / 'logs'}")
+        return
+    pair = _changed_answer(folder)
+    if pair is not None:
+        for title, record in zip(("before", "after"), pair, strict=True):
+            console.rule(f"one held-out question, {title} training", align="left")
+            print_transcript(record, console)
+    if summary.get("sets"):
+        console.print(_result_table(summary, names))
+    wall = summary.get("wall_s")
+    console.print(
+        f"{summary.get('steps')} steps, {summary.get('trajectories_trained')} trajectories, "
+        f"{summary.get('sampled_tokens')} sampled tokens"
+        + (f" in {duration(wall)}" if wall is not None else ""),
+    )
+    if summary.get("status") == FINISHED_WITH_LOSSES:
+        console.print(Text(losses_text(summary, folder), style="bold red"), soft_wrap=True)
+    _print_next(console, at_hand(folder))
+
+
+def _print_next(console: Console, run: Path) -> None:
+    agent_r1, tensorboard = program("agent-r1"), program("tensorboard")
+    console.print("Next:", style="bold")
+    console.print(f"  {agent_r1} show {run}            stored trajectories", soft_wrap=True)
+    console.print(f"  {agent_r1} chat {run}            ask the agent yourself", soft_wrap=True)
+    console.print(f"  {tensorboard} --logdir {run}/tensorboard", soft_wrap=True)
+    console.print(f"  {run}/summary.json, {run}/logs/", soft_wrap=True)
+
+
+def print_stopped(folder: Path, error: str | None) -> None:
+    """Say why a run stopped before its end, and how to go on where that is possible.
+
+    Args:
+        folder: the run folder.
+        error: the reason; None when the user stopped it.
+    """
+    stream = sys.stdout if error is None else sys.stderr
+    if error is not None:
+        print(f"{ERROR_PREFIX}{error}", file=stream)
+    print(_way_on(folder, failed=error is not None), file=stream, flush=True)
+
+
+def _way_on(folder: Path, *, failed: bool) -> str:
+    if not (folder / LEDGER_FILE).exists():
+        cause = "correct what is said above, and " if failed else ""
+        return f"Stopped before training began: {cause}start again with the same command."
+    resume = f"{program('agent-r1')} train --resume {at_hand(folder)}"
+    if failed:
+        return (
+            "Stopped. Remove the cause before you go on; a key of the configuration is changed "
+            f"with --set KEY=VALUE. To go on: {resume}"
+        )
+    return f"Stopped. To go on: {resume}"
