@@ -382,3 +382,47 @@ async def running(coroutine: Any) -> AsyncIterator[asyncio.Task[Any]]:
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+
+
+class LeavingClient:
+    """Posts to an ASGI application over a connection that `leave` closes before the answer.
+
+    Args:
+        app: the application, with its lifespan running.
+    """
+
+    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+        self._app = app
+        self._left = asyncio.Event()
+
+    def leave(self) -> None:
+        """Close the connection."""
+        self._left.set()
+
+    async def post(self, path: str, body: dict[str, Any]) -> None:
+        """Send a request; returns once the application has done with it."""
+        messages = [{"type": "http.request", "body": json.dumps(body).encode()}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await self._left.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: dict[str, Any]) -> None:
+            """Lose it, as a closed connection does."""
+
+        scope = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json"), (b"host", b"tool")],
+            "server": ("tool", 80),
+            "client": ("client", 1),
+        }
+        await self._app(scope, receive, send)

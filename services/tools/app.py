@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 
 from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.config import MAX_RESULT_BYTES
+from agent_r1.tools.connection import while_connected
 from agent_r1.tools.metrics import ToolMetrics
 from agent_r1.tools.results import BrokenToolError, check_batch, describe_exception, to_result
 from agent_r1.tools.sessions import SessionNotOpenError, SessionTable
@@ -363,7 +364,7 @@ def create_app(
     @app.post("/call")
     async def call(request: Request) -> Response:
         body = parse_body(CallRequest, await request.body())
-        return json_response(await service.call(body))
+        return json_response(await while_connected(request, service.call(body)))
 
     @app.post("/open")
     async def open_session(request: Request) -> Response:

@@ -17,6 +17,7 @@ from pydantic import JsonValue
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1_proto.tools import CallReply, TextPart, ToolHealth, ToolResult, ToolSpec
+from tests.fakes import LeavingClient
 
 WAIT_S = 10.0
 
@@ -39,6 +40,7 @@ class Scripted(Tool):
         self.sessions = sessions
         self.contexts: list[CallContext] = []
         self.events: list[str] = []
+        self.cancelled = 0
         self.entered = asyncio.Event()
         self.release = asyncio.Event()
 
@@ -69,7 +71,11 @@ class Scripted(Tool):
                 return ToolResult(parts=[TextPart(text="é" * 600), TextPart(text="more")])
             case "wait":
                 self.entered.set()
-                await self.release.wait()
+                try:
+                    await self.release.wait()
+                except asyncio.CancelledError:
+                    self.cancelled += 1
+                    raise
         return f"did {arguments['do']}"
 
     async def open(self, rollout_id: str, tool_context: JsonValue) -> None:
@@ -231,6 +237,18 @@ async def test_a_call_beyond_its_time_is_504_and_cancelled():
     assert response.status_code == 504
     assert "did not answer within 0.05 s" in response.json()["detail"]
     assert "raise env.tool_timeout_s" in response.json()["detail"]
+
+
+async def test_a_call_nobody_waits_for_any_more_is_cancelled():
+    tool = Scripted()
+    app = create_app(tool, instance="here-1")
+    async with app.router.lifespan_context(app):
+        client = LeavingClient(app)
+        leaving = asyncio.create_task(client.post("/call", {"calls": [a_call("wait")]}))
+        await asyncio.wait_for(tool.entered.wait(), WAIT_S)
+        client.leave()
+        await asyncio.wait_for(leaving, 4.0)  # the call's own time is 5 s
+        assert tool.cancelled == 1
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import tempfile
+import venv
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_r1.tools.app import create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.code_tests import CodeTests
 from agent_r1.tools.python_exec import PythonExec
@@ -17,6 +20,7 @@ from agent_r1.tools.sandbox.run import RunResult
 from agent_r1.tools.sandbox.seccomp import compile_filter
 from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1_proto.tools import ToolResult
+from tests.fakes import LeavingClient
 
 SETTINGS = SandboxSettings()
 
@@ -170,6 +174,49 @@ async def test_a_cancelled_call_ends_its_program():
         assert (await run(tool, "1")).text() == "1"
     finally:
         await tool.stop()
+
+
+async def test_calls_nobody_waits_for_any_more_give_their_sandbox_back():
+    tool = PythonExec(max_workers=1, wall_s=60.0)
+    app = create_app(tool, instance="here-1")
+    call = {"name": "python_exec", "arguments": {"code": "import time\ntime.sleep(60)"}}
+    body = {"calls": [call | {"rollout_id": "r/0/0/0/0", "turn": 0, "timeout_s": 100.0}]}
+    try:
+        async with app.router.lifespan_context(app):
+            client = LeavingClient(app)
+            calls = [asyncio.create_task(client.post("/call", body)) for _ in range(20)]
+            await asyncio.sleep(0.2)  # one runs, the others wait
+            client.leave()
+            await asyncio.wait_for(asyncio.gather(*calls), 20.0)
+            assert (await run(tool, "1", timeout_s=20.0)).text() == "1"
+    except ValueError as exc:
+        pytest.skip(str(exc))
+
+
+async def test_packages_below_the_temporary_folder_are_found():
+    # The sandbox has a /tmp of its own, which must not hide them.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        python = Path(folder, "clone", ".venv", "bin", "python")
+        venv.create(python.parents[1], with_pip=False, symlinks=True)
+        (packages,) = python.parents[1].glob("lib/python*/site-packages")
+        (packages / "only_there.py").write_text("value = 42\n")
+        tool = PythonExec(max_workers=1, python=str(python), reuse_calls=5)
+        await try_to_start(tool)
+        look = "import only_there, os\nprint(only_there.value, len(os.listdir('/tmp')))"
+        spoil = (
+            "import os\nopen('/tmp/own', 'w').close()\n"
+            f"for name in {[folder, f'{folder}/clone', str(packages)]}:\n    try:\n"
+            "        os.rename(name, name + '-gone')\n        print('ESCAPED')\n"
+            "    except OSError:\n        pass\n    try:\n"
+            "        open(name + '/new', 'w')\n        print('ESCAPED')\n"
+            "    except OSError:\n        pass\n"
+        )
+        try:
+            for _ in range(2):
+                assert (await run(tool, look)).text() == "42 1"
+                assert (await run(tool, spoil)).text() == "(the code printed nothing)"
+        finally:
+            await tool.stop()
 
 
 async def test_an_interpreter_that_is_none_is_named(tmp_path: Path):
