@@ -29,7 +29,13 @@ from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_r
 from agent_r1.tools.config import MAX_RESULT_BYTES
 from agent_r1.tools.connection import while_connected
 from agent_r1.tools.metrics import ToolMetrics
-from agent_r1.tools.results import BrokenToolError, check_batch, describe_exception, to_result
+from agent_r1.tools.results import (
+    MAX_PROBLEM_CHARS,
+    BrokenToolError,
+    check_batch,
+    describe_exception,
+    to_result,
+)
 from agent_r1.tools.sessions import SessionNotOpenError, SessionTable
 from agent_r1_proto.http_api import Route, describe, json_response, parse_body
 from agent_r1_proto.tools import (
@@ -379,7 +385,7 @@ def create_app(
     @app.exception_handler(ToolUnavailableError)
     async def unavailable(_: Request, exc: Exception) -> Response:
         logger.error("tool unavailable tool=%s", service.spec.name, exc_info=exc)
-        return JSONResponse({"detail": repair_text(str(exc))}, status_code=503)
+        return JSONResponse({"detail": repair_text(str(exc))[:MAX_PROBLEM_CHARS]}, status_code=503)
 
     @app.exception_handler(BrokenToolError)
     async def broken(_: Request, exc: Exception) -> Response:

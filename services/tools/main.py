@@ -232,7 +232,6 @@ def _load_class(name: str, table: ToolTable) -> Tool:
     except Exception as exc:
         if table.type in BUILTIN_TOOLS and isinstance(exc, ValueError):
             raise  # it says what to set
-        logger.exception("tool was not made tool=%s type=%s", name, table.type)
         raise ValueError(
             f"tools.{name}: {found.__name__}(...) raised {describe_exception(exc)}; correct "
             f"tools.{name}.settings ({table.settings}) or the class"
@@ -254,7 +253,6 @@ def import_tool_class(name: str) -> type[Tool]:
             "run.plugins"
         ) from exc
     except Exception as exc:
-        logger.exception("module was not imported module=%s", module_name)
         raise ValueError(
             f"{name!r} cannot be loaded: the module raised {describe_exception(exc)}; correct it"
         ) from exc

@@ -17,14 +17,17 @@ from agent_r1_proto.unicode import repair_json, repair_text
 
 logger = logging.getLogger(__name__)
 
+MAX_PROBLEM_CHARS = 1000
+"""Longest text about what went wrong."""
+
 
 class BrokenToolError(Exception):
     """The tool's own code is wrong; asking again does not help."""
 
 
 def describe_exception(exc: BaseException) -> str:
-    """Return the last line of an exception's traceback: its class and its text."""
-    return repair_text(traceback.format_exception_only(exc)[-1].strip())
+    """Return the last line of an exception's traceback: its class and its text, cut."""
+    return repair_text(traceback.format_exception_only(exc)[-1].strip())[:MAX_PROBLEM_CHARS]
 
 
 def to_result(tool: Tool, call: ToolCall, answer: object, max_bytes: int) -> ToolResult:

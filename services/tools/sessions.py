@@ -82,7 +82,9 @@ class SessionTable:
             try:
                 await self._tool.close(rollout_id)
             except Exception:
-                logger.exception("session close failed rollout_id=%s", rollout_id)
+                logger.exception(
+                    "session close failed tool=%s rollout_id=%s", self._tool.name, rollout_id
+                )
 
     @contextmanager
     def use(self, rollout_id: str) -> Iterator[None]:

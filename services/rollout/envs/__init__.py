@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import logging
 import traceback
 from typing import Any
 
@@ -22,8 +21,6 @@ __all__ = [
     "ToolEnv",
     "load_env_class",
 ]
-
-logger = logging.getLogger(__name__)
 
 BUILTIN_ENVS: dict[str, type[ToolEnv]] = {"tool": ToolEnv, "math": MathEnv, "code": CodeEnv}
 """Environments that come with the system, by the name `env.type` gives them."""
@@ -74,7 +71,6 @@ def _import_env_class(env_type: str) -> type[ToolEnv]:
             "folder into run.plugins"
         ) from exc
     except Exception as exc:
-        logger.exception("module was not imported module=%s", module_name)
         said = traceback.format_exception_only(exc)[-1].strip()
         raise ValueError(
             f"env.type ({env_type}): importing {module_name!r} raised {said}; correct the module"

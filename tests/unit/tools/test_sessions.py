@@ -94,7 +94,7 @@ async def test_a_failed_close_ends_the_session_and_is_logged(
     await table.open("a", None)
     await table.close("a")
     assert len(table) == 0
-    assert "session close failed rollout_id=a" in caplog.text
+    assert "session close failed tool=recorder rollout_id=a" in caplog.text
     assert "OSError: gone" in caplog.text
 
 
