@@ -102,8 +102,7 @@ def run_table(
         )
     for key, listen in config_checks.listeners(config):
         config_checks.check_port(listen, key)
-    private_folder(folder)
-    (folder / "logs").mkdir(exist_ok=True)
+    private_folder(folder / "logs")
     secrets = write_config(config, folder / CONFIG_FILE)
     log_to(folder / "logs" / LAUNCHER_LOG, config.run.log_level)
     with launcher_state(folder) as state_dir:

@@ -88,8 +88,15 @@ async def watch(policy: Policy, stall_timeout_s: float) -> NoReturn:
             logger.warning("engine probe failed error=%s", exc)
         finally:
             probe.cancel()
+            probe.add_done_callback(_forget)
         await asyncio.sleep(stall_timeout_s / PROBES)
         silence.look(time.monotonic(), answered=True, excused=False)
+
+
+def _forget(probe: asyncio.Task[None]) -> None:
+    """Take note of how a probe ended that nobody waits for, or asyncio would complain."""
+    if not probe.cancelled():
+        probe.exception()
 
 
 def _kill(policy: Policy, stall_timeout_s: float) -> NoReturn:
