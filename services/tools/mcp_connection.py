@@ -272,6 +272,9 @@ class McpConnection:
             return "the server closed the connection"
         if isinstance(cause, MCPError):
             return cause.message
+        if isinstance(cause, FileNotFoundError | PermissionError):
+            # Which of the two it is depends on folders of PATH that this user may not read.
+            return f"the program is not on PATH or may not be run ({cause})"
         return f"{type(cause).__name__}: {cause}"
 
 

@@ -153,7 +153,8 @@ async def test_the_service_loads_it_while_its_event_loop_runs():
     ("changes", "message"),
     [
         ({"tool": "ecko"}, r"does not offer settings\.tool \('ecko'\); it offers .*echo"),
-        ({"command": ["no-such-program-x"]}, r"does not answer: FileNotFoundError.*by hand"),
+        ({"command": ["no-such-program-x"]}, r"program is not on PATH or may not be run.*by hand"),
+        ({"command": [__file__]}, r"program is not on PATH or may not be run.*by hand"),
         ({"command": [sys.executable, "-c", "import no_such_module_x"]}, "No module named"),
         (
             {
