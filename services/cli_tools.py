@@ -315,7 +315,7 @@ def rollback_tool(arguments: argparse.Namespace) -> int:
 def _version_before(state: ToolState, tool: str, wanted: str | None) -> str:
     """Return the version to go back to: the one that is asked for, or the one before.
 
-    A drained version counts: it is still there.
+    A drained version is still there; without a name it is taken where no other takes calls.
     """
     there = [v for v in state.versions if v in {one.version for one in state.instances}]
     if wanted is not None:
@@ -333,7 +333,8 @@ def _version_before(state: ToolState, tool: str, wanted: str | None) -> str:
             f"{tool!r} has no instance of a version before {current} (there are "
             f"{', '.join(there) or 'none'}); start the old one again first"
         )
-    return before[-1]
+    live = [version for version in before if version in state.live_versions()]
+    return (live or before)[-1]
 
 
 def _print_shares(tool: str, state: ToolState) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.cli import main
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import Pin, PinReport, ToolRegistry
 from tests.unit.rollout.test_tool_directory import instance
@@ -141,6 +142,26 @@ async def test_a_drained_instance_can_be_put_back(registry: ToolRegistry):
     await registry.undrain(["a"])
     assert not (await registry.read())["search"].instances[0].draining
     assert await registry.announce(instance("a"), 30.0) is False
+
+
+async def test_a_rollback_prefers_what_takes_calls_and_puts_a_drained_version_back_otherwise(
+    registry: ToolRegistry, redis_url: str, run_id: str, capsys: pytest.CaptureFixture[str]
+):
+    async def rollback() -> str:
+        words = ["tools", "rollback", "search", "--redis", redis_url, "--pool", run_id]
+        assert await asyncio.to_thread(main, words) == 0
+        return capsys.readouterr().out
+
+    for name, version in (("a", "1"), ("b", "2"), ("c", "3")):
+        await registry.announce(instance(name, version), 60.0)
+    await registry.drain(["b"])
+    assert "search is back at version 1" in await rollback()
+    await registry.set_weights("search", {})
+    await registry.drain(["a"])
+    assert "search is back at version 2" in await rollback()
+    state = (await registry.read())["search"]
+    assert {one.instance for one in state.instances if one.draining} == {"a"}
+    assert state.shares() == {"2": 1.0}
 
 
 def report(pins: dict[str, int]) -> PinReport:
