@@ -237,7 +237,8 @@ class AgentLoop:
             max_tokens=min(self._env.max_tokens_per_turn, room),
             temperature=rollout.sampling.temperature,
             seed=turn_seed(self._run_seed, rollout, number),
-            request_id=f"{rollout.key}/{number}",
+            # Clients number their questions alike; their reply streams differ.
+            request_id="/".join(filter(None, (rollout.reply_stream, f"{rollout.key}/{number}"))),
         )
         if not generation.token_ids or len(generation.logprobs) != len(generation.token_ids):
             raise PolicyError(

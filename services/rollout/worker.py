@@ -66,6 +66,11 @@ class FailureLog:
         )
 
 
+def _attempt(task: RolloutTask) -> tuple[str, str | None]:
+    """Return what tells attempts apart: clients number their questions alike."""
+    return str(task.key), task.reply_stream
+
+
 class RolloutWorker:
     """Works on samples of one run until it is stopped.
 
@@ -98,6 +103,9 @@ class RolloutWorker:
         self._max_concurrent = max_concurrent
         self._board = board
         self._working: dict[asyncio.Task[None], Entry[RolloutTask]] = {}
+        self._under_way: set[tuple[str, str | None]] = set()
+        """Attempts being made, by key and reply stream."""
+        self._repeats = 0
         self._changed = asyncio.Event()
         self._publishing = asyncio.Semaphore(MAX_PUBLISHING)
         self._stopping = False
@@ -192,9 +200,24 @@ class RolloutWorker:
             if self._stopping:
                 await self._consumer.release(entry)
                 continue
+            if _attempt(entry.message) in self._under_way:
+                await self._drop_repeat(entry)
+                continue
+            self._under_way.add(_attempt(entry.message))
             work = asyncio.create_task(self._work(entry))
             self._working[work] = entry
             work.add_done_callback(self._ended)
+
+    async def _drop_repeat(self, entry: Entry[RolloutTask]) -> None:
+        """Drop an entry that asks for an attempt under way: its answer is the other's."""
+        self._repeats += 1
+        logger.log(
+            logging.WARNING if self._repeats == 1 else logging.DEBUG,
+            "sample asked for twice; the second entry is dropped rollout_id=%s count=%d",
+            entry.message.key,
+            self._repeats,
+        )
+        await self._consumer.finish(entry)
 
     async def drop_earlier_incarnations(self) -> None:
         """Cancel and drop training samples in flight that an earlier learner start issued."""
@@ -225,29 +248,43 @@ class RolloutWorker:
                 await self._note_failure(trajectory, final=final)
                 if final:
                     break
-                key = task.key.model_copy(update={"attempt": task.key.attempt + 1})
-                task = task.model_copy(update={"key": key})
+                task = self._next_attempt(task)
             async with self._publishing:
                 await self._consumer.finish(entry, [(self._trajectories, trajectory)])
+            self._log_published(trajectory)
         except EngineDeadError as exc:
             self._die(exc)
             await self._consumer.release(entry)
         except Exception as exc:
             logger.exception("sample could not be processed rollout_id=%s", task.key)
             await self._fail(entry, task, exc)
-        else:
-            logger.info(
-                "trajectory published rollout_id=%s group_id=%d status=%s reason=%s num_turns=%d "
-                "num_tokens=%d policy_versions=%s latency_ms=%.0f",
-                trajectory.rollout_id,
-                task.key.group_id,
-                trajectory.status,
-                trajectory.reason,
-                len(trajectory.turns),
-                len(trajectory.token_ids),
-                trajectory.policy_versions(),
-                trajectory.latency_ms,
-            )
+        finally:
+            self._under_way.discard(_attempt(task))
+
+    def _next_attempt(self, task: RolloutTask) -> RolloutTask:
+        """Return the next attempt that is not under way: the learner may have asked for one."""
+        self._under_way.discard(_attempt(task))
+        while True:
+            key = task.key.model_copy(update={"attempt": task.key.attempt + 1})
+            task = task.model_copy(update={"key": key})
+            if _attempt(task) not in self._under_way:
+                self._under_way.add(_attempt(task))
+                return task
+
+    @staticmethod
+    def _log_published(trajectory: Trajectory) -> None:
+        logger.info(
+            "trajectory published rollout_id=%s group_id=%d status=%s reason=%s num_turns=%d "
+            "num_tokens=%d policy_versions=%s latency_ms=%.0f",
+            trajectory.rollout_id,
+            trajectory.rollout.key.group_id,
+            trajectory.status,
+            trajectory.reason,
+            len(trajectory.turns),
+            len(trajectory.token_ids),
+            trajectory.policy_versions(),
+            trajectory.latency_ms,
+        )
 
     async def _note_failure(self, trajectory: Trajectory, *, final: bool) -> None:
         self.failures.note(trajectory, final=final)

@@ -24,7 +24,9 @@ from agent_r1.rollout.config import EnvTable, RolloutTable
 from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.main import RolloutSettings, serve_policy
 from agent_r1.rollout.policy import EngineDeadError
+from agent_r1.rollout.record import failed_trajectory
 from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
@@ -333,6 +335,65 @@ async def test_samples_in_flight_of_an_earlier_incarnation_are_stopped(bench: Be
         assert policy.num_in_flight == 0
 
 
+async def test_a_sample_that_is_asked_for_twice_is_made_once(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+):
+    gate = asyncio.Event()
+    policy = bench.gated_policy(gate)
+    async with bench.server(policy):
+        await bench.submit(*[task(bench)] * 3, task(bench, sample_index=1))
+        await until(lambda: policy.num_in_flight == 2)
+
+        async def repeats_are_gone() -> bool:
+            return await bench.broker.depth(bench.broker.keys.tasks) == 2
+
+        await until_true(repeats_are_gone)
+        gate.set()
+        done = await bench.trajectories(2)
+        await until_empty(bench)
+    assert keys(done) == [(1, 0, 0, 0), (1, 0, 1, 0)]
+    assert len(policy.requests) == 2
+    assert await bench.broker.dead_letters() == []
+    shown = [r for r in caplog.records if "asked for twice" in r.message and r.levelname != "DEBUG"]
+    assert len(shown) == 1
+
+
+async def test_an_attempt_that_the_learner_has_asked_for_already_is_skipped(bench: Bench):
+    # Attempt 0 fails while attempt 1 is under way; so its own next one is attempt 2.
+    first, gate = asyncio.Event(), asyncio.Event()
+    attempts: list[int] = []
+
+    async def run(_: object, rollout: RolloutTask) -> Trajectory:
+        attempts.append(rollout.key.attempt)
+        await (first if rollout.key.attempt == 0 else gate).wait()
+        return failed_trajectory(rollout, "tool_timeout: search")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agent_r1.rollout.agent_loop.AgentLoop.run", run)
+        async with bench.server(bench.policy(ANSWER)):
+            retried = task(bench).key.model_copy(update={"attempt": 1})
+            await bench.submit(task(bench), task(bench).replace(key=retried, max_attempts=2))
+            await until(lambda: attempts == [0, 1])
+            first.set()
+            await until(lambda: attempts == [0, 1, 2])
+            gate.set()
+            await until_empty(bench)
+
+
+async def test_questions_of_two_clients_with_one_number_are_both_answered(bench: Bench):
+    gate = asyncio.Event()
+    policy = bench.gated_policy(gate)
+    replies = [bench.broker.keys.replies(name) for name in ("chat", "evaluation")]
+    asked = [task(bench, purpose="eval", incarnation=0, reply_stream=reply) for reply in replies]
+    async with bench.server(policy):
+        await bench.submit(*asked)
+        await until(lambda: policy.num_in_flight == 2)
+        gate.set()
+        done = await bench.trajectories(2)
+    assert {one.rollout.reply_stream for one in done} == set(replies)
+    assert len({request.request_id for request in policy.requests}) == 2
+
+
 async def test_no_more_samples_are_taken_than_fit(bench: Bench):
     gate = asyncio.Event()
     policy = bench.gated_policy(gate)
@@ -625,7 +686,13 @@ async def test_sample_that_cannot_be_published_is_dead_lettered(
         await bench.submit(task(bench))
         await until_empty(bench)
         (letter,) = await bench.broker.dead_letters()
+        (failed,) = await bench.trajectories(1)
+        ((shown, count),) = await FailureBoard(bench.broker).read()
     assert "a bug of ours" in letter.reason
+    # Whoever waits is told at once, and the board has the place.
+    assert (failed.status, failed.reason) == ("FAILED", "rollout_error: TypeError: a bug of ours")
+    assert (shown.where, count) == ("rollout", 3)
+    assert 'raise TypeError("a bug of ours")' in shown.reason
 
 
 @asynccontextmanager
