@@ -29,7 +29,7 @@ from agent_r1_deploy.local_result import (
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import TrainingView
 from agent_r1_deploy.supervisor import ServiceError
-from agent_r1_proto.dead_letters import save_letters
+from agent_r1_proto.dead_letters import load_letters, save_letters
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
@@ -41,6 +41,7 @@ LAUNCHER_LOG = "launcher.log"
 CLAIM_POLL_S = 0.5
 CLAIM_MARGIN_S = 5.0
 DEAD_LETTERS_TIMEOUT_S = 5.0
+LEAVE_TIMEOUT_S = 5.0
 
 
 class Interrupts:
@@ -152,9 +153,20 @@ async def save_dead_letters(url: str, config: RunConfig, folder: Path) -> int:
     except (TimeoutError, OSError) as exc:
         logger.warning("dead letters not saved error=%r", exc)
         return 0
-    if letters:
-        save_letters(folder, letters)
-    return len(letters)
+    save_letters(folder, letters)
+    return len(load_letters(folder))
+
+
+async def leave_shared_redis(config: RunConfig) -> None:
+    """Delete what a run whose services have stopped left in a Redis that it did not start."""
+    if config.redis.url is None:
+        return
+    try:
+        async with asyncio.timeout(LEAVE_TIMEOUT_S):
+            async with await Broker.connect(config.redis.url, config.run.id) as broker:
+                await broker.forget_run()
+    except (TimeoutError, OSError) as exc:
+        logger.warning("keys of the run stay in redis run_id=%s error=%r", config.run.id, exc)
 
 
 # --- Training ----------------------------------------------------------------------------------
@@ -249,6 +261,7 @@ async def _train(
             if num_letters:
                 view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
         await supervisor.stop()
+        await leave_shared_redis(config)
         await cancel_all(watching, over, asked)
         view.close()
     return interrupts.asked.is_set()

@@ -25,6 +25,7 @@ from agent_r1_deploy.local import (
     LAUNCHER_LOG,
     cancel_all,
     first_of,
+    leave_shared_redis,
     log_to,
     prepare_redis,
 )
@@ -86,22 +87,14 @@ async def serving(
         served = own.model_copy(update={"redis": redis})
         async with failures_shown(served, log_dir, report) as shown:
             yield served, services.supervisor
-        await _forget_run(services.redis_url, own.run.id)
     finally:
         await asyncio.shield(services.supervisor.stop())
+        await leave_shared_redis(own)
         logging.getLogger().removeHandler(handler)
         handler.close()
     # Kept when something went wrong: the message names a log in it.
     if not shown:
         shutil.rmtree(work_dir, ignore_errors=True)
-
-
-async def _forget_run(url: str, run_id: str) -> None:
-    """Remove what a client's run left in Redis."""
-    async with await Broker.connect(url, run_id) as broker:
-        keys = [key async for key in broker.redis.scan_iter(match=f"{broker.keys.prefix}*")]
-        if keys:
-            await broker.redis.delete(*keys)
 
 
 def run_client(

@@ -29,6 +29,7 @@ from agent_r1_deploy.local import (
     Interrupts,
     cancel_all,
     first_of,
+    leave_shared_redis,
     log_to,
     prepare_redis,
     save_dead_letters,
@@ -141,6 +142,7 @@ async def _run(
             if num_letters:
                 view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
         await supervisor.stop()
+        await leave_shared_redis(config)
         await cancel_all(watching, over, asked)
         view.close()
     return interrupts.asked.is_set()

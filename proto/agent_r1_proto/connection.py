@@ -31,6 +31,7 @@ class Keys:
     """Names of everything one run keeps in Redis, under `agent_r1:{run_id}:`."""
 
     def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
         self.prefix = f"agent_r1:{run_id}:"
         self.tasks = self.prefix + "tasks"
         self.trajectories = self.prefix + "trajectories"
@@ -153,6 +154,21 @@ class RedisConnection:
     ) -> None:
         """Close the connections."""
         await self.close()
+
+    async def forget_run(self) -> None:
+        """Delete everything of the run, and of the tools it does not share with other runs.
+
+        For a run whose services have stopped; a resumed one needs nothing of it.
+        """
+        pool = PoolKeys(self.keys.run_id)
+
+        async def forget() -> None:
+            for prefix in (self.keys.prefix, pool.prefix):
+                keys = [key async for key in self.redis.scan_iter(match=f"{prefix}*", count=1000)]
+                if keys:
+                    await self.redis.delete(*keys)
+
+        await self.retrying(forget, "forget run")
 
     async def retrying(self, operation: Callable[[], Awaitable[T]], what: str) -> T:
         """Run one Redis operation, again and again while Redis is away or full.

@@ -134,6 +134,17 @@ class Broker(RedisConnection):
         key = self.keys.dead_letter_count
         return int(await self.retrying(lambda: self.redis.get(key), "dead letters") or 0)
 
+    async def forget_results(self) -> None:
+        """Delete what only the learner of a run and its log need: results, dead letters, failures.
+
+        For a learner that has finished beside services that go on.
+        """
+        keys = self.keys
+        streams = (keys.tasks, keys.trajectories, keys.scored)
+        names = [keys.scored, keys.dead_letters, keys.dead_letter_count]
+        names += [keys.failure_counts, keys.first_failures, *map(keys.failures, streams)]
+        await self.retrying(lambda: self.redis.delete(*names), "forget results")
+
     async def retry_dead_letter(self, letter: DeadLetter) -> None:
         """Put a dead letter back on its stream.
 

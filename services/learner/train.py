@@ -39,6 +39,7 @@ from agent_r1.learner.step_log import StepLog, StepReport
 from agent_r1.learner.training_evaluation import TrainingEvaluation
 from agent_r1.learner.weight_sync import WeightSync
 from agent_r1.learner.work import Work
+from agent_r1_proto.dead_letters import save_letters
 from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -50,7 +51,7 @@ logger = logging.getLogger(__name__)
 GROUP = "learner"
 CONSUMER = "learner"
 LAST_LOOK_TIMEOUT_S = 2.0
-"""Longest wait for Redis before the summary is written."""
+"""Longest wait for Redis before the summary is written, and after it."""
 
 
 class Learner:
@@ -365,7 +366,19 @@ class Training:
         problems = self._losses().problems(self._table.max_lost_share)
         status = FINISHED_WITH_LOSSES if problems else FINISHED
         await self._write_summary(status, self._explain_losses(problems))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._leave_redis(), LAST_LOOK_TIMEOUT_S)
         return status
+
+    async def _leave_redis(self) -> None:
+        """Leave nothing of a finished run but what services that go on still read.
+
+        Dead letters move to the run folder. Without a rollout server the run is over for everyone.
+        """
+        save_letters(self.plan.folder.path, await self._broker.dead_letters())
+        await self._broker.forget_results()
+        if not await self._registry.rollout_servers():
+            await self._broker.forget_run()
 
     def _losses(self) -> Losses:
         return Losses.of(self._work.book.counts, self._records.evaluations)

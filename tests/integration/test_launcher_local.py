@@ -23,9 +23,11 @@ from agent_r1.config_sources import ConfigError
 from agent_r1_deploy import guard, local, local_client, local_redis
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
+from agent_r1_proto.dead_letters import load_letters
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import RolloutTask
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
 from tests.learner_fakes import eventually
 from tests.unit.config_scene import write_scene
@@ -363,6 +365,31 @@ def test_a_fresh_start_finds_nothing_of_an_earlier_one_and_nothing_of_others(
     assert local.run_training(config, resume=False) == 0
     thread.join()
     assert asyncio.run(look()) == [f"agent_r1:{run_id}-other:key".encode()]
+
+
+def test_a_run_leaves_nothing_in_a_shared_redis_and_its_dead_letters_in_its_folder(
+    stage: Stage, redis_url: str, run_id: str
+):
+    async def fill() -> None:
+        async with await Broker.connect(redis_url, run_id) as broker:
+            await broker.redis.xadd(broker.keys.tasks, {b"nonsense": b"1"})
+            consumer = broker.consumer(broker.keys.tasks, RolloutTask, group="g", consumer="c")
+            async with consumer:
+                assert await consumer.read(1, 0.0) == []  # dead-lettered
+            await broker.redis.set(f"agent_r1:@{run_id}:tool_versions:search", "7")
+        stage.done.touch()
+
+    async def look() -> list[bytes]:
+        async with await Broker.connect(redis_url, run_id) as broker:
+            return [key async for key in broker.redis.scan_iter(f"agent_r1:*{run_id}*")]
+
+    thread = stage.when_up("rollout", lambda: asyncio.run(fill()))
+    config = stage.config(f"redis.url={redis_url}", f"run.id={run_id}")
+    assert local.run_training(config, resume=False) == 0
+    thread.join()
+    assert asyncio.run(look()) == []
+    (letter,) = load_letters(stage.run_folder)
+    assert "no field 'schema'" in letter.reason
 
 
 # --- The same services for a client --------------------------------------------------------------

@@ -15,6 +15,7 @@ from agent_r1.learner.train import Learner
 from agent_r1.reward.config import RewardTable
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
+from agent_r1_proto.dead_letters import load_letters
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
@@ -112,6 +113,21 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
     assert sorted(path.name for path in (folder / "weights").iterdir()) == ["v2", "v3"]
     assert (folder / "trajectories" / "step_000001.jsonl").exists()
     assert (folder / "trajectories" / "eval_after.jsonl").exists()
+
+
+async def test_a_finished_run_leaves_in_redis_what_its_services_read_and_no_more(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        keys = broker.keys
+        await broker.redis.xadd(keys.scored, {b"nonsense": b"1"})  # is dead-lettered
+        async with FakeServices(broker).running():
+            await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+            left = {key.decode() async for key in broker.redis.scan_iter(f"{keys.prefix}*")}
+        server = keys.rollout_server("fake")
+        assert left == {keys.tasks, keys.newest_version, keys.incarnation, server}
+    assert [letter.stream for letter in load_letters(tmp_path / "run")] == [keys.scored]
 
 
 async def test_a_second_run_on_the_same_services_begins_by_pushing_its_own_weights(
