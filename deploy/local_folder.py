@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config_sources import ConfigError
+from agent_r1.learner.ownership import LOCK_FILE
 from agent_r1_proto.private_files import private_folder, write_private
 
 LAUNCHER_FILE = "launcher.json"
 """In the run folder while a run runs: the launcher's process id and its private folder."""
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""
-LEFT_BY_A_FAILED_START = {"config.json", "logs", "trajectories", LAUNCHER_FILE}
+LEFT_BY_A_FAILED_START = {"config.json", "logs", "trajectories", LAUNCHER_FILE, LOCK_FILE}
 
 
 def running_launcher(folder: Path) -> dict[str, Any] | None:

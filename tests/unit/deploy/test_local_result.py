@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.learner.run_folder import RunFolder
 from agent_r1.score_names import ScoreNames
 from agent_r1_deploy.local_folder import claim_run_folder
 from agent_r1_deploy.local_result import print_result, print_stopped
@@ -128,8 +129,8 @@ def test_losses_are_said_with_their_reasons(tmp_path: Path):
 def test_a_run_that_never_began_is_started_again_not_resumed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], error: str | None
 ):
-    for name in ("logs", "trajectories"):  # what the learner makes before its first number
-        (tmp_path / name).mkdir()
+    (tmp_path / "logs").mkdir()
+    RunFolder(tmp_path).prepare(resume=False)  # as far as the learner came
     (tmp_path / "config.json").write_text("{}")
     print_stopped(tmp_path, error)
     shown = "".join(capsys.readouterr())
