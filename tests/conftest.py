@@ -197,8 +197,9 @@ def elasticsearch_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
         return
     script = REPOSITORY.parent / "shared" / "elasticsearch" / "run"
     java = shutil.which(os.environ.get("JAVA", "java"))
-    if not script.is_file() or java is None:
-        missing = f"{script} is missing" if java else "there is no `java` (17 or later)"
+    # os.access, because is_file raises below a folder that this user may not enter.
+    if not os.access(script, os.X_OK) or java is None:
+        missing = f"{script} cannot be run" if java else "there is no `java` (17 or later)"
         pytest.skip(f"no Elasticsearch: ELASTICSEARCH_URL is not set and {missing}")
     folder = tmp_path_factory.mktemp("elasticsearch")
     log_file = folder / "log"
@@ -251,9 +252,9 @@ def real_data_dir() -> Path:
     """Folder of the real question sets and corpora: $AGENT_R1_REAL_DATA, or ../shared/data."""
     named = os.environ.get("AGENT_R1_REAL_DATA")
     folder = Path(named) if named else REPOSITORY.parent / "shared" / "data"
-    if not (folder / "hotpotqa_corpus.jsonl.gz").is_file():
+    if not os.access(folder / "hotpotqa_corpus.jsonl.gz", os.R_OK):
         pytest.skip(
-            f"no real data: {folder / 'hotpotqa_corpus.jsonl.gz'} is missing; "
+            f"no real data: {folder / 'hotpotqa_corpus.jsonl.gz'} cannot be read; "
             "set AGENT_R1_REAL_DATA to a folder that has it"
         )
     return folder
