@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import inspect
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +32,13 @@ from agent_r1.rollout.vllm_answers import (
     to_prompt_logprobs,
     wait_for_exit,
 )
+from agent_r1.rollout.vllm_release import check_release
 from agent_r1.rollout.vllm_settings import (
     GIB,
     OUT_OF_MEMORY_REMEDY,
     ModelFacts,
     VllmSettings,
     check_cpu_fit,
-    check_plugin_installed,
     engine_environment,
     prepare_environment,
     read_model,
@@ -283,7 +281,7 @@ class VllmPolicy:
         return self._facts
 
     def _start_engine(self) -> None:
-        _check_release()
+        check_release()
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -427,41 +425,3 @@ class VllmPolicy:
             if reason is None:
                 raise PolicyError(f"the engine failed ({type(exc).__name__}: {exc})") from exc
             raise EngineDeadError(reason) from exc
-
-
-def _check_release() -> None:
-    """Refuse a vLLM release, or an installation, without what this module needs.
-
-    Raises:
-        PolicySetupError: names what is missing.
-    """
-    try:
-        import vllm
-        from vllm.config.weight_transfer import WeightTransferConfig as _Config
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest as _Request
-        from vllm.outputs import CompletionOutput
-        from vllm.v1.engine.async_llm import AsyncLLM
-    except ImportError as exc:
-        raise PolicySetupError(
-            f"vLLM cannot be used ({exc}); install the release this version is made for: "
-            "pip install 'agent-r1[rollout]' (CPU) or 'agent-r1[rollout-gpu]'"
-        ) from exc
-    del _Config, _Request
-    missing = [
-        name
-        for name, present in {
-            "weight version spans": "weight_versions"
-            in {field.name for field in fields(CompletionOutput)},
-            "finish_weight_update(weight_version)": "weight_version"
-            in inspect.signature(
-                getattr(AsyncLLM, "finish_weight_update", lambda: None)
-            ).parameters,
-            "update_weight_version": hasattr(AsyncLLM, "update_weight_version"),
-        }.items()
-        if not present
-    ]
-    if missing:
-        raise PolicySetupError(
-            f"vLLM {vllm.__version__} lacks {', '.join(missing)}; install release 0.32"
-        )
-    check_plugin_installed()
