@@ -91,21 +91,6 @@ async def _claim_run_id(broker: Broker, config: RunConfig, report: Callable[[str
         await broker.redis.delete(*keys)
 
 
-async def _check_memory(broker: Broker, config: RunConfig) -> None:
-    info = await broker.redis.info("memory")
-    policy = info.get("maxmemory_policy", "noeviction")
-    limit = await broker.memory_limit()
-    if limit is not None and policy != "noeviction":
-        raise ConfigError(
-            f"the Redis at redis.url evicts keys when it is full (maxmemory-policy {policy}), "
-            "which would lose messages; set `maxmemory-policy noeviction` there"
-        )
-    if limit is not None:
-        problem = config_checks.memory_problem(config, limit, "maxmemory of the Redis at redis.url")
-        if problem is not None:
-            raise ConfigError(problem)
-
-
 async def prepare_redis(
     services: LocalServices, config: RunConfig, report: Callable[[str], None], *, learner: bool
 ) -> None:
@@ -118,15 +103,13 @@ async def prepare_redis(
         learner: whether a learner will say which weights are the newest.
 
     Raises:
-        ConfigError: the run id is in use, or Redis is too small.
+        ConfigError: the run id is in use.
         ServiceError: Redis did not come up.
     """
     url = await services.start_redis()
     async with await Broker.connect(url, config.run.id) as broker:
         await _claim_run_id(broker, config, report)
-        if learner:
-            await _check_memory(broker, config)
-        else:
+        if not learner:
             # No learner will say which weights are the newest: the configured model's are.
             await Registry(broker).set_newest_version(NewestVersion(policy_version=0))
 
@@ -197,9 +180,7 @@ def run_training(config: RunConfig, *, resume: bool) -> int:
     Raises:
         ConfigError: nothing was started, for the reason given.
     """
-    config_checks.check(config, "train")
-    for key, listen in config_checks.listeners(config):
-        config_checks.check_port(listen, key)
+    config_checks.check(config, "train", resume=resume)
     folder = config.run.folder()
     claim_run_folder(folder, resume=resume)
     secrets = write_config(config, folder / CONFIG_FILE)

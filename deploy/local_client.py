@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent_r1 import config_checks
 from agent_r1.config import RunConfig, write_config
 from agent_r1.failure_text import failure_text, log_of
 from agent_r1_deploy.local import (
@@ -124,8 +123,6 @@ def run_client(
             finally:
                 await cancel_all(over, working)
 
-    for key, listen in config_checks.listeners(config):
-        config_checks.check_port(listen, key)
     try:
         return asyncio.run(run())
     except ServiceError as exc:

@@ -52,25 +52,40 @@ def _holds_a_run(folder: Path) -> bool:
     return any(path.name not in LEFT_BY_A_FAILED_START for path in folder.iterdir())
 
 
+def run_folder_problem(folder: Path, *, resume: bool) -> str | None:
+    """Say why a run cannot use a folder; None when it can.
+
+    Args:
+        folder: the run folder.
+        resume: it may hold a run.
+    """
+    live = running_launcher(folder)
+    if live is not None:
+        return (
+            f"the run in {folder} is still running (process {live['pid']}); stop it first, or "
+            "name another folder with --run-dir"
+        )
+    if resume:
+        return None
+    if folder.exists() and not folder.is_dir():
+        return f"{folder} is a file; name a folder with --run-dir"
+    if folder.is_dir() and _holds_a_run(folder):
+        return (
+            f"run folder {folder} is not empty; go on with `agent-r1 train --resume {folder}`, or "
+            "name another folder with --run-dir"
+        )
+    return None
+
+
 def claim_run_folder(folder: Path, *, resume: bool) -> None:
     """Create the run folder, or make sure that it can be resumed.
 
     Raises:
         ConfigError: it is not empty, holds nothing to resume, or its run is still running.
     """
-    live = running_launcher(folder)
-    if live is not None:
-        raise ConfigError(
-            f"the run in {folder} is still running (process {live['pid']}); stop it first, or "
-            "name another folder with --run-dir"
-        )
-    if not resume and folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} is a file; name a folder with --run-dir")
-    if not resume and folder.is_dir() and _holds_a_run(folder):
-        raise ConfigError(
-            f"run folder {folder} is not empty; go on with `agent-r1 train --resume {folder}`, or "
-            "name another folder with --run-dir"
-        )
+    problem = run_folder_problem(folder, resume=resume)
+    if problem is not None:
+        raise ConfigError(problem)
     try:
         private_folder(folder)
         (folder / "logs").mkdir(exist_ok=True)

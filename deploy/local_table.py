@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from agent_r1 import config_checks
 from agent_r1.config import ConfigError, RunConfig, write_config
 from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
@@ -101,8 +100,6 @@ def run_table(
             f"the table in {folder} is still running (process {live['pid']}); stop it first, or "
             "name another folder with --out"
         )
-    for key, listen in config_checks.listeners(config):
-        config_checks.check_port(listen, key)
     private_folder(folder / "logs")
     secrets = write_config(config, folder / CONFIG_FILE)
     log_to(folder / "logs" / LAUNCHER_LOG, config.run.log_level)

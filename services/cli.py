@@ -78,12 +78,25 @@ def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("config", help="check or show a configuration")
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    for name, text in (
-        ("check", "validate everything without starting anything"),
-        ("show", "print every value and where it came from"),
+    for name, text, description in (
+        (
+            "check",
+            "validate everything without starting anything",
+            "Validate everything without starting anything, and list every problem: keys and "
+            "values, files, the model and its chat template, your own tools, environment, rewards "
+            "and functions (imported and constructed in a process of their own), and what the run "
+            "needs of this machine. `agent-r1 train` makes the same check.",
+        ),
+        ("show", "print every value and where it came from", "Print every value, and its source."),
     ):
-        action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        action = actions.add_parser(name, help=text, description=description)
         _add_config(action)
+        if name == "check":
+            action.add_argument(
+                "--elsewhere",
+                action="store_true",
+                help="leave out what depends on this machine: GPUs, the run folder, ports, servers",
+            )
         action.set_defaults(run=f"agent_r1.cli_config:{name}")
 
 

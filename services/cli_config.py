@@ -11,25 +11,35 @@ from collections.abc import Iterator
 from typing import Any
 
 from agent_r1 import config_checks
-from agent_r1.config import LoadedConfig, dump_config, load_config
+from agent_r1.cli_policy import CONFIG_FILE
+from agent_r1.config import LoadedConfig, RunConfig, dump_config, load_config
+from agent_r1.config_machine import MIB, Purpose, worst_case_redis_bytes
 from agent_r1.config_sources import Key, dotted
 
 
 def check(arguments: argparse.Namespace) -> int:
     """Validate everything a run would use."""
     config = load_config(arguments.config, arguments.options).config
+    here = not arguments.elsewhere
     only_sft = config.sft is not None and config.data is None
-    purpose: config_checks.Purpose = "sft" if only_sft else "train"
-    config_checks.check(config, purpose)
+    purpose: Purpose = "sft" if only_sft else "train"
+    findings = config_checks.look(config, purpose, machine=here, resume=_holds_run(config))
     if config.sft is not None and config.data is not None:
-        config_checks.check(config, "sft")
-    for key, listen in config_checks.listeners(config):
-        config_checks.check_port(listen, key)
+        findings.add(config_checks.look(config, "sft", machine=here))
+    config_checks.refuse(findings)
     print(f"{arguments.config}: ok ({'agent-r1 sft' if only_sft else 'agent-r1 train'})")
+    print(f"this machine: {'ok' if here else 'left out (--elsewhere)'}")
+    for note in findings.notes:
+        print(f"note: {note}")
     if not only_sft:
-        need = config_checks.worst_case_redis_bytes(config) / config_checks.MIB
+        need = worst_case_redis_bytes(config) / MIB
         print(f"Redis needs at most {need:.0f} MiB for messages in flight")
     return 0
+
+
+def _holds_run(config: RunConfig) -> bool:
+    """Say whether the configuration's run has begun: it can be gone on with, and is no problem."""
+    return (config.run.folder() / CONFIG_FILE).is_file()
 
 
 def _rows(loaded: LoadedConfig, values: Any, key: Key = ()) -> Iterator[tuple[str, str, str]]:

@@ -24,6 +24,7 @@ from agent_r1.evaluation.answers import summary_file, write_json
 from agent_r1.evaluation.comparison import compare_files, comparison_lines
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningTable
 from agent_r1.evaluation.main import Evaluation, Progress
+from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetScores, summary_lines
 from agent_r1.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_deploy.threads import in_thread
@@ -65,7 +66,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
     config = _with_policy(loaded, arguments.method, arguments.policy)
     if arguments.method == "naive_rag":
         check_search(config)
-    config_checks.check(config, "evaluate")
+    specs = config_checks.check(config, "evaluate").specs
+    if arguments.method == "naive_rag" and SEARCH_TOOL in specs:
+        check_spec(specs[SEARCH_TOOL], f"[tools.{SEARCH_TOOL}]")
     out: Path = arguments.out.resolve()
     if out.is_dir():
         raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")

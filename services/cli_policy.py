@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 
 from agent_r1.config import RunConfig
+from agent_r1.config_checks import check_model
 from agent_r1.config_sources import ConfigError
 
 CONFIG_FILE = "config.json"
@@ -38,11 +39,15 @@ def policy_model(policy: str) -> str:
     """Return the model directory, or the name on a hub, that MODEL_OR_RUN means.
 
     Raises:
-        ConfigError: it is a run folder without a checkpoint.
+        ConfigError: it is neither, or a run folder without a checkpoint.
     """
     folder = Path(policy).expanduser()
     if not is_run_folder(folder):
-        return str(folder.resolve()) if folder.is_dir() else policy
+        path = str(folder.resolve()) if folder.is_dir() else policy
+        problem = check_model(path, "MODEL_OR_RUN")
+        if problem is not None:
+            raise ConfigError(f"{problem}, or a run folder")
+        return path
     model = last_checkpoint_model(folder)
     if model is None:
         raise ConfigError(

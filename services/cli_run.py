@@ -19,6 +19,7 @@ from typing import Any
 
 from agent_r1 import config_checks
 from agent_r1.config import ConfigError, LoadedConfig, RunConfig, dump_config, load_config
+from agent_r1.config_machine import check_port
 from agent_r1.config_sources import ENV_PREFIX
 from agent_r1.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1.tools.config import CLASS_PATTERN
@@ -133,7 +134,7 @@ def serve(arguments: argparse.Namespace) -> int:
         from agent_r1.reward import main as reward
 
         _redis(config)
-        config_checks.check_port(config.reward, "reward")
+        check_port(config.reward, "reward")
         reward.serve(
             run=config.run, redis=config.redis, reward=config.reward, announce_dir=announce_dir
         )
@@ -145,7 +146,7 @@ def serve(arguments: argparse.Namespace) -> int:
         from agent_r1.tools import main as tools
 
         name = _tool_name(config, arguments.service, arguments.name)
-        config_checks.check_port(config.tools[name], f"tools.{name}")
+        check_port(config.tools[name], f"tools.{name}")
         tools.serve(
             name=name,
             run=config.run,
@@ -174,7 +175,7 @@ def _beside_its_run(config: RunConfig, file: Path) -> RunConfig:
 def _serve_rollout(config: RunConfig, announce_dir: Path | None) -> int:
     _redis(config)
     tools = {name: tool.url for name, tool in config.tools.items()}
-    config_checks.check_port(config.rollout, "rollout")
+    check_port(config.rollout, "rollout")
     from agent_r1.rollout import main as rollout
     from agent_r1.rollout.policy import EngineDeadError, PolicyOutOfMemoryError, PolicySetupError
 

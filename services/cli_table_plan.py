@@ -236,8 +236,9 @@ def _identity(config: RunConfig) -> str:
 
 
 def _check_base(base: RunConfig, table: TableFile) -> None:
-    config_checks.check(base, "train")
-    config_checks.check(base, "evaluate")
+    findings = config_checks.look(base, "train", resume=True)  # a table goes on in its folder
+    findings.add(config_checks.look(base, "evaluate", machine=False))
+    config_checks.refuse(findings)
     if "exact_match" not in base.reward.components:
         raise ConfigError(
             f"a table compares exact match, and reward.components ({base.reward.components}) does "
@@ -276,6 +277,6 @@ def _is_below(key: str, name: str) -> bool:
 
 def _check_code(config: RunConfig, where: str) -> None:
     try:
-        config_checks.check(config, "train")
+        config_checks.check(config, "train", machine=False)
     except ConfigError as exc:
         raise ConfigError(f"{where}: {exc}") from exc

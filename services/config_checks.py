@@ -1,87 +1,88 @@
-"""What a configuration names outside itself: models, data, corpora, user code, memory.
+"""What a configuration names outside itself: models, data, corpora, user code, machines.
 
-`agent-r1 config check` and every command that starts something calls `check` before it starts
-anything. `config.py` checks values and tables; this module reads files, but no model and no index.
+`agent-r1 config check` and every command that starts something calls `check`, which lists every
+problem before anything starts. `config.py` checks values and tables; this module files;
+config_code.py loads code and tokenizer, config_machine.py looks at the machine.
 """
 
 from __future__ import annotations
 
+import difflib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import re
-import socket
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 from agent_r1.config import RunConfig
-from agent_r1.config_sources import ConfigError, dotted
-from agent_r1.learner.training_evaluation import MAX_IN_FLIGHT
-from agent_r1_proto.config import ListenTable
-from agent_r1_proto.streams import worst_case_bytes
+from agent_r1.config_code import Findings, load_everything
+from agent_r1.config_machine import (
+    MIB,
+    Purpose,
+    hub_problem,
+    machine_problems,
+    memory_problem,
+)
+from agent_r1.config_sources import ConfigError
 from agent_r1_proto.task_files import TaskFileError, read_task_file
 from agent_r1_proto.tasks import Task
 
-Purpose = Literal["train", "evaluate", "sft", "serve"]
-
-MIB = 1024 * 1024
-CLASS_NAME = re.compile(r"^([A-Za-z_][\w.]*):[A-Za-z_]\w*$")
+HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
 MODEL_FILES = ("*.safetensors", "*.bin")
 
 
-def worst_case_redis_bytes(config: RunConfig) -> int:
-    """Return the most memory, in bytes, that a training run's messages can take in Redis."""
-    learner = config.learner
-    training = (learner.max_staleness + 1) * learner.groups_per_batch * learner.slots_per_group
-    evaluating = MAX_IN_FLIGHT if config.evaluation.sets else 0
-    return worst_case_bytes(training + evaluating, config.model.max_context)
+def check_model(path: str, key: str = "model.path") -> str | None:
+    """Say why a model cannot be loaded; None when it looks complete or is a name on a hub.
 
-
-def memory_problem(config: RunConfig, limit_bytes: int, limit_name: str) -> str | None:
-    """Say why a memory limit of Redis is too low for the run; None when it is not."""
-    need = worst_case_redis_bytes(config)
-    if need <= limit_bytes:
-        return None
-    learner = config.learner
-    return (
-        f"{limit_name} ({limit_bytes / MIB:.0f} MiB) must hold the worst case in flight, "
-        f"{need / MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "
-        f"learner.groups_per_batch {learner.groups_per_batch} x learner.group_size "
-        f"{learner.group_size} trajectories of model.max_context {config.model.max_context} "
-        f"tokens, and up to {MAX_IN_FLIGHT} of evaluation; raise it or lower one of these"
-    )
-
-
-def check_model(path: str) -> str | None:
-    """Say why a model cannot be loaded; None when it looks complete or is a name on a hub."""
+    Args:
+        path: model directory, or a name on the hub.
+        key: what the message calls it.
+    """
     folder = Path(path)
-    if not folder.is_dir():
-        parts = path.split("/")
-        if folder.is_absolute() or len(parts) > 2 or path.startswith("."):
-            return (
-                f"model.path ({path}) is no folder; name a Hugging Face model directory or a "
-                "model on the hub (`owner/name`)"
-            )
-        if os.environ.get("HF_HUB_OFFLINE") == "1" and not _in_hub_cache(path):
-            return (
-                f"model.path ({path}) is no folder here, and as a model on the hub it is not in "
-                "the local cache while HF_HUB_OFFLINE=1 forbids fetching it; name a model "
-                "directory or unset HF_HUB_OFFLINE"
-            )
+    if folder.is_dir():
+        return _incomplete(folder, f"{key} ({path})")
+    if in_hub_cache(path):
         return None
-    if not (folder / "config.json").is_file():
-        return f"model.path ({path}) has no config.json; name a Hugging Face model directory"
-    if not any(next(folder.glob(pattern), None) for pattern in MODEL_FILES):
-        return f"model.path ({path}) has no weights (*.safetensors); copy them there"
-    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        return f"model.path ({path}) has no tokenizer (tokenizer.json); copy it there"
+    near = _nearest_folder(folder)
+    if near is not None or (folder.parent != Path() and folder.parent.is_dir()):
+        meant = "" if near is None else f"; did you mean {near}? Else"
+        return f"{key} ({path}) is no folder{meant or ';'} {NAME_A_MODEL}"
+    if not HUB_NAME.match(path):
+        return f"{key} ({path}) is no folder; {NAME_A_MODEL}"
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        return (
+            f"{key} ({path}) is no folder here, and as a model on the hub it is not in "
+            "the local cache while HF_HUB_OFFLINE=1 forbids fetching it; name a model "
+            "directory or unset HF_HUB_OFFLINE"
+        )
     return None
 
 
-def _in_hub_cache(name: str) -> bool:
+def _nearest_folder(path: Path) -> Path | None:
+    """Return the folder that a misspelt path may mean."""
+    if not path.parent.is_dir():
+        return None
+    beside = {other.name: other for other in path.parent.iterdir() if other.is_dir()}
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.75)
+    return beside[near[0]] if near else None
+
+
+def _incomplete(folder: Path, named: str) -> str | None:
+    if not (folder / "config.json").is_file():
+        return f"{named} has no config.json; name a Hugging Face model directory"
+    if not any(next(folder.glob(pattern), None) for pattern in MODEL_FILES):
+        return f"{named} has no weights (*.safetensors); copy them there"
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return f"{named} has no tokenizer (tokenizer.json); copy it there"
+    return None
+
+
+def in_hub_cache(name: str) -> bool:
+    """Say whether a model of the hub has been fetched before."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub")))
     return (cache / f"models--{name.replace('/', '--')}").is_dir()
@@ -129,32 +130,6 @@ def use_plugins(config: RunConfig) -> None:
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
     inherited = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([inherited] if inherited else [])])
-
-
-def _user_code(config: RunConfig) -> Iterator[tuple[str, str]]:
-    yield "env.type", config.env.type
-    for name, tool in config.started_tools().items():
-        yield f"tools.{name}.type", tool.type
-    for name in config.reward.components:
-        yield "reward.components", name
-    yield "learner.advantage", config.learner.advantage
-
-
-def _missing_code(config: RunConfig) -> Iterator[str]:
-    """Look for the modules of user code, without importing them."""
-    for key, value in _user_code(config):
-        match = CLASS_NAME.match(value)
-        if match is None:
-            continue
-        try:
-            found = importlib.util.find_spec(match[1])
-        except ImportError:
-            found = None
-        if found is None:
-            yield (
-                f"{key} ({value!r}): no module {match[1]!r} on the import path; put its folder "
-                f"into run.plugins (now {config.run.plugins})"
-            )
 
 
 def _task_problems(config: RunConfig, tasks: Iterable[Task], file: Path) -> Iterator[str]:
@@ -207,58 +182,99 @@ def _table_problems(config: RunConfig, purpose: Purpose) -> Iterator[str]:
 
 
 def problems(config: RunConfig, purpose: Purpose) -> list[str]:
-    """Return everything that would keep a command from working, one line each."""
+    """Return what tables and files tell to be wrong, one line each; nothing is loaded."""
     found = list(_table_problems(config, purpose))
     model_problem = check_model(config.model.path)
     context_problem = _context_problem(config)
     found += [problem for problem in (model_problem, context_problem) if problem is not None]
     try:
         use_plugins(config)
-        found += list(_missing_code(config))
     except ConfigError as exc:
         found.append(str(exc))
     return found + list(_file_problems(config, purpose))
 
 
-def check(config: RunConfig, purpose: Purpose) -> None:
-    """Refuse a configuration that cannot work.
-
-    Raises:
-        ConfigError: lists every problem found.
-    """
-    found = problems(config, purpose)
-    if found:
-        raise ConfigError("\n".join(found))
-
-
-def check_port(listen: ListenTable, key: str) -> None:
-    """Refuse a port that is taken.
+def look(
+    config: RunConfig, purpose: Purpose, *, machine: bool = True, resume: bool = False
+) -> Findings:
+    """Find everything that would keep a command from working; start nothing.
 
     Args:
-        listen: where the service will listen.
-        key: name of the table, for the message.
+        config: the configuration.
+        purpose: the command that will run.
+        machine: also look at what depends on this machine.
+        resume: the run folder may hold a run.
+    """
+    findings = Findings(problems=problems(config, purpose))
+    model = check_model(config.model.path) is None
+    if model and not Path(config.model.path).is_dir() and not in_hub_cache(config.model.path):
+        model = _ask_hub(config, findings, machine=machine)
+    with ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(
+            load_everything,
+            config,
+            trains=purpose == "train",
+            samples=purpose != "sft",
+            model=model,
+            machine=machine,
+            task=_some_task(config),
+        )
+        if machine:
+            findings.machine += machine_problems(
+                config, purpose, resume=resume, specs=findings.specs
+            )
+        findings.add(loading.result())
+    return findings
+
+
+def _ask_hub(config: RunConfig, findings: Findings, *, machine: bool) -> bool:
+    """Say whether the model, a name on the hub, can be looked at."""
+    if not machine:
+        findings.notes.append(
+            f"model.path ({config.model.path}) was not looked at: it is no folder here"
+        )
+        return False
+    problem = hub_problem(config.model.path)
+    if problem is not None:
+        findings.machine.append(problem)
+    return problem is None
+
+
+def _some_task(config: RunConfig) -> Task | None:
+    """Return the first task there is, to construct the environment with."""
+    train = [] if config.data is None else config.data.train
+    for file in (*train, *config.evaluation.sets.values()):
+        try:
+            return read_task_file(file)[0]
+        except TaskFileError:
+            continue  # reported where the files are checked
+    return None
+
+
+def check(
+    config: RunConfig, purpose: Purpose, *, machine: bool = True, resume: bool = False
+) -> Findings:
+    """Refuse a configuration that cannot work, before anything starts.
+
+    Args:
+        config: the configuration.
+        purpose: the command that will run.
+        machine: also look at what depends on this machine.
+        resume: the run folder may hold a run.
 
     Raises:
-        ConfigError: the port is in use, or the host is not an address of this machine.
+        ConfigError: lists every problem found, one a line.
     """
-    if listen.port == 0:
-        return
-    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((listen.host, listen.port))
-        except OSError as exc:
-            raise ConfigError(
-                f"{key}.port ({listen.port}) on {key}.host ({listen.host}) cannot be taken: "
-                f"{exc.strerror or exc}; stop what listens there (`ss -ltnp`), choose another "
-                f"port, or set {dotted((key, 'port'))} = 0 for a free one"
-            ) from exc
+    findings = look(config, purpose, machine=machine, resume=resume)
+    refuse(findings)
+    return findings
 
 
-def listeners(config: RunConfig) -> Iterator[tuple[str, ListenTable]]:
-    """Yield every table that a service of this run listens by, with its key."""
-    for name, tool in config.started_tools().items():
-        yield f"tools.{name}", tool
-    yield "reward", config.reward
-    yield "rollout", config.rollout
+def refuse(findings: Findings) -> None:
+    """Raise what was found, if anything was.
+
+    Raises:
+        ConfigError: lists every problem, one a line.
+    """
+    if findings.problems or findings.machine:
+        raise ConfigError(findings.text())

@@ -71,7 +71,7 @@ async def retrieve(
         base_url=url.rstrip("/"), timeout=timeout_s + CONNECT_MARGIN_S, trust_env=False
     ) as http:
         spec = await _ask(lambda: http.get("/spec"), ToolSpec, url)
-        _check_spec(spec, url)
+        check_spec(spec, f"the service at {url}")
         size = min(spec.max_batch, MAX_BATCH)
 
         async def search(batch: Sequence[Task]) -> None:
@@ -89,11 +89,20 @@ async def retrieve(
     return found
 
 
-def _check_spec(spec: ToolSpec, url: str) -> None:
+def check_spec(spec: ToolSpec, where: str) -> None:
+    """Refuse a tool that cannot be searched with a question.
+
+    Args:
+        spec: what the tool says of itself.
+        where: names its place in the message.
+
+    Raises:
+        RetrievalError: it has another name or other arguments, or keeps sessions.
+    """
     arguments = spec.parameters.get("properties", {})
     if spec.name != SEARCH_TOOL or QUERY not in arguments or spec.sessions:
         raise RetrievalError(
-            f"the service at {url} is the tool {spec.name!r} with the arguments "
+            f"{where} is the tool {spec.name!r} with the arguments "
             f"{sorted(arguments)}{' and sessions' if spec.sessions else ''}; naive_rag needs the "
             f"tool {SEARCH_TOOL!r} with the argument {QUERY!r} and without sessions: correct "
             f"tools.{SEARCH_TOOL}, or choose another --method"

@@ -14,6 +14,7 @@ from agent_r1.reward import scoring
 from agent_r1.reward.math_equal import math_equal
 from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
 from agent_r1_proto.rewards import ScoreRequest
+from agent_r1_proto.user_code import check_call, describe
 
 Component = Callable[[ScoreRequest], float | Awaitable[float]]
 """A component of a user's: a function or an `async` function."""
@@ -97,7 +98,7 @@ def load_component(name: str) -> Component:
     """Return a built-in component, or the function that `module:Name` names.
 
     Raises:
-        ValueError: it cannot be loaded or is no function.
+        ValueError: it cannot be loaded, is no function, or does not take a request.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -111,9 +112,12 @@ def load_component(name: str) -> Component:
             f"reward.components: {name!r} cannot be loaded: {exc}; check the name, and that its "
             "folder is in run.plugins"
         ) from exc
-    if not callable(found):
+    except Exception as exc:
+        raise ValueError(f"reward.components: {name!r} cannot be loaded: {describe(exc)}") from exc
+    if not callable(found) or isinstance(found, type):
         raise ValueError(
             f"reward.components: {name!r} is no function; it must take a ScoreRequest and return "
             "a number"
         )
+    check_call(found, "request", name=f"reward.components: {name}")
     return cast(Component, found)

@@ -132,15 +132,7 @@ def read_model(settings: VllmSettings) -> ModelFacts:
         PolicySetupError: there is no usable model, or the settings do not fit it.
     """
     directory = _find_model(settings.model_path)
-    # transformers takes seconds to import; vLLM needs it as well.
-    from transformers import AutoConfig
-
-    try:
-        config: Any = AutoConfig.from_pretrained(directory).get_text_config()
-    except (OSError, ValueError) as exc:
-        raise PolicySetupError(
-            f"model.path ({directory}) has no usable config.json: {exc}"
-        ) from exc
+    config = _text_config(directory)
     tied = bool(config.tie_word_embeddings)
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -162,6 +154,15 @@ def read_model(settings: VllmSettings) -> ModelFacts:
             f"positions of {directory}; lower model.max_context"
         )
     return facts
+
+
+def read_end_tokens(directory: Path) -> tuple[int, ...]:
+    """Return the end-of-turn tokens of the model in a directory.
+
+    Raises:
+        PolicySetupError: it names none, or has no usable config.json.
+    """
+    return _end_tokens(directory, _text_config(directory), ())
 
 
 def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
@@ -247,6 +248,18 @@ def _find_model(path: str) -> Path:
         raise PolicySetupError(
             f"model.path ({path}) is neither a directory nor a model the hub delivered "
             f"({type(exc).__name__}: {exc}); give an existing Hugging Face model directory"
+        ) from exc
+
+
+def _text_config(directory: Path) -> Any:
+    # transformers takes seconds to import; vLLM needs it as well.
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory).get_text_config()
+    except (OSError, ValueError) as exc:
+        raise PolicySetupError(
+            f"model.path ({directory}) has no usable config.json: {exc}"
         ) from exc
 
 

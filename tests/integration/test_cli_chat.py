@@ -136,3 +136,19 @@ def test_a_run_brings_its_own_configuration_and_its_last_model(config: RunConfig
     RewardTable.model_validate(found.reward.model_dump())  # what the service is given fits
     with pytest.raises(ConfigError, match="name a configuration with --config"):
         cli_chat._config(str(tmp_path), None, [])
+
+
+def test_the_ranges_of_components_that_chat_leaves_out_do_no_harm(tmp_path: Path):
+    # What a run folder holds whose configuration follows docs/add-a-reward.md.
+    file = write_scene(tmp_path / "example")
+    ranges = "reward.ranges={'my_rewards:brevity' = [0.0, 1.0]}"
+    components = "reward.components={exact_match = 1.0, 'my_rewards:brevity' = 0.2}"
+    run = tmp_path / "run"
+    run.mkdir()
+    write_config(load_config(file, [components, ranges], {}).config, run / "config.json")
+    model = run / "checkpoints" / "step_000004" / "model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    served = cli_chat._config(str(run), None, [])
+    write_config(served, run / "served.json")
+    assert load_config(run / "served.json", [], {}).config.reward.components == {"answered": 1.0}

@@ -30,7 +30,7 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
 from tests.learner_fakes import eventually
-from tests.unit.config_scene import write_scene
+from tests.unit.config_scene import load_nothing, write_scene
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 
@@ -80,6 +80,7 @@ class Stage(Scene):
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     stage = Stage(tmp_path)
+    load_nothing(monkeypatch)
 
     def command(
         services: LocalServices, service: str, name: str, *options: str, **_: object
@@ -315,12 +316,9 @@ def test_dead_letters_outlive_the_redis_of_the_run(
 # --- A Redis that others use ---------------------------------------------------------------------
 
 
-def test_a_redis_that_is_away_is_named_without_its_password(
-    stage: Stage, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(local_redis, "WAIT_S", 0.3)
+def test_a_redis_that_is_away_is_named_without_its_password(stage: Stage):
     url = f"redis://me:secret@127.0.0.1:{local_redis.free_port()}/0"
-    with pytest.raises(ValueError, match=r"does not answer within") as caught:
+    with pytest.raises(ValueError, match=r"does not answer: ") as caught:
         local.run_training(stage.config(f"redis.url={url}"), resume=False)
     assert "redis://me:***@127.0.0.1" in str(caught.value)
     assert "secret" not in str(caught.value)

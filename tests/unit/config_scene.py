@@ -5,6 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from agent_r1.config_code import Findings
+
+TINY_BASE = Path(__file__).resolve().parents[2] / "examples" / "tiny_world" / "base"
+
 RUN_TOML = """
 [run]
 id = "demo"
@@ -34,6 +40,11 @@ held_out = "held_out.jsonl"
 """
 
 
+def load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out of every check what takes seconds: loading code and tokenizer elsewhere."""
+    monkeypatch.setattr("agent_r1.config_checks.load_everything", lambda *_, **__: Findings())
+
+
 def task_line(name: str, **changes: object) -> str:
     """Return one line of a task file."""
     task = {"id": name, "prompt": "Where?", "payload": {"answers": ["there"]}}
@@ -44,9 +55,8 @@ def write_scene(folder: Path, toml: str = RUN_TOML) -> Path:
     """Write a model directory, data, a corpus and `run.toml`; return the latter."""
     model = folder / "model"
     model.mkdir(parents=True)
-    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
-    (model / "tokenizer.json").write_text("{}")
-    (model / "model.safetensors").write_bytes(b"")
+    for file in TINY_BASE.iterdir():
+        (model / file.name).symlink_to(file)
     (folder / "train.jsonl").write_text(task_line("a") + task_line("b"))
     (folder / "held_out.jsonl").write_text(task_line("c"))
     passage = {"id": "1", "title": "There", "text": "It is there."}

@@ -11,7 +11,7 @@ import pytest
 from agent_r1 import cli
 from agent_r1.cli_table_plan import PlannedRun, read_plan
 from agent_r1.config import write_config
-from tests.unit.config_scene import write_scene
+from tests.unit.config_scene import load_nothing, write_scene
 
 TABLE_TOML = """
 config = "run.toml"
@@ -26,7 +26,8 @@ methods = [
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    load_nothing(monkeypatch)
     folder = write_scene(tmp_path / "example").parent
     (folder / "table.toml").write_text(TABLE_TOML)
     return folder

@@ -11,7 +11,7 @@ from agent_r1 import cli
 from agent_r1.cli_table_plan import TablePlan, chosen, flat_settings, read_plan
 from agent_r1.config import write_config
 from agent_r1.config_sources import ConfigError
-from tests.unit.config_scene import write_scene
+from tests.unit.config_scene import load_nothing, write_scene
 
 TABLE_TOML = """
 config = "run.toml"
@@ -41,7 +41,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    load_nothing(monkeypatch)
     return write_scene(tmp_path / "example").parent
 
 
@@ -118,7 +119,6 @@ def test_a_table_needs_exact_match_as_a_component(folder: Path):
         ("learner.stepz", 5, "'odd': unknown key 'stepz' .* the nearest known one is 'steps'"),
         ("learner.lam", 0.5, r"'odd': .*learner.lam \(0.5\) is not used with advantage"),
         ("learner.loss_mask", False, "'odd': .*set advantage_mask = false too"),
-        ("learner.advantage", "own:f", "'odd': learner.advantage .* no module 'own'"),
         ("run.seed", 3, "'odd': run.seed is the table's own to set"),
         ("evaluation.every", 3, "'odd': evaluation.every is the table's own to set"),
     ],
@@ -170,6 +170,13 @@ def test_a_run_with_other_settings_is_named_with_the_remedy(
     assert "--set learner.lr=0.5 --only ppo --overwrite" in text
 
 
+def test_a_function_of_a_method_is_loaded_before_anything_starts(tmp_path: Path):
+    folder = write_scene(tmp_path / "example").parent
+    odd = TABLE_TOML + '[[methods]]\nname = "odd"\nset = { learner.advantage = "own:f" }\n'
+    with pytest.raises(ConfigError, match=r"'odd': learner.advantage .* No module named 'own'"):
+        plan_of(folder, odd)
+
+
 def test_where_a_run_lies_is_no_setting_of_it(folder: Path):
     runs = plan_of(folder).methods[0].runs
     here, there = (flat_settings(run.config) for run in runs)
@@ -178,7 +185,8 @@ def test_where_a_run_lies_is_no_setting_of_it(folder: Path):
 
 def test_the_table_of_the_tiny_world_asks_for_the_papers_rows(monkeypatch: pytest.MonkeyPatch):
     # Its data are generated, so the files are not there in a fresh checkout.
-    monkeypatch.setattr("agent_r1.config_checks.check", lambda config, purpose: None)
+    monkeypatch.setattr("agent_r1.config_checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
     plan = read_plan(REPOSITORY / "examples" / "tiny_world" / "table.toml")
     titles = {part: [m.title for m in plan.methods if m.table == part] for part in ("methods",)}
     assert titles["methods"] == ["PPO", "GRPO", "REINFORCE++", "REINFORCE++-baseline", "RLOO"]

@@ -27,6 +27,7 @@ from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
 )
 from agent_r1.learner.algorithms.advantages.remax import remax_advantages
 from agent_r1.learner.algorithms.advantages.rloo import rloo_advantages
+from agent_r1_proto.user_code import check_call, describe
 
 if TYPE_CHECKING:
     from agent_r1.learner.algorithms.losses import PolicyLossFunction
@@ -58,11 +59,13 @@ def find_advantage(name: str) -> AdvantageEstimator:
         name: one of `ADVANTAGES`, or `module:function` on the import path.
 
     Raises:
-        ValueError: there is none of this name, or it cannot be imported or called.
+        ValueError: there is none of this name, it cannot be imported, or it takes other arguments.
     """
     if name in ADVANTAGES:
         return ADVANTAGES[name]
-    return cast(AdvantageEstimator, _import_function(name, "learner.advantage", ADVANTAGES))
+    function = _import_function(name, "learner.advantage", ADVANTAGES)
+    check_call(function, "batch", "options", name=f'learner.advantage ("{name}")')
+    return cast(AdvantageEstimator, function)
 
 
 def find_policy_loss(name: str) -> PolicyLossFunction:
@@ -72,9 +75,10 @@ def find_policy_loss(name: str) -> PolicyLossFunction:
         name: one of `POLICY_LOSSES`, or `module:function` on the import path.
 
     Raises:
-        ValueError: there is none of this name, or it cannot be imported or called.
+        ValueError: there is none of this name, it cannot be imported, or it takes other arguments.
     """
     function = _import_function(POLICY_LOSSES.get(name, name), "learner.policy_loss", POLICY_LOSSES)
+    check_call(function, "inputs", "options", name=f'learner.policy_loss ("{name}")')
     return cast("PolicyLossFunction", function)
 
 
@@ -95,6 +99,10 @@ def _import_function(name: str, key: str, known: Iterable[str]) -> Any:
         raise ValueError(
             f'{key} ("{name}"): module {module_name} cannot be imported: {exc}; check its name, '
             "and that its folder is in run.plugins"
+        ) from exc
+    except Exception as exc:
+        raise ValueError(
+            f'{key} ("{name}"): module {module_name} cannot be imported: {describe(exc)}'
         ) from exc
     if not hasattr(module, attribute):
         public = [found for found in vars(module) if not found.startswith("_")]

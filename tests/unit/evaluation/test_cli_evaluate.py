@@ -15,11 +15,18 @@ import pytest
 
 from agent_r1 import cli, cli_evaluate
 from agent_r1.config import RunConfig, load_config
+from agent_r1.config_code import Findings
 from agent_r1.evaluation.config import Method
 from agent_r1.evaluation.main import Evaluation, Progress
 from agent_r1_deploy import local_client
-from tests.unit.config_scene import RUN_TOML, task_line, write_scene
+from agent_r1_proto.tools import ToolSpec
+from tests.unit.config_scene import RUN_TOML, load_nothing, task_line, write_scene
 from tests.unit.evaluation.lines import answer
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch):
+    load_nothing(monkeypatch)
 
 
 @pytest.fixture
@@ -130,6 +137,46 @@ def test_more_failed_questions_than_allowed_have_an_exit_status_of_their_own(
     assert "n 3  failed 1" in text
     assert "!! 1 questions failed: 1 x tool_timeout: search" in text
     assert ("!! 1 of the 4 questions of the set held_out failed" in text) == (code == 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        ("TYPO", "MODEL_OR_RUN (TYPO) is no folder; name a Hugging Face model directory or a"),
+        ("{folder}/modle", "is no folder; did you mean {folder}/model? Else name"),
+    ],
+)
+def test_a_policy_that_is_nothing_is_refused_before_anything_starts(
+    policy: str,
+    message: str,
+    file: Path,
+    launch: Callable[..., FakeLauncher],
+    capsys: pytest.CaptureFixture[str],
+):
+    fake = launch()
+    arguments = command(file)
+    arguments[arguments.index("--policy") + 1] = policy.format(folder=file.parent)
+    assert cli.main(arguments) == 2
+    assert message.format(folder=file.parent) in capsys.readouterr().err
+    assert fake.configs == []
+
+
+def test_naive_rag_refuses_a_tool_without_a_query_before_anything_starts(
+    file: Path,
+    launch: Callable[..., FakeLauncher],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    fake = launch()
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    spec = ToolSpec(name="search", version="1", description="x", parameters=schema)
+    monkeypatch.setattr(
+        "agent_r1.config_checks.load_everything", lambda *_, **__: Findings(specs={"search": spec})
+    )
+    assert cli.main(command(file, "--method", "naive_rag")) == 2
+    error = capsys.readouterr().err
+    assert "[tools.search] is the tool 'search' with the arguments ['city']" in error
+    assert fake.configs == []
 
 
 def test_ctrl_c_names_the_command_that_goes_on_and_it_does(
