@@ -31,6 +31,7 @@ def failure_text(one: Failure, *, log: str, next_step: str) -> str:
     """
     heading = _HEADINGS.get(one.where, f"first failure of its kind in {one.where}")
     first, *rest = one.reason.splitlines() or ["no reason given"]
+    rest = [line for line in rest if line != first]
     if len(rest) >= SHOWN_LINES:
         rest = ["…", *rest[-SHOWN_LINES + 2 :]]
     sample = f"sample {one.rollout_id}; " if one.rollout_id else ""

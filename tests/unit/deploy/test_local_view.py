@@ -249,8 +249,9 @@ def test_the_log_of_a_tool_that_failed_is_named(tmp_path: Path, config: RunConfi
     reason = "tool_timeout: search: no answer within 30 s"
     append(
         tmp_path / "failures.jsonl",
-        FAILURE | {"where": "rollout", "kind": reason, "reason": reason},
+        FAILURE | {"where": "rollout", "kind": reason, "reason": f"{reason}\n{reason}"},
     )
     view.update([])
+    assert output.getvalue().count(reason) == 1  # two calls of one turn, say
     assert "logs/search.log" in output.getvalue()
     assert "rollout.log" not in output.getvalue()
