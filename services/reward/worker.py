@@ -123,7 +123,9 @@ class RewardWorker:
         trajectory = entry.message
         known = isinstance(exc, ComponentError | ValueError)
         reason = f"{REWARD_ERROR}: " + (str(exc) if known else f"{type(exc).__name__}: {exc}")
-        frames = innermost_frames(exc.__cause__ or exc)
+        # What our own checks say needs no traceback: it would show the check.
+        raised = exc.__cause__ if known else exc
+        frames = innermost_frames(raised) if raised is not None else ""
         await self._board.note("reward", f"{reason}\n{frames}", trajectory.rollout_id)
         failed = ScoredTrajectory(
             trajectory=trajectory.replace(status="FAILED", reason=reason),
