@@ -45,9 +45,18 @@ class DeadLetter:
     """Size of the whole entry."""
     cut: bool = False
     """Whether only the beginning was kept: such an entry cannot be retried."""
+    unreadable: bool = False
+    """Whether it could not even be parsed, so that no result was published in its place."""
+
+    @property
+    def key(self) -> str:
+        """Key of the entry; "" where it has none."""
+        return self.fields.get(b"key", b"").decode(errors="replace")
 
 
-def encode_letter(stream: str, entry_id: str, reason: str, entry: Fields) -> dict[bytes, bytes]:
+def encode_letter(
+    stream: str, entry_id: str, reason: str, entry: Fields, *, unreadable: bool
+) -> dict[bytes, bytes]:
     """Return the fields of the stream entry that keeps a dead letter."""
     size = sum(len(name) + len(value) for name, value in entry.items())
     cut = size > MAX_LETTER_BYTES
@@ -58,6 +67,7 @@ def encode_letter(stream: str, entry_id: str, reason: str, entry: Fields) -> dic
         b"failed_at": repr(time.time()).encode(),
         b"size": str(size).encode(),
         b"cut": str(int(cut)).encode(),
+        b"unreadable": str(int(unreadable)).encode(),
         **{
             _FIELD + name: value[:CUT_FIELD_BYTES] if cut else value
             for name, value in entry.items()
@@ -77,6 +87,7 @@ def decode_letter(letter_id: bytes, fields: Fields) -> DeadLetter:
         fields=kept,
         size_bytes=int(fields.get(b"size", b"0")),
         cut=fields.get(b"cut") == b"1",
+        unreadable=fields.get(b"unreadable") == b"1",
     )
 
 
@@ -98,6 +109,7 @@ def _line(letter: DeadLetter) -> str:
         "failed_at": letter.failed_at,
         "size_bytes": letter.size_bytes,
         "cut": letter.cut,
+        "unreadable": letter.unreadable,
         "fields_base64": {
             name.decode(errors="replace"): base64.b64encode(value).decode()
             for name, value in letter.fields.items()

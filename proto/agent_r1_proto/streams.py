@@ -464,7 +464,9 @@ class StreamConsumer(Generic[M]):
             )
             original = rows[0][1] if rows else {}
         keys = self.broker.keys
-        letter = encode_letter(self.stream, entry_id, reason, original)
+        letter = encode_letter(
+            self.stream, entry_id, reason, original, unreadable=fields is not None
+        )
         encoded = [(stream, encode_entry(message)) for stream, message in publish]
 
         async def move() -> None:

@@ -85,6 +85,23 @@ class RolloutKey(Message):
     """Position within the group, 0 .. group_size - 1."""
     attempt: Annotated[int, Field(ge=0)] = 0
 
+    @classmethod
+    def parse(cls, text: str) -> RolloutKey:
+        """Read what `str` renders.
+
+        Raises:
+            ValueError: the text is no key.
+        """
+        run_id, *numbers = text.split("/")
+        incarnation, group_id, sample_index, attempt = map(int, numbers)
+        return cls(
+            run_id=run_id,
+            incarnation=incarnation,
+            group_id=group_id,
+            sample_index=sample_index,
+            attempt=attempt,
+        )
+
     def __str__(self) -> str:
         """Render as `run/incarnation/group/sample/attempt`."""
         return (

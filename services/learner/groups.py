@@ -23,6 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import numpy as np
+
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import Trajectory
@@ -257,6 +259,27 @@ class GroupBook:
         if group.complete:
             self._close(group)
         return verdict
+
+    def failed_result(self, key: RolloutKey, reason: str) -> ScoredTrajectory | None:
+        """Return a FAILED result for a sample nobody will answer; None if none is awaited."""
+        group = self._groups.get(key.group_id)
+        known = group is not None and key.sample_index < len(group.slots)
+        own = (key.run_id, key.incarnation) == (self.rules.run_id, self.rules.incarnation)
+        if group is None or not known or not own or group.slots[key.sample_index].final:
+            return None
+        rollout = self._task(group, key.sample_index)
+        empty = Trajectory(
+            rollout=rollout,
+            token_ids=np.zeros(0, np.int32),
+            action_mask=np.zeros(0, np.bool_),
+            rollout_logprobs=np.zeros(0, np.float32),
+            prompt_length=0,
+            status="FAILED",
+            reason=reason,
+            seed=0,
+            temperature=rollout.sampling.temperature,
+        )
+        return ScoredTrajectory(trajectory=empty, reward=None)
 
     def _judge(self, scored: ScoredTrajectory) -> Verdict:
         trajectory = scored.trajectory

@@ -417,7 +417,8 @@ class Training:
         )
 
     async def _write_summary(self, status: str, reason: str) -> None:
-        with contextlib.suppress(TimeoutError):  # Redis may be what ended the run
+        # Redis may be what ended the run; that too many failed was said when it happened.
+        with contextlib.suppress(TimeoutError, RunFailedError):
             await asyncio.wait_for(self._work.count_failures(), LAST_LOOK_TIMEOUT_S)
         self._records.note_canary(self._sync.canary_max_dlogp)
         losses = self._losses()

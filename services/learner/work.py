@@ -24,7 +24,7 @@ from agent_r1_proto.failures import FailureBoard, place_of_failure
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker, Entry, StreamConsumer
-from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.tasks import RolloutKey, RolloutTask
 from agent_r1_proto.weights import NewestVersion
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class Work:
             if any(failure_reason(entry.message) is not None for entry in entries):
                 await self._read_board()  # it has the traceback that the result has not
             for entry in entries:
-                self._accept(entry)
+                self._accept(entry.message)
             await consumer.finish_many(entries)
             await self.fill()  # dropped groups gave their credit back
 
@@ -147,8 +147,7 @@ class Work:
                 await consumer.release(entry)
             raise self._taken_over(later)
 
-    def _accept(self, entry: Entry[ScoredTrajectory]) -> None:
-        scored = entry.message
+    def _accept(self, scored: ScoredTrajectory) -> None:
         trajectory = scored.trajectory
         ready = self.book.num_ready
         verdict = self.book.accept(scored)
@@ -291,3 +290,19 @@ class Work:
         if new > 0:  # it is less where Redis lost its data
             self.book.counts["dead_letters"] += new
             logger.error("dead letters new=%d see=`agent-r1 dead-letters list`", new)
+            await self._give_up_unreadable()
+
+    async def _give_up_unreadable(self) -> None:
+        """Fail the samples of entries that no service can parse: nobody answers them."""
+        for letter in await self._broker.dead_letters():
+            if not letter.unreadable:
+                continue
+            try:
+                key = RolloutKey.parse(letter.key)
+            except ValueError:
+                continue  # about no sample
+            reason = f"unreadable_entry: {letter.stream.rpartition(':')[2]}: {letter.reason}"
+            scored = self.book.failed_result(key, reason)
+            if scored is not None:
+                self._accept(scored)
+        await self.fill()

@@ -17,11 +17,11 @@ from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1_proto.dead_letters import load_letters
 from agent_r1_proto.failures import FailureBoard
-from agent_r1_proto.registry import RolloutServer
+from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 from tests.fakes import running
 from tests.learner_fakes import (
     FakeEngine,
@@ -426,6 +426,29 @@ async def test_an_evaluation_whose_answers_cannot_be_scored_ends_at_once(
                 RunFailedError, match=r"(evaluation 'before'|last 8 samples) failed"
             ):
                 await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 10)
+
+
+async def test_entries_that_no_service_can_read_stop_the_run_too(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    """As when a rollout server of another release reads the tasks."""
+    plan = training_plan(tmp_path / "run", redis_url, run_id)
+
+    async def misread(broker: Broker) -> None:
+        consumer = broker.consumer(broker.keys.tasks, Trajectory, group="rollout", consumer="old")
+        async with consumer:
+            while True:
+                await consumer.read(8, 0.1)
+
+    async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
+        server = RolloutServer(
+            server_id="old", url="", policy_version=0, pid=1, host="localhost", started_at=0.0
+        )
+        await Registry(broker).announce_rollout_server(server, 60.0)
+        async with running(misread(broker)):
+            with pytest.raises(RunFailedError, match=r"unreadable_entry: tasks: .*rollout_task"):
+                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 15)
+    assert summary(tmp_path / "run")["failed_samples"] == 8
 
 
 async def test_a_step_counts_its_own_failures_and_the_run_says_what_it_lost(
