@@ -65,6 +65,9 @@ async def run(tool: PythonExec, code: str) -> str:
         ("import socket\nsocket.socket()", r"Address family not supported"),
         ("import os\nos.chroot('/tmp')", r"PermissionError"),
         ("import os\nos.kill(os.getppid(), 9)", r"ended the sandbox"),
+        ("open('/proc/SERVICE/mem', 'rb')", r"PermissionError"),
+        ("import os\nprint(os.listdir('/proc/SERVICE/fd'))", r"PermissionError"),
+        ("import os\nopen(f'/proc/{os.getppid()}/mem', 'rb')", r"PermissionError"),
         ("import os\nprint('HOME' in os.environ, 'LEFT' in os.environ)", r"^True False$"),
     ],
 )
@@ -73,6 +76,7 @@ async def test_limits_hold_and_the_next_call_is_answered(
 ):
     monkeypatch.setenv("LEFT", "1")
     async with started() as tool:
+        code = code.replace("SERVICE", str(os.getpid()))
         assert re.search(expected, await run(tool, code))
         assert await run(tool, "6 * 7") == "42"
 

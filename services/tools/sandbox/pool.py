@@ -7,7 +7,9 @@ starts in the background, so that a call finds an interpreter that has already s
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
+import os
 import time
 from collections import deque
 from collections.abc import AsyncIterator
@@ -27,6 +29,7 @@ from agent_r1.tools.sandbox.worker import (
 logger = logging.getLogger(__name__)
 
 PROBE_WALL_S = 20.0
+_PR_SET_DUMPABLE = 4
 _PROBE = "print(6 * 7)"
 
 
@@ -62,6 +65,8 @@ class SandboxPool:
             bwrap = bubblewrap.find_bwrap(settings.bwrap)
         else:
             logger.warning('sandbox = "container": programs see all that this container holds')
+            if not own_user:
+                _hide_from_user()
         interpreter = await ask_interpreter(settings.python)
         plan = SandboxPlan(settings, interpreter, bwrap, own_user=own_user)
         try:
@@ -153,6 +158,12 @@ class SandboxPool:
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
         return task
+
+
+def _hide_from_user() -> None:
+    """Keep this process's memory and files from programs that have the same user."""
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0) != 0:
+        raise ValueError(f"prctl is refused: {os.strerror(ctypes.get_errno())}")
 
 
 async def _start_probed(plan: SandboxPlan) -> None:
