@@ -275,7 +275,7 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
         "answer = {'ended': 1, 'signal': None, 'exit_code': 0, 'cpu_s': 0.0, 'clean': True,\n"
         "          'ready': True, 'why': 'ended', 'stdout': 'ESCAPED', 'error': 'ESCAPED' * 0}\n"
         "body = json.dumps(answer).encode()\nsize = len(body).to_bytes(4, 'big')\n"
-        "files = [f'/proc/{pid}/fd/{fd}' for pid in (1, 2) for fd in range(9)]\n"
+        "files = [f'/proc/1/fd/{fd}' for fd in range(9)]\n"
         "files += [os.dup(fd) for fd in range(3, 9) if os.path.exists(f'/proc/self/fd/{fd}')]\n"
         "for file in files:\n    for data in (body, size + body):\n        try:\n"
         "            with open(file, 'wb', buffering=0) as opened:\n"

@@ -16,42 +16,21 @@ from __future__ import annotations
 import asyncio
 import builtins
 import collections
-import copy
 import inspect
 import io
-import operator
 import random
 import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from .proxy import BINARY, UNARY, Proxy, Remote, remote_of
 from .values import FIXED_BASES, PLAIN_BASES, Reader, RefusedValue, Writer, write_plain_base
 
 TEST_MODULE = "tests"
-MOST_AHEAD = 256
-"""Most items of an iterator that are fetched at once."""
 _OPEN_TYPES = (io.StringIO, io.BytesIO, random.Random, re.Pattern)
 """Standard types whose public attributes show nothing of a process."""
 _CHANGEABLE = (list, dict, set, bytearray, collections.deque)
-
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-_ARITHMETIC = (
-    *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul"),
-    *("and_", "or_", "xor", "lshift", "rshift"),
-)
-_UNARY: dict[str, Callable[..., Any]] = {
-    **{name: getattr(builtins, name) for name in ("iter", "len", "str", "repr", "bool", "hash")},
-    **{name: getattr(builtins, name) for name in ("int", "float", "complex", "abs", "round")},
-    **{name: getattr(builtins, name) for name in ("reversed", "bytes", "format")},
-    **{name: getattr(operator, name) for name in ("neg", "pos", "invert", "index")},
-    **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem")},
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "enter": lambda value: type(value).__enter__(value),
-    "exit": lambda value, *error: type(value).__exit__(value, *error),
-}
-_BINARY = {name: getattr(operator, name) for name in (*_COMPARISONS, *_ARITHMETIC)}
 
 
 class Peer:
@@ -83,8 +62,8 @@ class Peer:
         self._pending: dict[int, BaseException] = {}
         self._reader = Reader(self._resolve)
         self._operations: dict[str, Callable[..., Any]] = {
-            **_UNARY,
-            **_BINARY,
+            **UNARY,
+            **BINARY,
             "call": lambda function, args, kwargs: function(*args, **kwargs),
             "get": getattr,
             "set": setattr,
@@ -191,7 +170,7 @@ class Peer:
 
     def _refer(self, value: Any) -> Any:
         if type(value) is Proxy:
-            return {"yours": _remote(value).number}
+            return {"yours": remote_of(value).number}
         if isinstance(value, type) and value in self._received_classes:
             return {"yours": self._received_classes[value]}
         if isinstance(value, types.ModuleType) and self._scope is None:
@@ -323,146 +302,3 @@ def _change(argument: Any, new: Any) -> None:
 
 async def _finish(coroutine: Any) -> Any:
     return await coroutine
-
-
-class Remote:
-    """What is known here of an object of the other side."""
-
-    def __init__(
-        self,
-        peer: Peer,
-        number: int,
-        kind: int,
-        kind_name: str,
-        base: type | None,
-        snapshot: tuple[Any] | None,
-    ) -> None:
-        self.peer = peer
-        self.number = number
-        self.kind = kind
-        self.kind_name = kind_name
-        self.base = base
-        self.ahead: collections.deque[Any] = collections.deque()
-        self.ended = False
-        self._snapshot = snapshot
-        self._fetched = 0
-
-    def plain(self, proxy: Proxy) -> Any:
-        """Return the value as the builtin type it derives from.
-
-        Raises:
-            RefusedValue: the other side says something else.
-        """
-        if self._snapshot is not None:
-            return self._snapshot[0]
-        value = self.peer.request("plain", proxy)
-        if type(value) is not self.base:
-            raise RefusedValue("a value of another type than it had")
-        return value
-
-    def fetch(self, proxy: Proxy) -> None:
-        """Get the next items of an iterator: one by one at first, then more at once."""
-        count = min(MOST_AHEAD, max(1, self._fetched - 4))
-        items, self.ended = self.peer.request("take", proxy, count)
-        self._fetched += len(items)
-        self.ahead.extend(items)
-
-
-class Proxy:
-    """An object of the other side; the operators of Python are made below."""
-
-    __slots__ = ("__weakref__", "agent_r1_remote")
-
-    def __init__(self, remote: Remote) -> None:
-        object.__setattr__(self, "agent_r1_remote", remote)
-
-    @property
-    def __class__(self) -> type:  # so that `isinstance` finds the builtin type it derives from
-        return _remote(self).base or Proxy
-
-    def __getattr__(self, name: str) -> Any:
-        return _remote(self).peer.request("get", self, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        _remote(self).peer.request("set", self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        _remote(self).peer.request("del", self, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return _remote(self).peer.request("call", self, list(args), kwargs)
-
-    def __instancecheck__(self, value: Any) -> bool:
-        return type(value) is Proxy and bool(_remote(self).peer.request("isinstance", value, self))
-
-    def __deepcopy__(self, _: object) -> Any:
-        return _remote(self).peer.request("deepcopy", self)
-
-    def __hash__(self) -> int:
-        remote = _remote(self)
-        if remote.base is not None:
-            return hash(remote.plain(self))
-        return remote.peer.request("hash", self)
-
-    def __next__(self) -> Any:
-        remote = _remote(self)
-        if not remote.ahead and not remote.ended:
-            remote.fetch(self)
-        if not remote.ahead:
-            raise StopIteration
-        return remote.ahead.popleft()
-
-
-def _remote(proxy: Any) -> Remote:
-    return object.__getattribute__(proxy, "agent_r1_remote")
-
-
-def kind_of(value: object) -> str | None:
-    """Return the name of the class of an object of the other side; None of any other value."""
-    return _remote(value).kind_name if type(value) is Proxy else None
-
-
-def plain_of(value: object) -> Any:
-    """Return what a value is without behaviour of its own; the value itself where it has none."""
-    if type(value) is Proxy and _remote(value).base is not None:
-        return _remote(value).plain(value)
-    return value
-
-
-def _make_unary(operation: str) -> Callable[..., Any]:
-    def method(self: Proxy, *rest: Any) -> Any:
-        return _remote(self).peer.request(operation, self, *rest)
-
-    return method
-
-
-def _make_binary(operation: str, *, reflected: bool) -> Callable[[Proxy, Any], Any]:
-    function = _BINARY[operation]
-
-    def method(self: Proxy, other: Any) -> Any:
-        remote = _remote(self)
-        if type(other) is Proxy:
-            same_kind = _remote(other).kind == remote.kind
-            if same_kind or operation not in _COMPARISONS:
-                return remote.peer.request(operation, *_order(self, other, reflected))
-            other = plain_of(other)
-        if remote.base is None or type(other) is Proxy:
-            return NotImplemented
-        return function(*_order(remote.plain(self), other, reflected))
-
-    return method
-
-
-def _order(first: Any, second: Any, reflected: bool) -> tuple[Any, Any]:
-    return (second, first) if reflected else (first, second)
-
-
-Proxy.__name__ = "object of the code"  # as errors of the tests call it
-for _name in _UNARY:
-    if _name not in ("hash", "deepcopy"):
-        setattr(Proxy, f"__{_name}__", _make_unary(_name))
-for _name in _BINARY:
-    _dunder = _name.rstrip("_")
-    setattr(Proxy, f"__{_dunder}__", _make_binary(_name, reflected=False))
-    if _name in _ARITHMETIC:
-        setattr(Proxy, f"__r{_dunder}__", _make_binary(_name, reflected=True))

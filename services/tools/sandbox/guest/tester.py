@@ -8,7 +8,8 @@ import importlib
 import sys
 from typing import Any
 
-from .peer import TEST_MODULE, Peer, kind_of, plain_of
+from .peer import TEST_MODULE, Peer
+from .proxy import kind_of, plain_of
 
 TEST_NAME = "<test>"
 SHOWN_CHARS = 200
