@@ -19,8 +19,7 @@ from tests.integration.reward_hacks import HACKS, PROGRAM_HACKS, TESTS
 SCRIPT = Path(__file__).with_name("reward_hacks.py")
 ORDINARY_UID = 1000
 RUN_TIMEOUT_S = 240.0
-# An unreadable folder in PATH, as a login of root leaves it to another user.
-PATH = "/root/bin:/usr/bin:/bin"
+PATH = "/usr/bin:/bin"
 _START = (
     "import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); "
     "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
@@ -29,8 +28,14 @@ _START = (
 Results = tuple[dict[str, Any], dict[str, list[str]]]
 
 
-def run_script(python: str, uid: int | None) -> Results:
-    """Run all hacks in a process of `uid`; skips where that user cannot run the tools."""
+def run_script(python: str, uid: int | None, unreadable: Path) -> Results:
+    """Run all hacks in a process of `uid`; skips where that user cannot run the tools.
+
+    Args:
+        python: runs the script.
+        uid: None is the user of the tests.
+        unreadable: a folder that stands first in PATH, as a login of root leaves it to others.
+    """
     try:
         settings = {"bwrap": bubblewrap.find_bwrap(None)}
     except ValueError as exc:
@@ -40,7 +45,7 @@ def run_script(python: str, uid: int | None) -> Results:
     done = subprocess.run(
         [python, "-I", "-c", _START, packages, str(SCRIPT), json.dumps(settings)],
         cwd="/",
-        env={"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/tmp"},
+        env={"PATH": f"{unreadable}:{PATH}", "LANG": "C.UTF-8", "HOME": "/tmp"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -82,20 +87,23 @@ def find_ordinary_python() -> str:
     pytest.skip("; ".join(problems))
 
 
-def run_as_ordinary_user() -> Results:
+def run_as_this_user(unreadable: Path) -> Results:
+    return run_script(sys.executable, None, unreadable)
+
+
+def run_as_ordinary_user(unreadable: Path) -> Results:
     if os.getuid() != 0:
         pytest.skip("the tests run as an ordinary user already")
-    return run_script(find_ordinary_python(), ORDINARY_UID)
+    return run_script(find_ordinary_python(), ORDINARY_UID, unreadable)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "run",
-    [lambda: run_script(sys.executable, None), run_as_ordinary_user],
-    ids=["this user", "ordinary user"],
+    "run", [run_as_this_user, run_as_ordinary_user], ids=["this user", "ordinary user"]
 )
-def test_no_program_scores_without_solving_the_task(run: Callable[[], Results]):
-    codes, programs = run()
+def test_no_program_scores_without_solving_the_task(tmp_path: Path, run: Callable[[Path], Results]):
+    tmp_path.chmod(0)
+    codes, programs = run(tmp_path)
     assert len(HACKS) >= 60
     assert codes.pop("the solution") == {"passed": TESTS, "failed": 0, "total": TESTS}
     assert codes.keys() == HACKS.keys()
