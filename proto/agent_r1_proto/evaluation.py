@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,9 @@ class EvalResult:
         if self.scored is None:
             return "no result in time"
         return self.scored.trajectory.reason or "no reward"
+
+
+OnResult = Callable[[EvalResult], Awaitable[None] | None]
 
 
 @dataclass
@@ -116,7 +119,7 @@ class EvalClient:
         self._max_in_flight = max_in_flight
 
     async def run(
-        self, tasks: Sequence[Task], on_result: Callable[[EvalResult], None] | None = None
+        self, tasks: Sequence[Task], on_result: OnResult | None = None
     ) -> list[EvalResult]:
         """Ask every question and wait for the answers.
 
@@ -143,7 +146,7 @@ class EvalClient:
         self,
         questions: list[_Question],
         consumer: StreamConsumer[ScoredTrajectory],
-        on_result: Callable[[EvalResult], None] | None,
+        on_result: OnResult | None,
     ) -> None:
         deadline = time.monotonic() + self._timeout_s
         left = len(questions)
@@ -166,7 +169,9 @@ class EvalClient:
                 question.scored = entry.message
                 left -= 1
                 if on_result is not None:
-                    on_result(EvalResult(question.task, question.scored))
+                    noted = on_result(EvalResult(question.task, question.scored))
+                    if noted is not None:
+                        await noted
             await consumer.finish_many(entries)
 
     async def _ask(self, questions: list[_Question]) -> None:

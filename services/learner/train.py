@@ -199,6 +199,7 @@ class Training:
                 run_id=plan.run.id,
                 incarnation=self._incarnation,
                 monitor=self._monitor,
+                read_board=self._work.read_board,
             ),
             folder=plan.folder,
             records=self._records,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.config import EvaluationTable, LearnerTable
-from agent_r1.learner.failures import FailureMonitor, RunFailedError
+from agent_r1.learner.failures import FEWEST_ALL_FAILED, FailureMonitor, RunFailedError
 from agent_r1_proto.evaluation import (
     EvalClient,
     EvalResult,
@@ -106,6 +106,7 @@ class TrainingEvaluation:
         run_id: str,
         incarnation: int,
         monitor: FailureMonitor,
+        read_board: Callable[[], Awaitable[None]],
     ) -> None:
         self.sets = sets
         self.in_domain = in_domain_sets(list(sets), trained_sets)
@@ -115,6 +116,7 @@ class TrainingEvaluation:
         self._run_id = run_id
         self._incarnation = incarnation
         self._monitor = monitor
+        self._read_board = read_board
 
     def score(self, sets: dict[str, SetScores]) -> float | None:
         """Return the mean reward over the in-domain sets, by which checkpoints are kept."""
@@ -153,10 +155,11 @@ class TrainingEvaluation:
             len(tasks),
         )
         started = time.monotonic()
-        failures = 0
+        failures = seen = 0
 
-        def watch(result: EvalResult) -> None:
-            nonlocal failures
+        async def watch(result: EvalResult) -> None:
+            nonlocal failures, seen
+            seen += 1
             if result.scored is None:
                 return
             trajectory = result.scored.trajectory
@@ -164,11 +167,16 @@ class TrainingEvaluation:
             if not result.failed:
                 return
             failures += 1
+            await self._read_board()  # it has the traceback that the result has not
             where = place_of_failure(trajectory)
             self._monitor.note(failure(where, result.reason, trajectory.rollout_id))
-            self._check(failures, len(tasks), name)
+            all_failed = failures == seen >= max(FEWEST_ALL_FAILED, batch)
+            self._check(failures, len(tasks), name, all_failed=all_failed)
 
         results = await client.run(tasks, watch)
+        for _ in range(len(tasks) - seen):
+            reason = f"no result within {self._table.timeout_s:g} s (evaluation.timeout_s)"
+            self._monitor.note(failure("evaluation", reason))
         self._check(sum(result.failed for result in results), len(tasks), name)
         evaluation = Evaluation(
             name=name,
@@ -181,8 +189,13 @@ class TrainingEvaluation:
         self._log(evaluation)
         return evaluation
 
-    def _check(self, failures: int, total: int, name: str) -> None:
-        share = failures / max(1, total)
+    def _check(self, failures: int, total: int, name: str, *, all_failed: bool = False) -> None:
+        """Stop the run when too many questions failed, or a batch did and none was answered.
+
+        Raises:
+            RunFailedError: one of the two is true.
+        """
+        share = 1.0 if all_failed else failures / max(1, total)
         if share > self._learner.max_failed_share:
             raise RunFailedError(
                 f"{failures} of the {total} questions of the evaluation {name!r} failed or gave no "

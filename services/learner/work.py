@@ -123,7 +123,7 @@ class Work:
             self._last_contact = time.monotonic()
             await self._leave_to_later_start(consumer, entries)
             if any(failure_reason(entry.message) is not None for entry in entries):
-                await self._read_board()  # it has the traceback that the result has not
+                await self.read_board()  # it has the traceback that the result has not
             for entry in entries:
                 self._accept(entry.message)
             await consumer.finish_many(entries)
@@ -278,10 +278,11 @@ class Work:
 
     async def count_failures(self) -> None:
         """Read what other services say of failed attempts, and count dead letters."""
-        await self._read_board()
+        await self.read_board()
         await self._count_dead_letters()
 
-    async def _read_board(self) -> None:
+    async def read_board(self) -> None:
+        """Show what other services say of failed attempts."""
         self._monitor.note_attempts(await self._board.read())
 
     async def _count_dead_letters(self) -> None:

@@ -413,19 +413,25 @@ async def test_a_broken_reward_stops_the_run_within_seconds_and_shows_its_traceb
 async def test_an_evaluation_whose_answers_cannot_be_scored_ends_at_once(
     tmp_path: Path, redis_url: str, run_id: str
 ):
-    sets = {"held": write_tasks(tmp_path / "held.jsonl", 4, name="held")}
+    sets = {"held": write_tasks(tmp_path / "held.jsonl", 40, name="held")}
     plan = training_plan(tmp_path / "run", redis_url, run_id, evaluation={"sets": sets})
+
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory | None:
+        # Every other question is never answered: those that are tell enough.
+        silent = rollout.purpose == "train" or rollout.key.group_id % 2
+        return None if silent else answered(rollout, version)
+
     table = RewardTable(components={f"{__name__}:broken": 1.0})
     async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
         reward = RewardWorker(broker, Scorer(table), consumer_name="reward")
         async with (
             running(reward.run(asyncio.Event())),
-            FakeServices(broker, scores=False).running(),
+            FakeServices(broker, answer=answer, scores=False).running(),
         ):
-            with pytest.raises(
-                RunFailedError, match=r"(evaluation 'before'|last 8 samples) failed"
-            ):
-                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 10)
+            with pytest.raises(RunFailedError, match=r"^8 of the 40 questions .*'before' failed"):
+                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 15)
+    (shown,) = json_lines(tmp_path / "run" / "failures.jsonl")
+    assert 'raise KeyError("a column of mine")' in shown["reason"]
 
 
 async def test_entries_that_no_service_can_read_stop_the_run_too(

@@ -391,3 +391,16 @@ def test_groups_with_equal_rewards_are_replaced_up_to_a_batch_of_them():
     assert [group.group_id for group in take(book)] == [2, 3]
     complete(book, 4)  # the limit is one of each batch
     assert (book.counts["equal_groups"], book.num_ready) == (3, 0)
+
+
+def test_a_sample_that_nobody_will_answer_fails_like_any_other():
+    book = make_book()
+    first, second = open_group(book, 0)
+    lost = book.failed_result(RolloutKey.parse(str(first.key)), "unreadable_entry: tasks")
+    assert lost is not None
+    assert book.accept(lost) is Verdict.FAILED
+    assert book.failed_result(first.key, "again") is None  # it is final
+    book.accept(result(second))
+    for changes in ({"incarnation": 2}, {"run_id": "other"}, {"sample_index": 2}, {"group_id": 9}):
+        key = RolloutKey(**(second.key.model_dump() | changes))
+        assert book.failed_result(key, "not asked for") is None
