@@ -23,13 +23,8 @@ from agent_r1.config_sources import ConfigError
 from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers, hide_password
 from agent_r1_proto.connection import RedisConnection
-from agent_r1_proto.registry import (
-    PinReport,
-    ToolInstance,
-    ToolRegistry,
-    ToolState,
-    check_weights,
-)
+from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tool_pool import PinReport, ToolInstance, ToolState, check_weights
 from agent_r1_proto.tools import ToolHealth
 
 T = TypeVar("T")

@@ -12,17 +12,21 @@ offered, never.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
 from agent_r1_proto.connection import PoolKeys, RedisConnection
 from agent_r1_proto.messages import Message
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tools import ToolSpec
+from agent_r1_proto.tool_pool import (
+    NewVersionRule,
+    PinReport,
+    ToolInstance,
+    ToolState,
+    check_weights,
+)
 from agent_r1_proto.weights import NewestVersion
 
 logger = logging.getLogger(__name__)
@@ -101,134 +105,6 @@ class Registry:
             lambda: self._broker.redis.get(self._broker.keys.incarnation), "incarnation"
         )
         return None if value is None else int(value)
-
-
-class ToolInstance(Message):
-    """One process that serves a tool, as it announces itself."""
-
-    instance: str
-    """Unique name of the process."""
-    url: str
-    """Base URL of its HTTP routes."""
-    spec: ToolSpec
-    capacity: Annotated[int, Field(ge=1)]
-    """Calls it takes at a time."""
-    draining: bool = False
-    """It finishes what it has and takes nothing new."""
-    pid: int = 0
-    host: str = ""
-    started_at: float = 0.0
-    """Unix time, seconds."""
-
-    @property
-    def tool(self) -> str:
-        """Name of the tool it serves."""
-        return self.spec.name
-
-    @property
-    def version(self) -> str:
-        """Version of the tool it serves."""
-        return self.spec.version
-
-
-class Pin(Message):
-    """How many trajectories keep one version of one tool."""
-
-    tool: str
-    version: str
-    count: Annotated[int, Field(ge=0)]
-
-
-class ToolUse(Message):
-    """What one rollout server does with the versions of one tool."""
-
-    tool: str
-    shares: dict[str, float]
-    """Of its new trajectories, by version."""
-    refused: dict[str, str] = {}
-    """By version it does not take up: why."""
-
-
-class PinReport(Message):
-    """What one rollout server says of its trajectories, and of the tools it calls."""
-
-    pins: list[Pin]
-    tools: list[ToolUse] = []
-
-
-NewVersionRule = Literal["all", "none"] | float
-"""What a version that was never announced gets of new trajectories: all, none, or a share."""
-
-
-@dataclass(frozen=True)
-class ToolState:
-    """What the registry knows of one tool."""
-
-    instances: Sequence[ToolInstance] = ()
-    """Those whose announcement has not expired, by name; draining ones are marked."""
-    versions: Sequence[str] = ()
-    """Every version ever announced, oldest first."""
-    weights: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Shares of new traffic, by version; empty: the newest version gets all."""
-
-    def live_versions(self) -> list[str]:
-        """Return the versions that take new work, oldest first."""
-        live = {one.version for one in self.instances if not one.draining}
-        known = [version for version in self.versions if version in live]
-        return known + sorted(live - set(known))
-
-    def shares(self) -> dict[str, float]:
-        """Return the share of new trajectories each version gets, summing to 1.
-
-        Weights count among the versions that take new work. Where they leave none, the newest
-        gets everything: a weight that names a dead version must not stop a run.
-        """
-        live = self.live_versions()
-        if not live:
-            return {}
-        weighted = {version: self.weights.get(version, 0.0) for version in live}
-        most = max(weighted.values())
-        if most <= 0:
-            return {live[-1]: 1.0}
-        scaled = {version: weight / most for version, weight in weighted.items() if weight > 0}
-        total = sum(scaled.values())
-        return {version: weight / total for version, weight in scaled.items()}
-
-    def weights_with(self, version: str, rule: NewVersionRule) -> dict[str, float] | None:
-        """Return the weights that let a version in which has never been announced.
-
-        Args:
-            version: the new one.
-            rule: what it gets of new trajectories.
-
-        Returns:
-            None where nothing has to be set: weights name the version already, nobody else takes
-            new work, or `rule` is "all", for which no weight is needed.
-        """
-        others = self.shares()
-        if rule == "all" or version in self.weights or not others:
-            return None
-        if rule == "none":
-            return others
-        return {name: share * (1 - rule) for name, share in others.items()} | {version: rule}
-
-
-def check_weights(weights: Mapping[str, float]) -> None:
-    """Check the traffic weights of a tool.
-
-    Raises:
-        ValueError: a name is empty or has blanks, a weight is no finite number >= 0, or all are 0.
-    """
-    for version, weight in weights.items():
-        if not version or any(character.isspace() for character in version):
-            raise ValueError(f"version ({version!r}) must be a name without blanks, such as 1.2")
-        if not math.isfinite(weight) or weight < 0:
-            raise ValueError(f"weight of version {version} ({weight}) must be a number >= 0")
-    if weights and max(weights.values()) == 0:
-        raise ValueError(
-            f"weights ({dict(weights)}) give no version any traffic; set one above 0, or take "
-            "all weights away"
-        )
 
 
 class ToolRegistry:

@@ -19,7 +19,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent_r1_proto.registry import Pin, PinReport, ToolInstance, ToolRegistry, ToolState, ToolUse
+from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tool_pool import Pin, PinReport, ToolInstance, ToolState, ToolUse
 from agent_r1_proto.tools import ToolSpec
 
 logger = logging.getLogger(__name__)

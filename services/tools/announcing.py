@@ -13,7 +13,8 @@ import logging
 import time
 
 from agent_r1.tools.app import ToolService
-from agent_r1_proto.registry import NewVersionRule, ToolInstance, ToolRegistry
+from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tool_pool import NewVersionRule, ToolInstance
 
 logger = logging.getLogger(__name__)
 

@@ -29,8 +29,9 @@ from agent_r1.tools.results import describe_exception
 from agent_r1.tools.search import SearchTool, add_retrieve, open_search_tool
 from agent_r1_proto.config import RedisTable, RunTable
 from agent_r1_proto.connection import RedisConnection
-from agent_r1_proto.registry import ToolInstance, ToolRegistry
+from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.serving import serve_app, withdraw_announcement
+from agent_r1_proto.tool_pool import ToolInstance
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ import pytest
 
 from agent_r1.cli import main
 from agent_r1_proto.connection import RedisConnection
-from agent_r1_proto.registry import Pin, PinReport, ToolRegistry
+from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tool_pool import Pin, PinReport
 from tests.unit.rollout.test_tool_directory import instance
 
 pytestmark = pytest.mark.redis

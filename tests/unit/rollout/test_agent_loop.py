@@ -16,8 +16,8 @@ from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.policy import EngineDeadError
 from agent_r1.rollout.record import derive_seed
 from agent_r1_proto.messages import decode_entry, encode_entry
-from agent_r1_proto.registry import ToolInstance, ToolState
 from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task
+from agent_r1_proto.tool_pool import ToolInstance, ToolState
 from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.builders import rollout_task

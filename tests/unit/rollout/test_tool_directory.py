@@ -14,7 +14,7 @@ from agent_r1.rollout.tool_directory import (
     ToolDirectory,
     VersionGoneError,
 )
-from agent_r1_proto.registry import ToolInstance, ToolState
+from agent_r1_proto.tool_pool import ToolInstance, ToolState
 from agent_r1_proto.tools import ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}}
