@@ -9,6 +9,7 @@ traceback.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import logging
 import os
 import sys
@@ -76,8 +77,13 @@ def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
 
 
 def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("config", help="check or show a configuration")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    parser = commands.add_parser(
+        "config",
+        help="check or show a configuration",
+        description="Check a configuration, or show every value with its source.",
+    )
+    parser.set_defaults(parser=parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     for name, text, description in (
         (
             "check",
@@ -101,8 +107,13 @@ def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 
 
 def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    parser = commands.add_parser("search", help="make the index of the search tool")
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    parser = commands.add_parser(
+        "search",
+        help="make the index of the search tool",
+        description="Make the index of the search tool.",
+    )
+    parser.set_defaults(parser=parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
     index = actions.add_parser(
         "index",
         help="make the index of a corpus",
@@ -111,7 +122,12 @@ def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "one when it is complete. Credentials of Elasticsearch are variables: "
         "AGENT_R1_ELASTICSEARCH_API_KEY, or _USER and _PASSWORD.",
     )
-    index.add_argument("--backend", choices=("elasticsearch", "embedded"), required=True)
+    index.add_argument(
+        "--backend",
+        choices=("elasticsearch", "embedded"),
+        required=True,
+        help="elasticsearch: an index on a server; embedded: a folder of this machine",
+    )
     index.add_argument(
         "--corpus", type=Path, required=True, metavar="FILE", help="lines of {id, title, text}"
     )
@@ -131,7 +147,13 @@ def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         action="store_true",
         help="delete every other version; without it the last one is kept",
     )
-    index.add_argument("--request-timeout-s", type=float, default=120.0, metavar="S")
+    index.add_argument(
+        "--request-timeout-s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="longest one request may take, in seconds (120)",
+    )
     index.set_defaults(run="agent_r1.cli_search:index")
 
 
@@ -253,7 +275,8 @@ def _reading_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParse
         description="Messages that could not be processed, of a run that is running (or of one "
         "that has ended, as it left them).",
     )
-    actions = letters.add_subparsers(dest="action", metavar="ACTION", required=True)
+    letters.set_defaults(parser=letters)
+    actions = letters.add_subparsers(dest="action", metavar="ACTION")
     for name, text in (
         ("list", "one line each: id, stream, key, reason"),
         ("show", "print one in full"),
@@ -275,7 +298,8 @@ def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         description="List tool instances, drain them, and share new trajectories out among "
         "versions, while training runs. Rollout servers follow within a second.",
     )
-    actions = tools.add_subparsers(dest="action", metavar="ACTION", required=True)
+    tools.set_defaults(parser=tools)
+    actions = tools.add_subparsers(dest="action", metavar="ACTION")
 
     def action(name: str, function: str, text: str) -> argparse.ArgumentParser:
         parser = actions.add_parser(name, help=text, description=text.capitalize() + ".")
@@ -283,7 +307,7 @@ def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         parser.add_argument("--redis", metavar="URL", help="Redis of the pool, without --run")
         parser.add_argument("--pool", metavar="NAME", help="tool pool (run.tool_pool)")
         if name != "list":
-            parser.add_argument("tool", metavar="TOOL")
+            parser.add_argument("tool", metavar="TOOL", help="name of the tool")
         parser.set_defaults(run=f"agent_r1.cli_tools:{function}")
         return parser
 
@@ -310,9 +334,15 @@ def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     weight.add_argument("--newest", action="store_true", help="all to the newest version again")
     rollback = action("rollback", "rollback_tool", "give everything to the version before")
     rollback.add_argument("--version", metavar="VERSION", help="this one instead")
-    mcp = actions.add_parser("mcp", help="serve one tool to an MCP agent over stdio")
+    mcp = actions.add_parser(
+        "mcp",
+        help="serve one tool to an MCP agent over stdio",
+        description="Serve one tool of a configuration to an MCP agent over standard input and "
+        "output. The agent starts this command itself; logs go to standard error. A tool service "
+        "that runs already has the same under its URL + /mcp.",
+    )
     _add_config(mcp)
-    mcp.add_argument("tool", metavar="TOOL")
+    mcp.add_argument("tool", metavar="TOOL", help="name of its table, [tools.TOOL]")
     mcp.set_defaults(run="agent_r1.cli_tools_mcp:serve_mcp")
 
 
@@ -323,7 +353,15 @@ def build_parser() -> argparse.ArgumentParser:
         description="Train LLM agents end to end with reinforcement learning.",
         epilog="`agent-r1 COMMAND --help` explains a command.",
     )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    version = importlib.metadata.version("agent-r1")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"agent-r1 {version}",
+        help="print the version and leave",
+    )
+    parser.set_defaults(run=None, parser=parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _train_parser(commands)
     _serve_parser(commands)
     _config_parser(commands)
@@ -345,6 +383,9 @@ def _load(target: str) -> Callable[[argparse.Namespace], int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
     arguments = build_parser().parse_args(argv)
+    if arguments.run is None:  # no command, or one that has commands of its own
+        arguments.parser.print_help()
+        return EXIT_REASON
     try:
         return _load(arguments.run)(arguments)
     except KeyboardInterrupt:

@@ -321,5 +321,5 @@ def compare(arguments: argparse.Namespace) -> int:
         try:
             write_json(arguments.out, comparison.record())
         except OSError as exc:
-            raise ValueError(f"--out ({arguments.out}) cannot be written: {exc}") from exc
+            raise ValueError(f"--out ({arguments.out}) cannot be written: {exc.strerror}") from exc
     return 0

@@ -27,6 +27,7 @@ from agent_r1.config_machine import (
     memory_problem,
 )
 from agent_r1.config_sources import ConfigError
+from agent_r1_proto.foreign_files import foreign_format
 from agent_r1_proto.task_files import TaskFileError, read_task_file
 from agent_r1_proto.tasks import Task
 
@@ -156,16 +157,17 @@ def _file_problems(config: RunConfig, purpose: Purpose) -> Iterator[str]:
             yield from _task_problems(config, read_task_file(path), path)
         except TaskFileError as exc:
             yield f"{key}: {exc}"
+    lines: list[tuple[str, Path, str]] = []
     for name, tool in config.started_tools().items():
-        if tool.corpus is not None and not tool.corpus.is_file():
-            yield (
-                f"tools.{name}.corpus ({tool.corpus}) is missing; name a JSON-lines file of "
-                "passages"
-            )
+        if tool.corpus is not None and purpose != "sft":
+            lines.append((f"tools.{name}.corpus", tool.corpus, "passages"))
     if purpose == "sft" and config.sft is not None:
-        for path in config.sft.data:
-            if not path.is_file():
-                yield f"sft.data ({path}) is missing; name a JSON-lines file of dialogues"
+        lines += [("sft.data", path, "dialogues") for path in config.sft.data]
+    for key, path, what in lines:
+        if not path.is_file():
+            yield f"{key} ({path}) is missing; name a JSON-lines file of {what}"
+        elif (foreign := foreign_format(path)) is not None:
+            yield f"{key}: {foreign}"
 
 
 def _table_problems(config: RunConfig, purpose: Purpose) -> Iterator[str]:

@@ -203,7 +203,8 @@ def read_file(path: Path) -> dict[str, Any]:
             f"{path} is a folder; name the configuration file in it (config.json in a run folder)"
         ) from exc
     except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"cannot read the configuration file {path}: {exc}") from exc
+        why = getattr(exc, "strerror", None) or exc
+        raise ConfigError(f"cannot read the configuration file {path}: {why}") from exc
     try:
         if path.suffix == ".json":
             values = json.loads(text)

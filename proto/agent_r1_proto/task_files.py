@@ -11,6 +11,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from agent_r1_proto.foreign_files import foreign_format
 from agent_r1_proto.tasks import Task
 
 
@@ -40,6 +41,9 @@ def read_task_file(path: Path) -> list[Task]:
         TaskFileError: the file is missing, empty or unreadable, a line is empty or no valid
             `Task`, or an id occurs twice; file and line number are named.
     """
+    foreign = foreign_format(path)
+    if foreign is not None:
+        raise TaskFileError(foreign)
     tasks: list[Task] = []
     line_of: dict[str, int] = {}
     number = 0
@@ -63,7 +67,8 @@ def read_task_file(path: Path) -> list[Task]:
             tasks.append(task)
     except (OSError, EOFError) as exc:
         where = f"{path}:{number + 1}" if number else str(path)
-        raise TaskFileError(f"{where}: the task file cannot be read: {exc}") from exc
+        why = getattr(exc, "strerror", None) or exc
+        raise TaskFileError(f"{where}: the task file cannot be read: {why}") from exc
     if not tasks:
         raise TaskFileError(f"{path}: the file holds no task; it needs at least one line")
     return tasks

@@ -41,7 +41,8 @@ class Task(StrictMessage):
     """Unique within its data file."""
     prompt: str | list[ChatMessage]
     """A user message, or a dialogue that ends with a user message, or with the tool messages that
-    answer an assistant message."""
+    answer an assistant message. A system message at its beginning takes the place of
+    `env.system_prompt`."""
     payload: dict[str, JsonValue] = {}
     """Any JSON for reward and ToolEnv (answers, tests); never shown to the model."""
     tools: list[str] | None = None

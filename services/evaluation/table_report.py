@@ -107,7 +107,9 @@ def write_report(results: Results, out: Path) -> list[Path]:
                 files[-1].write_text(text, encoding="utf-8")
         markdown.write_text(report(results, rows, out, files), encoding="utf-8")
     except OSError as exc:
-        raise ValueError(f"the results ({out}) cannot be written: {exc}; name a --out") from exc
+        raise ValueError(
+            f"the results ({out}) cannot be written: {exc.strerror}; name a --out"
+        ) from exc
     return files
 
 

@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 from agent_r1.learner.chat_mask import DialogueEncoder
 from agent_r1.learner.config import SftTable
 from agent_r1.learner.engine import TrainSample
+from agent_r1_proto.foreign_files import foreign_format
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
 
@@ -72,6 +73,9 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield number and text of every line that is not blank."""
     if not path.is_file():
         raise ValueError(f"sft.data ({path}) is missing; name a JSON-lines file of dialogues")
+    foreign = foreign_format(path)
+    if foreign is not None:
+        raise ValueError(f"sft.data: {foreign}")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():

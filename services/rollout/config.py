@@ -33,7 +33,8 @@ class EnvTable(ConfigTable):
     max_tool_response_chars: Annotated[int, Field(ge=64)] = 2048
     """Most characters of one tool response; the rest is cut and marked."""
     system_prompt: str | None = None
-    """System message of every dialogue that does not bring its own."""
+    """System message of every dialogue that does not bring its own: where a task's `prompt` begins
+    with a message of role system, that one is used and this one is not."""
     enable_tools: list[str] | None = None
     """Names of the tools offered to the model; None offers all of `[tools.<name>]`, [] none."""
     pin: Literal["trajectory", "none"] = "trajectory"

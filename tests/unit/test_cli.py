@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib.metadata
 import json
 import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -301,3 +304,54 @@ def test_a_model_directory_means_itself_and_a_hub_name_stays(file: Path):
     assert cli_policy.policy_model(str(model)) == str(model)
     assert cli_policy.policy_model("owner/name") == "owner/name"
     assert cli_policy.config_file_of(str(model)) is None
+
+
+# --- help ----------------------------------------------------------------------------------------
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of its commands, all the way down."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from parsers(inner)
+
+
+def test_every_command_says_what_it_does_and_every_option_what_for():
+    found = list(parsers(cli.build_parser()))
+    assert len(found) > 20
+    silent = [parser.prog for parser in found if not parser.description]
+    silent += [
+        f"{parser.prog} {action.dest}"
+        for parser in found
+        for action in parser._actions
+        if not action.help and not isinstance(action, argparse._SubParsersAction)
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ("train", "evaluate", "dead-letters", "start every service on this machine")),
+        (["tools"], ("drain", "rollback", "serve one tool to an MCP agent")),
+        (["config"], ("check", "show")),
+        (["dead-letters"], ("list", "retry")),
+        (["search"], ("index",)),
+    ],
+)
+def test_a_command_that_is_not_finished_prints_the_help(
+    arguments: list[str], expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(arguments) == 2
+    text = capsys.readouterr().out
+    assert all(word in text for word in expected)
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    version = importlib.metadata.version("agent-r1")
+    assert capsys.readouterr().out == f"agent-r1 {version}\n"

@@ -1,0 +1,51 @@
+"""What a data file is that is not JSON lines: said by name, with the way to convert it.
+
+task_files.py, the warm start's reader and `agent-r1 config check` ask, so that a Parquet file is
+called one and not "invalid JSON".
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from pathlib import Path
+
+FIRST_BYTES = 4096
+MAGIC = {
+    b"PAR1": "a Parquet file",
+    b"ARROW1": "an Arrow file",
+    b"\x1f\x8b": "a gzip file without the suffix .gz",
+    b"\x28\xb5\x2f\xfd": "a Zstandard file",
+    b"PK\x03\x04": "a zip archive or an Excel file",
+    b"SQLite format 3\0": "an SQLite database",
+    b"version https://git-lfs": "a Git LFS pointer and not the file itself",
+}
+REMEDIES = {
+    b"PAR1": 'convert it: pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True)',
+    b"ARROW1": 'convert it: pandas.read_feather(FILE).to_json(OUT, orient="records", lines=True)',
+    b"\x1f\x8b": "rename it to .gz",
+    b"\x28\xb5\x2f\xfd": "unpack it: zstd -d FILE",
+    b"version https://git-lfs": "fetch it: git lfs pull",
+}
+CONVERT = "convert it to JSON lines, one object a line"
+
+
+def foreign_format(path: Path) -> str | None:
+    """Say what a file is that holds no JSON lines, and what to do; None where it may hold some.
+
+    Args:
+        path: plain, or gzip-compressed with the suffix .gz; one that cannot be read gives None.
+    """
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            start = file.read(FIRST_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return None
+    for magic, name in MAGIC.items():
+        if start.startswith(magic):
+            return f"{path} is {name} and not JSON lines; {REMEDIES.get(magic, CONVERT)}"
+    if b"\0" in start:
+        return f"{path} is a binary file and not JSON lines; {CONVERT}"
+    if start.lstrip().startswith(b"["):
+        return f"{path} is one JSON array and not JSON lines; {CONVERT}: jq -c '.[]' FILE > OUT"
+    return None
