@@ -168,26 +168,29 @@ def run_pip(title: str, arguments: list[str]) -> None:
     Raises:
         InstallError: pip failed.
     """
-    # Versions come from the lock alone: a constraint of the user's own must not stop it.
-    environment = {k: v for k, v in os.environ.items() if k != "PIP_CONSTRAINT"}
-    environment |= {"PIP_DISABLE_PIP_VERSION_CHECK": "1", "PYTHONNOUSERSITE": "1"}
+    # Versions come from the lock alone: a constraint of the user's or the machine's own, which may
+    # stand in pip's configuration files, must not stop it. Empty would not override those.
+    environment = os.environ | {
+        "PIP_CONSTRAINT": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONNOUSERSITE": "1",
+    }
     command = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--progress-bar", "off"]
-    process = subprocess.Popen(
+    started = time.monotonic()
+    print(f"{title} ...", flush=True)
+    with subprocess.Popen(
         [*command, "--no-build-isolation", "--no-input", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         env=environment,
         cwd=REPOSITORY,
-    )
-    started = time.monotonic()
-    print(f"{title} ...", flush=True)
-    try:
-        output = follow(process, started)
-        code = process.wait()
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
+    ) as process:
+        try:
+            output = follow(process, started)
+            code = process.wait()
+        finally:
+            if process.poll() is None:
+                process.terminate()
     if code != 0:
         raise InstallError(output)
     print(f"  done in {time.monotonic() - started:.0f} s", flush=True)

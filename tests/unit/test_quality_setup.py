@@ -181,6 +181,25 @@ def test_a_failure_names_its_remedy(install: ModuleType, output: str, expected: 
     assert output in message
 
 
+@pytest.mark.parametrize("where", ["environment", "configuration file"])
+def test_a_constraint_of_the_users_own_does_not_stop_the_lock(
+    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+) -> None:
+    constraint, config = tmp_path / "constraint.txt", tmp_path / "pip.conf"
+    constraint.write_text("six<1\n")
+    config.write_text(f"[global]\nconstraint = {constraint}\n")
+    if where == "environment":
+        monkeypatch.setenv("PIP_CONSTRAINT", str(constraint))
+    else:
+        monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setattr(install, "PYTHON", Path(sys.executable))
+    # With the constraint pip says that versions conflict, which would end the set-up.
+    with pytest.raises(install.InstallError, match="No matching distribution found"):
+        install.run_pip(
+            "installing", ["--no-index", "--find-links", str(tmp_path), "six==1.17.0+x"]
+        )
+
+
 def test_torch_comes_from_the_configured_indexes_before_pytorchs(
     install: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
