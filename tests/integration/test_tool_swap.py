@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from agent_r1.cli import main
 from agent_r1.rollout.tool_client import ToolClient, ToolOutageError
+from agent_r1_deploy.local_folder import REDIS_URL_FILE, launcher_state
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 
@@ -88,13 +90,16 @@ class Pool:
         command = [str(COMMAND), "serve", "tool", f"my_tool:{class_name}"]
         command += ["--set", f"run.tool_pool={self.name}"]
         command += ["--set", f"tools.{tool}.announce_expiry_s=1", *options]
+        return self.run(command, folder, {"AGENT_R1__REDIS__URL": self._redis_url})
+
+    def run(
+        self, command: list[str], folder: Path, variables: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        """Run a command in a folder, with its output in the file `log` there."""
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("AGENT_R1__")}
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                command,
-                cwd=folder,
-                env=os.environ | {"AGENT_R1__REDIS__URL": self._redis_url},
-                stdout=log,
-                stderr=log,
+                command, cwd=folder, env=clean | variables, stdout=log, stderr=log
             )
         self.processes.append(process)
         return process
@@ -372,3 +377,27 @@ async def test_a_session_that_cannot_be_opened_fails_the_call_with_what_the_tool
     assert caught.value.attempts == 1
     assert "session open raised tool=counter rollout_id=a" in pool.log(0)
     assert "Traceback" in pool.log(0)
+
+
+async def test_a_tool_served_from_a_run_folder_joins_the_run_that_runs_there(
+    pool: Pool, redis_url: str, run_id: str, tmp_path: Path
+):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (tmp_path / "my_tool.py").write_text(ECHO.replace("VERSION", "2"))
+    config = {
+        "run": {"id": run_id, "plugins": [str(tmp_path)]},
+        "model": {"path": "none"},
+        "tools": {"echo": {"type": "my_tool:Echo", "new_version": "none"}},
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    command = [str(COMMAND), "serve", "echo", str(folder / "config.json")]
+    with launcher_state(folder) as state_dir:  # this process is the launcher
+        (state_dir / REDIS_URL_FILE).write_text(redis_url)
+        pool.start(ECHO, "Echo", "1")
+        async with client_of(redis_url, run_id, "echo") as client:
+            pool.run(command, tmp_path, {})
+            await until(lambda: len(instances(client, "echo")) == 2)
+            assert client.directory._tools["echo"].shares == {"1": 1.0}
+            said = f"in the pool {run_id!r}; version 2 gets 0% of new trajectories (Redis at "
+            await until(lambda: said in (tmp_path / "log").read_text())
