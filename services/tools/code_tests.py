@@ -196,9 +196,10 @@ class _TestRun:
             )
         if isinstance(judged, SandboxEndedError):
             raise _TestsEndedError(str(judged)) from judged
-        for outcome in (ended, judged):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        if isinstance(judged, BaseException):
+            raise judged
+        if isinstance(ended, BaseException):
+            raise ended
         if broken:
             return ended.model_copy(update={"report": ended.report | {"stage": "code"}}), False
         if verdict is None:

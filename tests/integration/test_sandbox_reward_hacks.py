@@ -103,7 +103,10 @@ def run_as_ordinary_user(unreadable: Path) -> Results:
 )
 def test_no_program_scores_without_solving_the_task(tmp_path: Path, run: Callable[[Path], Results]):
     tmp_path.chmod(0)
-    codes, programs = run(tmp_path)
+    try:
+        codes, programs = run(tmp_path)
+    finally:
+        tmp_path.chmod(0o700)
     assert len(HACKS) >= 60
     assert codes.pop("the solution") == {"passed": TESTS, "failed": 0, "total": TESTS}
     assert codes.keys() == HACKS.keys()

@@ -311,7 +311,7 @@ async def _start_process(
 ) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *command,
-        stdin=control,
+        stdin=control.fileno(),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
         pass_fds=files,

@@ -249,6 +249,7 @@ class Peer:
             values = self._reader.read(args)
         except (TypeError, ValueError) as exc:
             raise RefusedValue("an exception that cannot be read") from exc
+        made: Any
         try:
             made = made_class(*values)
         except Exception:  # noqa: BLE001 - its class wants other arguments

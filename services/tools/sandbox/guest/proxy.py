@@ -92,7 +92,8 @@ class Proxy:
         object.__setattr__(self, "agent_r1_remote", remote)
 
     @property
-    def __class__(self) -> type:  # so that `isinstance` finds the builtin type it derives from
+    def __class__(self) -> type:  # type: ignore[reportIncompatibleMethodOverride]
+        # So that `isinstance` finds the builtin type it derives from.
         return remote_of(self).base or Proxy
 
     def __getattr__(self, name: str) -> Any:

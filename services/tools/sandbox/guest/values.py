@@ -22,10 +22,20 @@ FRAME_BYTES = 16 << 20
 MAX_ITEMS = 1_000_000
 MAX_DEPTH = 100
 _JSON_INT = 1 << 53
-PLAIN_BASES = (
-    *(int, float, complex, str, bytes, tuple, frozenset),
-    *(bytearray, list, dict, set),
-)
+_COPIES: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    complex: lambda value: complex.__add__(value, 0j),
+    str: str.__str__,
+    bytes: lambda value: bytes(memoryview(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    frozenset: lambda value: frozenset(frozenset.__iter__(value)),
+    bytearray: lambda value: bytearray(memoryview(value)),
+    list: lambda value: list(list.__iter__(value)),
+    dict: lambda value: dict(dict.items(value)),
+    set: lambda value: set(set.__iter__(value)),
+}
+PLAIN_BASES = tuple(_COPIES)
 """What the solution's own classes may derive from: the first seven cannot change."""
 FIXED_BASES = PLAIN_BASES[:7]
 
@@ -155,19 +165,9 @@ def write_plain_base(value: Any) -> Any:
     Raises:
         TypeError: it derives from none.
     """
-    for base in PLAIN_BASES:
+    for base, copy in _COPIES.items():
         if isinstance(value, base):
-            if base is dict:
-                return dict(dict.items(value))
-            if base in (list, tuple, set, frozenset):
-                return base(base.__iter__(value))
-            if base in (bytes, bytearray):
-                return base(memoryview(value))
-            if base is str:
-                return str.__str__(value)
-            if base is complex:
-                return complex.__add__(value, 0j)
-            return base.__pos__(value)
+            return copy(value)
     raise TypeError(f"{type(value).__name__!r} derives from no plain type")
 
 
