@@ -244,6 +244,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
             f"Every trained row spends {learner.steps or 'as many'} steps of "
             f"{learner.groups_per_batch} questions x {learner.group_size} trajectories."
         ),
+        chosen_on=plan.chosen_on,
         command=command,
         versions=_versions(),
         settings={

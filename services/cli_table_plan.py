@@ -80,6 +80,8 @@ class TablePlan:
     """Files to write, without suffix."""
     folder: Path
     """Folder of the runs, the baselines' answers and the services' logs."""
+    chosen_on: str = ""
+    """Which choices were made while looking at which questions."""
 
     def runs(self, only: Sequence[str] | None = None) -> list[PlannedRun]:
         """Return every run once, in order; only those of some methods where they are named."""
@@ -139,7 +141,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         _check_code(runs[0].config, where)
         title = method.title or method.name
         methods.append(PlannedMethod(method.name, title, method.table, settings, runs))
-    return TablePlan(results.name, base, table.baselines, methods, results, folder)
+    return TablePlan(results.name, base, table.baselines, methods, results, folder, table.chosen_on)
 
 
 def chosen(plan: TablePlan, only: str | None) -> list[str] | None:

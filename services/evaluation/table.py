@@ -18,6 +18,8 @@ from pydantic import JsonValue
 from agent_r1.evaluation.statistics import LEVEL, MAX_DRAWS, RESAMPLES, SEED, Estimate
 from agent_r1.evaluation.table_config import Part
 
+NEVER_RIGHT = 0.01
+"""A set on which every row has less exact match is said to tell nothing."""
 MASKS = ("learner.advantage_mask", "learner.loss_mask")
 
 
@@ -121,17 +123,25 @@ class RowEstimates:
 
     sets: Mapping[str, Estimate]
     average: Estimate
-    """Over the sets."""
+    """Over the sets whose kind of question was trained on."""
 
 
-def estimate_row(row: Row, sets: Sequence[str]) -> RowEstimates | None:
-    """Estimate the exact match of a row on every set; None where it has not been run."""
+def estimate_row(
+    row: Row, sets: Sequence[str], in_domain: Sequence[str] = ()
+) -> RowEstimates | None:
+    """Estimate the exact match of a row; None where it has not been run.
+
+    Args:
+        row: the answers.
+        sets: all sets.
+        in_domain: those that the average is over; none of them is all.
+    """
     if not row.runs:
         return None
     values = {name: [list(run.em[name]) for run in row.runs] for name in sets}
     return RowEstimates(
         sets={name: bootstrap_seeds([values[name]]) for name in sets},
-        average=bootstrap_seeds(list(values.values())),
+        average=bootstrap_seeds([values[name] for name in in_domain or sets]),
     )
 
 
@@ -202,7 +212,7 @@ def _mask_goals(rows: Estimated) -> list[str]:
         with_masks, without = full[1].average, found.average
         apart = with_masks.low > without.high or without.low > with_masks.high
         sentences.append(
-            f"{full[0].title} against {row.title}, average of all sets: "
+            f"{full[0].title} against {row.title}, average: "
             f"{with_masks.mean:.3f} against {without.mean:.3f}, difference "
             f"{with_masks.mean - without.mean:+.3f}; the intervals "
             f"{'do not overlap' if apart else 'overlap'}."
@@ -215,15 +225,38 @@ def _without_masks(row: Row) -> dict[str, JsonValue]:
 
 
 def _best(rows: Estimated) -> list[str]:
-    found = [(row, e) for row, e in rows if row.table == "methods" and e is not None]
-    if not found:
+    """Name the best row where its interval is above every other's, else those that may be it."""
+    found = [(row, e.average) for row, e in rows if row.table == "methods" and e is not None]
+    if len(found) < 2:
         return []
-    row, best = max(found, key=lambda pair: pair[1].average.mean)
-    close = [
-        other.title for other, e in found if other is not row and e.average.high >= best.average.low
+    best_row, best = max(found, key=lambda pair: pair[1].mean)
+    close = [(row, average) for row, average in found if average.high >= best.low]
+    if len(close) == 1:
+        return [
+            f"The highest average is that of {best_row.title}, {interval(best)}; no other interval "
+            "reaches it."
+        ]
+    means = [average.mean for _, average in close]
+    return [
+        f"No best row can be told: the averages of {', '.join(row.title for row, _ in close)} "
+        f"are from {share(min(means))} to {share(max(means))}, and their intervals overlap."
     ]
-    note = f"; the intervals of {', '.join(close)} reach it" if close else ""
-    return [f"The highest average is that of {row.title}, {interval(best.average)}{note}."]
+
+
+def domain_notes(rows: Estimated, sets: Sequence[str], in_domain: Sequence[str]) -> list[str]:
+    """Say what the average is over, and what no row could score on."""
+    if not in_domain or set(sets) <= set(in_domain):
+        return []
+    kinds = " and ".join(in_domain)
+    notes = [f"The average is over {kinds}, whose kinds of question were trained on."]
+    for name in sets:
+        means = [found.sets[name].mean for _, found in rows if found is not None]
+        if name not in in_domain and means and max(means) < NEVER_RIGHT:
+            notes.append(
+                f"No row answers more than {share(max(means))} of {name}, so that column does not "
+                "tell methods apart."
+            )
+    return notes
 
 
 def interval(estimate: Estimate) -> str:

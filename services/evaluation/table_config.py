@@ -46,6 +46,9 @@ class TableFile(ConfigTable):
     """Values of `run.seed`; every method is trained once with each."""
     defaults: dict[str, JsonValue] = {}
     """Keys of the run configuration that hold for every row; a method's own come after."""
+    chosen_on: str = ""
+    """Which choices (learning rate, data, prompts) were made while looking at which questions, in
+    sentences for the report. Empty is not known, and the report says so."""
     baselines: list[Baseline] = []
     """Untrained methods, evaluated first."""
     methods: Annotated[list[MethodTable], Field(min_length=1)]

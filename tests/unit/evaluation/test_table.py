@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from agent_r1.evaluation.table import (
     Row,
     SeedScores,
     bootstrap_seeds,
+    domain_notes,
     estimate_row,
     goal_sentences,
     interval,
@@ -23,7 +25,9 @@ from agent_r1.evaluation.table import (
     share,
 )
 from agent_r1.evaluation.table_config import Part
-from agent_r1.evaluation.table_report import Results, write_report
+from agent_r1.evaluation.table_report import Results, report, write_report
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def seed_scores(
@@ -120,18 +124,56 @@ def test_a_row_without_masks_is_compared_with_the_one_that_has_them():
     off = {"algorithm": "ppo", "gamma": 0.9, "advantage_mask": False}
     unmasked = row("None", seed_scores(0, 0), table="ablation", **off)
     assert sentences(other, masked, unmasked) == [
-        "Masks against None, average of all sets: 1.000 against 0.000, difference +1.000; the "
+        "Masks against None, average: 1.000 against 0.000, difference +1.000; the "
         "intervals do not overlap."
     ]
 
 
-def results(*rows: Row) -> Results:
+def test_a_row_is_called_the_best_only_where_no_other_interval_reaches_its():
+    best = row("A", seed_scores(*[1] * 20))
+    clear = sentences(best, row("B", seed_scores(*[0] * 20)))
+    assert clear == [
+        "The highest average is that of A, 1.000 [1.000, 1.000]; no other interval reaches it."
+    ]
+    # 10 and 11 of 20: far within each other's intervals.
+    close = sentences(row("A", seed_scores(*[0, 1] * 10)), row("B", seed_scores(*[0, 1] * 9, 1, 1)))
+    assert close == [
+        "No best row can be told: the averages of A, B are from .500 to .550, and their "
+        "intervals overlap."
+    ]
+    assert sentences(best) == []  # better than nothing is no finding
+
+
+def far_and_near(title: str, near: float, far: float) -> Row:
+    """One run with a question of either set."""
+    em = {"near": [near], "far": [far]}
+    return Row(title.lower(), title, "methods", [SeedScores(seed=0, em=em, f1=em)])
+
+
+def test_the_average_is_over_what_was_trained_on():
+    found = estimate_row(far_and_near("A", 1.0, 0.0), ["near", "far"], ["near"])
+    assert found is not None
+    assert found.average.mean == 1.0
+
+
+@pytest.mark.parametrize(("far", "told"), [(0.0, True), (1.0, False)])
+def test_a_set_that_no_row_answers_is_said_to_tell_nothing(far: float, told: bool):
+    rows = [far_and_near("A", 1.0, 0.0), far_and_near("B", 1.0, far)]
+    estimated = [(r, estimate_row(r, ["near", "far"], ["near"])) for r in rows]
+    notes = domain_notes(estimated, ["near", "far"], ["near"])
+    assert notes[0] == "The average is over near, whose kinds of question were trained on."
+    assert ("No row answers more than .000 of far" in " ".join(notes)) is told
+    assert domain_notes(estimated, ["near"], ["near"]) == []
+
+
+def results(*rows: Row, chosen_on: str = "") -> Results:
     return Results(
         name="small",
         rows=rows,
         sets=["near"],
         in_domain=["near"],
         budget="Every row spends little.",
+        chosen_on=chosen_on,
         command="agent-r1 table small.toml",
         versions={"Python": "3.11"},
         settings={"ppo": {"lr": 0.1}},
@@ -160,6 +202,33 @@ def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
     assert "| Off | yes | yes | not run | not run |" in text
     assert "arxiv.org/abs/2511.14460" in text
     assert "All runs together took 2 minutes." in text
+
+
+def test_the_report_says_which_choices_were_made_on_its_questions(tmp_path: Path):
+    ppo = row("PPO", seed_scores(1))
+    said = results(ppo, chosen_on="The learning rate was chosen on them.")
+    text = write_report(said, tmp_path / "said")[0].read_text()
+    assert "chosen on these questions.** The learning rate was chosen on them.\n" in text
+    text = write_report(results(ppo), tmp_path / "silent")[0].read_text()
+    assert "chosen on these questions.** The table file does not say which choices" in text
+
+
+def test_the_report_is_made_of_what_the_json_file_holds(tmp_path: Path):
+    ppo = row("PPO", seed_scores(1, 0, curve=[0.1, 0.2]))
+    markdown, numbers, *_ = write_report(results(ppo, row("GRPO")), tmp_path / "small")
+    assert report(json.loads(numbers.read_text())) == markdown.read_text()
+
+
+def test_the_committed_results_are_what_their_numbers_give_and_say_what_was_chosen_on_them():
+    markdown = ROOT / "docs" / "results" / "tiny_world.md"
+    found = json.loads(markdown.with_suffix(".json").read_text())
+    text = markdown.read_text()
+    assert report(found) == text
+    table = tomllib.loads((ROOT / "examples" / "tiny_world" / "table.toml").read_text())
+    assert table["chosen_on"].strip() in text
+    # Methods within some thousandths of each other: none of them is called the best.
+    assert "The highest average" not in text
+    assert "No best row can be told" in text
 
 
 def test_a_table_with_curves_has_its_picture(tmp_path: Path):
