@@ -216,6 +216,7 @@ algorithm = "{method}"
 clip_low = 0.2
 clip_high = 0.2
 dual_clip = 3.0
+importance_cap = "none"            # no such weights there; "auto" corrects for the engine's numbers
 {method_keys}max_staleness = 0
 {learner_memory}ranks = {ranks}
 zero_stage = {zero_stage}

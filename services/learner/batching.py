@@ -315,15 +315,11 @@ def scoring_sample(token_ids: npt.NDArray[np.int32], temperature: float) -> Trai
 
 
 def split_evenly(count: int, parts: int) -> list[range]:
-    """Cut 0 .. count - 1, in order, into `parts` ranges whose sizes differ by at most 1.
+    """Cut 0 .. count - 1, in order, into ranges whose sizes differ by at most 1.
 
-    Raises:
-        ValueError: there are more parts than things.
+    Returns:
+        `parts` of them, or `count` ranges of one where there are fewer things than parts.
     """
-    if parts > count:
-        raise ValueError(
-            f"optimizer_steps ({parts}) must be <= the {count} samples of the batch; lower "
-            "learner.optimizer_steps_per_batch"
-        )
+    parts = min(parts, count)
     bounds = [count * part // parts for part in range(parts + 1)]
     return [range(start, end) for start, end in itertools.pairwise(bounds)]

@@ -13,12 +13,16 @@ from pydantic import Field, JsonValue, model_validator
 
 from agent_r1.learner.objective import (
     GROUP_ADVANTAGES,
+    RATIO_LOSSES,
     ObjectiveTable,
     PositiveFloat,
     PositiveInt,
     Share,
 )
 from agent_r1_proto.config import ConfigTable
+
+IMPORTANCE_CAP = 2.0
+"""Largest importance weight of `importance_cap = "auto"`, as in F. Yao et al., 2025."""
 
 
 class DataTable(ConfigTable):
@@ -186,6 +190,34 @@ class LearnerTable(ObjectiveTable, EngineTable):
     """Checkpoints kept besides for the best evaluation."""
     trajectories_per_step: Annotated[int, Field(ge=0)] = 8
     """Trajectories of each batch written to `trajectories/`."""
+
+    @property
+    def needs_learner_logprobs(self) -> bool:
+        """Whether the ratio starts at log-probabilities that the learner computes before a batch.
+
+        Else it starts at the rollout's, and corrects for older samples by itself.
+        """
+        return (
+            self.optimizer_steps_per_batch > 1
+            or not self.loss_mask
+            or self.kl == "reward"
+            or self.importance_low > 0
+            or self.importance_high is not None
+            or isinstance(self.importance_cap, float)
+            or (self.importance_cap == "auto" and self._loss_may_lack_a_ratio)
+        )
+
+    @property
+    def _loss_may_lack_a_ratio(self) -> bool:
+        return self.max_staleness > 0 and self.policy_loss not in RATIO_LOSSES
+
+    @property
+    def largest_weight(self) -> float | None:
+        """The cap of importance weights; None where there are none."""
+        if isinstance(self.importance_cap, float):
+            return self.importance_cap
+        weighs = self.importance_cap == "auto" and self.needs_learner_logprobs
+        return IMPORTANCE_CAP if weighs else None
 
     @property
     def slots_per_group(self) -> int:

@@ -37,7 +37,6 @@ class ZeroModule:
     ) -> None:
         self._table = table
         self._name = name
-        self.lr = table.lr
         self._clips_itself = table.zero_stage == 0 and dtype == "float32"
         """Gradients are whole on every rank, where DeepSpeed would not tell the norm."""
         self.optimizer_steps = 0

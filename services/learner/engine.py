@@ -115,9 +115,12 @@ class LossSpec:
     optimizer_steps: int = 1
     """Split the samples, in order, into this many optimizer batches."""
     drop_zero_advantages: bool = True
-    """Skip the computation (not the count) of samples whose advantages are all 0."""
+    """Run samples whose advantages are all 0 forward only, where their gradient is exactly 0."""
     trains_policy: bool = True
     """False trains the critic only: its warm-up."""
+    steps_before: int | None = None
+    """Optimizer steps of the run's plan before this batch: its place in the learning-rate schedule.
+    None is those taken so far."""
 
 
 class PolicyEngine(Protocol):
@@ -127,24 +130,28 @@ class PolicyEngine(Protocol):
     """
 
     def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec) -> dict[str, float]:
-        """Take `spec.optimizer_steps` optimizer steps on `samples`.
+        """Take up to `spec.optimizer_steps` optimizer steps on `samples`.
 
         Each optimizer batch is aggregated as `spec.aggregation` says over all ranks and
         micro-batches, however it was cut. The ratio's denominator is each sample's `old_logprobs`,
-        else its `rollout_logprobs`. Samples with a `value_mask` train the critic as well.
+        else its `rollout_logprobs`. Samples with a `value_mask` train the critic as well. An
+        optimizer step in which no token counts is skipped, and there is no more than one a sample.
 
         Returns:
-            Metrics of the batch: loss/total, loss/policy, loss/clip_fraction, loss/kl_ref (with a
-            reference), policy/entropy (nats), policy/ratio_max, logprob/abs_diff_mean and
-            logprob/abs_diff_max (learner against rollout, before the first step), grad_norm
-            (before clipping; last optimizer step), lr, batch/tokens, batch/action_tokens,
-            batch/computed_tokens (without padding and dropped samples), batch/padding_share,
-            batch/microbatches, time/learn_s, tokens_per_s; with a critic loss/value,
-            value/mean, value/clip_fraction, grad/critic_norm. A metric that nothing was computed
-            for is left out.
+            Metrics of the batch. Over all tokens that count in the loss, each as its own optimizer
+            step found it: loss/total, loss/policy (means over the steps), loss/clip_fraction (share
+            of the tokens whose loss a bound decides), loss/kl_ref (with a reference),
+            policy/entropy (nats), policy/ratio_max and, with one optimizer step,
+            logprob/abs_diff_mean and logprob/abs_diff_max (learner against rollout). Then
+            grad_norm (before clipping; last optimizer step), lr, batch/optimizer_steps (taken),
+            batch/skipped_optimizer_steps, batch/tokens, batch/trained_tokens (that count in the
+            loss), batch/computed_tokens (the policy's, without padding), batch/forward_only_share
+            (of them), batch/padding_share, batch/microbatches, time/learn_s, tokens_per_s; with a
+            critic, over all tokens it learns, loss/value, value/mean, value/clip_fraction,
+            grad/critic_norm, learn/critic_lr. A metric that nothing was computed for is left out.
 
         Raises:
-            ValueError: `samples` is empty or has no loss-mask token.
+            ValueError: `samples` is empty, or a step of the loss "nll" has no token to learn.
             EngineError: see there. A loss that is not finite is refused before the step and names
                 the samples; out-of-memory messages name the keys to lower, in order.
         """

@@ -92,7 +92,13 @@ def build_engine(plan: TrainingPlan) -> PolicyEngine:
         seed=plan.run.seed,
         total_steps=plan.total_steps * table.optimizer_steps_per_batch,
         with_reference=table.kl != "none",
-        critic=CriticSetup(critic_model, table.critic_lr) if table.has_critic else None,
+        critic=CriticSetup(
+            critic_model,
+            table.critic_lr,
+            table.critic_warmup_steps * table.optimizer_steps_per_batch,
+        )
+        if table.has_critic
+        else None,
         deterministic=plan.run.deterministic,
     )
 

@@ -39,8 +39,10 @@ def _reward_metrics(
             components.setdefault(name, []).append(value)
     for name, component in components.items():
         values[f"reward/{name}"] = float(np.mean(component))
-    equal = [len({total_reward(s) for s in group.survivors}) == 1 for group in groups]
-    values["group/equal_reward_share"] = float(np.mean(equal))
+    compared = [group.survivors for group in groups if len(group.survivors) > 1]
+    if compared:  # one reward always equals itself
+        equal = [len({total_reward(s) for s in survivors}) == 1 for survivors in compared]
+        values["group/equal_reward_share"] = float(np.mean(equal))
     values["group/survivors_mean"] = len(trajectories) / len(groups)
     return values
 

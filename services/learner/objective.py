@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
 from agent_r1_proto.config import ConfigTable
@@ -37,6 +37,9 @@ GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
 """Advantages that compare the trajectories of a group; a group of one has none."""
 SEQUENCE_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
 """Advantages that are the same on every action token of a trajectory."""
+RATIO_LOSSES = ("ppo", "gspo", "cispo")
+"""Losses whose own ratio corrects for samples of older weights, where it starts at the rollout's
+log-probabilities."""
 FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -120,9 +123,12 @@ class ObjectiveTable(ConfigTable):
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the entropy bonus."""
 
-    importance_cap: PositiveFloat | None = None
+    importance_cap: PositiveFloat | Literal["auto", "none"] = "auto"
     """Truncated importance sampling: token losses are weighted by the learner's probability over
-    the rollout's, at most so much. None is no weight."""
+    the rollout's, at most so much. auto does so, at most 2, where the policy loss would leave that
+    ratio out: it starts at the learner's own log-probabilities (more than one optimizer step, kl
+    reward, importance_low or importance_high, loss_mask false), or with max_staleness > 0 it has
+    no ratio (reinforce) or is your own. none never does."""
     importance_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """A trajectory whose mean ratio (geometric, learner to rollout) is below is not trained on."""
     importance_high: Annotated[float, Field(gt=1)] | None = None
@@ -136,15 +142,18 @@ class ObjectiveTable(ConfigTable):
     """Do not train on trajectories that a limit cut (TRUNCATED); the group's other trajectories
     are still compared with them."""
     drop_zero_advantages: bool = True
-    """Compute nothing for trajectories whose advantages are all 0: their gradient is exactly 0.
-    They still count in the loss's denominator. Ignored while a KL or entropy term is on."""
+    """Run trajectories whose advantages are all 0 forward only: their gradient is exactly 0. They
+    count in the loss's denominator and in every metric. Ignored while a KL or entropy term is on,
+    and for a policy_loss of your own that does not say it has no gradient there."""
 
     critic_path: str | None = None
     """Model directory the critic's backbone starts from; None is model.path. For advantage gae."""
     critic_lr: PositiveFloat = 1e-5
-    """Learning rate of the critic."""
+    """Learning rate of the critic after warm-up. It follows the schedule of `lr`, from the first
+    step of the run on."""
     critic_warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """First learner steps, in which only the critic learns."""
+    """First learner steps, in which only the critic learns; the policy's learning-rate schedule
+    begins after them."""
     value_clip: PositiveFloat | None = 0.5
     """The critic's loss counts a value at most so far from the one before the batch; None is no
     bound."""
@@ -155,6 +164,16 @@ class ObjectiveTable(ConfigTable):
         if not isinstance(values, dict):
             return values
         return PRESETS.get(values.get("algorithm", "grpo"), {}) | values
+
+    @field_validator("importance_cap", mode="before")
+    @classmethod
+    def _refuse_null_cap(cls, value: Any) -> Any:
+        if value is None:
+            raise ValueError(
+                'learner.importance_cap is null, which is now written "none"; "auto" weighs where '
+                "the loss does not correct for older samples itself"
+            )
+        return value
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -257,17 +276,3 @@ class ObjectiveTable(ConfigTable):
     def has_greedy_baseline(self) -> bool:
         """Whether one greedy answer is asked for beside each group."""
         return self.advantage == "remax"
-
-    @property
-    def needs_learner_logprobs(self) -> bool:
-        """Whether log-probabilities are computed by the learner before the first step of a batch.
-
-        More than one optimizer step needs them as well.
-        """
-        return (
-            not self.loss_mask
-            or self.kl == "reward"
-            or self.importance_cap is not None
-            or self.importance_low > 0
-            or self.importance_high is not None
-        )

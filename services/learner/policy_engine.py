@@ -5,56 +5,39 @@ train.py, sft.py --TrainSample--> DeepSpeedPolicyEngine --TrainOrder--> RankEngi
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from agent_r1.learner import checkpoint_io, durable, snapshot
-from agent_r1.learner.algorithms.aggregation import aggregation_weights
 from agent_r1.learner.batching import (
-    TokenBatch,
     build_microbatch,
     build_value_batch,
-    plan_microbatches,
     scatter_back,
     scoring_sample,
-    split_evenly,
     value_mask,
 )
 from agent_r1.learner.config import EngineTable
 from agent_r1.learner.distributed import EngineSetup, RankGroup
 from agent_r1.learner.durable import report_full_disk, require_space
 from agent_r1.learner.engine import FloatArray, LossSpec, Model, TrainSample
-from agent_r1.learner.orders import StepOrder, TrainOrder
+from agent_r1.learner.orders import TrainOrder, cut_evenly, plan_batch
 from agent_r1.learner.rank_engine import CriticSetup, TrainReply
-from agent_r1.learner.schedule import learning_rate
+from agent_r1.learner.schedule import LearningRates
 from agent_r1.learner.snapshot import Weights
 from agent_r1_proto.config import ModelTable
 from agent_r1_proto.weights import WeightManifest
+
+logger = logging.getLogger(__name__)
 
 ADAM_BYTES_PER_WEIGHT = 8
 """Two float32 moments."""
 MASTER_BYTES_PER_WEIGHT = 4
 """The float32 copy that bfloat16 training keeps."""
-
-
-@dataclass
-class _Counts:
-    """What the micro-batches of one batch hold."""
-
-    tokens: int = 0
-    padded: int = 0
-    microbatches: int = 0
-
-    def add(self, batch: TokenBatch) -> None:
-        """Count a micro-batch; an empty one counts as padding."""
-        self.tokens += batch.num_tokens
-        self.padded += batch.num_padded
-        self.microbatches += 1
 
 
 class DeepSpeedPolicyEngine:
@@ -90,11 +73,16 @@ class DeepSpeedPolicyEngine:
             ValueError: the model cannot be loaded, or a setting does not fit the machine.
             EngineError: a rank failed.
         """
-        learning_rate(table, table.warmup_steps, total_steps)
         fields = {name: getattr(table, name) for name in EngineTable.model_fields}
         self._table = EngineTable(**fields)
+        self._rates = LearningRates(
+            self._table,
+            total_steps,
+            critic_lr=None if critic is None else critic.lr,
+            policy_starts=0 if critic is None else critic.warmup_steps,
+        )
+        self._told_skipped = False
         self._model_table = model
-        self._total_steps = total_steps
         self._has_reference = with_reference
         self._group = group or RankGroup(self._table)
         try:
@@ -123,7 +111,27 @@ class DeepSpeedPolicyEngine:
                 f"kl_coef ({spec.kl_coef}) needs an engine with a reference; it was made without"
             )
         started = time.perf_counter()
-        orders, counts = self._plan_orders(samples, spec)
+        steps_before = self.optimizer_steps if spec.steps_before is None else spec.steps_before
+        orders = plan_batch(samples, spec, self._table, self._rates, steps_before)
+        taken = len(orders[0].steps)
+        self._note_skipped(spec.optimizer_steps - taken)
+        metrics = {
+            "batch/optimizer_steps": float(taken),
+            "batch/skipped_optimizer_steps": float(spec.optimizer_steps - taken),
+            "batch/tokens": float(sum(sample.num_tokens for sample in samples)),
+            "batch/trained_tokens": float(sum(int(s.loss_mask.sum()) for s in samples)),
+        }
+        if taken:
+            metrics |= self._train(samples, orders) | _count_computed(orders)
+        elapsed = time.perf_counter() - started
+        metrics["time/learn_s"] = elapsed
+        if "batch/computed_tokens" in metrics:
+            metrics["tokens_per_s"] = metrics["batch/computed_tokens"] / elapsed
+        return metrics
+
+    def _train(
+        self, samples: Sequence[TrainSample], orders: Sequence[TrainOrder]
+    ) -> dict[str, float]:
         reply: TrainReply = self._group.run("train", orders)
         if reply.not_finite:
             names = [samples[i].name or f"sample {i}" for i in reply.not_finite]
@@ -132,56 +140,17 @@ class DeepSpeedPolicyEngine:
                 f"refused; its trajectories are {', '.join(names)}; look at their log-probabilities"
                 " and rewards, and resume from the last checkpoint"
             )
-        elapsed = time.perf_counter() - started
-        return reply.metrics | {
-            "batch/tokens": float(sum(sample.num_tokens for sample in samples)),
-            "batch/action_tokens": float(sum(int(s.loss_mask.sum()) for s in samples)),
-            "batch/computed_tokens": float(counts.tokens),
-            "batch/padding_share": 1.0 - counts.tokens / counts.padded,
-            "batch/microbatches": float(counts.microbatches),
-            "time/learn_s": elapsed,
-            "tokens_per_s": counts.tokens / elapsed,
-        }
+        return reply.metrics
 
-    def _plan_orders(
-        self, samples: Sequence[TrainSample], spec: LossSpec
-    ) -> tuple[list[TrainOrder], _Counts]:
-        """Cut a batch into optimizer steps, ranks and micro-batches."""
-        counts = _Counts()
-        orders = [TrainOrder(spec, []) for _ in range(self._table.ranks)]
-        for offset, part in enumerate(split_evenly(len(samples), spec.optimizer_steps)):
-            weights = token_weights(samples, part, spec)
-            lr = learning_rate(self._table, self.optimizer_steps + offset, self._total_steps)
-            kept = [i for i in part if not _is_skipped(samples[i], spec)]
-            value_tokens = sum(int(value_mask(samples[i]).sum()) for i in part)
-            learned = list(part) if value_tokens else []
-            plans = zip(self._plan(samples, kept), self._plan(samples, learned), strict=True)
-            for order, (share, value_share) in zip(orders, plans, strict=True):
-                batches = [
-                    build_microbatch(samples, indices, weights, packed=self._table.packing)
-                    for indices in share
-                ]
-                for batch in batches:
-                    counts.add(batch)
-                value_batches = [
-                    build_value_batch(
-                        samples, indices, 1 / max(1, value_tokens), packed=self._table.packing
-                    )
-                    for indices in value_share
-                ]
-                order.steps.append(StepOrder(batches, lr, value_batches))
-        return orders, counts
-
-    def _plan(self, samples: Sequence[TrainSample], chosen: Sequence[int]) -> list[list[list[int]]]:
-        """Return the micro-batches of each rank, as indices of samples."""
-        plan = plan_microbatches(
-            [samples[i].num_tokens for i in chosen],
-            self._table.ranks,
-            self._table.max_tokens_per_microbatch,
-            self._table.max_padding_share,
-            packed=self._table.packing,
-        )
-        return [[[chosen[i] for i in indices] for indices in share] for share in plan]
+    def _note_skipped(self, skipped: int) -> None:
+        """Say once that a batch has fewer optimizer steps than asked for; the metrics count."""
+        if skipped and not self._told_skipped:
+            self._told_skipped = True
+            logger.warning(
+                "optimizer steps skipped: failures and filters left nothing to train on in them, "
+                "and batch/skipped_optimizer_steps counts the next ones count=%d",
+                skipped,
+            )
 
     # Scoring
 
@@ -200,7 +169,7 @@ class DeepSpeedPolicyEngine:
             raise ValueError("the reference was asked of an engine that was made without one")
         if not samples:
             return []
-        plan = self._plan(samples, range(len(samples)))
+        plan = cut_evenly(samples, range(len(samples)), self._table)
         packed = self._table.packing
         cut = [
             [build_microbatch(samples, indices, packed=packed) for indices in share]
@@ -211,7 +180,7 @@ class DeepSpeedPolicyEngine:
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         """See `engine.PolicyEngine.token_values`."""
-        plan = self._plan(samples, range(len(samples)))
+        plan = cut_evenly(samples, range(len(samples)), self._table)
         packed = self._table.packing
         cut = [
             [build_value_batch(samples, indices, packed=packed) for indices in share]
@@ -274,44 +243,16 @@ class DeepSpeedPolicyEngine:
         self._group.close()
 
 
-def token_weights(
-    samples: Sequence[TrainSample], part: Sequence[int], spec: LossSpec
-) -> list[FloatArray]:
-    """Return [S][T] what each token's loss counts in one optimizer batch.
-
-    Args:
-        samples: the whole batch.
-        part: the samples of this optimizer batch; the others weigh 0.
-        spec: the aggregation; for "nll" tokens are weighed by `advantages`.
-
-    Raises:
-        ValueError: no token counts in the loss.
-    """
-    masks = [samples[i].loss_mask for i in part]
-    if spec.kind == "nll":
-        total = sum(float(samples[i].advantages[samples[i].loss_mask].sum()) for i in part)
-    else:
-        total = sum(int(mask.sum()) for mask in masks)
-    if not total > 0:
-        raise ValueError(
-            f"none of the tokens of {len(part)} samples counts in the loss; a batch needs at "
-            "least one sampled token"
-        )
-    weights = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
-    if spec.kind == "nll":
-        for i in part:
-            weights[i] = samples[i].advantages / np.float32(total)
-        return weights
-    scalars = aggregation_weights(
-        [int(mask.sum()) for mask in masks], spec.aggregation, fixed_length=spec.fixed_length
-    )
-    for i, scalar in zip(part, scalars, strict=True):
-        weights[i] += np.float32(scalar)
-    return weights
-
-
-def _is_skipped(sample: TrainSample, spec: LossSpec) -> bool:
-    """Whether a sample's gradient is exactly 0, so that it need not be computed."""
-    if not spec.drop_zero_advantages or spec.kl_coef > 0 or spec.entropy_coef > 0:
-        return False
-    return not np.any(sample.advantages[sample.loss_mask])
+def _count_computed(orders: Sequence[TrainOrder]) -> dict[str, float]:
+    """Describe what the policy runs forward; {} where it runs nothing."""
+    batches = [batch for order in orders for batch in order.policy_batches()]
+    tokens, padded = sum(b.num_tokens for b in batches), sum(b.num_padded for b in batches)
+    if not tokens:
+        return {}
+    measured = sum(b.num_tokens for order in orders for s in order.steps for b in s.measured)
+    return {
+        "batch/computed_tokens": float(tokens),
+        "batch/forward_only_share": measured / tokens,
+        "batch/padding_share": 1.0 - tokens / padded,
+        "batch/microbatches": float(len(batches)),
+    }

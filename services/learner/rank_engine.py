@@ -44,6 +44,9 @@ class CriticSetup:
 
     model: ModelTable
     lr: float
+    """After warm-up."""
+    warmup_steps: int = 0
+    """Optimizer steps at the start of the run that train the critic alone."""
 
 
 @dataclass(frozen=True)
@@ -182,8 +185,8 @@ class RankEngine:
             batch: the micro-batch.
             spec: which loss.
             tally: gets the metrics.
-            compares: the weights are still those of the start of the batch, so log-probabilities
-                are compared with the rollout's.
+            compares: the weights are those of the start of the batch for all of its tokens, so
+                log-probabilities are compared with the rollout's.
         """
         ref_logprobs = None
         if self._reference is not None and spec.kl_coef > 0:
@@ -210,7 +213,7 @@ class RankEngine:
             policy = find_policy_loss(spec.policy_loss)(inputs, options)
             share = (policy.loss * self._tensor(batch.importance) * weights).sum()
             tally.add("policy", share)
-            tally.add("clipped", policy.clipped * weights)
+            tally.add("clipped", policy.clipped)
             tally.raise_max("ratio", policy.ratio)
             if compares:
                 difference = (logprobs.detach() - self._tensor(batch.rollout_logprobs)).abs()
@@ -231,12 +234,11 @@ class RankEngine:
         values = self._values(batch)
         old_values, returns = self._tensor(batch.old_values), self._tensor(batch.returns)
         losses = clipped_value_loss(values, old_values, returns, clip=spec.value_clip)
-        share = (losses * self._tensor(batch.weights)).sum()
+        share = (losses.loss * self._tensor(batch.weights)).sum()
         tally.add("value_loss", share)
         tally.add("values", values)
         tally.add("value_tokens", torch.ones_like(values))
-        if spec.value_clip is not None:
-            tally.add("values_clipped", (values - old_values).abs() > spec.value_clip)
+        tally.add("values_clipped", losses.clipped)
         return share
 
     # Training
@@ -246,21 +248,18 @@ class RankEngine:
         with self._explain_out_of_memory():
             tally = Tally(self.device)
             norms: dict[str, float] = {}
-            for number, step in enumerate(order.steps):
-                bad: list[tuple[torch.Tensor, TokenBatch]] = []
-                if order.spec.trains_policy:
-                    bad += self.accumulate(step, order.spec, tally, compares=number == 0)
-                if self._critic is not None:
-                    bad += self._accumulate_critic(step, order.spec, tally)
-                if not_finite := self._collect_not_finite(bad):
+            compares = len(order.steps) == 1
+            for step in order.steps:
+                finite = self.accumulate(step, order.spec, tally, compares=compares)
+                finite += self._accumulate_critic(step, order.spec, tally)
+                if not_finite := self._collect_not_finite(finite):
                     return TrainReply(not_finite=not_finite)
-                if order.spec.trains_policy:
+                if step.lr is not None:
                     norms["grad_norm"] = self._policy.step(step.lr)
-                if self._critic is not None:
-                    norms["grad/critic_norm"] = self._critic.step(self._critic.lr)
+                if self._critic is not None and step.critic_lr is not None:
+                    norms["grad/critic_norm"] = self._critic.step(step.critic_lr)
             sums, maxima = tally.reduce()
-        metrics = batch_metrics(order, sums, maxima) | norms | {"lr": order.steps[-1].lr}
-        return TrainReply(metrics)
+        return TrainReply(batch_metrics(order, sums, maxima) | norms)
 
     def accumulate(
         self,
@@ -277,6 +276,10 @@ class RankEngine:
         """
         tally = tally or Tally(self.device)
         finite: list[tuple[torch.Tensor, TokenBatch]] = []
+        with torch.no_grad():
+            for batch in step.measured:
+                share = self._policy_share(batch, spec, tally, compares=compares)
+                finite.append((torch.isfinite(share), batch))
         for i, batch in enumerate(step.microbatches):
             share = self._policy_share(batch, spec, tally, compares=compares)
             finite.append((torch.isfinite(share.detach()), batch))
@@ -286,9 +289,9 @@ class RankEngine:
     def _accumulate_critic(
         self, step: StepOrder, spec: LossSpec, tally: Tally
     ) -> list[tuple[torch.Tensor, TokenBatch]]:
-        assert self._critic is not None
         finite: list[tuple[torch.Tensor, TokenBatch]] = []
         for i, batch in enumerate(step.value_batches):
+            assert self._critic is not None  # there are no value batches without one
             share = self._value_share(batch, spec, tally)
             finite.append((torch.isfinite(share.detach()), batch))
             self._critic.backward(share, last=i == len(step.value_batches) - 1)

@@ -46,11 +46,6 @@ class Prepared:
     metrics: dict[str, float] = field(default_factory=dict)
     """What the filters left out, and what the corrections came to."""
 
-    @property
-    def trains(self) -> bool:
-        """Whether any token counts in the loss."""
-        return any(bool(sample.loss_mask.any()) for sample in self.samples)
-
 
 def process_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:
     """Return [T] the process reward of each call on the sampled token that closes it."""
@@ -165,7 +160,7 @@ class _Batch:
     def ask(self, engine: PolicyEngine) -> None:
         """Compute what the objective needs before the first optimizer step."""
         table = self._table
-        if table.needs_learner_logprobs or table.optimizer_steps_per_batch > 1:
+        if table.needs_learner_logprobs:
             self._take_learner_logprobs(engine.token_logprobs(self._samples))
         if table.kl == "reward":
             self._take_penalties(engine.token_logprobs(self._samples, "reference"))
@@ -183,6 +178,7 @@ class _Batch:
         table = self._table
         differences: list[FloatArray] = []
         weights: list[FloatArray] = []
+        cap = table.largest_weight
         dropped = 0
         for index, (scored, learner) in enumerate(zip(self._scored, learner_logprobs, strict=True)):
             sample = self._samples[index]
@@ -191,8 +187,8 @@ class _Batch:
             rollout = np.where(sampled, scored.trajectory.rollout_logprobs, learner)
             differences.append(np.abs(learner - rollout)[sampled])
             self._update(index, old_logprobs=learner, rollout_logprobs=rollout)
-            if table.importance_cap is not None:
-                factors = truncated_weights(learner, rollout, table.importance_cap)
+            if cap is not None:
+                factors = truncated_weights(learner, rollout, cap)
                 weights.append(factors[sampled])
                 self._update(index, importance=factors)
             high = math.inf if table.importance_high is None else table.importance_high
@@ -202,12 +198,10 @@ class _Batch:
         flat = np.concatenate(differences)
         self._metrics["logprob/abs_diff_mean"] = float(flat.mean())
         self._metrics["logprob/abs_diff_max"] = float(flat.max())
-        if weights:
+        if cap is not None:
             factors = np.concatenate(weights)
             self._metrics["importance/mean"] = float(factors.mean())
-            self._metrics["importance/capped_share"] = float(
-                np.mean(factors >= (table.importance_cap or math.inf))
-            )
+            self._metrics["importance/capped_share"] = float(np.mean(factors >= np.float32(cap)))
         if table.importance_low > 0 or table.importance_high is not None:
             self._metrics["filter/importance"] = float(dropped)
 
@@ -365,4 +359,5 @@ def loss_spec(table: LearnerTable, step: int = 0) -> LossSpec:
         optimizer_steps=table.optimizer_steps_per_batch,
         drop_zero_advantages=table.drop_zero_advantages,
         trains_policy=step >= table.critic_warmup_steps,
+        steps_before=step * table.optimizer_steps_per_batch,
     )

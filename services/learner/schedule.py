@@ -1,4 +1,8 @@
-"""The learning rate of each optimizer step: warm-up, then constant, cosine or linear."""
+"""The learning rate of each optimizer step: warm-up, then constant, cosine or linear.
+
+Steps are those of the run's plan: one that is skipped, since filters left it nothing, has its place
+in the schedule, and AdamW's moments do not move in it.
+"""
 
 from __future__ import annotations
 
@@ -34,3 +38,53 @@ def learning_rate(table: EngineTable, step: int, total_steps: int | None) -> flo
     else:
         share = 1.0 - progress
     return table.lr * (table.min_lr_ratio + (1.0 - table.min_lr_ratio) * share)
+
+
+class LearningRates:
+    """The learning rates of policy and critic at every optimizer step of a run.
+
+    Both follow the same schedule from a rate of their own. The critic's begins with the run, the
+    policy's with the first step that trains the policy.
+    """
+
+    def __init__(
+        self,
+        table: EngineTable,
+        total_steps: int | None,
+        *,
+        critic_lr: float | None = None,
+        policy_starts: int = 0,
+    ) -> None:
+        """Check that the schedule can be followed.
+
+        Args:
+            table: the policy's rate, and the schedule of both.
+            total_steps: optimizer steps of the whole run; needed by cosine and linear.
+            critic_lr: the critic's rate after warm-up; None without one.
+            policy_starts: optimizer steps at the start that train the critic alone.
+
+        Raises:
+            ValueError: the schedule needs total_steps and there is none.
+        """
+        learning_rate(table, table.warmup_steps, total_steps)
+        self._table = table
+        self._total = total_steps
+        self._policy_starts = policy_starts
+        self._critic_table = (
+            None if critic_lr is None else table.model_copy(update={"lr": critic_lr})
+        )
+
+    def policy(self, step: int) -> float:
+        """Return the policy's rate at optimizer step `step`; 0 is the run's first."""
+        total = None if self._total is None else self._total - self._policy_starts
+        return learning_rate(self._table, max(0, step - self._policy_starts), total)
+
+    def critic(self, step: int) -> float:
+        """Return the critic's rate at optimizer step `step`.
+
+        Raises:
+            ValueError: there is no critic.
+        """
+        if self._critic_table is None:
+            raise ValueError("the learning rate of a critic was asked for where there is none")
+        return learning_rate(self._critic_table, step, self._total)

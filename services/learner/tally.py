@@ -56,16 +56,20 @@ def batch_metrics(
     order: TrainOrder, sums: dict[str, float], maxima: dict[str, float]
 ) -> dict[str, float]:
     """Name the metrics of one batch; what nothing was computed for is left out."""
-    steps = len(order.steps)
     spec = order.spec
+    policy_lrs = [step.lr for step in order.steps if step.lr is not None]
+    critic_lrs = [step.critic_lr for step in order.steps if step.critic_lr is not None]
     metrics: dict[str, float] = {}
-    if spec.trains_policy:
-        metrics |= {"loss/total": sums["loss"] / steps, "loss/policy": sums["policy"] / steps}
-        if spec.kind == "policy":
-            metrics["loss/clip_fraction"] = sums["clipped"] / steps
-    if sums["value_tokens"]:
+    if policy_lrs:
         metrics |= {
-            "loss/value": sums["value_loss"] / steps,
+            "loss/total": sums["loss"] / len(policy_lrs),
+            "loss/policy": sums["policy"] / len(policy_lrs),
+            "lr": policy_lrs[-1],
+        }
+    if critic_lrs:
+        metrics |= {
+            "loss/value": sums["value_loss"] / len(critic_lrs),
+            "learn/critic_lr": critic_lrs[-1],
             "value/mean": sums["values"] / sums["value_tokens"],
             "value/clip_fraction": sums["values_clipped"] / sums["value_tokens"],
         }
@@ -73,6 +77,7 @@ def batch_metrics(
         return metrics
     metrics["policy/entropy"] = sums["entropy"] / sums["tokens"]
     if spec.kind == "policy":
+        metrics["loss/clip_fraction"] = sums["clipped"] / sums["tokens"]
         metrics["policy/ratio_max"] = maxima["ratio"]
         if sums["compared"]:
             metrics["logprob/abs_diff_mean"] = sums["dlogp"] / sums["compared"]

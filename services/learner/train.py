@@ -34,7 +34,7 @@ from agent_r1.learner.outcome import (
 from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.plan import TrainingPlan
 from agent_r1.learner.records import Records
-from agent_r1.learner.samples import Prepared, build_samples, loss_spec
+from agent_r1.learner.samples import build_samples, loss_spec
 from agent_r1.learner.step_log import StepLog, StepReport
 from agent_r1.learner.training_evaluation import TrainingEvaluation
 from agent_r1.learner.weight_sync import WeightSync
@@ -308,7 +308,8 @@ class Training:
             groups[0].survivors[0].trajectory, self._table.canary_tokens
         )
         await self._check_first_canary(canary_tokens)
-        learned = await self._learn(prepared)
+        spec = loss_spec(self._table, self.step)
+        learned = await self._engine.call(lambda engine: engine.train_batch(prepared.samples, spec))
         # Nothing awaits from here to the push: a stop finds the whole step done, or not begun.
         self.step += 1
         self._work.retire(groups)
@@ -317,7 +318,7 @@ class Training:
             groups=groups,
             advantages=prepared.advantages,
             newest_version=newest,
-            engine=prepared.metrics | learned,
+            engine=learned | prepared.metrics,
             rollout_s=rollout_s,
             learn_s=time.monotonic() - learn_started,
             evaluation=self._evaluations.take_metrics(),
@@ -330,16 +331,6 @@ class Training:
         finally:
             report.step_s = time.monotonic() - started
             self._log.write(report)
-
-    async def _learn(self, prepared: Prepared) -> dict[str, float]:
-        if not prepared.trains:
-            logger.warning(
-                "step %d has nothing to train on: the filters left out every trajectory",
-                self.step + 1,
-            )
-            return {}
-        spec = loss_spec(self._table, self.step)
-        return await self._engine.call(lambda engine: engine.train_batch(prepared.samples, spec))
 
     async def _check_first_canary(self, tokens: CanaryTokens | None) -> None:
         """Compare once before the first step of a start: in bf16, version 0 is the noise floor."""

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from agent_r1.learner.algorithms import POLICY_LOSSES
+from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
 from agent_r1.learner.batching import build_microbatch, scoring_sample
 from agent_r1.learner.config import EngineTable
 from agent_r1.learner.engine import EngineError, LossSpec, TrainSample
@@ -50,9 +51,12 @@ def make_engine(
         dtype=settings.pop("dtype", "float32"),
         attention=settings.pop("attention", "sdpa"),
     )
+    total_steps, warmup = settings.pop("total_steps", None), settings.pop("critic_warmup_steps", 0)
     table = EngineTable.model_validate({**two_ranks.SETTINGS, **settings})
-    setup = CriticSetup(model, two_ranks.CRITIC_LR) if critic else None
-    return DeepSpeedPolicyEngine(model, table, with_reference=reference, critic=setup)
+    setup = CriticSetup(model, two_ranks.CRITIC_LR, warmup) if critic else None
+    return DeepSpeedPolicyEngine(
+        model, table, with_reference=reference, critic=setup, total_steps=total_steps
+    )
 
 
 def gradient(
@@ -251,14 +255,127 @@ def test_a_critics_checkpoint_is_not_read_by_an_engine_with_another_make_up(
         make_engine(model_dir, critic=True).load_state(tmp_path / "state")
 
 
-def test_dropping_zero_advantages_does_not_change_the_gradient(model_dir: Path):
+def idle_half() -> list[TrainSample]:
+    """The samples, with no advantage in the first four of seven."""
     idle = [dataclasses.replace(s, advantages=0 * s.advantages) for s in SAMPLES[:4]]
-    samples = [*idle, *SAMPLES[4:]]
-    kept = gradient(model_dir, samples, LossSpec(drop_zero_advantages=False))
-    dropped = gradient(model_dir, samples, LossSpec(drop_zero_advantages=True))
+    return [*idle, *SAMPLES[4:]]
+
+
+def test_dropping_zero_advantages_does_not_change_the_gradient(model_dir: Path):
+    kept = gradient(model_dir, idle_half(), LossSpec(drop_zero_advantages=False))
+    dropped = gradient(model_dir, idle_half(), LossSpec(drop_zero_advantages=True))
     assert relative_distance(dropped, kept) <= 1e-5
-    nothing = gradient(model_dir, idle, LossSpec())
+    nothing = gradient(model_dir, idle_half()[:4], LossSpec())
     assert np.count_nonzero(nothing) == 0
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("policy_loss", POLICY_LOSSES)
+def test_dropping_zero_advantages_does_not_change_a_metric(
+    model_dir: Path, policy_loss: str, steps: int
+):
+    found: list[dict[str, float]] = []
+    for drops in (False, True):
+        spec = LossSpec(policy_loss=policy_loss, optimizer_steps=steps, drop_zero_advantages=drops)
+        metrics = make_engine(model_dir).train_batch(idle_half(), spec)
+        tokens = sum(s.num_tokens for s in SAMPLES[:4]) / sum(s.num_tokens for s in SAMPLES)
+        share = metrics.pop("batch/forward_only_share")
+        assert share == pytest.approx(tokens if drops else 0.0)
+        for name in list(metrics):
+            if name.startswith(("time/", "tokens_per_s", "batch/padding", "batch/microbatches")):
+                del metrics[name]
+        found.append(metrics)
+    assert found[1] == pytest.approx(found[0], rel=1e-4, abs=1e-6)
+
+
+def loss_with_a_gradient_everywhere(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
+    """REINFORCE with every advantage raised by 1."""
+    never = torch.zeros_like(inputs.logprobs, dtype=torch.bool)
+    loss = -(inputs.advantages + 1) * inputs.logprobs
+    return PolicyLoss(loss, never, torch.ones_like(inputs.logprobs))
+
+
+def test_a_loss_of_the_users_keeps_its_gradient_where_advantages_are_zero(model_dir: Path):
+    name = f"{__name__}:{loss_with_a_gradient_everywhere.__name__}"
+    kept = gradient(model_dir, idle_half(), LossSpec(policy_loss=name, drop_zero_advantages=False))
+    found = gradient(model_dir, idle_half(), LossSpec(policy_loss=name))
+    assert relative_distance(found, kept) <= 1e-5
+
+
+@pytest.mark.parametrize("aggregation", get_args(Aggregation))
+def test_the_clip_fraction_is_the_share_of_tokens_whatever_the_aggregation(
+    model_dir: Path, aggregation: Aggregation
+):
+    own = make_engine(model_dir).token_logprobs(SAMPLES)
+    # Ratios of exp(1) with an advantage of 1 are above the bound, in two of seven samples; 1 in the
+    # others is within.
+    samples = [
+        dataclasses.replace(
+            sample,
+            advantages=np.where(sample.loss_mask, 1.0, 0.0).astype(np.float32),
+            rollout_logprobs=(logprobs - (i < 2)).astype(np.float32),
+        )
+        for i, (sample, logprobs) in enumerate(zip(SAMPLES, own, strict=True))
+    ]
+    tokens = [int(sample.loss_mask.sum()) for sample in samples]
+    spec = LossSpec(aggregation=aggregation, fixed_length=100)
+    metrics = make_engine(model_dir).train_batch(samples, spec)
+    assert metrics["loss/clip_fraction"] == pytest.approx(sum(tokens[:2]) / sum(tokens))
+
+
+@pytest.mark.parametrize("steps", [2, 3, 7, 20])
+def test_optimizer_steps_without_a_trained_token_are_skipped_and_counted(
+    model_dir: Path, caplog: pytest.LogCaptureFixture, steps: int
+):
+    engine = make_engine(model_dir)
+    # The first four of seven are left out: of 2 steps (3 and 4 samples) one, of 3 (2, 2 and 3) two,
+    # of 7 (1 each) four; and 20 become 7.
+    taken = {2: 1, 3: 1, 7: 3, 20: 3}[steps]
+    samples = two_ranks.left_out(SAMPLES, 4)
+    for _ in range(2):
+        metrics = engine.train_batch(samples, LossSpec(optimizer_steps=steps))
+        assert metrics["batch/optimizer_steps"] == taken
+        assert metrics["batch/skipped_optimizer_steps"] == steps - taken
+    assert engine.optimizer_steps == 2 * taken
+    assert [r.message for r in caplog.records if "optimizer steps skipped" in r.message] != []
+    assert len([r for r in caplog.records if "optimizer steps skipped" in r.message]) == 1
+
+
+def test_a_batch_that_filters_left_empty_changes_nothing(model_dir: Path):
+    engine = make_engine(model_dir)
+    before = engine.token_logprobs(SAMPLES)
+    metrics = engine.train_batch(two_ranks.left_out(SAMPLES, 7), LossSpec(optimizer_steps=2))
+    assert metrics["batch/optimizer_steps"] == 0
+    assert metrics["batch/trained_tokens"] == 0
+    assert "loss/total" not in metrics
+    for one, other in zip(before, engine.token_logprobs(SAMPLES), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_skipped_step_keeps_its_place_in_the_schedule(model_dir: Path):
+    engine = make_engine(model_dir, total_steps=4, lr=1.0, lr_schedule="linear")
+    spec = LossSpec(optimizer_steps=2)
+    # Four steps are planned: 1, 2/3, 1/3 and 0. The third is skipped; the last is the fourth.
+    engine.train_batch(SAMPLES, dataclasses.replace(spec, steps_before=0))
+    metrics = engine.train_batch(
+        two_ranks.left_out(SAMPLES, 4), dataclasses.replace(spec, steps_before=2)
+    )
+    assert metrics["batch/optimizer_steps"] == 1
+    assert metrics["lr"] == pytest.approx(0.0)
+
+
+def test_the_critic_follows_the_schedule_from_its_own_rate(model_dir: Path):
+    settings = {"lr_schedule": "linear", "total_steps": 5, "lr": 1e-3, "critic_warmup_steps": 2}
+    engine = make_engine(model_dir, critic=True, **settings)
+    samples = with_values(SAMPLES)
+    found = [
+        engine.train_batch(samples, LossSpec(trains_policy=step >= 2, steps_before=step))
+        for step in range(5)
+    ]
+    # The critic falls over 5 steps, the policy over the 3 that it is trained in.
+    expected = [two_ranks.CRITIC_LR * (1 - step / 4) for step in range(5)]
+    assert [m["learn/critic_lr"] for m in found] == pytest.approx(expected)
+    assert [m.get("lr") for m in found] == [None, None, *map(pytest.approx, (1e-3, 5e-4, 0.0))]
 
 
 def test_activation_checkpointing_does_not_change_the_gradient(model_dir: Path):
@@ -302,14 +419,19 @@ def test_the_ratio_starts_at_the_learners_own_logprobs_where_a_sample_has_them(m
     assert engine.optimizer_steps == 2
     assert metrics["policy/ratio_max"] == pytest.approx(1.0, abs=1e-2)
     assert metrics["loss/clip_fraction"] == 0.0
-    # Compared with the rollout's before the first of the two steps, which takes 4 of 7 samples.
+    # The second step's weights are no longer those that are compared with the rollout's.
+    assert "logprob/abs_diff_mean" not in metrics
+
+
+def test_log_probabilities_are_compared_with_the_rollouts_over_all_trained_tokens(model_dir: Path):
+    engine = make_engine(model_dir)
+    own = engine.token_logprobs(SAMPLES)
     differences = np.concatenate(
-        [
-            np.abs(o - s.rollout_logprobs)[s.loss_mask]
-            for o, s in list(zip(own, SAMPLES, strict=True))[:3]
-        ]
+        [np.abs(o - s.rollout_logprobs)[s.loss_mask] for o, s in zip(own, SAMPLES, strict=True)]
     )
+    metrics = engine.train_batch(idle_half(), LossSpec())
     assert metrics["logprob/abs_diff_mean"] == pytest.approx(differences.mean(), rel=1e-4)
+    assert metrics["logprob/abs_diff_max"] == pytest.approx(differences.max(), rel=1e-4)
 
 
 def test_a_tied_model_stays_tied(tmp_path: Path):
@@ -355,7 +477,7 @@ def test_bad_batches_are_refused_and_the_engine_goes_on(model_dir: Path):
         engine.train_batch([], LossSpec())
     unmasked = [dataclasses.replace(s, loss_mask=np.zeros_like(s.loss_mask)) for s in SAMPLES]
     with pytest.raises(ValueError, match="none of the tokens of 7 samples counts"):
-        engine.train_batch(unmasked, LossSpec())
+        engine.train_batch(unmasked, LossSpec(kind="nll"))
     with pytest.raises(ValueError, match=r"kl_coef \(0\.1\) needs an engine with a reference"):
         engine.train_batch(SAMPLES, LossSpec(kl_coef=0.1))
     assert engine.train_batch(SAMPLES, LossSpec())["tokens_per_s"] > 0
@@ -462,12 +584,14 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
         if stage == 0:
             assert found["microbatches"] > 1
             assert relative_distance(np.array(found["gradient"]), one_rank) <= 1e-5
-        for key in ("losses", "grad_norms", "kl", "value_losses"):
+        for key in ("losses", "grad_norms", "kl", "value_losses", "filtered"):
             assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-6), (stage, key)
         assert found["repeated_loss"] == pytest.approx(found["losses"][-1], rel=1e-5)
         assert found["repeated_value_loss"] == pytest.approx(found["value_losses"][-1], rel=1e-5)
         np.testing.assert_allclose(found["values"], expected["values"], atol=2e-3)
-        assert found["steps"] == expected["steps"]
+        # 3 steps, and of the 2 of a half filtered batch one; the critic takes both.
+        assert found["steps"] == expected["steps"] == two_ranks.STEPS + 1
+        assert found["nothing"] == expected["nothing"] == 0
         np.testing.assert_allclose(found["logprobs"], expected["logprobs"], atol=2e-3)
         assert found["tensors"] == [list(pair) for pair in expected["tensors"]]
     assert leader.answer() == {"done": True}

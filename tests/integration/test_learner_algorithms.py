@@ -139,7 +139,7 @@ async def test_keys_of_the_objective_go_together(
     assert all(math.isfinite(value) for line in lines for value in line.values())
     sampled = float(ACTIONS.sum())
     trained = len(ACTIONS) - 3.0 if keys.get("loss_mask") is False else sampled
-    assert lines[0]["batch/action_tokens"] == 4 * trained
+    assert lines[0]["batch/trained_tokens"] == 4 * trained
     assert ("reward/kl" in lines[0]) == (keys.get("kl") == "reward")
     assert ("loss/kl_ref" in lines[0]) == (keys.get("kl") == "loss")
 

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -21,7 +22,7 @@ import numpy as np
 from agent_r1.learner.batching import plan_microbatches
 from agent_r1.learner.config import EngineTable
 from agent_r1.learner.distributed import RankGroup
-from agent_r1.learner.engine import EngineError, LossSpec
+from agent_r1.learner.engine import EngineError, LossSpec, TrainSample
 from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.rank_engine import CriticSetup
 from agent_r1_proto.config import ModelTable
@@ -32,6 +33,7 @@ COUNT = 7
 STEPS = 3
 CRITIC_LR = 3e-3
 SPEC = LossSpec(kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0)
+FILTERED_METRICS = ("loss/total", "loss/value", "grad_norm", "batch/optimizer_steps")
 SETTINGS: dict[str, Any] = {
     "lr": 1e-3,
     "max_tokens_per_microbatch": 64,
@@ -55,6 +57,12 @@ def first_gradient(engine: DeepSpeedPolicyEngine) -> np.ndarray:
     return np.concatenate([(m / (1 - beta)).flatten().numpy() for m in moments])
 
 
+def left_out(samples: list[TrainSample], count: int) -> list[TrainSample]:
+    """Leave the first `count` samples out of the policy's loss, as a filter does."""
+    nothing = [dataclasses.replace(s, loss_mask=s.loss_mask & False) for s in samples[:count]]
+    return [*nothing, *samples[count:]]
+
+
 def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     """Train a few steps, save in the middle and repeat the last step from there."""
     samples = with_values(make_samples(COUNT, seed=SEED))
@@ -65,6 +73,13 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     again = engine.train_batch(samples, SPEC)
     manifest = engine.write_snapshot(folder / "snapshot", "run", 1)
     logprobs = engine.logprobs([sample.token_ids for sample in samples])
+    filtered = engine.train_batch(
+        left_out(samples, COUNT // 2), dataclasses.replace(SPEC, optimizer_steps=2)
+    )
+    nothing = engine.train_batch(
+        left_out(make_samples(COUNT, seed=SEED), COUNT),
+        dataclasses.replace(SPEC, optimizer_steps=2),
+    )
     return {
         "losses": [values["loss/total"] for values in metrics],
         "grad_norms": [values["grad_norm"] for values in metrics],
@@ -74,6 +89,8 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
         "repeated_loss": again["loss/total"],
         "repeated_value_loss": again["loss/value"],
         "steps": engine.optimizer_steps,
+        "filtered": [filtered[name] for name in FILTERED_METRICS],
+        "nothing": nothing["batch/optimizer_steps"],
         "logprobs": np.concatenate(logprobs).tolist(),
         "tensors": sorted((entry.name, entry.alias_of or "") for entry in manifest.tensors),
     }

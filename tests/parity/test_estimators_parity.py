@@ -285,15 +285,14 @@ def test_the_value_loss_agrees(verl: Any, seed: int):
     ours = scene.tensor("values")[torch.tensor(scene.mask)].requires_grad_()
     old, target = scene.tensor("logprobs"), scene.tensor("advantages")
     selected = torch.tensor(scene.mask)
-    loss = (
-        clipped_value_loss(ours, old[selected], target[selected], clip=0.5)
-        * scene.weights("token_mean")
-    ).sum()
+    result = clipped_value_loss(ours, old[selected], target[selected], clip=0.5)
+    loss = (result.loss * scene.weights("token_mean")).sum()
     loss.backward()
     values = scene.tensor("values").requires_grad_()
-    expected, _ = verl.compute_value_loss(values, target, old, scene.tensor("mask"), 0.5)
+    expected, clipped = verl.compute_value_loss(values, target, old, scene.tensor("mask"), 0.5)
     expected.backward()
     assert loss.item() == pytest.approx(expected.item(), abs=TOLERANCE)
     assert ours.grad is not None
     assert values.grad is not None
     torch.testing.assert_close(ours.grad, values.grad[selected], atol=TOLERANCE, rtol=TOLERANCE)
+    assert result.clipped.double().mean().item() == pytest.approx(clipped.item(), abs=TOLERANCE)

@@ -82,6 +82,20 @@ def find_policy_loss(name: str) -> PolicyLossFunction:
     return cast("PolicyLossFunction", function)
 
 
+def is_zero_without_advantage(name: str) -> bool:
+    """Whether a policy loss has no gradient where the advantage is 0, so that it may be left out.
+
+    All of `POLICY_LOSSES` are so. A user's own is taken at its word: the function has an attribute
+    `zero_without_advantage` that is True.
+
+    Raises:
+        ValueError: as `find_policy_loss` does.
+    """
+    if name in POLICY_LOSSES:
+        return True
+    return getattr(find_policy_loss(name), "zero_without_advantage", False) is True
+
+
 def _import_function(name: str, key: str, known: Iterable[str]) -> Any:
     """Import `module:function`; `key` and the `known` names are for messages."""
     module_name, _, attribute = name.partition(":")
@@ -126,4 +140,5 @@ __all__ = [
     "Advantages",
     "find_advantage",
     "find_policy_loss",
+    "is_zero_without_advantage",
 ]

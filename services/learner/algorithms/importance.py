@@ -1,13 +1,18 @@
 """Correcting for a policy that sampled with other numbers than the learner computes.
 
 The rollout engine and the learner disagree on log-probabilities (kernels, precision, staleness), so
-what is called on-policy is not quite. `truncated_weights` multiplies token losses by the ratio, cut
-at a cap; `keeps_sequence` drops trajectories whose ratio is far from 1 throughout.
+what is called on-policy is not quite. Where the loss's ratio starts at the rollout's
+log-probabilities, it corrects for that itself. Where it starts at the learner's, before the first
+of several optimizer steps, the first ratio is 1, and the factor learner over rollout is missing:
+`truncated_weights` multiplies token losses by it, cut at a cap. `keeps_sequence` drops trajectories
+whose factor is far from 1 throughout.
 
-Source: truncated weights: E. Ionides, "Truncated Importance Sampling", 2008; for language models:
-F. Yao et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025. The
-mask on the geometric mean: J. Liu et al., "When Speed Kills Stability: Demystifying RL Collapse
-from the Training-Inference Mismatch", 2025.
+Source: the two factors: J. Hilton et al., "Batch size-invariance for policy optimization",
+arXiv:2110.00641, and for language models AReaL, arXiv:2505.24298, section 5.2. Truncated weights:
+E. Ionides, "Truncated Importance Sampling", 2008; for language models: F. Yao et al., "Your
+Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025. The mask on the geometric
+mean: J. Liu et al., "When Speed Kills Stability: Demystifying RL Collapse from the
+Training-Inference Mismatch", 2025.
 """
 
 from __future__ import annotations

@@ -240,8 +240,10 @@ def test_options_out_of_range_are_errors():
 def test_value_loss_by_hand(value: float, old: float, target: float, loss: float, slope: float):
     values = torch.tensor([value], requires_grad=True)
     found = clipped_value_loss(values, torch.tensor([old]), torch.tensor([target]), clip=0.5)
-    assert found.item() == pytest.approx(loss)
-    found.sum().backward()
+    assert found.loss.item() == pytest.approx(loss)
+    # Clipped is what has no gradient, not what moved far.
+    assert found.clipped.tolist() == [slope == 0.0]
+    found.loss.sum().backward()
     assert values.grad is not None
     assert values.grad.item() == pytest.approx(slope)
 
@@ -249,7 +251,8 @@ def test_value_loss_by_hand(value: float, old: float, target: float, loss: float
 def test_value_loss_without_a_clip_is_half_the_squared_error():
     one, two = torch.tensor([1.0]), torch.tensor([2.5])
     # 0.5 * 1.5^2
-    assert clipped_value_loss(one, -one, two, clip=None).item() == pytest.approx(1.125)
+    found = clipped_value_loss(one, -one, two, clip=None)
+    assert (found.loss.item(), found.clipped.item()) == (pytest.approx(1.125), False)
     with pytest.raises(ValueError, match=r"the value clip \(0\) must be above 0"):
         clipped_value_loss(one, one, two, clip=0)
 

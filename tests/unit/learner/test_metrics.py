@@ -34,6 +34,15 @@ def call(status: str, reward: float | None = None, at: int = 4) -> ToolCallRecor
     )
 
 
+def test_groups_of_one_have_no_share_of_equal_rewards():
+    alone, both = group(0, member(0, 0, 1.0)), group(1, member(1, 0, 1.0), member(1, 1, 0.0))
+    assert "group/equal_reward_share" not in batch_metrics(
+        [alone], [1.0], newest_version=0, max_staleness=0
+    )
+    values = batch_metrics([alone, both], [1.0, 0.5, -0.5], newest_version=0, max_staleness=0)
+    assert values["group/equal_reward_share"] == 0.0
+
+
 def test_the_numbers_of_two_groups():
     groups = [
         group(0, member(0, 0, 1.0), member(0, 1, 0.0, num_sampled=7)),

@@ -57,6 +57,8 @@ def test_a_key_of_its_own_wins_over_the_preset():
             'dual_clip .* not used with policy_loss "cispo"',
         ),
         ({"policy_loss": "reinforce", "dual_clip": 3.0}, 'dual_clip .* policy_loss "reinforce"'),
+        ({"importance_cap": None}, r'importance_cap is null, which is now written "none"'),
+        ({"importance_cap": 0}, "importance_cap"),
         ({"advantage": "grop"}, r'advantage \("grop"\) is unknown; choose one of gae'),
         ({"policy_loss": "pppo"}, r'policy_loss \("pppo"\) is unknown'),
     ],

@@ -146,12 +146,70 @@ def test_importance_weights_are_capped_and_reported():
     assert prepared.metrics["logprob/abs_diff_max"] == 1.0
 
 
+def first_factor(sample: TrainSample, learner: float) -> float:
+    """What the first optimizer step weighs the loss of a sampled token by: ratio times weight."""
+    old = sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
+    weight = np.ones_like(old) if sample.importance is None else sample.importance
+    factors = np.exp(learner - old) * weight
+    assert np.ptp(factors[ACTIONS]) == 0
+    return float(factors[ACTIONS][0])
+
+
+@pytest.mark.parametrize("max_staleness", [0, 4])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"optimizer_steps_per_batch": 1},
+        {"optimizer_steps_per_batch": 2},
+        {"kl": "reward"},
+        {"importance_low": 0.01},
+        {"importance_high": 10.0},
+        {"importance_cap": 3.0},
+        {"policy_loss": "gspo"},
+        {"policy_loss": "cispo", "optimizer_steps_per_batch": 2},
+    ],
+    ids=str,
+)
+def test_the_first_factor_of_the_loss_is_the_learners_probability_over_the_rollouts(
+    keys: dict[str, Any], max_staleness: int
+):
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    prepared = build(group, Scorer(policy=-3.0), max_staleness=max_staleness, **keys)
+    # Sampled at -1, -3 for the learner: exp(-2).
+    assert first_factor(prepared.samples[0], -3.0) == pytest.approx(0.135335, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy_loss", ["reinforce", "mine:loss"])
+def test_a_loss_that_may_have_no_ratio_is_weighed_where_samples_may_be_old(policy_loss: str):
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    old, new = (
+        build(group, Scorer(policy=-3.0), policy_loss=policy_loss, max_staleness=staleness)
+        for staleness in (4, 0)
+    )
+    assert old.samples[0].importance is not None
+    assert old.samples[0].importance[ACTIONS] == pytest.approx([0.135335] * 4, abs=1e-6)
+    assert new.samples[0].importance is None  # no forward pass more where nothing is old
+
+
+def test_weights_on_their_own_are_at_most_2_and_can_be_turned_off():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    keys = {"optimizer_steps_per_batch": 2, "max_staleness": 4}
+    prepared = build(group, Scorer(policy=0.0), **keys)
+    # learner 0, rollout -1: e, above 2
+    assert first_factor(prepared.samples[0], 0.0) == 2.0
+    assert prepared.metrics["importance/mean"] == 2.0
+    off = build(group, Scorer(policy=0.0), importance_cap="none", **keys)
+    assert off.samples[0].importance is None
+    assert "importance/mean" not in off.metrics
+
+
 def test_a_trajectory_far_from_the_rollouts_policy_is_left_out_and_counted():
     group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
     prepared = build(group, Scorer(policy=0.0), importance_high=2.0)
     assert prepared.metrics["filter/importance"] == 2.0
-    assert not prepared.trains
-    assert build(group, Scorer(policy=0.0), importance_high=3.0).trains  # e = 2.718
+    assert not any(sample.loss_mask.any() for sample in prepared.samples)
+    kept = build(group, Scorer(policy=0.0), importance_high=3.0)  # e = 2.718
+    assert all(sample.loss_mask.any() for sample in kept.samples)
 
 
 def test_overlong_trajectories_count_in_the_comparison_but_are_not_trained_on():

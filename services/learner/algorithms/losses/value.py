@@ -5,7 +5,18 @@ Source: PPO, arXiv:1707.06347, equation 9; the clip as in its authors' code (bas
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
+
+
+class ValueLoss(NamedTuple):
+    """The critic's loss, token by token."""
+
+    loss: torch.Tensor
+    """[N] loss; gradient flows through it."""
+    clipped: torch.Tensor
+    """[N] bool, detached, True where the bound decides the loss: the token has no gradient."""
 
 
 def clipped_value_loss(
@@ -14,7 +25,7 @@ def clipped_value_loss(
     returns_N: torch.Tensor,
     *,
     clip: float | None = 0.5,
-) -> torch.Tensor:
+) -> ValueLoss:
     """Compute 0.5 max((V - R)^2, (clip(V, V_old - clip, V_old + clip) - R)^2) for each token.
 
     Args:
@@ -23,16 +34,14 @@ def clipped_value_loss(
         returns_N: [N] what the values should have been.
         clip: how far the loss follows a value in one batch, in reward units; None is no bound.
 
-    Returns:
-        [N] losses; a token that moved too far towards its return has no gradient.
-
     Raises:
         ValueError: the clip is not above 0.
     """
     plain = (values_N - returns_N) ** 2
     if clip is None:
-        return 0.5 * plain
+        return ValueLoss(0.5 * plain, torch.zeros_like(plain, dtype=torch.bool))
     if not clip > 0:
         raise ValueError(f"the value clip ({clip}) must be above 0; None is no bound")
     near = torch.clamp(values_N, old_values_N - clip, old_values_N + clip)
-    return 0.5 * torch.maximum(plain, (near - returns_N) ** 2)
+    bounded = (near - returns_N) ** 2
+    return ValueLoss(0.5 * torch.maximum(plain, bounded), (bounded > plain).detach())
