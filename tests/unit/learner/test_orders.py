@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
@@ -114,13 +114,15 @@ def test_demonstrations_without_a_token_to_learn_are_refused():
         plan([sample(), sample(trained=False)], LossSpec(kind="nll", optimizer_steps=2))
 
 
+quick = settings(max_examples=50, deadline=None)
 SAMPLES = st.lists(
     st.builds(sample, trained=st.booleans(), advantage=st.booleans(), valued=st.booleans()),
     min_size=1,
-    max_size=12,
+    max_size=6,
 )
 
 
+@quick
 @given(SAMPLES, st.integers(1, 5), st.integers(1, 3), st.booleans())
 def test_every_rank_has_equally_much_to_do_and_every_trained_sample_is_run_once(
     samples: list[TrainSample], steps: int, ranks: int, trains_policy: bool
@@ -148,6 +150,7 @@ def test_every_rank_has_equally_much_to_do_and_every_trained_sample_is_run_once(
     assert indices(values) == [i for i, s in enumerate(samples) if s.value_mask is not None]
 
 
+@quick
 @given(SAMPLES, st.integers(1, 5))
 def test_the_weights_of_a_step_that_is_taken_sum_to_1(samples: list[TrainSample], steps: int):
     kept = [dataclasses.replace(s, advantages=ADVANTAGE) for s in samples]
