@@ -99,7 +99,7 @@ class Pool:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("AGENT_R1__")}
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
-                command, cwd=folder, env=clean | variables, stdout=log, stderr=log
+                command, cwd=folder, env={**clean, **variables}, stdout=log, stderr=log
             )
         self.processes.append(process)
         return process
