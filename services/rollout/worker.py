@@ -289,7 +289,8 @@ class RolloutWorker:
     async def _note_failure(self, trajectory: Trajectory, *, final: bool) -> None:
         self.failures.note(trajectory, final=final)
         errors = [call.error for call in trajectory.calls() if call.status == "failed"]
-        reason = "\n".join([trajectory.reason, *(e for e in errors[-1:] if e)])
+        detail = [error for error in errors[-1:] if error not in trajectory.reason]
+        reason = "\n".join([trajectory.reason, *detail])
         await self._board.note("rollout", reason, trajectory.rollout_id)
 
     async def _fail(self, entry: Entry[RolloutTask], task: RolloutTask, exc: Exception) -> None:
