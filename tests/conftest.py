@@ -20,6 +20,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -30,6 +31,10 @@ REDIS_START_TRIES = 5
 ELASTICSEARCH_START_TIMEOUT_S = 120.0
 ELASTICSEARCH_POLL_S = 0.2
 PR_SET_PDEATHSIG = 1
+
+# How long one example takes says how busy the machine is, not whether the code is right.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 # A shell starts a background job with SIGINT ignored, and every process it starts inherits that:
 # tests that interrupt one would wait for ever.
