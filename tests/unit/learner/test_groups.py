@@ -401,6 +401,12 @@ def test_a_sample_that_nobody_will_answer_fails_like_any_other():
     assert book.accept(lost) is Verdict.FAILED
     assert book.failed_result(first.key, "again") is None  # it is final
     book.accept(result(second))
-    for changes in ({"incarnation": 2}, {"run_id": "other"}, {"sample_index": 2}, {"group_id": 9}):
+    others: list[dict[str, Any]] = [
+        {"incarnation": 2},
+        {"run_id": "other"},
+        {"sample_index": 2},
+        {"group_id": 9},
+    ]
+    for changes in others:
         key = RolloutKey(**(second.key.model_dump() | changes))
         assert book.failed_result(key, "not asked for") is None

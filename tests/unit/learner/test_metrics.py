@@ -16,7 +16,7 @@ from tests.builders import rollout_task, scored
 
 def group(group_id: int, *results: ScoredTrajectory) -> Group:
     slots = [Slot(issued_at=0.0, final=True, result=result) for result in results]
-    return Group(group_id, results[0].trajectory.rollout.task, 0.0, slots)
+    return Group(group_id, results[0].trajectory.rollout.task, 0, slots)
 
 
 def member(group_id: int, index: int, total: float, **changes: object) -> ScoredTrajectory:

@@ -24,7 +24,7 @@ def group(group_id: int, *rewards: float) -> Group:
         for index, reward in enumerate(rewards)
     ]
     slots = [Slot(issued_at=0.0, result=member) for member in members]
-    return Group(group_id, members[0].trajectory.rollout.task, 0.0, slots)
+    return Group(group_id, members[0].trajectory.rollout.task, 0, slots)
 
 
 REWARDS = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
@@ -70,7 +70,7 @@ def pair(*members: ScoredTrajectory, greedy: ScoredTrajectory | None = None) -> 
     if greedy is not None:
         slots.append(Slot(issued_at=0.0, final=True, result=greedy))
     task = members[0].trajectory.rollout.task
-    return Group(0, task, 0.0, slots, has_greedy=greedy is not None)
+    return Group(0, task, 0, slots, has_greedy=greedy is not None)
 
 
 class Scorer:
