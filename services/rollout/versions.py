@@ -68,21 +68,11 @@ class WeightVersions:
             EngineDeadError: the engine failed.
         """
         await asyncio.to_thread(real_path, request.manifest_location, self._weights_dir)
-        newest = await self._newest()
-        if newest is None or request.policy_version > newest.policy_version:
-            published = "none" if newest is None else newest.policy_version
-            raise WeightsRefusedError(
-                f"policy_version ({request.policy_version}) is not published; the newest that "
-                f"Redis knows is {published}. A learner publishes a version before it asks for it"
-            )
         async with self._lock:
-            if request.policy_version < self.held and newest.policy_version < self.held:
-                raise OlderVersionError(
-                    f"policy_version ({request.policy_version}) is older than {self.held}, which "
-                    "this server holds; versions are never reused within a run, so publish a "
-                    "higher one"
-                )
-            if newest.policy_version > self.held:
+            # Read under the lock: what is held now was published before.
+            newest = await self._newest()
+            self._check_published(request.policy_version, newest)
+            if newest is not None and newest.policy_version > self.held:
                 if newest.policy_version > request.policy_version:
                     logger.info(
                         "push came late, loading the newest policy_version=%d newest=%d",
@@ -91,6 +81,20 @@ class WeightVersions:
                     )
                 await self._load_newest(newest)
             return self._last_load or LoadReply(policy_version=self.held, fetch_s=0.0, pause_s=0.0)
+
+    def _check_published(self, policy_version: int, newest: NewestVersion | None) -> None:
+        published = -1 if newest is None else newest.policy_version
+        if policy_version > published:
+            known = "none" if newest is None else published
+            raise WeightsRefusedError(
+                f"policy_version ({policy_version}) is not published; the newest that Redis knows "
+                f"is {known}. A learner publishes a version before it asks for it"
+            )
+        if published < self.held:
+            raise OlderVersionError(
+                f"policy_version ({policy_version}) is older than {self.held}, which this server "
+                "holds; versions are never reused within a run, so publish a higher one"
+            )
 
     async def catch_up(self, newest: NewestVersion) -> None:
         """Load the newest version if the server is behind it.
