@@ -60,9 +60,7 @@ class CodeTests(SandboxTool):
         self.settings = parse_settings("code_tests", CodeTestsSettings, settings)
         super().__init__(self.settings)
         # Only tests run there, and nothing stays of one, so these sandboxes are kept.
-        self._testers = SandboxPool(
-            self.settings.model_copy(update={"reuse_calls": _TESTER_CALLS, "preload": []})
-        )
+        self._testers = SandboxPool(self.settings.model_copy(update={"reuse_calls": _TESTER_CALLS}))
 
     async def start(self) -> None:
         """Start the sandboxes of the code and those of the tests.
