@@ -131,7 +131,7 @@ def _cut_policy(
         ]
         for plan in plans
     ]
-    return list(zip(*built, strict=True))
+    return list(zip(built[0], built[1], strict=True))
 
 
 def _cut_values(

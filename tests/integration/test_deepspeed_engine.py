@@ -365,8 +365,14 @@ def test_a_skipped_step_keeps_its_place_in_the_schedule(model_dir: Path):
 
 
 def test_the_critic_follows_the_schedule_from_its_own_rate(model_dir: Path):
-    settings = {"lr_schedule": "linear", "total_steps": 5, "lr": 1e-3, "critic_warmup_steps": 2}
-    engine = make_engine(model_dir, critic=True, **settings)
+    engine = make_engine(
+        model_dir,
+        critic=True,
+        lr_schedule="linear",
+        total_steps=5,
+        lr=1e-3,
+        critic_warmup_steps=2,
+    )
     samples = with_values(SAMPLES)
     found = [
         engine.train_batch(samples, LossSpec(trains_policy=step >= 2, steps_before=step))

@@ -99,7 +99,7 @@ def declared_loss(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
     return own_loss(inputs, options)
 
 
-declared_loss.zero_without_advantage = True
+declared_loss.zero_without_advantage = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 def test_a_loss_of_the_users_is_left_out_only_where_it_says_so():
