@@ -129,9 +129,7 @@ class DeepSpeedPolicyEngine:
             metrics["tokens_per_s"] = metrics["batch/computed_tokens"] / elapsed
         return metrics
 
-    def _train(
-        self, samples: Sequence[TrainSample], orders: Sequence[TrainOrder]
-    ) -> dict[str, float]:
+    def _train(self, samples: Sequence[TrainSample], orders: list[TrainOrder]) -> dict[str, float]:
         reply: TrainReply = self._group.run("train", orders)
         if reply.not_finite:
             names = [samples[i].name or f"sample {i}" for i in reply.not_finite]
