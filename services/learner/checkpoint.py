@@ -23,7 +23,13 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from agent_r1.learner.durable import DiskFullError, check_seal, seal, sync_path
+from agent_r1.learner.durable import (
+    CHECKSUM_FILE,
+    DiskFullError,
+    check_seal,
+    seal,
+    sync_path,
+)
 from agent_r1.learner.engine import PolicyEngine
 from agent_r1.learner.ownership import TakenOverError
 from agent_r1_proto.messages import StrictMessage
@@ -206,15 +212,21 @@ def _sealed_state(state: LearnerState) -> str:
     return json.dumps({**values, CHECKSUM_KEY: _digest(values)}, indent=2) + "\n"
 
 
-def _open_state(path: Path) -> LearnerState:
-    """Read a learner's state.
+def _read_checked(path: Path) -> LearnerState:
+    """Check a checkpoint's files and read the learner's state in it.
 
     Raises:
-        ValueError: it was changed; the message names the file.
+        ValueError: a file is missing or was changed; the message names it.
     """
-    values = json.loads(path.read_bytes())
-    if values.pop(CHECKSUM_KEY, None) != _digest(values):
-        raise ValueError(f"{path} is corrupted: its checksum differs")
+    values = json.loads((path / STATE_FILE).read_bytes())
+    digest = values.pop(CHECKSUM_KEY, None)
+    if digest is None and not (path / CHECKSUM_FILE).exists():
+        # Version 0.1.0 checked the engine's files only; load_state still does.
+        logger.warning("checkpoint of version 0.1.0: only engine/ has checksums path=%s", path)
+        return LearnerState.model_validate(values)
+    check_seal(path)
+    if digest != _digest(values):
+        raise ValueError(f"{path / STATE_FILE} is corrupted: its checksum differs")
     return LearnerState.model_validate(values)
 
 
@@ -359,8 +371,7 @@ class Checkpoints:
         path = self.path(steps[-1])
         older = f"; to go on from step {steps[-2]} instead, delete it" if len(steps) > 1 else ""
         try:
-            check_seal(path)
-            state = _open_state(path / STATE_FILE)
+            state = _read_checked(path)
             engine.load_state(path / ENGINE_DIR)
         except (ValueError, OSError) as exc:
             raise ValueError(f"checkpoint {path} cannot be restored: {exc}{older}") from exc

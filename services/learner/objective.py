@@ -167,13 +167,9 @@ class ObjectiveTable(ConfigTable):
 
     @field_validator("importance_cap", mode="before")
     @classmethod
-    def _refuse_null_cap(cls, value: Any) -> Any:
-        if value is None:
-            raise ValueError(
-                'learner.importance_cap is null, which is now written "none"; "auto" weighs where '
-                "the loss does not correct for older samples itself"
-            )
-        return value
+    def _read_null_cap(cls, value: Any) -> Any:
+        # Only a config.json can say null, and the one of version 0.1.0 meant no weights by it.
+        return "none" if value is None else value
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
