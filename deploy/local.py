@@ -1,6 +1,6 @@
 """`agent-r1 train` on one machine: every service as a process of its own, from start to summary.
 
-cli_run.py --RunConfig--> here --> run folder (`config.json`, `logs/`), local_services.py (the
+cli_run.py --Config--> here --> run folder (`config.json`, `logs/`), local_services.py (the
 processes), local_view.py and local_result.py (the terminal). local_client.py lends the same
 services, without a learner, to `agent-r1 evaluate` and `agent-r1 chat`; local_table.py runs several
 learners on them in turn.
@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import config_checks
-from agent_r1.config import ConfigError, RunConfig, write_config
-from agent_r1.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state
 from agent_r1_deploy.local_result import (
     EXIT_OF_STATUS,
@@ -33,6 +32,7 @@ from agent_r1_proto.dead_letters import load_letters, save_letters
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
+from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Interrupts:
         self.asked.set()
 
 
-async def _claim_run_id(broker: Broker, config: RunConfig, report: Callable[[str], None]) -> None:
+async def _claim_run_id(broker: Broker, config: Config, report: Callable[[str], None]) -> None:
     """Take a run id on a Redis that others may use, and clear what an earlier start left there.
 
     A start needs nothing of an earlier one: the learner issues its outstanding groups again.
@@ -92,7 +92,7 @@ async def _claim_run_id(broker: Broker, config: RunConfig, report: Callable[[str
 
 
 async def prepare_redis(
-    services: LocalServices, config: RunConfig, report: Callable[[str], None], *, learner: bool
+    services: LocalServices, config: Config, report: Callable[[str], None], *, learner: bool
 ) -> None:
     """Start Redis and take the run id on it.
 
@@ -127,7 +127,7 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def save_dead_letters(url: str, config: RunConfig, folder: Path) -> int:
+async def save_dead_letters(url: str, config: Config, folder: Path) -> int:
     """Keep what could not be processed; return how many there are."""
     try:
         async with asyncio.timeout(DEAD_LETTERS_TIMEOUT_S):
@@ -140,7 +140,7 @@ async def save_dead_letters(url: str, config: RunConfig, folder: Path) -> int:
     return len(load_letters(folder))
 
 
-async def leave_shared_redis(config: RunConfig) -> None:
+async def leave_shared_redis(config: Config) -> None:
     """Delete what a run whose services have stopped left in a Redis that it did not start."""
     if config.redis.url is None:
         return
@@ -166,7 +166,7 @@ def log_to(file: Path, level: str) -> logging.Handler:
     return handler
 
 
-def run_training(config: RunConfig, *, resume: bool) -> int:
+def run_training(config: Config, *, resume: bool) -> int:
     """Run or resume training with every service on this machine.
 
     Args:
@@ -174,8 +174,8 @@ def run_training(config: RunConfig, *, resume: bool) -> int:
         resume: go on with the run in that folder.
 
     Returns:
-        Exit status (`agent_r1.exit_status`): 0 finished, 1 stopped for a reason that was printed,
-        3 finished with losses beyond what is allowed, 130 interrupted.
+        Exit status (`agent_r1_service.exit_status`): 0 finished, 1 stopped for a reason that was
+        printed, 3 finished with losses beyond what is allowed, 130 interrupted.
 
     Raises:
         ConfigError: nothing was started, for the reason given.
@@ -209,7 +209,7 @@ def run_training(config: RunConfig, *, resume: bool) -> int:
 
 
 async def _train(
-    config: RunConfig,
+    config: Config,
     folder: Path,
     state_dir: Path,
     secrets: dict[str, str],
@@ -249,7 +249,7 @@ async def _train(
 
 
 async def _start_training(
-    services: LocalServices, config: RunConfig, report: Callable[[str], None], resume: bool
+    services: LocalServices, config: Config, report: Callable[[str], None], resume: bool
 ) -> None:
     await prepare_redis(services, config, report, learner=True)
     await services.start_all(learner=True, resume=resume)

@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
-from agent_r1.config import RunConfig, write_config
-from agent_r1.failure_text import failure_text, log_of
+from agent_r1.config.run import Config, write_config
+from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_deploy.local import (
     CONFIG_FILE,
     LAUNCHER_LOG,
@@ -45,8 +45,8 @@ T = TypeVar("T")
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: RunConfig, report: Callable[[str], None]
-) -> AsyncIterator[tuple[RunConfig, Supervisor]]:
+    config: Config, report: Callable[[str], None]
+) -> AsyncIterator[tuple[Config, Supervisor]]:
     """Run tools, reward and rollout (no learner) for as long as the block lasts.
 
     Args:
@@ -97,8 +97,8 @@ async def serving(
 
 
 def run_client(
-    config: RunConfig,
-    client: Callable[[RunConfig], Coroutine[Any, Any, T]],
+    config: Config,
+    client: Callable[[Config], Coroutine[Any, Any, T]],
     report: Callable[[str], None],
 ) -> T:
     """Start the services, run a client against them, and stop them.
@@ -134,7 +134,7 @@ def run_client(
 
 @contextlib.asynccontextmanager
 async def failures_shown(
-    config: RunConfig, log_dir: Path, report: Callable[[str], None]
+    config: Config, log_dir: Path, report: Callable[[str], None]
 ) -> AsyncIterator[set[str]]:
     """Show the first failure of each kind at once, as the failure board tells of it.
 

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config_sources import ConfigError
+from agent_r1.config.sources import ConfigError
 from agent_r1.learner.ownership import LOCK_FILE
-from agent_r1_proto.private_files import private_folder, write_private
+from agent_r1_service.private_files import private_folder, write_private
 
 LAUNCHER_FILE = "launcher.json"
 """In the run folder while a run runs: the launcher's process id and its private folder."""

@@ -23,9 +23,9 @@ from pathlib import Path
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from agent_r1.config_sources import ConfigError
+from agent_r1.config.sources import ConfigError
 from agent_r1_deploy.supervisor import ServiceSpec
-from agent_r1_proto.private_files import write_private
+from agent_r1_service.private_files import write_private
 
 PROGRAMS = ("redis-server", "valkey-server")
 OLDEST_VERSION = (6, 2)

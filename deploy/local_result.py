@@ -15,10 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.exit_status import ERROR_PREFIX, EXIT_LOSSES
+from agent_r1.cli.transcript import print_transcript
+from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
-from agent_r1.score_names import ScoreNames
-from agent_r1.transcript import print_transcript
 from agent_r1_deploy.local_view import (
     SUMMARY_FILE,
     at_hand,
@@ -27,6 +26,7 @@ from agent_r1_deploy.local_view import (
     read_json_lines,
     set_scores,
 )
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
 
 LEDGER_FILE = "ledger.json"
 """The learner writes it before it trains; without it there is nothing to resume."""

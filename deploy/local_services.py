@@ -1,6 +1,6 @@
 """The services of one run on one machine: which processes, in which order, with which settings.
 
-local.py --RunConfig--> LocalServices --ServiceSpec--> supervisor.py. Order: Redis first; then the
+local.py --Config--> LocalServices --ServiceSpec--> supervisor.py. Order: Redis first; then the
 learner, the reward worker and the tools side by side (the learner waits for a rollout server by
 itself); the rollout servers as soon as the tools have told their URLs. They stop the other way
 round, the learner first, so that it can checkpoint while everything it talks to is still there.
@@ -16,13 +16,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import RunConfig
-from agent_r1.config_sources import ENV_PREFIX
-from agent_r1.exit_status import EXIT_LOSSES
+from agent_r1.config.run import Config
+from agent_r1.config.sources import ENV_PREFIX
 from agent_r1_deploy import local_redis
 from agent_r1_deploy.local_folder import REDIS_URL_FILE
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, ServiceSpec, Supervisor
-from agent_r1_proto.private_files import write_private
+from agent_r1_service.exit_status import EXIT_LOSSES
+from agent_r1_service.private_files import write_private
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
@@ -39,7 +39,7 @@ class LocalServices:
 
     def __init__(
         self,
-        config: RunConfig,
+        config: Config,
         *,
         config_file: Path,
         state_dir: Path,
@@ -152,7 +152,7 @@ class LocalServices:
     ) -> list[str]:
         return [
             # -P: the folder the command runs in must not shadow installed packages.
-            *(sys.executable, "-P", "-m", "agent_r1.cli", "serve", service),
+            *(sys.executable, "-P", "-m", "agent_r1.cli.main", "serve", service),
             *(str(config_file or self._config_file), "--announce-dir"),
             str(self._announce_dir(name)),
             *options,

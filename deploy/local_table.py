@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from agent_r1.config import ConfigError, RunConfig, write_config
+from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local import (
@@ -49,7 +49,7 @@ from agent_r1_deploy.local_view import (
     total_steps,
 )
 from agent_r1_deploy.supervisor import ServiceError
-from agent_r1_proto.private_files import private_folder
+from agent_r1_service.private_files import private_folder
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ UPDATE_S = 0.5
 LOG_STEPS = 10
 """Without a terminal, every so many steps are a line."""
 
-Client = Callable[[RunConfig], Coroutine[Any, Any, None]]
+Client = Callable[[Config], Coroutine[Any, Any, None]]
 
 
 @dataclass(frozen=True)
@@ -67,11 +67,11 @@ class TableRun:
     label: str
     """As the user sees it: `PPO seed 0`."""
     folder: Path
-    config: RunConfig
+    config: Config
 
 
 def run_table(
-    config: RunConfig,
+    config: Config,
     folder: Path,
     *,
     baselines: Client | None,
@@ -108,7 +108,7 @@ def run_table(
 
 
 async def _run(
-    config: RunConfig,
+    config: Config,
     folder: Path,
     state_dir: Path,
     secrets: dict[str, str],
@@ -147,7 +147,7 @@ async def _run(
 
 async def _work(
     services: LocalServices,
-    config: RunConfig,
+    config: Config,
     folder: Path,
     baselines: Client | None,
     runs: Sequence[TableRun],
@@ -181,7 +181,7 @@ async def _work(
         incarnation, policy_version = ledger.last_incarnation, ledger.last_policy_version
 
 
-def _served(services: LocalServices, config: RunConfig) -> RunConfig:
+def _served(services: LocalServices, config: Config) -> Config:
     """Return the configuration with the addresses of the services."""
     tools = {
         name: tool.model_copy(update={"url": services.tool_urls.get(name, tool.url)})
@@ -300,7 +300,7 @@ class TableView:
             self._width = 0
 
 
-def _scores(summary: dict[str, Any], config: RunConfig) -> str:
+def _scores(summary: dict[str, Any], config: Config) -> str:
     """Return the scores after training, set by set."""
     parts = []
     for name, of_set in (summary.get("sets") or {}).items():

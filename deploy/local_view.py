@@ -24,11 +24,11 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.config import RunConfig
-from agent_r1.failure_text import failure_text, log_of
-from agent_r1.score_names import ScoreNames
+from agent_r1.config.run import Config
+from agent_r1.evaluation.score_names import ScoreNames
+from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
-from agent_r1_proto.task_files import read_task_file
+from agent_r1_service.task_files import read_task_file
 
 UPDATE_S = 0.5
 STEPS_FOR_ETA = 10
@@ -175,7 +175,7 @@ def _columns(values: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
-def total_steps(config: RunConfig) -> int:
+def total_steps(config: Config) -> int:
     """Return the learner steps of a run, as the learner counts them."""
     learner = config.learner
     if learner.steps is not None or config.data is None:
@@ -187,7 +187,7 @@ def total_steps(config: RunConfig) -> int:
 class TrainingView:
     """Shows one run while it runs."""
 
-    def __init__(self, folder: Path, config: RunConfig, output: TextIO | None = None) -> None:
+    def __init__(self, folder: Path, config: Config, output: TextIO | None = None) -> None:
         self._folder = folder
         self._total = total_steps(config)
         self._metrics = Tail(folder / METRICS_FILE, from_end=True)

@@ -1,8 +1,8 @@
 """Keeps the services of one run alive: start, wait until healthy, restart, stop in order.
 
-local.py --ServiceSpec--> Supervisor --guard.py--> service. Every service runs below a guard, in a
-session of its own, so that Ctrl-C in the terminal reaches the launcher alone, and nothing stays
-when the launcher dies. Output goes to one log file a service.
+local.py --ServiceSpec--> Supervisor --subreaper.py--> service. Every service runs below a
+subreaper, in a session of its own, so that Ctrl-C in the terminal reaches the launcher alone, and
+nothing stays when the launcher dies. Output goes to one log file a service.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pathlib import Path
 
 import httpx
 
-from agent_r1.exit_status import ERROR_PREFIX, EXIT_REASON
-from agent_r1_deploy import guard
+from agent_r1_deploy import subreaper
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_REASON
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +121,7 @@ class _Service:
         return folder is not None and not any(folder.glob("*.json"))
 
     def send(self, sig: signal.Signals) -> None:
-        """Send a signal to the guard, if it is there."""
+        """Send a signal to the subreaper, if it is there."""
         if self.process is not None and self.process.returncode is None:
             self.process.send_signal(sig)
 
@@ -273,7 +273,7 @@ class Supervisor:
         return [n for n in names if n not in self._services or not self._services[n].up]
 
     def pids(self) -> dict[str, int]:
-        """Return the process id of every running service's guard, by name."""
+        """Return the process id of every running service's subreaper, by name."""
         return {
             name: service.process.pid
             for name, service in self._services.items()
@@ -296,7 +296,7 @@ class Supervisor:
             service.log_offset = log.tell()
             service.process = await asyncio.create_subprocess_exec(
                 sys.executable,
-                *("-I", "-S", guard.__file__),
+                *("-I", "-S", subreaper.__file__),
                 *("--parent", str(os.getpid()), "--grace-s", str(ORPHAN_GRACE_S), "--"),
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -307,7 +307,7 @@ class Supervisor:
             )
         service.num_starts += 1
         service.up = False
-        logger.info("service started name=%s guard_pid=%d", spec.name, service.process.pid)
+        logger.info("service started name=%s subreaper_pid=%d", spec.name, service.process.pid)
 
     async def _wait_until_up(self, service: _Service) -> None:
         spec = service.spec
@@ -440,15 +440,15 @@ class Supervisor:
 
 
 async def _end_leftovers(session: int) -> None:
-    """End what a killed guard left behind; a guard that ended by itself left nothing.
+    """End what a killed subreaper left behind; a subreaper that ended by itself left nothing.
 
     Args:
-        session: process id of the guard, which led a session of its own.
+        session: process id of the subreaper, which led a session of its own.
     """
-    deadline = time.monotonic() + guard.LEFTOVER_GRACE_S
+    deadline = time.monotonic() + subreaper.LEFTOVER_GRACE_S
     sig = signal.SIGTERM
-    while pids := guard.session_members(session):
-        guard.signal_all(pids, sig)
+    while pids := subreaper.session_members(session):
+        subreaper.signal_all(pids, sig)
         if time.monotonic() >= deadline:
             sig = signal.SIGKILL
         await asyncio.sleep(POLL_S)

@@ -29,16 +29,16 @@ from typing import Any
 
 from bench_service import engine_settings
 
-from agent_r1.rollout.config import RolloutTable
-from agent_r1.rollout.record import turn_seed
-from agent_r1.rollout.vllm_policy import VllmPolicy
+from agent_r1.rollout.config import RolloutConfig
+from agent_r1.rollout.trajectory_builder import turn_seed
+from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1_deploy.local_redis import find_redis_server, free_port
-from agent_r1_proto.config import ModelTable
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import NewestVersion
+from agent_r1_service.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "bench"
@@ -62,11 +62,11 @@ class Bench:
     max_num_seqs: int
     kv_cache_gib: float
 
-    def tables(self) -> tuple[ModelTable, RolloutTable]:
+    def tables(self) -> tuple[ModelConfig, RolloutConfig]:
         """Return the tables `model` and `rollout` of both sides."""
         return (
-            ModelTable(path=str(self.model), max_context=1024),
-            RolloutTable(
+            ModelConfig(path=str(self.model), max_context=1024),
+            RolloutConfig(
                 max_concurrent=self.max_concurrent,
                 max_num_seqs=self.max_num_seqs,
                 kv_cache_gib=self.kv_cache_gib,

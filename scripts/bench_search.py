@@ -32,14 +32,14 @@ from typing import Any
 from bench_tools import write_entries
 from elasticsearch import AsyncElasticsearch
 
-from agent_r1.tools.backends.base import Found
-from agent_r1.tools.backends.elasticsearch_bm25 import open_index as open_elasticsearch
-from agent_r1.tools.backends.elasticsearch_build import build_index
-from agent_r1.tools.backends.elasticsearch_client import Server
-from agent_r1.tools.backends.tantivy_bm25 import open_index as open_embedded
-from agent_r1.tools.batching import normalize_query
-from agent_r1.tools.config import ToolTable
-from agent_r1.tools.search import open_search_tool
+from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.backend import Found
+from agent_r1.tools.search.batching import normalize_query
+from agent_r1.tools.search.elasticsearch_bm25 import open_index as open_elasticsearch
+from agent_r1.tools.search.elasticsearch_build import build_index
+from agent_r1.tools.search.elasticsearch_client import Server
+from agent_r1.tools.search.tantivy_bm25 import open_index as open_embedded
+from agent_r1.tools.search.tool import open_search_tool
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "bench"
@@ -163,7 +163,7 @@ async def time_calls(ask: Ask, queries: Sequence[str]) -> float:
 
 async def time_ours(server: Server, index: str, queries: Sequence[str]) -> float:
     """Measure the search tool."""
-    table = ToolTable.model_validate(
+    table = ToolConfig.model_validate(
         {"backend": "elasticsearch", "elasticsearch_url": server.url, "index": index}
     )
     tool = await asyncio.to_thread(open_search_tool, "search", table)

@@ -20,15 +20,15 @@ from typing import Any
 
 from agent_r1 import Tool
 from agent_r1.rollout.chat_format import load_tokenizer
-from agent_r1.rollout.config import EnvTable, RolloutTable
+from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, build_chat_format, serve, serve_policy
 from agent_r1.rollout.policy import Generation
-from agent_r1.rollout.vllm_settings import VllmSettings
+from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1.tools.base import Arguments, CallContext
-from agent_r1.tools.config import ToolTable
+from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.main import serve as serve_tool
-from agent_r1_proto.config import ModelTable, RedisTable, RunTable
 from agent_r1_proto.trajectory import VersionSpan
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 
 SCRIPTED_TURNS = 4
 SHORTEST_TURN = 24
@@ -91,7 +91,7 @@ class ScriptedPolicy:
         )
 
 
-def engine_settings(model: ModelTable, rollout: RolloutTable) -> VllmSettings:
+def engine_settings(model: ModelConfig, rollout: RolloutConfig) -> VllmSettings:
     """Return the engine's settings of a rollout server with these tables."""
     return VllmSettings(
         model_path=model.path,
@@ -105,11 +105,11 @@ def engine_settings(model: ModelTable, rollout: RolloutTable) -> VllmSettings:
 
 def _serve_rollout(settings: dict[str, Any]) -> None:
     rollout = RolloutSettings(
-        run=RunTable(id=settings["run_id"]),
-        model=ModelTable.model_validate(settings["model"]),
-        redis=RedisTable(url=settings["redis_url"]),
-        env=EnvTable.model_validate(settings["env"]),
-        rollout=RolloutTable.model_validate(settings["rollout"]),
+        run=RunConfig(id=settings["run_id"]),
+        model=ModelConfig.model_validate(settings["model"]),
+        redis=RedisConfig(url=settings["redis_url"]),
+        env=EnvConfig.model_validate(settings["env"]),
+        rollout=RolloutConfig.model_validate(settings["rollout"]),
         tools={"search": settings["tool_url"]},
         weights_dir=Path(settings["announce_dir"]).parent,
         announce_dir=Path(settings["announce_dir"]),
@@ -121,8 +121,8 @@ def _serve_rollout(settings: dict[str, Any]) -> None:
 
 
 async def _serve_scripted(settings: RolloutSettings) -> None:
-    from agent_r1.rollout.vllm_policy import VllmPolicy
-    from agent_r1.rollout.vllm_settings import prepare_environment, read_model
+    from agent_r1.rollout.vllm.policy import VllmPolicy
+    from agent_r1.rollout.vllm.settings import prepare_environment, read_model
 
     engine = engine_settings(settings.model, settings.rollout)
     prepare_environment(engine)
@@ -144,11 +144,11 @@ def main() -> None:
     if kind == "rollout":
         _serve_rollout(settings)
         return
-    table = ToolTable(type="bench_service:BenchSearch", settings={"corpus": settings["corpus"]})
+    table = ToolConfig(type="bench_service:BenchSearch", settings={"corpus": settings["corpus"]})
     serve_tool(
         name="search",
-        run=RunTable(id=settings["run_id"]),
-        redis=RedisTable(),
+        run=RunConfig(id=settings["run_id"]),
+        redis=RedisConfig(),
         tool=table,
         announce_dir=Path(settings["announce_dir"]),
     )

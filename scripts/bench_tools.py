@@ -23,7 +23,7 @@ from typing import Any
 
 import httpx
 
-from agent_r1.rollout.tool_client import ToolClient
+from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1_proto.tools import CallRequest, ToolCall
 

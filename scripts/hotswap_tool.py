@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 from agent_r1 import Tool
-from agent_r1.tools.config import ToolTable
-from agent_r1.tools.search import open_search_tool
+from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.tool import open_search_tool
 
 
 class VersionedSearch(Tool):
@@ -23,7 +23,7 @@ class VersionedSearch(Tool):
 
     def __init__(self, config: str, corpus: str, version: str, delay_s: float) -> None:
         table = tomllib.loads(Path(config).read_text(encoding="utf-8"))["tools"]["search"]
-        self._search = open_search_tool("search", ToolTable(**(table | {"corpus": corpus})))
+        self._search = open_search_tool("search", ToolConfig(**(table | {"corpus": corpus})))
         self._delay_s = delay_s
         self.name = "search"
         self.description = self._search.description

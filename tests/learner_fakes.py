@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from aiohttp import web
 
-from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
-from agent_r1.learner.engine import LossSpec, Model, TrainSample
-from agent_r1.learner.halting import cancel_and_wait
-from agent_r1.learner.plan import TrainingPlan, make_plan
-from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
+from agent_r1.learner.engine.interface import LossSpec, Model, TrainSample
+from agent_r1.learner.run_spec import RunSpec, make_run_spec
+from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.streams import Broker, Entry, StreamConsumer
@@ -37,6 +36,7 @@ from agent_r1_proto.weights import (
     LoadRequest,
     WeightManifest,
 )
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from tests.builders import trajectory
 
 GROUP_TOKEN = 1_000_000
@@ -349,9 +349,9 @@ def training_plan(
     resume: bool = False,
     num_tasks: int = 6,
     evaluation: dict[str, Any] | None = None,
-    model: ModelTable | None = None,
+    model: ModelConfig | None = None,
     **learner: Any,
-) -> TrainingPlan:
+) -> RunSpec:
     """Return a plan of 3 steps of 2 groups of 2 samples, in `folder`."""
     data = folder.with_name(folder.name + "-data") / "train.jsonl"
     if not data.exists():
@@ -362,13 +362,13 @@ def training_plan(
         "group_size": 2,
         "stall_timeout_s": 20.0,
     }
-    return make_plan(
-        run=RunTable(id=run_id, dir=folder, seed=1),
-        model=model or ModelTable(path="none", max_context=64),
-        redis=RedisTable(url=redis_url, lease_s=2.0),
-        data=DataTable(train=[data]),
-        learner=LearnerTable(**(defaults | learner)),
-        evaluation=EvaluationTable(**(evaluation or {})),
+    return make_run_spec(
+        run=RunConfig(id=run_id, dir=folder, seed=1),
+        model=model or ModelConfig(path="none", max_context=64),
+        redis=RedisConfig(url=redis_url, lease_s=2.0),
+        data=DataConfig(train=[data]),
+        learner=LearnerConfig(**(defaults | learner)),
+        evaluation=EvaluationConfig(**(evaluation or {})),
         resume=resume,
     )
 

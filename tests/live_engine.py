@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 
 from agent_r1.rollout.policy import LoadTiming
-from agent_r1.rollout.vllm_policy import VllmPolicy
-from agent_r1.rollout.vllm_settings import VllmSettings
+from agent_r1.rollout.vllm.policy import VllmPolicy
+from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1_proto.weights import WeightManifest
 from tests.snapshot_files import build_model, own_tensors, write_snapshot
 

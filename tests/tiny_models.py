@@ -15,7 +15,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from agent_r1.learner.engine import TrainSample
+from agent_r1.learner.engine.interface import TrainSample
 
 VOCABULARY = 320
 CHAT_TEMPLATE = r"""

@@ -31,7 +31,7 @@ from questions import (
 )
 from world import World, make_world
 
-from agent_r1.tools.backends.tantivy_bm25 import open_index
+from agent_r1.tools.search.tantivy_bm25 import open_index
 
 TOP_K = 2
 """Passages per search, in the demonstrations as in `run.toml`."""

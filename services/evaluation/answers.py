@@ -17,10 +17,10 @@ from typing import Any, BinaryIO
 from pydantic import JsonValue, ValidationError, computed_field
 
 from agent_r1.evaluation.config import Method
-from agent_r1_proto.evaluation import EvalResult
 from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ANSWERED, Status, Trajectory
+from agent_r1_service.evaluation_client import EvalResult
 
 Key = tuple[str, str]
 """Set and id of a question."""

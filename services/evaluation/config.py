@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from agent_r1_proto.config import ConfigTable
+from agent_r1_service.config import StrictConfig
 
 SEARCH_TOOL = "search"
 """Name of the tool that `naive_rag` asks."""
@@ -16,8 +16,8 @@ Method = Literal["agent", "base_tool_call", "naive_rag"]
 configuration names; one retrieval with the question, then one turn."""
 
 
-class QuestioningTable(ConfigTable):
-    """How questions are asked; `agent_r1.config` fills it from `[evaluation]` and `[learner]`."""
+class QuestioningConfig(StrictConfig):
+    """How questions are asked; `config/run.py` fills it from `[evaluation]` and `[learner]`."""
 
     method: Method = "agent"
     """How questions are answered."""

@@ -27,17 +27,17 @@ from agent_r1.evaluation.answers import (
     summary_file,
     write_json,
 )
-from agent_r1.evaluation.config import QuestioningTable
+from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.retrieval import check_offered, retrieve, with_passages
 from agent_r1.evaluation.summary import SetScores, summarise_answers, summary_record
-from agent_r1_proto.config import RedisTable, RunTable
-from agent_r1_proto.evaluation import EvalClient, EvalResult
 from agent_r1_proto.failures import reason_kind
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.task_files import read_task_file
 from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
+from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1_service.evaluation_client import EvalClient, EvalResult
+from agent_r1_service.task_files import read_task_file
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Evaluation:
         self,
         *,
         sets: Mapping[str, Path],
-        questioning: QuestioningTable,
+        questioning: QuestioningConfig,
         out: Path,
         facts: Facts | None = None,
         overwrite: bool = False,
@@ -111,8 +111,8 @@ class Evaluation:
     def ask(
         self,
         *,
-        run: RunTable,
-        redis: RedisTable,
+        run: RunConfig,
+        redis: RedisConfig,
         search_url: str | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
@@ -150,8 +150,8 @@ class Evaluation:
 
     async def _ask(
         self,
-        run: RunTable,
-        redis: RedisTable,
+        run: RunConfig,
+        redis: RedisConfig,
         url: str,
         search_url: str | None,
         report: Callable[[Progress], None],
@@ -215,7 +215,7 @@ class Evaluation:
         return [with_passages(task, found[key_of(task)]) for task in tasks], found
 
 
-def _read_set(name: str, path: Path, questioning: QuestioningTable) -> list[Task]:
+def _read_set(name: str, path: Path, questioning: QuestioningConfig) -> list[Task]:
     tasks = read_task_file(path)[: questioning.max_questions]
     return [task.model_copy(update={"metadata": {**task.metadata, "set": name}}) for task in tasks]
 
@@ -227,10 +227,10 @@ def _fingerprint(path: Path) -> str:
 
 def run_evaluation(
     *,
-    run: RunTable,
-    redis: RedisTable,
+    run: RunConfig,
+    redis: RedisConfig,
     sets: Mapping[str, Path],
-    questioning: QuestioningTable,
+    questioning: QuestioningConfig,
     out: Path,
     search_url: str | None = None,
 ) -> dict[str, SetScores]:

@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from agent_r1.evaluation.answers import Answer, Facts
+from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate, bootstrap_mean
-from agent_r1.score_names import ScoreNames
 
 MEASURES = ("em", "f1", "substring_match", "reward", "num_calls", "num_turns")
 """Numbers of a line that are averaged; `em` is the exact match."""

@@ -23,16 +23,16 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from agent_r1.learner.durable import (
+from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.ownership import TakenOverError
+from agent_r1_proto.messages import StrictMessage
+from agent_r1_service.files import (
     CHECKSUM_FILE,
     DiskFullError,
     check_seal,
     seal,
     sync_path,
 )
-from agent_r1.learner.engine import PolicyEngine
-from agent_r1.learner.ownership import TakenOverError
-from agent_r1_proto.messages import StrictMessage
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The tables of `run.toml` the learner reads: `[data]`, `[learner]`, `[evaluation]`, `[sft]`.
 
-`agent_r1.config` composes them with the tables of the other services; the learner gets them as
+`agent_r1.config.run` composes them with the tables of the other services; the learner gets them as
 arguments. Imports no torch, so that a configuration is checked without it.
 """
 
@@ -14,18 +14,18 @@ from pydantic import Field, JsonValue, model_validator
 from agent_r1.learner.objective import (
     GROUP_ADVANTAGES,
     RATIO_LOSSES,
-    ObjectiveTable,
+    ObjectiveConfig,
     PositiveFloat,
     PositiveInt,
     Share,
 )
-from agent_r1_proto.config import ConfigTable
+from agent_r1_service.config import StrictConfig
 
 IMPORTANCE_CAP = 2.0
 """Largest importance weight of `importance_cap = "auto"`, as in F. Yao et al., 2025."""
 
 
-class DataTable(ConfigTable):
+class DataConfig(StrictConfig):
     """`[data]`: the prompts that are trained on."""
 
     train: Annotated[list[Path], Field(min_length=1)]
@@ -34,7 +34,7 @@ class DataTable(ConfigTable):
     """Each epoch goes through the prompts in a new order drawn from `run.seed`."""
 
 
-class EvaluationTable(ConfigTable):
+class EvaluationConfig(StrictConfig):
     """`[evaluation]`: greedy or sampled answers to held-out questions, on the same servers."""
 
     sets: dict[str, Path] = {}
@@ -64,7 +64,7 @@ class EvaluationTable(ConfigTable):
         return self
 
 
-class EngineTable(ConfigTable):
+class EngineConfig(StrictConfig):
     """What the training engine needs, in reinforcement learning and in the SFT warm start."""
 
     lr: PositiveFloat = 1e-6
@@ -128,7 +128,7 @@ class EngineTable(ConfigTable):
         return self
 
 
-class LearnerTable(ObjectiveTable, EngineTable):
+class LearnerConfig(ObjectiveConfig, EngineConfig):
     """`[learner]`: batches, objective, engine, pushes and checkpoints."""
 
     steps: PositiveInt | None = None
@@ -247,7 +247,7 @@ class LearnerTable(ObjectiveTable, EngineTable):
         return self
 
 
-class SftTable(EngineTable):
+class SftConfig(EngineConfig):
     """`[sft]`: the supervised warm start, `agent-r1 sft CONFIG`."""
 
     data: Annotated[list[Path], Field(min_length=1)]

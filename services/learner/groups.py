@@ -30,7 +30,7 @@ from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Ta
 from agent_r1_proto.trajectory import Trajectory
 
 
-class Verdict(StrEnum):
+class AcceptResult(StrEnum):
     """What became of a result that was handed in."""
 
     FILLED = "filled"
@@ -44,7 +44,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class BookRules:
+class GroupBufferConfig:
     """What a book needs to know of the run."""
 
     run_id: str
@@ -164,11 +164,11 @@ def failure_reason(scored: ScoredTrajectory) -> str | None:
     return None
 
 
-class GroupBook:
+class GroupBuffer:
     """Every group that was asked for and is neither trained nor dropped."""
 
     def __init__(
-        self, rules: BookRules, sampling: SamplingParameters, newest_version: int = 0
+        self, rules: GroupBufferConfig, sampling: SamplingParameters, newest_version: int = 0
     ) -> None:
         self.rules = rules
         self.newest_version = newest_version
@@ -241,17 +241,17 @@ class GroupBook:
             max_attempts=attempt + self.rules.max_attempts,
         )
 
-    def accept(self, scored: ScoredTrajectory) -> Verdict:
+    def accept(self, scored: ScoredTrajectory) -> AcceptResult:
         """Fill a slot with a final result, or say why it is dropped."""
         verdict = self._judge(scored)
         self.counts[verdict] += 1
-        if verdict not in (Verdict.FILLED, Verdict.FAILED):
+        if verdict not in (AcceptResult.FILLED, AcceptResult.FAILED):
             return verdict
         key = scored.trajectory.rollout.key
         group = self._groups[key.group_id]
         slot = group.slots[key.sample_index]
         slot.final = True
-        if verdict is Verdict.FILLED:
+        if verdict is AcceptResult.FILLED:
             slot.result = scored
             self.counts["retried"] += key.attempt > 0
         else:
@@ -281,19 +281,19 @@ class GroupBook:
         )
         return ScoredTrajectory(trajectory=empty, reward=None)
 
-    def _judge(self, scored: ScoredTrajectory) -> Verdict:
+    def _judge(self, scored: ScoredTrajectory) -> AcceptResult:
         trajectory = scored.trajectory
         key = trajectory.rollout.key
         if key.run_id != self.rules.run_id or trajectory.rollout.purpose != "train":
-            return Verdict.FOREIGN
+            return AcceptResult.FOREIGN
         if key.incarnation != self.rules.incarnation:
-            return Verdict.OLD_INCARNATION
+            return AcceptResult.OLD_INCARNATION
         if key.sample_index >= self.rules.slots_per_group:
-            return Verdict.FOREIGN
+            return AcceptResult.FOREIGN
         group = self._groups.get(key.group_id)
         if group is None or group.slots[key.sample_index].final:
-            return Verdict.DUPLICATE
-        return Verdict.FILLED if failure_reason(scored) is None else Verdict.FAILED
+            return AcceptResult.DUPLICATE
+        return AcceptResult.FILLED if failure_reason(scored) is None else AcceptResult.FAILED
 
     def _usable(self, group: Group) -> bool:
         """Whether enough of a complete group is left to train on."""
@@ -376,7 +376,7 @@ class GroupBook:
         versions = [g.opened_version for g in self._groups.values() if not g.complete]
         return last_chance in versions and max(versions) > last_chance
 
-    def retire(self, groups: Sequence[Group]) -> None:
+    def mark_trained(self, groups: Sequence[Group]) -> None:
         """Note that groups were trained; their credits come back with `advance`.
 
         Raises:

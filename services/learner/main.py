@@ -1,4 +1,4 @@
-"""Starts the learner: `agent_r1.cli` calls `train` with the tables of one run.
+"""Starts the learner: `agent_r1.cli.main` calls `train` with the tables of one run.
 
 Reads the data files and the run folder, builds the engine over its ranks, and drives train.py to
 the end of the run or until SIGTERM or SIGINT.
@@ -18,12 +18,12 @@ from typing import Any
 
 from agent_r1.learner.algorithms import find_advantage, find_policy_loss
 from agent_r1.learner.checkpoint import write_atomically
-from agent_r1.learner.config import DataTable, EvaluationTable, LearnerTable
-from agent_r1.learner.engine import PolicyEngine
+from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
+from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.outcome import INTERRUPTED
-from agent_r1.learner.plan import TrainingPlan, make_plan
+from agent_r1.learner.run_spec import RunSpec, make_run_spec
 from agent_r1.learner.train import Learner
-from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def train(
     *,
-    run: RunTable,
-    model: ModelTable,
-    redis: RedisTable,
-    data: DataTable,
-    learner: LearnerTable,
-    evaluation: EvaluationTable,
+    run: RunConfig,
+    model: ModelConfig,
+    redis: RedisConfig,
+    data: DataConfig,
+    learner: LearnerConfig,
+    evaluation: EvaluationConfig,
     resume: bool,
     announce_dir: Path | None,
     resolved_config: Mapping[str, Any],
@@ -57,7 +57,7 @@ def train(
     """
     find_advantage(learner.advantage)
     find_policy_loss(learner.policy_loss)
-    plan = make_plan(
+    plan = make_run_spec(
         run=run,
         model=model,
         redis=redis,
@@ -75,29 +75,29 @@ def train(
         return INTERRUPTED
 
 
-def build_engine(plan: TrainingPlan) -> PolicyEngine:
+def build_engine(plan: RunSpec) -> PolicyEngine:
     """Load the model over all ranks."""
     if plan.run.deterministic:
         # Read when CUDA starts, also by the other ranks.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
-    from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.rank_engine import CriticSetup
+    from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+    from agent_r1.learner.engine.rank_worker import CriticSetup
 
-    table = plan.learner
-    critic_model = plan.model.model_copy(update={"path": table.critic_path or plan.model.path})
+    config = plan.learner
+    critic_model = plan.model.model_copy(update={"path": config.critic_path or plan.model.path})
     return DeepSpeedPolicyEngine(
         plan.model,
-        table,
+        config,
         seed=plan.run.seed,
-        total_steps=plan.total_steps * table.optimizer_steps_per_batch,
-        with_reference=table.kl != "none",
+        total_steps=plan.total_steps * config.optimizer_steps_per_batch,
+        with_reference=config.kl != "none",
         critic=CriticSetup(
             critic_model,
-            table.critic_lr,
-            table.critic_warmup_steps * table.optimizer_steps_per_batch,
+            config.critic_lr,
+            config.critic_warmup_steps * config.optimizer_steps_per_batch,
         )
-        if table.has_critic
+        if config.has_critic
         else None,
         deterministic=plan.run.deterministic,
     )
@@ -110,9 +110,7 @@ def _announce(folder: Path) -> None:
     write_atomically(folder / f"{NAME}.json", json.dumps(announcement) + "\n")
 
 
-async def run_until_stopped(
-    plan: TrainingPlan, engine: PolicyEngine, announce_dir: Path | None
-) -> str:
+async def run_until_stopped(plan: RunSpec, engine: PolicyEngine, announce_dir: Path | None) -> str:
     """Run the learner; SIGTERM and SIGINT end it in order. Return the run's status."""
     learner = Learner(plan, engine)
     loop = asyncio.get_running_loop()

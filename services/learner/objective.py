@@ -1,7 +1,8 @@
 """What the learner optimizes: the independent keys of the objective, and presets over them.
 
 `learner.algorithm` names a preset; every key the preset sets can be given its own value beside it.
-config.py joins these keys with the engine's; samples.py and the engine read them. Imports no torch.
+config.py joins these keys with the engine's; train_samples.py and the engine read them. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
-from agent_r1_proto.config import ConfigTable
+from agent_r1_service.config import StrictConfig
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -70,7 +71,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """What each algorithm sets; a key that a preset does not name has its default."""
 
 
-class ObjectiveTable(ConfigTable):
+class ObjectiveConfig(StrictConfig):
     """Advantage, policy loss, masks, KL, aggregation and filters."""
 
     algorithm: Algorithm = "grpo"

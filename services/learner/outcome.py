@@ -32,8 +32,8 @@ class Losses:
         """Gather what was lost.
 
         Args:
-            counts: results by verdict, as `GroupBook.counts`.
-            evaluations: their records by name, as `Records.evaluations`.
+            counts: results by verdict, as `GroupBuffer.counts`.
+            evaluations: their records by name, as `RunSummary.evaluations`.
         """
         failed = counts.get("failed", 0)
         questions = {

@@ -17,7 +17,7 @@ import time
 import weakref
 from pathlib import Path
 
-from agent_r1.learner.failures import RunFailedError
+from agent_r1.learner.stop_rules import RunFailedError
 
 logger = logging.getLogger(__name__)
 

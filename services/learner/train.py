@@ -1,9 +1,9 @@
 """The training loop: rank 0 of the learner.
 
-- consumes: batches of complete groups (work.py);
+- consumes: batches of complete groups (collector.py);
 - waits for: a batch; the engine; at least one rollout server that has the new weights;
 - unblocked by: the last slot of a group becoming final; `/weights/load` answered;
-- produces: weight versions (weight_sync.py), checkpoints, metrics, evaluations, the summary.
+- produces: weight versions (weights/publisher.py), checkpoints, metrics, evaluations, the summary.
 
 Engine calls run in a thread of their own; collecting, issuing overdue samples again and
 evaluations during training go on meanwhile.
@@ -16,14 +16,13 @@ import contextlib
 import logging
 import time
 
-from agent_r1.learner.canary import CanaryError, CanaryTokens
 from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger
-from agent_r1.learner.engine import PolicyEngine
-from agent_r1.learner.engine_thread import EngineThread
-from agent_r1.learner.evaluations import Evaluations
-from agent_r1.learner.failures import FailureMonitor, RunFailedError
-from agent_r1.learner.groups import BookRules, GroupBook
-from agent_r1.learner.halting import Halt, StopRequested
+from agent_r1.learner.collector import RolloutCollector
+from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.engine.thread import EngineThread
+from agent_r1.learner.evaluation import TrainingEvaluation
+from agent_r1.learner.evaluation_schedule import Evaluations
+from agent_r1.learner.groups import GroupBuffer, GroupBufferConfig
 from agent_r1.learner.outcome import (
     FAILED,
     FINISHED,
@@ -32,13 +31,14 @@ from agent_r1.learner.outcome import (
     Losses,
 )
 from agent_r1.learner.ownership import TakenOverError
-from agent_r1.learner.plan import TrainingPlan
-from agent_r1.learner.records import Records
-from agent_r1.learner.samples import build_samples, loss_spec
-from agent_r1.learner.step_log import StepLog, StepReport
-from agent_r1.learner.training_evaluation import TrainingEvaluation
-from agent_r1.learner.weight_sync import WeightSync
-from agent_r1.learner.work import Work
+from agent_r1.learner.reporting.step_report import StepLog, StepReport
+from agent_r1.learner.reporting.summary import RunSummary
+from agent_r1.learner.run_spec import RunSpec
+from agent_r1.learner.shutdown import StopRequested, StopSignal
+from agent_r1.learner.stop_rules import FailureMonitor, RunFailedError
+from agent_r1.learner.train_samples import build_samples, loss_spec
+from agent_r1.learner.weights.canary import CanaryError, CanaryTokens
+from agent_r1.learner.weights.publisher import WeightSync
 from agent_r1_proto.dead_letters import save_letters
 from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import Registry
@@ -57,10 +57,10 @@ LAST_LOOK_TIMEOUT_S = 2.0
 class Learner:
     """One start of a training run: restores, then drives `Training` to its end."""
 
-    def __init__(self, plan: TrainingPlan, engine: PolicyEngine) -> None:
+    def __init__(self, plan: RunSpec, engine: PolicyEngine) -> None:
         self._plan = plan
         self._engine = engine
-        self._halt: Halt | None = None
+        self._halt: StopSignal | None = None
 
     def request_stop(self, why: str) -> None:
         """End the run in order: checkpoint, summary, return."""
@@ -80,7 +80,7 @@ class Learner:
             ValueError: the checkpoint is damaged, or Redis or the disk is too small.
         """
         plan = self._plan
-        self._halt = halt = Halt()
+        self._halt = halt = StopSignal()
         with EngineThread(self._engine) as engine:
             try:
                 ledger = Ledger(plan.folder.path)
@@ -96,8 +96,8 @@ class Learner:
                 if not plan.resume:
                     ledger.next_incarnation()
                 plan.folder.open_at(state.step, ledger.require_newest)
-                async with await halt.or_stop(_connect(plan)) as broker:
-                    plan.check_memory(await halt.or_stop(broker.memory_limit()))
+                async with await halt.unless_stopped(_connect(plan)) as broker:
+                    plan.check_memory(await halt.unless_stopped(broker.memory_limit()))
                     training = Training(plan, engine, broker, halt, checkpoints, ledger, state)
                     return await training.run()
             except StopRequested:
@@ -108,8 +108,8 @@ class Learner:
                 plan.folder.close()
 
 
-async def _connect(plan: TrainingPlan) -> Broker:
-    assert plan.redis.url is not None  # make_plan has checked it
+async def _connect(plan: RunSpec) -> Broker:
+    assert plan.redis.url is not None  # make_run_spec has checked it
     return await Broker.connect(
         plan.redis.url,
         plan.run.id,
@@ -118,9 +118,7 @@ async def _connect(plan: TrainingPlan) -> Broker:
     )
 
 
-async def _restore(
-    plan: TrainingPlan, engine: EngineThread, checkpoints: Checkpoints
-) -> LearnerState:
+async def _restore(plan: RunSpec, engine: EngineThread, checkpoints: Checkpoints) -> LearnerState:
     """Load the newest checkpoint of a resumed run into the engine; an empty state else."""
     fingerprint = plan.prompts.fingerprint()
     state = await engine.call(checkpoints.load) if plan.resume else None
@@ -139,18 +137,18 @@ class Training:
 
     def __init__(
         self,
-        plan: TrainingPlan,
+        plan: RunSpec,
         engine: EngineThread,
         broker: Broker,
-        halt: Halt,
+        halt: StopSignal,
         checkpoints: Checkpoints,
         ledger: Ledger,
         state: LearnerState,
     ) -> None:
-        table = plan.learner
+        config = plan.learner
         self.plan = plan
         self.step = state.step
-        self._table = table
+        self._config = config
         self._engine = engine
         self._broker = broker
         self._halt = halt
@@ -159,12 +157,12 @@ class Training:
         self._incarnation = ledger.last_incarnation
         self._ledger = ledger
         self._registry = Registry(broker)
-        self._records = Records(state)
+        self._records = RunSummary(state)
         self._canary_checked = False
         self._monitor = FailureMonitor(
-            max_failed_share=table.max_failed_share,
+            max_failed_share=config.max_failed_share,
             samples_per_batch=plan.samples_per_batch,
-            stall_timeout_s=table.stall_timeout_s,
+            stall_timeout_s=config.stall_timeout_s,
             log_dir=plan.folder.logs,
             show=self._show_failure,
         )
@@ -177,7 +175,7 @@ class Training:
             weights_dir=plan.weights_dir,
             run_id=plan.run.id,
             dtype=plan.model.dtype,
-            table=table,
+            config=config,
         )
         self._sync.canary_floor = state.canary_floor
         self._log = StepLog(
@@ -186,15 +184,15 @@ class Training:
             work=self._work,
             monitor=self._monitor,
             total_steps=plan.total_steps,
-            trajectories_per_step=table.trajectories_per_step,
-            max_staleness=table.max_staleness,
+            trajectories_per_step=config.trajectories_per_step,
+            max_staleness=config.max_staleness,
         )
         self._evaluations = Evaluations(
             runner=TrainingEvaluation(
                 sets=plan.eval_sets,
                 trained_sets=plan.prompts.set_names(),
-                table=plan.evaluation,
-                learner=table,
+                config=plan.evaluation,
+                learner=config,
                 broker=broker,
                 run_id=plan.run.id,
                 incarnation=self._incarnation,
@@ -204,25 +202,25 @@ class Training:
             folder=plan.folder,
             records=self._records,
             checkpoints=checkpoints,
-            shown_per_set=table.trajectories_per_step,
+            shown_per_set=config.trajectories_per_step,
         )
 
-    def _make_work(self, state: LearnerState) -> Work:
-        table = self._table
-        rules = BookRules(
+    def _make_work(self, state: LearnerState) -> RolloutCollector:
+        config = self._config
+        rules = GroupBufferConfig(
             run_id=self.plan.run.id,
             incarnation=self._incarnation,
-            group_size=table.group_size,
-            groups_per_batch=table.groups_per_batch,
-            max_staleness=table.max_staleness,
-            sample_timeout_s=table.sample_timeout_s,
-            max_attempts=table.max_attempts,
-            greedy_baseline=table.has_greedy_baseline,
-            drop_equal_groups=table.drop_equal_groups,
+            group_size=config.group_size,
+            groups_per_batch=config.groups_per_batch,
+            max_staleness=config.max_staleness,
+            sample_timeout_s=config.sample_timeout_s,
+            max_attempts=config.max_attempts,
+            greedy_baseline=config.has_greedy_baseline,
+            drop_equal_groups=config.drop_equal_groups,
         )
-        book = GroupBook(rules, SamplingParameters(temperature=table.temperature))
+        book = GroupBuffer(rules, SamplingParameters(temperature=config.temperature))
         book.counts.update(state.counts)
-        return Work(
+        return RolloutCollector(
             broker=self._broker,
             registry=self._registry,
             book=book,
@@ -232,7 +230,7 @@ class Training:
             next_group_id=state.next_group_id,
             reopen=state.outstanding_groups,
             failed_tasks=state.failed_tasks,
-            groups_to_train=max(0, self.plan.total_steps - state.step) * table.groups_per_batch,
+            groups_to_train=max(0, self.plan.total_steps - state.step) * config.groups_per_batch,
         )
 
     def _show_failure(self, failure: Failure) -> None:
@@ -246,8 +244,8 @@ class Training:
         halt = self._halt
         async with consumer, self._sync:
             try:
-                await halt.or_stop(self._registry.set_incarnation(self._incarnation))
-                await halt.or_stop(self._work.start())
+                await halt.unless_stopped(self._registry.set_incarnation(self._incarnation))
+                await halt.unless_stopped(self._work.start())
                 await self._publish_first_weights()
                 halt.spawn(self._work.collect_forever(consumer), "collect")
                 watch = self._work.watch_forever(lambda: self._sync.newest, self._sync.announce)
@@ -276,17 +274,19 @@ class Training:
         if self.plan.resume or self._ledger.last_policy_version > 0:
             # Servers may hold the weights of a step that is no longer part of this run, or of
             # another run on the same services.
-            report = await self._halt.or_stop(self._sync.push())
+            report = await self._halt.unless_stopped(self._sync.push())
             self._work.book.advance(report.policy_version)
         else:
-            await self._halt.or_stop(self._sync.announce())  # version 0: the configured model
+            await self._halt.unless_stopped(
+                self._sync.announce()
+            )  # version 0: the configured model
 
     async def _train(self) -> None:
-        await self._halt.or_stop(self._work.fill())
-        await self._halt.or_stop(self._sync.wait_for_server())
-        table = self.plan.evaluation
-        if table.before and self.step == 0 and not self._records.has_evaluation("before"):
-            await self._halt.or_stop(self._evaluations.run("before", 0, self._version))
+        await self._halt.unless_stopped(self._work.fill())
+        await self._halt.unless_stopped(self._sync.wait_for_server())
+        config = self.plan.evaluation
+        if config.before and self.step == 0 and not self._records.has_evaluation("before"):
+            await self._halt.unless_stopped(self._evaluations.run("before", 0, self._version))
         while self.step < self.plan.total_steps:
             await self._one_step()
             await self._after_step()
@@ -297,22 +297,22 @@ class Training:
 
     async def _one_step(self) -> None:
         started = time.monotonic()
-        groups = await self._halt.or_stop(self._work.next_batch())
+        groups = await self._halt.unless_stopped(self._work.next_batch())
         rollout_s = time.monotonic() - started
         learn_started = time.monotonic()
         newest = self._version
         prepared = await self._engine.call(
-            lambda engine: build_samples(groups, self._table, engine)
+            lambda engine: build_samples(groups, self._config, engine)
         )
         canary_tokens = CanaryTokens.of(
-            groups[0].survivors[0].trajectory, self._table.canary_tokens
+            groups[0].survivors[0].trajectory, self._config.canary_tokens
         )
         await self._check_first_canary(canary_tokens)
-        spec = loss_spec(self._table, self.step)
+        spec = loss_spec(self._config, self.step)
         learned = await self._engine.call(lambda engine: engine.train_batch(prepared.samples, spec))
         # Nothing awaits from here to the push: a stop finds the whole step done, or not begun.
         self.step += 1
-        self._work.retire(groups)
+        self._work.mark_trained(groups)
         report = StepReport(
             step=self.step,
             groups=groups,
@@ -325,9 +325,9 @@ class Training:
         )
         self._records.add_batch(len(prepared.samples), report.sampled_tokens, report.max_staleness)
         try:
-            await self._halt.or_stop(self._work.require_newest())
-            report.push = await self._halt.or_stop(self._sync.push(canary_tokens))
-            await self._halt.or_stop(self._work.advance(self._version))
+            await self._halt.unless_stopped(self._work.require_newest())
+            report.push = await self._halt.unless_stopped(self._sync.push(canary_tokens))
+            await self._halt.unless_stopped(self._work.advance(self._version))
         finally:
             report.step_s = time.monotonic() - started
             self._log.write(report)
@@ -336,26 +336,28 @@ class Training:
         """Compare once before the first step of a start: in bf16, version 0 is the noise floor."""
         if not self._canary_checked and tokens is not None:
             self._canary_checked = True
-            await self._halt.or_stop(self._sync.check_canary(tokens))
+            await self._halt.unless_stopped(self._sync.check_canary(tokens))
 
     async def _after_step(self) -> None:
-        step, every = self.step, self._table.checkpoint_every
+        step, every = self.step, self._config.checkpoint_every
         last = step >= self.plan.total_steps
         eval_every = self.plan.evaluation.every
         evaluates = eval_every > 0 and step % eval_every == 0 and not last
         # keep_best chooses among evaluated steps, so those are checkpointed too.
-        due = every > 0 and (step % every == 0 or (evaluates and self._table.keep_best > 0))
+        due = every > 0 and (step % every == 0 or (evaluates and self._config.keep_best > 0))
         if due or last:
             await self._save()
         if evaluates:
             self._evaluations.start(self._halt, step, self._version)
 
     async def _end(self) -> str:
-        await self._halt.or_stop(self._evaluations.wait())
+        await self._halt.unless_stopped(self._evaluations.wait())
         if self.plan.evaluation.after:
-            await self._halt.or_stop(self._evaluations.run("after", self.step, self._version))
+            await self._halt.unless_stopped(
+                self._evaluations.run("after", self.step, self._version)
+            )
         await self._save()
-        problems = self._losses().problems(self._table.max_lost_share)
+        problems = self._losses().problems(self._config.max_lost_share)
         status = FINISHED_WITH_LOSSES if problems else FINISHED
         await self._write_summary(status, self._explain_losses(problems))
         with contextlib.suppress(TimeoutError):
@@ -378,7 +380,7 @@ class Training:
     def _explain_losses(self, problems: list[str]) -> str:
         if not problems:
             return ""
-        allowed = f"learner.max_lost_share allows {self._table.max_lost_share:.0%}"
+        allowed = f"learner.max_lost_share allows {self._config.max_lost_share:.0%}"
         return f"{'; '.join(problems)}; {allowed}. {self._monitor.explain()}"
 
     async def _save(self) -> None:
@@ -419,7 +421,7 @@ class Training:
             "reason": reason,
             "run_id": self.plan.run.id,
             "model": self.plan.model.path,
-            "algorithm": self._table.algorithm,
+            "algorithm": self._config.algorithm,
             "seed": self.plan.run.seed,
             "steps": self.step,
             "total_steps": self.plan.total_steps,

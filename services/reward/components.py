@@ -14,7 +14,7 @@ from agent_r1.reward import scoring
 from agent_r1.reward.math_equal import math_equal
 from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_proto.user_code import check_call, describe
+from agent_r1_service.user_code import check_call, describe
 
 Component = Callable[[ScoreRequest], float | Awaitable[float]]
 """A component of a user's: a function or an `async` function."""

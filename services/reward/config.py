@@ -1,6 +1,6 @@
 """`[reward]`: what a finished trajectory is worth, and how the reward service runs.
 
-Read by `main.py` of the reward service; `agent_r1.config` joins it with the other tables.
+Read by `main.py` of the reward service; `agent_r1.config.run` joins it with the other tables.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from agent_r1_proto.config import ListenTable
+from agent_r1_service.config import ListenConfig
 
 COMPONENT_NAMES = (
     "exact_match",
@@ -30,7 +30,7 @@ ON_REQUEST_NAMES = ("math_equal", "tests_passed", "all_tests_passed")
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
-class RewardTable(ListenTable):
+class RewardConfig(ListenConfig):
     """`[reward]`: the rule, the components and their weights."""
 
     rule: Literal["weighted", "paper"] = "weighted"

@@ -1,6 +1,6 @@
 """Starts the reward service: the stream worker and the HTTP side in one process.
 
-`agent_r1.cli` calls `serve` with the tables of one run.
+`agent_r1.cli.main` calls `serve` with the tables of one run.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import uuid
 from pathlib import Path
 
 from agent_r1.reward.app import create_app
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import READ_BLOCK_S, STOP_GRACE_S, RewardWorker
-from agent_r1_proto.config import RedisTable, RunTable
-from agent_r1_proto.serving import serve_app
 from agent_r1_proto.streams import Broker
+from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1_service.serving import serve_app
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ _CANCEL_TIMEOUT_S = 1.0
 
 
 def serve(
-    *, run: RunTable, redis: RedisTable, reward: RewardTable, announce_dir: Path | None
+    *, run: RunConfig, redis: RedisConfig, reward: RewardConfig, announce_dir: Path | None
 ) -> None:
     """Score the run's trajectories, and requests over HTTP, until SIGTERM or SIGINT.
 
@@ -42,10 +42,10 @@ def serve(
 
 
 async def _serve(
-    run: RunTable,
+    run: RunConfig,
     url: str,
-    redis: RedisTable,
-    reward: RewardTable,
+    redis: RedisConfig,
+    reward: RewardConfig,
     scorer: Scorer,
     announce_dir: Path | None,
 ) -> None:

@@ -18,7 +18,7 @@ from agent_r1.reward.components import (
     load_component,
     prediction_of,
 )
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import Trajectory
 
@@ -31,22 +31,22 @@ class Scorer:
     """The configured components and rule.
 
     Args:
-        table: which components, with which weights, under which rule.
+        config: which components, with which weights, under which rule.
 
     Raises:
         ValueError: a component cannot be loaded.
     """
 
-    def __init__(self, table: RewardTable) -> None:
-        self._table = table
-        named = dict(table.components)
-        if table.rule == "paper":
+    def __init__(self, config: RewardConfig) -> None:
+        self._config = config
+        named = dict(config.components)
+        if config.rule == "paper":
             named |= {"exact_match": 0.0, "format": 0.0}
         self._weights = named
         self._own: dict[str, Component] = {
             name: load_component(name) for name in named if name not in BUILT_IN
         }
-        self._threads = ThreadPoolExecutor(table.max_concurrent, thread_name_prefix="component")
+        self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="component")
 
     async def score(self, request: ScoreRequest) -> Reward:
         """Score one interaction as it stands, whether COMPLETED or TRUNCATED.
@@ -73,12 +73,12 @@ class Scorer:
         )
 
     def _total(self, values: dict[str, float]) -> float:
-        if self._table.rule == "paper":
+        if self._config.rule == "paper":
             return scoring.paper_reward(values["exact_match"], values["format"])
         return math.fsum(weight * values[name] for name, weight in self._weights.items())
 
     async def _run_own(self, name: str, component: Component, request: ScoreRequest) -> float:
-        timeout_s = self._table.component_timeout_s
+        timeout_s = self._config.component_timeout_s
         deadline = asyncio.timeout(timeout_s)
         try:
             async with deadline:
@@ -96,7 +96,7 @@ class Scorer:
             raise ComponentError(
                 f"reward component {name!r} returned {value!r}; it must return a finite number"
             )
-        low, high = self._table.ranges.get(name, (-math.inf, math.inf))
+        low, high = self._config.ranges.get(name, (-math.inf, math.inf))
         if not low <= value <= high:
             raise ComponentError(
                 f"reward component {name!r} returned {value!r}, outside its declared range "

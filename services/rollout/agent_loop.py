@@ -1,8 +1,8 @@
 """One coroutine per trajectory: the model writes, its calls run, the results come back as tokens.
 
 worker.py hands in a `RolloutTask` and gets the `Trajectory`. In between: prompt tokens from
-chat_format.py, sampled tokens from the `Policy`, tool results from tool_client.py, and what they
-mean from the `ToolEnv`.
+chat_format.py, sampled tokens from the `Policy`, tool results from tool_calls/client.py, and what
+they mean from the `ToolEnv`.
 
 Every sampled token is kept as it was sampled, with mask 1 and its log-probability; everything else
 (prompt, glue, tool text) has mask 0. A limit ends a trajectory as TRUNCATED, an outage as FAILED.
@@ -16,19 +16,19 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 
-from agent_r1.rollout.calls import CallRunner
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
 from agent_r1.rollout.parsing import TurnText, parse_turn
 from agent_r1.rollout.policy import EngineDeadError, Generation, Policy, PolicyError
-from agent_r1.rollout.record import TrajectoryRecord, turn_seed
-from agent_r1.rollout.tool_client import ToolClient
+from agent_r1.rollout.tool_calls.client import ToolClient
+from agent_r1.rollout.tool_calls.runner import CallRunner
+from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1_proto.tasks import ChatMessage, Role, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Status, Trajectory
-from agent_r1_proto.unicode import repair_text
+from agent_r1_service.unicode import repair_text
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class AgentLoop:
         policy: Policy,
         chat: ChatFormat,
         tools: ToolClient,
-        env: EnvTable,
+        env: EnvConfig,
         make_env: Callable[[Task], ToolEnv],
         max_context: int,
         run_seed: int,
@@ -87,7 +87,7 @@ class AgentLoop:
             EngineDeadError: the policy cannot sample any more; the attempt is nobody's fault.
         """
         started_at, started = time.time(), time.monotonic()
-        record = TrajectoryRecord()
+        record = TrajectoryBuilder()
         calls: CallRunner | None = None
         env: ToolEnv | None = None
         status: Status = "FAILED"
@@ -124,7 +124,7 @@ class AgentLoop:
         )
 
     async def _interact(
-        self, rollout: RolloutTask, record: TrajectoryRecord, env: ToolEnv, calls: CallRunner
+        self, rollout: RolloutTask, record: TrajectoryBuilder, env: ToolEnv, calls: CallRunner
     ) -> tuple[Status, str]:
         """Alternate turns of the model and the environment; return how it ended."""
         if record.prompt_length >= self._max_context:
@@ -149,7 +149,7 @@ class AgentLoop:
         return "TRUNCATED", "max_turns"
 
     async def _react(
-        self, record: TrajectoryRecord, env: ToolEnv, calls: CallRunner, number: int, start: int
+        self, record: TrajectoryBuilder, env: ToolEnv, calls: CallRunner, number: int, start: int
     ) -> EnvStep:
         """Run the calls of the turn that begins at `start`, and ask the environment."""
         turn = parse_turn(record.turns[-1].text, opens_in_thought=self._chat.opens_in_thought)
@@ -209,7 +209,7 @@ class AgentLoop:
             )
         return rendered.token_ids
 
-    def _refuse_prompt(self, rollout: RolloutTask, record: TrajectoryRecord) -> tuple[Status, str]:
+    def _refuse_prompt(self, rollout: RolloutTask, record: TrajectoryBuilder) -> tuple[Status, str]:
         """End a trajectory whose prompt leaves no room: the task's fault, so no retry helps.
 
         The tokens are cut to the context, so that no reader meets a longer sequence than allowed.
@@ -229,7 +229,7 @@ class AgentLoop:
         return "TRUNCATED", "prompt_too_long"
 
     async def _sample(
-        self, rollout: RolloutTask, record: TrajectoryRecord, number: int
+        self, rollout: RolloutTask, record: TrajectoryBuilder, number: int
     ) -> Generation:
         room = self._max_context - len(record.token_ids)
         generation = await self._policy.generate(

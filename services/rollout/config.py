@@ -1,6 +1,6 @@
 """The rollout service's tables of `run.toml`: `[env]` and `[rollout]`.
 
-`agent_r1.config` joins them with the other services' tables; main.py gets them as arguments.
+`agent_r1.config.run` joins them with the other services' tables; main.py gets them as arguments.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from agent_r1_proto.config import ConfigTable, ListenTable
+from agent_r1_service.config import ListenConfig, StrictConfig
 
 ENV_TYPE_PATTERN = r"^(tool|math|code|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 
 
-class EnvTable(ConfigTable):
+class EnvConfig(StrictConfig):
     """`[env]`: what the agent may do before it answers, and where a trajectory is cut."""
 
     type: Annotated[str, Field(pattern=ENV_TYPE_PATTERN)] = "tool"
@@ -65,7 +65,7 @@ class EnvTable(ConfigTable):
         return self
 
 
-class RolloutTable(ListenTable):
+class RolloutConfig(ListenConfig):
     """`[rollout]`: how the sampling servers run."""
 
     max_concurrent: Annotated[int, Field(ge=1)] = 64

@@ -1,6 +1,6 @@
 """Starts one rollout server: engine, chat format, tools, stream worker and HTTP routes.
 
-`agent_r1.cli` calls `serve` with the tables of one run. Samples come from the stream `tasks`,
+`agent_r1.cli.main` calls `serve` with the tables of one run. Samples come from the stream `tasks`,
 weights from the learner's snapshots; trajectories go to the stream `trajectories`.
 """
 
@@ -22,21 +22,21 @@ from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.app import create_app
 from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
 from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
-from agent_r1.rollout.config import EnvTable, RolloutTable
+from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.policy import EngineDeadError, Policy
 from agent_r1.rollout.server import announce_forever, serving
-from agent_r1.rollout.tool_client import ToolClient
-from agent_r1.rollout.tool_directory import ToolDirectory
-from agent_r1.rollout.versions import WeightVersions
+from agent_r1.rollout.tool_calls.client import ToolClient
+from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
+from agent_r1.rollout.weights import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
-from agent_r1_proto.config import ModelTable, RedisTable, RunTable
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, ToolRegistry
-from agent_r1_proto.serving import advertised_url, bind, write_announcement
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.serving import advertised_url, bind, write_announcement
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +53,11 @@ EXIT_ENGINE_DEAD = 70
 class RolloutSettings:
     """The tables one rollout server needs."""
 
-    run: RunTable
-    model: ModelTable
-    redis: RedisTable
-    env: EnvTable
-    rollout: RolloutTable
+    run: RunConfig
+    model: ModelConfig
+    redis: RedisConfig
+    env: EnvConfig
+    rollout: RolloutConfig
     tools: Mapping[str, str | None]
     """Base URL of every tool service, by name; None: it announces itself in the tool pool."""
     weights_dir: Path
@@ -68,11 +68,11 @@ class RolloutSettings:
 
 def serve(
     *,
-    run: RunTable,
-    model: ModelTable,
-    redis: RedisTable,
-    env: EnvTable,
-    rollout: RolloutTable,
+    run: RunConfig,
+    model: ModelConfig,
+    redis: RedisConfig,
+    env: EnvConfig,
+    rollout: RolloutConfig,
     tools: Mapping[str, str | None],
     weights_dir: Path,
     announce_dir: Path | None,
@@ -89,7 +89,7 @@ def serve(
 
 async def _serve_with_vllm(settings: RolloutSettings) -> None:
     # The engine's settings are environment variables that must be set before torch is imported.
-    from agent_r1.rollout.vllm_settings import VllmSettings, prepare_environment, read_model
+    from agent_r1.rollout.vllm.settings import VllmSettings, prepare_environment, read_model
 
     model, rollout = settings.model, settings.rollout
     engine = VllmSettings(
@@ -117,7 +117,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
         facts.eos_token_ids,
         has_tools=bool(settings.tools),
     )
-    from agent_r1.rollout.vllm_policy import VllmPolicy
+    from agent_r1.rollout.vllm.policy import VllmPolicy
 
     await serve_policy(VllmPolicy(engine), chat, settings, on_death=_end_process_later)
 
@@ -130,7 +130,7 @@ def _end_process_later() -> None:
 
 
 def build_chat_format(
-    env: EnvTable, model_path: str, end_of_turn_ids: tuple[int, ...], *, has_tools: bool
+    env: EnvConfig, model_path: str, end_of_turn_ids: tuple[int, ...], *, has_tools: bool
 ) -> ChatFormat:
     """Load the tokenizer and check its chat template against the environment's needs.
 

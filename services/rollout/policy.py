@@ -1,7 +1,7 @@
 """What the agent loop needs of a sampler: token ids in, token ids and log-probabilities out.
 
 agent_loop.py reads `Generation` from a `Policy`; app.py drives `load_weights` and `score` for the
-learner. `VllmPolicy` (vllm_policy.py) is the real one; tests bring their own. Imports no engine.
+learner. `VllmPolicy` (vllm/policy.py) is the real one; tests bring their own. Imports no engine.
 """
 
 from __future__ import annotations

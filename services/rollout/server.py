@@ -16,10 +16,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 import uvicorn
 from fastapi import FastAPI
 
-from agent_r1.rollout.versions import WeightVersions
-from agent_r1_proto.config import ListenTable
+from agent_r1.rollout.weights import WeightVersions
 from agent_r1_proto.registry import Registry, RolloutServer
-from agent_r1_proto.serving import http_config
+from agent_r1_service.config import ListenConfig
+from agent_r1_service.serving import http_config
 
 
 class _Server(uvicorn.Server):
@@ -41,7 +41,7 @@ class _Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: FastAPI, listener: socket.socket, listen: ListenTable
+    app: FastAPI, listener: socket.socket, listen: ListenConfig
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serve an application on a socket bound for `listen` while the context lasts.
 

@@ -13,9 +13,9 @@ from collections import Counter
 from typing import Protocol
 
 from agent_r1.rollout.policy import EngineDeadError, PolicyError
-from agent_r1.rollout.record import failed_trajectory
-from agent_r1.rollout.tool_failures import MAX_FREE_ATTEMPTS, is_free
-from agent_r1.rollout.versions import WeightVersions
+from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
+from agent_r1.rollout.trajectory_builder import failed_trajectory
+from agent_r1.rollout.weights import WeightVersions
 from agent_r1_proto.failures import FailureBoard, innermost_frames
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Entry, StreamConsumer

@@ -36,8 +36,7 @@ from agent_r1.tools.results import (
     describe_exception,
     to_result,
 )
-from agent_r1.tools.sessions import SessionNotOpenError, SessionTable
-from agent_r1_proto.http_api import Route, describe, json_response, parse_body
+from agent_r1.tools.sessions import SessionNotOpenError, Sessions
 from agent_r1_proto.tools import (
     CallReply,
     CallRequest,
@@ -47,7 +46,8 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
-from agent_r1_proto.unicode import repair_text
+from agent_r1_service.http_api import Route, describe, json_response, parse_body
+from agent_r1_service.unicode import repair_text
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class ToolService:
         max_result_bytes: int = MAX_RESULT_BYTES,
     ) -> None:
         self.spec: ToolSpec = tool.spec()
-        self.sessions = SessionTable(tool, session_expiry_s)
+        self.sessions = Sessions(tool, session_expiry_s)
         self._tool = tool
         self._instance = instance
         self._session_expiry_s = session_expiry_s

@@ -12,13 +12,13 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from agent_r1_proto.config import ListenTable
+from agent_r1_service.config import ListenConfig
 
 BUILTIN_TOOLS = {
     "calculator": "agent_r1.tools.calculator:Calculator",
-    "python_exec": "agent_r1.tools.python_exec:PythonExec",
-    "code_tests": "agent_r1.tools.code_tests:CodeTests",
-    "mcp": "agent_r1.tools.mcp_client:McpTool",
+    "python_exec": "agent_r1.tools.sandbox.python_exec:PythonExec",
+    "code_tests": "agent_r1.tools.sandbox.code_tests:CodeTests",
+    "mcp": "agent_r1.tools.mcp.client:McpTool",
 }
 """Tools that come with the system, by the name a table's `type` gives them; `search` is another."""
 MAX_RESULT_BYTES = 128 << 10
@@ -53,7 +53,7 @@ _BACKEND_KEYS = {
 }
 
 
-class ToolTable(ListenTable):
+class ToolConfig(ListenConfig):
     """`[tools.<name>]`: the search tool, or a `Tool` subclass of the user's."""
 
     type: str = "search"

@@ -1,6 +1,6 @@
 """Starts one tool service: builds the tool, binds, announces itself, drains on SIGTERM.
 
-`agent_r1.cli` calls `serve` with the tables of one run; rollout calls the service.
+`agent_r1.cli.main` calls `serve` with the tables of one run; rollout calls the service.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 
-from agent_r1.tools.announcing import Announcer
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
-from agent_r1.tools.config import BUILTIN_TOOLS, ToolTable
-from agent_r1.tools.mcp_server import mcp_router
+from agent_r1.tools.config import BUILTIN_TOOLS, ToolConfig
+from agent_r1.tools.mcp.server import mcp_router
+from agent_r1.tools.registration import Announcer
 from agent_r1.tools.results import describe_exception
-from agent_r1.tools.search import SearchTool, add_retrieve, open_search_tool
-from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1.tools.search.tool import SearchTool, add_retrieve, open_search_tool
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
-from agent_r1_proto.serving import serve_app, withdraw_announcement
 from agent_r1_proto.tool_pool import ToolInstance
+from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1_service.serving import serve_app, withdraw_announcement
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +39,9 @@ logger = logging.getLogger(__name__)
 def serve(
     *,
     name: str,
-    run: RunTable,
-    redis: RedisTable,
-    tool: ToolTable,
+    run: RunConfig,
+    redis: RedisConfig,
+    tool: ToolConfig,
     announce_dir: Path | None,
     say: Callable[[str], None] = logger.info,
 ) -> None:
@@ -63,25 +63,25 @@ def serve(
 
 async def _serve(
     name: str,
-    run: RunTable,
-    redis: RedisTable,
-    table: ToolTable,
+    run: RunConfig,
+    redis: RedisConfig,
+    config: ToolConfig,
     announce_dir: Path | None,
     say: Callable[[str], None],
 ) -> None:
     instance = f"{name}-{socket.gethostname()}-{os.getpid()}"
-    served = load_tool(name, table)
+    served = load_tool(name, config)
     app = create_app(
         served,
         instance=instance,
-        session_expiry_s=table.session_expiry_s,
-        max_calls_in_flight=table.max_calls_in_flight,
-        max_result_bytes=table.max_result_bytes,
+        session_expiry_s=config.session_expiry_s,
+        max_calls_in_flight=config.max_calls_in_flight,
+        max_result_bytes=config.max_result_bytes,
     )
     service: ToolService = app.state.service
-    app.include_router(mcp_router(service, session_expiry_s=table.session_expiry_s))
+    app.include_router(mcp_router(service, session_expiry_s=config.session_expiry_s))
     if isinstance(served, SearchTool):
-        add_retrieve(app, served, table.top_k)
+        add_retrieve(app, served, config.top_k)
     logger.info(
         "tool serves tool=%s version=%s instance=%s run_id=%s",
         name,
@@ -96,7 +96,7 @@ async def _serve(
             stack.push_async_callback(broker.close)
             registry = ToolRegistry(broker, run.tool_pool or run.id)
             say = partial(_say_with_redis, say, _address(redis.url))
-        await _Serving(name, table, app, instance, registry, say).run(announce_dir)
+        await _Serving(name, config, app, instance, registry, say).run(announce_dir)
 
 
 def _address(redis_url: str) -> str:
@@ -115,14 +115,14 @@ class _Serving:
     def __init__(
         self,
         name: str,
-        table: ToolTable,
+        config: ToolConfig,
         app: FastAPI,
         instance: str,
         registry: ToolRegistry | None,
         say: Callable[[str], None],
     ) -> None:
         self._name = name
-        self._table = table
+        self._config = config
         self._app = app
         self._service: ToolService = app.state.service
         self._instance = instance
@@ -139,7 +139,7 @@ class _Serving:
             await serve_app(
                 self._app,
                 name=self._name,
-                listen=self._table,
+                listen=self._config,
                 announce_dir=announce_dir,
                 before_stop=self._leave,
                 until=self._ended,
@@ -168,7 +168,7 @@ class _Serving:
             instance=self._instance,
             url=url,
             spec=spec,
-            capacity=self._table.max_calls_in_flight,
+            capacity=self._config.max_calls_in_flight,
             pid=os.getpid(),
             host=socket.gethostname(),
             started_at=time.time(),
@@ -177,8 +177,8 @@ class _Serving:
             self._registry,
             self._service,
             announced,
-            expiry_s=self._table.announce_expiry_s,
-            new_version=self._table.new_version,
+            expiry_s=self._config.announce_expiry_s,
+            new_version=self._config.new_version,
         )
         self._announcing = asyncio.create_task(self._announcer.run())
         self._announcing.add_done_callback(
@@ -192,50 +192,50 @@ class _Serving:
 
     async def _leave(self) -> None:
         if self._announcer is None or (self._announcing is not None and self._announcing.done()):
-            await self._service.drain(self._table.drain_timeout_s)
+            await self._service.drain(self._config.drain_timeout_s)
         else:
-            await self._announcer.leave(self._table.drain_timeout_s)
+            await self._announcer.leave(self._config.drain_timeout_s)
 
 
-def load_tool(name: str, table: ToolTable) -> Tool:
+def load_tool(name: str, config: ToolConfig) -> Tool:
     """Build the tool of one table.
 
     Raises:
         ValueError: the corpus, the class or its settings are wrong.
     """
-    if table.type == "search":
-        return open_search_tool(name, table)
-    tool = _load_class(name, table)
-    if table.type in BUILTIN_TOOLS:
+    if config.type == "search":
+        return open_search_tool(name, config)
+    tool = _load_class(name, config)
+    if config.type in BUILTIN_TOOLS:
         tool.name = name  # two tables may run the same built-in tool with other settings
     if tool.spec().name != name:
         raise ValueError(
-            f"[tools.{name}] serves {table.type}, whose name is {tool.name!r}; call the table "
+            f"[tools.{name}] serves {config.type}, whose name is {tool.name!r}; call the table "
             f"[tools.{tool.name}] or set the class attribute name = {name!r}"
         )
     return tool
 
 
-def _load_class(name: str, table: ToolTable) -> Tool:
+def _load_class(name: str, config: ToolConfig) -> Tool:
     try:
-        found = import_tool_class(BUILTIN_TOOLS.get(table.type, table.type))
+        found = import_tool_class(BUILTIN_TOOLS.get(config.type, config.type))
     except ValueError as exc:
         raise ValueError(f"tools.{name}.type: {exc}") from exc
     try:
-        inspect.signature(found).bind(**table.settings)
+        inspect.signature(found).bind(**config.settings)
     except TypeError as exc:
         raise ValueError(
-            f"tools.{name}.settings ({table.settings}) do not fit {found.__name__}: {exc}; they "
+            f"tools.{name}.settings ({config.settings}) do not fit {found.__name__}: {exc}; they "
             "are the keyword arguments of the class"
         ) from exc
     try:
-        return found(**table.settings)
+        return found(**config.settings)
     except Exception as exc:
-        if table.type in BUILTIN_TOOLS and isinstance(exc, ValueError):
+        if config.type in BUILTIN_TOOLS and isinstance(exc, ValueError):
             raise  # it says what to set
         raise ValueError(
             f"tools.{name}: {found.__name__}(...) raised {describe_exception(exc)}; correct "
-            f"tools.{name}.settings ({table.settings}) or the class"
+            f"tools.{name}.settings ({config.settings}) or the class"
         ) from exc
 
 

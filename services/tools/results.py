@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from agent_r1.tools.base import Tool, ToolUnavailableError, error_result, text_result
 from agent_r1_proto.tools import ResultPart, TextPart, ToolCall, ToolResult
-from agent_r1_proto.unicode import repair_json, repair_text
+from agent_r1_service.unicode import repair_json, repair_text
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ class _Session:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
-class SessionTable:
+class Sessions:
     """The open sessions of one tool.
 
     Args:

@@ -13,7 +13,7 @@ from tests.e2e.runs import agent_r1, finished, write_config
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 IN_SANDBOX = """
-from agent_r1.tools.python_exec import PythonExec
+from agent_r1.tools.sandbox.python_exec import PythonExec
 
 
 class Shout(PythonExec):

@@ -78,7 +78,7 @@ def resumed_run(tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base
             pid
             for pid, command in processes_naming(str(run_dir)).items()
             if re.search(r"agent-r1 serve rollout|serve rollout", command)
-            and "guard" not in command
+            and "subreaper" not in command
         ][:1]
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: len(steps(run_dir)) >= 3, "a step after the kill", process)

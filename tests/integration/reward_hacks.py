@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from agent_r1.tools.base import CallContext
-from agent_r1.tools.code_tests import CodeTests
-from agent_r1.tools.python_exec import PythonExec
+from agent_r1.tools.sandbox.code_tests import CodeTests
+from agent_r1.tools.sandbox.python_exec import PythonExec
 
 SETTINGS: dict[str, Any] = {"cpu_s": 2.0, "wall_s": 1.5, "total_s": 60.0, "memory_mb": 256}
 CONTEXT = {

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.config import EnvTable, RolloutTable
+from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, serve_policy
-from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from tests.fakes import FakePolicy, build_tokenizer
 
 
@@ -28,11 +28,11 @@ def main() -> None:
     tokenizer = build_tokenizer()
     end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
     settings = RolloutSettings(
-        run=RunTable(id=run_id),
-        model=ModelTable(path="scripted"),
-        redis=RedisTable(url=url, lease_s=float(lease_s)),
-        env=EnvTable(),
-        rollout=RolloutTable(),
+        run=RunConfig(id=run_id),
+        model=ModelConfig(path="scripted"),
+        redis=RedisConfig(url=url, lease_s=float(lease_s)),
+        env=EnvConfig(),
+        rollout=RolloutConfig(),
         tools={},
         weights_dir=Path(announce_dir).parent,
         announce_dir=Path(announce_dir),

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agent_r1 import cli_chat
-from agent_r1.config import ConfigError, RunConfig, load_config, write_config
-from agent_r1.reward.config import RewardTable
+from agent_r1.cli import chat as cli_chat
+from agent_r1.config.run import Config, ConfigError, load_config, write_config
+from agent_r1.reward.config import RewardConfig
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from tests.builders import scored
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]
 
 
 @pytest.fixture
-def config(tmp_path: Path, redis_url: str, run_id: str) -> RunConfig:
+def config(tmp_path: Path, redis_url: str, run_id: str) -> Config:
     file = write_scene(tmp_path / "example")
     (file.parent / "held_out.jsonl").write_text(task_line("h1", prompt="Held out?"))
     return load_config(file, [f"redis.url={redis_url}", f"run.id={run_id}"], {}).config
@@ -40,7 +40,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
         yield write_end
 
 
-async def answer_tasks(config: RunConfig, seen: list[RolloutTask], **changes: Any) -> None:
+async def answer_tasks(config: Config, seen: list[RolloutTask], **changes: Any) -> None:
     """Stand in for rollout and reward: answer every task at once."""
     assert config.redis.url is not None
     async with await Broker.connect(config.redis.url, config.run.id) as broker:
@@ -58,7 +58,7 @@ async def answer_tasks(config: RunConfig, seen: list[RolloutTask], **changes: An
 
 
 async def talk(
-    config: RunConfig, question: str | None, **changes: Any
+    config: Config, question: str | None, **changes: Any
 ) -> tuple[int, str, list[RolloutTask]]:
     console = Console(file=io.StringIO(), width=120)
     seen: list[RolloutTask] = []
@@ -72,7 +72,7 @@ async def talk(
     return code, console.file.getvalue(), seen
 
 
-async def test_one_question_is_asked_greedily_and_its_turns_are_shown(config: RunConfig):
+async def test_one_question_is_asked_greedily_and_its_turns_are_shown(config: Config):
     code, text, seen = await talk(config, "Where is Ann?")
     assert code == 0
     assert "user: Where is Ann?" in text
@@ -81,7 +81,7 @@ async def test_one_question_is_asked_greedily_and_its_turns_are_shown(config: Ru
 
 
 async def test_the_policy_is_the_checkpoints_step_and_nothing_is_called_a_reward(
-    config: RunConfig, tmp_path: Path
+    config: Config, tmp_path: Path
 ):
     model = tmp_path / "run" / "checkpoints" / "step_000004" / "model"
     model.mkdir(parents=True)
@@ -92,14 +92,14 @@ async def test_the_policy_is_the_checkpoints_step_and_nothing_is_called_a_reward
     assert "reward" not in text
 
 
-async def test_a_question_that_failed_says_why_and_fails(config: RunConfig):
+async def test_a_question_that_failed_says_why_and_fails(config: Config):
     code, text, _ = await talk(config, "Where?", status="FAILED", reason="tool_timeout: search")
     assert code == 1
     assert "FAILED: tool_timeout: search" in text
 
 
 async def test_a_conversation_takes_questions_and_held_out_ones_until_it_is_left(
-    config: RunConfig, typed: int, capsys: pytest.CaptureFixture[str]
+    config: Config, typed: int, capsys: pytest.CaptureFixture[str]
 ):
     os.write(typed, b":sets\nFirst?\n:pick\n:pick nosuch\n\n:quit\n")
     code, text, seen = await talk(config, None)
@@ -112,7 +112,7 @@ async def test_a_conversation_takes_questions_and_held_out_ones_until_it_is_left
     assert capsys.readouterr().out.count("question> ") == 6
 
 
-async def test_the_end_of_input_ends_the_conversation(config: RunConfig, typed: int):
+async def test_the_end_of_input_ends_the_conversation(config: Config, typed: int):
     os.write(typed, b"Only one?\n")
     os.close(typed)
     code, _, seen = await talk(config, None)
@@ -120,7 +120,7 @@ async def test_the_end_of_input_ends_the_conversation(config: RunConfig, typed: 
     assert [rollout.task.prompt for rollout in seen] == ["Only one?"]
 
 
-def test_a_run_brings_its_own_configuration_and_its_last_model(config: RunConfig, tmp_path: Path):
+def test_a_run_brings_its_own_configuration_and_its_last_model(config: Config, tmp_path: Path):
     run = tmp_path / "run"
     model = run / "checkpoints" / "step_000004" / "model"
     model.mkdir(parents=True)
@@ -133,7 +133,7 @@ def test_a_run_brings_its_own_configuration_and_its_last_model(config: RunConfig
     assert found.rollout.max_concurrent == 3
     # A question that is typed has no answer to compare with.
     assert found.reward.components == {"answered": 1.0}
-    RewardTable.model_validate(found.reward.model_dump())  # what the service is given fits
+    RewardConfig.model_validate(found.reward.model_dump())  # what the service is given fits
     with pytest.raises(ConfigError, match="name a configuration with --config"):
         cli_chat._config(str(tmp_path), None, [])
 

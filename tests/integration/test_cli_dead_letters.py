@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent_r1 import cli
-from agent_r1.config import load_config, write_config
+from agent_r1.cli import main as cli
+from agent_r1.config.run import load_config, write_config
 from agent_r1_proto.dead_letters import load_letters, save_letters
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory

@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer, request_of
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.envs import CodeEnv
 from agent_r1.tools.app import create_app
-from agent_r1.tools.code_tests import CodeTests
-from agent_r1_proto.config import ListenTable
-from agent_r1_proto.serving import bind
+from agent_r1.tools.sandbox.code_tests import CodeTests
+from agent_r1_service.config import ListenConfig
+from agent_r1_service.serving import bind
 from tests.builders import rollout_task
 from tests.fakes import FakeToolServer, build_tokenizer, call_text
 from tests.unit.rollout.loops import agent_loop
@@ -36,7 +36,7 @@ async def served() -> AsyncIterator[str]:
             await probe.stop()
     except ValueError as exc:
         pytest.skip(str(exc))
-    listener = bind("code_tests", ListenTable())
+    listener = bind("code_tests", ListenConfig())
     config = uvicorn.Config(create_app(CodeTests()), log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -74,6 +74,6 @@ async def test_a_program_is_mended_until_its_tests_pass():
     shown = chat.decode(trajectory.token_ids.tolist())
     assert "2 of 4 tests passed." in shown
     assert "assert f(2) == 4" in shown
-    table = RewardTable(components={"tests_passed": 1.0, "all_tests_passed": 1.0})
+    table = RewardConfig(components={"tests_passed": 1.0, "all_tests_passed": 1.0})
     reward = await Scorer(table).score(request_of(trajectory))
     assert reward.total == 2.0

@@ -21,14 +21,14 @@ from transformers import AutoModelForCausalLM
 
 from agent_r1.learner.algorithms import POLICY_LOSSES
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
-from agent_r1.learner.batching import build_microbatch, scoring_sample
-from agent_r1.learner.config import EngineTable
-from agent_r1.learner.engine import EngineError, LossSpec, TrainSample
-from agent_r1.learner.logprobs import check_packing, load_causal_model
+from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
+from agent_r1.learner.engine.microbatches import build_microbatch, scoring_sample
+from agent_r1.learner.engine.model import check_packing, load_causal_model
+from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+from agent_r1.learner.engine.rank_worker import CriticSetup
 from agent_r1.learner.objective import Aggregation
-from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
-from agent_r1.learner.rank_engine import CriticSetup
-from agent_r1_proto.config import ModelTable
+from agent_r1_service.config import ModelConfig
 from tests.integration import two_ranks
 from tests.tiny_models import make_samples, save_model, with_values
 
@@ -45,14 +45,14 @@ def make_engine(
     model_dir: Path, reference: bool = False, critic: bool = False, **settings: Any
 ) -> DeepSpeedPolicyEngine:
     """An engine of one rank on the CPU."""
-    model = ModelTable(
+    model = ModelConfig(
         path=str(model_dir),
         max_context=512,
         dtype=settings.pop("dtype", "float32"),
         attention=settings.pop("attention", "sdpa"),
     )
     total_steps, warmup = settings.pop("total_steps", None), settings.pop("critic_warmup_steps", 0)
-    table = EngineTable.model_validate({**two_ranks.SETTINGS, **settings})
+    table = EngineConfig.model_validate({**two_ranks.SETTINGS, **settings})
     setup = CriticSetup(model, two_ranks.CRITIC_LR, warmup) if critic else None
     return DeepSpeedPolicyEngine(
         model, table, with_reference=reference, critic=setup, total_steps=total_steps
@@ -150,7 +150,7 @@ def test_packing_leaves_no_padding_and_changes_no_score(model_dir: Path):
 
 
 def test_a_model_that_cannot_be_packed_is_refused(model_dir: Path):
-    model = load_causal_model(ModelTable(path=str(model_dir), max_context=512))
+    model = load_causal_model(ModelConfig(path=str(model_dir), max_context=512))
     check_packing(model)
     inner = model.get_decoder().forward
 

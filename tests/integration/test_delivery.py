@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 
 from agent_r1.learner.checkpoint import LEDGER_FILE
-from agent_r1.learner.failures import RunFailedError
+from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train import Learner
-from agent_r1_proto.evaluation import EvalClient, summarise
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_proto.weights import NewestVersion
+from agent_r1_service.evaluation_client import EvalClient, summarise
 from tests.builders import rollout_task
 from tests.conftest import REPOSITORY, RedisServer
 from tests.learner_fakes import (

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from elasticsearch import Elasticsearch
 
-from agent_r1.cli import main
-from agent_r1.tools.backends import elasticsearch_build
-from agent_r1.tools.backends.elasticsearch_build import BuildOptions, BuildResult, build_index
-from agent_r1.tools.backends.elasticsearch_client import Server
+from agent_r1.cli.main import main
+from agent_r1.tools.search import elasticsearch_build
+from agent_r1.tools.search.elasticsearch_build import BuildOptions, BuildResult, build_index
+from agent_r1.tools.search.elasticsearch_client import Server
 from tests.integration.elasticsearch_front import Answer, Asked, Front, error_answer
 
 pytestmark = pytest.mark.elasticsearch
@@ -170,7 +170,7 @@ def test_no_refresh_and_no_replicas_while_loading_and_both_afterwards(
 def run_command(corpus: Path, name: str, url: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [
-            *(sys.executable, "-m", "agent_r1.cli", "search", "index", "--backend"),
+            *(sys.executable, "-m", "agent_r1.cli.main", "search", "index", "--backend"),
             *("elasticsearch", "--corpus", str(corpus), "--index", name, "--url", url),
             *("--bulk-mb", "1"),
         ],

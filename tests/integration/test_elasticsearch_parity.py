@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from elasticsearch import Elasticsearch
 
-from agent_r1.tools.backends.base import Found
-from agent_r1.tools.backends.elasticsearch_bm25 import open_index as open_elasticsearch
-from agent_r1.tools.backends.elasticsearch_build import build_index
-from agent_r1.tools.backends.elasticsearch_client import Server
-from agent_r1.tools.backends.tantivy_bm25 import open_index as open_embedded
-from agent_r1.tools.batching import normalize_query
+from agent_r1.tools.search.backend import Found
+from agent_r1.tools.search.batching import normalize_query
+from agent_r1.tools.search.elasticsearch_bm25 import open_index as open_elasticsearch
+from agent_r1.tools.search.elasticsearch_build import build_index
+from agent_r1.tools.search.elasticsearch_client import Server
+from agent_r1.tools.search.tantivy_bm25 import open_index as open_embedded
 
 pytestmark = [pytest.mark.elasticsearch, pytest.mark.slow]
 

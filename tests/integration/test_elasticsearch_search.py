@@ -25,11 +25,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from elasticsearch import Elasticsearch
 
-from agent_r1.tools.backends.elasticsearch_build import BuildOptions, build_index
-from agent_r1.tools.backends.elasticsearch_client import Server
 from agent_r1.tools.base import CallContext, ToolUnavailableError
-from agent_r1.tools.config import ToolTable
-from agent_r1.tools.search import SearchTool, open_search_tool
+from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.elasticsearch_build import BuildOptions, build_index
+from agent_r1.tools.search.elasticsearch_client import Server
+from agent_r1.tools.search.tool import SearchTool, open_search_tool
 from tests.integration.elasticsearch_front import Answer, Asked, Front, error_answer
 
 pytestmark = pytest.mark.elasticsearch
@@ -89,13 +89,13 @@ def front(elasticsearch_url: str) -> Iterator[Front]:
         yield front
 
 
-def table(url: str, index: str, **settings: Any) -> ToolTable:
+def table(url: str, index: str, **settings: Any) -> ToolConfig:
     values = {"backend": "elasticsearch", "elasticsearch_url": url, "index": index, **settings}
-    return ToolTable.model_validate(values)
+    return ToolConfig.model_validate(values)
 
 
 @contextlib.asynccontextmanager
-async def started(table: ToolTable) -> AsyncIterator[SearchTool]:
+async def started(table: ToolConfig) -> AsyncIterator[SearchTool]:
     tool = await asyncio.to_thread(open_search_tool, "search", table)
     await tool.start()
     try:
@@ -113,7 +113,7 @@ async def test_the_model_reads_the_same_text_as_with_the_embedded_index(
     elasticsearch_url: str, index: str, corpus: Path, tmp_path: Path
 ):
     queries = [f"Which person was born in Number{n}?" for n in range(NUM_PASSAGES)]
-    embedded = ToolTable(corpus=corpus, index_dir=tmp_path / "index", top_k=1)
+    embedded = ToolConfig(corpus=corpus, index_dir=tmp_path / "index", top_k=1)
     async with (
         started(table(elasticsearch_url, index, top_k=1)) as tool,
         started(embedded) as other,

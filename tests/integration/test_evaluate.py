@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.evaluation.config import QuestioningTable
+from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import run_evaluation
-from agent_r1_proto.config import RedisTable, RunTable
 from agent_r1_proto.streams import Broker
+from agent_r1_service.config import RedisConfig, RunConfig
 from tests.learner_fakes import FakeServices, write_tasks
 
 pytestmark = pytest.mark.redis
@@ -28,10 +28,10 @@ async def test_every_question_becomes_one_line_and_counts_in_the_summary(
     ):
         summary = await asyncio.to_thread(
             run_evaluation,
-            run=RunTable(id=run_id),
-            redis=RedisTable(url=redis_url),
+            run=RunConfig(id=run_id),
+            redis=RedisConfig(url=redis_url),
             sets=sets,
-            questioning=QuestioningTable(max_questions=4, max_turns=2, timeout_s=20.0),
+            questioning=QuestioningConfig(max_questions=4, max_turns=2, timeout_s=20.0),
             out=out,
         )
     assert {name: scores.n for name, scores in summary.items()} == {"a": 4, "b": 4}

@@ -18,19 +18,19 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_r1 import cli_evaluate
-from agent_r1.config import RunConfig, load_config
+from agent_r1.cli import evaluate as cli_evaluate
+from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.answers import read_answers, summary_file
-from agent_r1.evaluation.config import QuestioningTable
+from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import Evaluation, Progress
 from agent_r1.evaluation.retrieval import RetrievalError
 from agent_r1_deploy import local_client
 from agent_r1_deploy.local_services import LocalServices
-from agent_r1_proto.config import RedisTable, RunTable
-from agent_r1_proto.evaluation import question_seed
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1_service.evaluation_client import question_seed
 from tests.builders import scored
 from tests.fakes import FakeToolServer, running
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE
@@ -86,8 +86,8 @@ class Answering:
         return scored(rollout, seed=rollout.sampling.seed).replace(reward=reward)
 
 
-def questioning(**changes: Any) -> QuestioningTable:
-    return QuestioningTable.model_validate({"timeout_s": 20.0, **changes})
+def questioning(**changes: Any) -> QuestioningConfig:
+    return QuestioningConfig.model_validate({"timeout_s": 20.0, **changes})
 
 
 async def test_naive_rag_retrieves_once_over_http_and_leaves_one_turn(
@@ -106,8 +106,8 @@ async def test_naive_rag_retrieves_once_over_http_and_leaves_one_turn(
     ):
         await asyncio.to_thread(
             evaluation.ask,
-            run=RunTable(id=run_id),
-            redis=RedisTable(url=redis_url),
+            run=RunConfig(id=run_id),
+            redis=RedisConfig(url=redis_url),
             search_url=server.url,
             on_progress=progress.append,
         )
@@ -154,8 +154,8 @@ async def test_a_search_tool_that_is_away_asks_nobody_anything(
         with pytest.raises(RetrievalError, match="did not answer in 5 attempts"):
             await asyncio.to_thread(
                 evaluation.ask,
-                run=RunTable(id=run_id),
-                redis=RedisTable(url=redis_url),
+                run=RunConfig(id=run_id),
+                redis=RedisConfig(url=redis_url),
                 search_url=server.url,
             )
     assert len(evaluation.left) == NUM_QUESTIONS
@@ -164,14 +164,16 @@ async def test_a_search_tool_that_is_away_asks_nobody_anything(
 ASK = """
 import sys
 from pathlib import Path
-from agent_r1.evaluation.config import QuestioningTable
+from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import Evaluation
-from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1_service.config import RedisConfig, RunConfig
 questions, out, redis_url, run_id = sys.argv[1:]
 evaluation = Evaluation(
-    sets={"held_out": Path(questions)}, questioning=QuestioningTable(max_in_flight=4), out=Path(out)
+    sets={"held_out": Path(questions)},
+    questioning=QuestioningConfig(max_in_flight=4),
+    out=Path(out),
 )
-evaluation.ask(run=RunTable(id=run_id), redis=RedisTable(url=redis_url))
+evaluation.ask(run=RunConfig(id=run_id), redis=RedisConfig(url=redis_url))
 """
 
 
@@ -194,13 +196,13 @@ async def test_an_evaluation_that_was_killed_asks_only_what_is_left(
     assert len(answered) == 5
 
     evaluation = Evaluation(
-        sets={"held_out": questions}, questioning=QuestioningTable(max_in_flight=4), out=out
+        sets={"held_out": questions}, questioning=QuestioningConfig(max_in_flight=4), out=out
     )
     assert "written half only" in evaluation.notes[0]
     # A run of its own, as the launcher gives to every client.
     async with Answering(redis_url, f"{run_id}-again").at_work() as services:
         await asyncio.to_thread(
-            evaluation.ask, run=RunTable(id=f"{run_id}-again"), redis=RedisTable(url=redis_url)
+            evaluation.ask, run=RunConfig(id=f"{run_id}-again"), redis=RedisConfig(url=redis_url)
         )
     asked = Counter(rollout.task.id for rollout in services.seen)
     assert asked == Counter({f"q{i}" for i in range(NUM_QUESTIONS)} - answered)
@@ -229,14 +231,16 @@ async def test_questions_without_an_answer_in_time_fail_and_come_again(
     sets = {"held_out": questions}
     first = Evaluation(sets=sets, questioning=questioning(timeout_s=2.0), out=out)
     async with Answering(redis_url, run_id, limit=10).at_work():
-        await asyncio.to_thread(first.ask, run=RunTable(id=run_id), redis=RedisTable(url=redis_url))
+        await asyncio.to_thread(
+            first.ask, run=RunConfig(id=run_id), redis=RedisConfig(url=redis_url)
+        )
     scores = first.summarise()["held_out"]
     assert (scores.n, scores.failed) == (10, 2)
     second = Evaluation(sets=sets, questioning=questioning(), out=out)
     assert len(second.left) == 2
     async with Answering(redis_url, f"{run_id}-again").at_work():
         await asyncio.to_thread(
-            second.ask, run=RunTable(id=f"{run_id}-again"), redis=RedisTable(url=redis_url)
+            second.ask, run=RunConfig(id=f"{run_id}-again"), redis=RedisConfig(url=redis_url)
         )
     scores = second.summarise()["held_out"]
     assert (scores.n, scores.failed) == (NUM_QUESTIONS, 0)
@@ -253,7 +257,7 @@ def test_the_command_finds_the_search_tool_that_the_launcher_started(
     monkeypatch.setattr(LocalServices, "_command", command)
     config = load_config(write_scene(tmp_path / "example"), [], {}).config
 
-    async def client(served: RunConfig) -> int:
+    async def client(served: Config) -> int:
         url = cli_evaluate.search_url(served)
         assert url is not None
         async with httpx.AsyncClient(trust_env=False) as http:
@@ -264,7 +268,7 @@ def test_the_command_finds_the_search_tool_that_the_launcher_started(
 
 EVALUATE = """
 import sys
-from agent_r1 import cli
+from agent_r1.cli import main as cli
 from agent_r1_deploy.local_services import LocalServices
 fake_service, journal, *arguments = sys.argv[1:]
 def command(services, service, name, *_):

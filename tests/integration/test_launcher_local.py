@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 from redis.exceptions import AuthenticationError
 
-from agent_r1.config import RunConfig, load_config
-from agent_r1.config_sources import ConfigError
-from agent_r1_deploy import guard, local, local_client, local_redis
+from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ConfigError
+from agent_r1_deploy import local, local_client, local_redis, subreaper
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
 from agent_r1_proto.dead_letters import load_letters
@@ -50,7 +50,7 @@ class Stage(Scene):
             ]
         }
 
-    def config(self, *options: str) -> RunConfig:
+    def config(self, *options: str) -> Config:
         return load_config(self.file, [f"run.dir={self.run_folder}", *options], {}).config
 
     def command(self, services: LocalServices, service: str, name: str, *_: str) -> list[str]:
@@ -97,7 +97,9 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     root.handlers[:] = handlers
     root.setLevel(level)
     assert not any(alive(pid) for pid in stage.pids())
-    assert not any("guard.py" in arguments_of(pid) for pid in guard.descendants(os.getpid()))
+    assert not any(
+        "subreaper.py" in arguments_of(pid) for pid in subreaper.descendants(os.getpid())
+    )
 
 
 def test_a_run_goes_from_start_to_summary(stage: Stage, capsys: pytest.CaptureFixture[str]):
@@ -285,7 +287,7 @@ def test_the_exit_status_says_how_a_run_ended(stage: Stage, status: str, code: i
 def test_dead_letters_outlive_the_redis_of_the_run(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ):
-    from agent_r1 import cli
+    from agent_r1.cli import main as cli
 
     async def leave_letter() -> None:
         url = stage.environment("rollout")["AGENT_R1__REDIS__URL"]
@@ -396,7 +398,7 @@ def test_a_run_leaves_nothing_in_a_shared_redis_and_its_dead_letters_in_its_fold
 def test_a_client_gets_services_of_its_own_and_the_weights_of_the_model(stage: Stage):
     folders: list[Path] = []
 
-    async def client(config: RunConfig) -> tuple[str, int | None]:
+    async def client(config: Config) -> tuple[str, int | None]:
         assert config.redis.url is not None
         folders.append(config.run.folder())
         async with await Broker.connect(config.redis.url, config.run.id) as broker:
@@ -417,7 +419,7 @@ def test_a_client_sees_what_fails_at_once_and_the_logs_are_kept(stage: Stage):
     reports: list[str] = []
     log_dirs: list[Path] = []
 
-    async def client(config: RunConfig) -> None:
+    async def client(config: Config) -> None:
         assert config.redis.url is not None
         log_dirs.append(config.run.folder() / "logs")
         async with await Broker.connect(config.redis.url, config.run.id) as broker:
@@ -441,7 +443,7 @@ def test_a_client_whose_services_die_ends_with_the_reason(stage: Stage):
     trigger = stage.folder / "die"
     stage.options["rollout"] = ["--exit-when", str(trigger), "--exit-code", "2"]
 
-    async def client(_: RunConfig) -> None:
+    async def client(_: Config) -> None:
         trigger.touch()
         await asyncio.sleep(WAIT_S)
 

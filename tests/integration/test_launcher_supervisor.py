@@ -1,4 +1,4 @@
-"""The supervisor and the guard, with real processes that start children, die and hang."""
+"""The supervisor and the subreaper, with real processes that start children, die and hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from agent_r1_deploy import guard
+from agent_r1_deploy import subreaper
 from agent_r1_deploy.supervisor import (
     RESTART_DELAY_S,
     RestartPolicy,
@@ -374,7 +374,7 @@ async def test_no_process_survives_a_launcher_that_was_killed(scene: Scene):
     assert launcher.stdout is not None
     assert await asyncio.wait_for(launcher.stdout.readline(), WAIT_S) == b"up\n"
     await until(lambda: len(scene.lines("child")) == 2)
-    processes = [*scene.pids(), *guard.descendants(launcher.pid)]
+    processes = [*scene.pids(), *subreaper.descendants(launcher.pid)]
     assert len(processes) >= 4
     launcher.kill()
     await launcher.wait()

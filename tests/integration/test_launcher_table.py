@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.config import RunConfig
+from agent_r1.config.run import Config
 from agent_r1.learner.checkpoint import Ledger
 from agent_r1_deploy import local_table
 from agent_r1_deploy.local_services import LocalServices
@@ -90,9 +90,9 @@ def test_services_start_once_and_the_learners_come_in_turn(table: Table):
     ledger.next_incarnation()
     for _ in range(5):
         ledger.next_policy_version()
-    served: list[RunConfig] = []
+    served: list[Config] = []
 
-    async def ask(config: RunConfig) -> None:
+    async def ask(config: Config) -> None:
         assert [row[0] for row in table.stage.lines("start")].count("learner") == 0
         served.append(config)
 

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 from agent_r1.learner.main import build_engine
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.train import Learner
-from agent_r1_proto.config import ModelTable
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import LoadReply, LoadRequest
+from agent_r1_service.config import ModelConfig
 from tests.builders import trajectory
 from tests.e2e.runs import steps
 from tests.learner_fakes import FakeServices, training_plan
@@ -74,7 +74,7 @@ async def train(
         folder,
         redis_url,
         run_id,
-        model=ModelTable(path=str(model_dir), max_context=128),
+        model=ModelConfig(path=str(model_dir), max_context=128),
         steps=2,
         canary_tokens=0,
         device="cpu",

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from agent_r1.learner.checkpoint import Ledger
-from agent_r1.learner.failures import RunFailedError
+from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train import Learner
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1_proto.dead_letters import load_letters
@@ -314,7 +314,7 @@ async def test_a_server_that_is_being_replaced_is_waited_for(
     tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ):
     # Three refusals end a run; an engine that has died answers 503 as often until it is replaced.
-    monkeypatch.setattr("agent_r1.learner.weight_sync.POLL_S", 0.02)
+    monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.02)
     plan = training_plan(tmp_path / "run", redis_url, run_id)
     async with await Broker.connect(redis_url, run_id) as broker:
         services = FakeServices(broker)
@@ -389,7 +389,7 @@ async def test_a_broken_reward_stops_the_run_within_seconds_and_shows_its_traceb
 ):
     folder = tmp_path / "run"
     plan = training_plan(folder, redis_url, run_id, groups_per_batch=4, group_size=4)
-    table = RewardTable(components={f"{__name__}:broken": 1.0})
+    table = RewardConfig(components={f"{__name__}:broken": 1.0})
     async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
         reward = RewardWorker(broker, Scorer(table), consumer_name="reward")
         stop = asyncio.Event()
@@ -421,7 +421,7 @@ async def test_an_evaluation_whose_answers_cannot_be_scored_ends_at_once(
         silent = rollout.purpose == "train" or rollout.key.group_id % 2
         return None if silent else answered(rollout, version)
 
-    table = RewardTable(components={f"{__name__}:broken": 1.0})
+    table = RewardConfig(components={f"{__name__}:broken": 1.0})
     async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
         reward = RewardWorker(broker, Scorer(table), consumer_name="reward")
         async with (

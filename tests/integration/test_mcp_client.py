@@ -19,9 +19,9 @@ import pytest
 
 from agent_r1.tools.app import create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
-from agent_r1.tools.config import ToolTable
+from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.main import load_tool
-from agent_r1.tools.mcp_client import McpTool
+from agent_r1.tools.mcp.client import McpTool
 from agent_r1_proto.tools import CallReply, ImagePart, TextPart, ToolResult, ToolSpec
 
 SERVER = Path(__file__).with_name("mcp_notes_server.py")
@@ -119,7 +119,7 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def test_name_text_schema_and_version_come_from_the_server(starts: Callable[[], list[int]]):
-    table = ToolTable(type="mcp", settings=stdio("echo"))
+    table = ToolConfig(type="mcp", settings=stdio("echo"))
     spec = load_tool("repeat", table).spec()
     assert (spec.name, spec.description) == ("repeat", "Repeats a text.")
     assert spec.parameters["required"] == ["text"]
@@ -145,7 +145,7 @@ def test_description_can_be_overridden_and_does_not_change_the_version():
 
 
 async def test_the_service_loads_it_while_its_event_loop_runs():
-    table = ToolTable(type="mcp", settings=stdio("echo"))
+    table = ToolConfig(type="mcp", settings=stdio("echo"))
     assert load_tool("echo", table).spec().name == "echo"
 
 
@@ -303,7 +303,7 @@ async def test_a_tool_that_takes_its_server_down_fails_only_its_call(
 async def test_an_http_server_that_restarts_loses_no_later_call(
     http_server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agent_r1.tools.mcp_client.FIRST_DELAY_S", 5.0)
+    monkeypatch.setattr("agent_r1.tools.mcp.client.FIRST_DELAY_S", 5.0)
     async with running({"url": http_server.url, "tool": "echo"}) as tool:
         assert (await call(tool, text="a")).text() == "you said: a"
         http_server.kill()
@@ -327,7 +327,7 @@ async def test_an_http_server_that_restarts_loses_no_later_call(
 async def test_a_server_of_the_handshake_era_that_forgot_the_session_takes_the_call(
     http_server: HttpServer, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agent_r1.tools.mcp_connection.SHARED_MODE", "legacy")
+    monkeypatch.setattr("agent_r1.tools.mcp.connection.SHARED_MODE", "legacy")
     async with running({"url": http_server.url, "tool": "echo"}) as tool:
         assert (await call(tool, text="a")).text() == "you said: a"
         http_server.kill()
@@ -338,7 +338,7 @@ async def test_a_server_of_the_handshake_era_that_forgot_the_session_takes_the_c
 async def test_a_server_that_hangs_is_given_up_after_a_late_call(
     starts: Callable[[], list[int]], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("agent_r1.tools.mcp_client.PROBE_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("agent_r1.tools.mcp.client.PROBE_TIMEOUT_S", 0.5)
     async with running(stdio("hang")) as tool:
         first = starts()[-1]
         with pytest.raises(ToolUnavailableError, match="did not answer within"):

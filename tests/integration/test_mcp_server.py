@@ -16,9 +16,9 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp_types import TextContent
 
-from agent_r1.cli_tools_mcp import serve_mcp
-from agent_r1.config import ConfigError
-from agent_r1.tools.mcp_client import McpTool
+from agent_r1.cli.tools_mcp import serve_mcp
+from agent_r1.config.run import ConfigError
+from agent_r1.tools.mcp.client import McpTool
 from agent_r1_proto.tools import ToolSpec
 
 WAIT_S = 30.0
@@ -73,7 +73,7 @@ url = "http://tools:8000/"
 STDIO = """
 import argparse, sys
 from pathlib import Path
-from agent_r1.cli_tools_mcp import serve_mcp
+from agent_r1.cli.tools_mcp import serve_mcp
 sys.exit(serve_mcp(argparse.Namespace(config=Path(sys.argv[1]), tool=sys.argv[2], options=[])))
 """
 HTTP = """
@@ -81,7 +81,7 @@ import sys
 import uvicorn
 from my_tools import Count
 from agent_r1.tools.app import create_app
-from agent_r1.tools.mcp_server import mcp_router
+from agent_r1.tools.mcp.server import mcp_router
 app = create_app(Count())
 app.include_router(mcp_router(app.state.service, host="127.0.0.1"))
 uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1_proto.failures import FailureBoard
@@ -34,13 +34,13 @@ POLL_S = 0.02
 SERVE = """
 import json, logging, sys
 from pathlib import Path
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.main import serve
-from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1_service.config import RedisConfig, RunConfig
 url, run_id, table, folder = sys.argv[1:]
 logging.basicConfig(level="INFO")
-serve(run=RunTable(id=run_id), redis=RedisTable(url=url, lease_s=0.6),
-      reward=RewardTable.model_validate(json.loads(table)), announce_dir=Path(folder))
+serve(run=RunConfig(id=run_id), redis=RedisConfig(url=url, lease_s=0.6),
+      reward=RewardConfig.model_validate(json.loads(table)), announce_dir=Path(folder))
 """
 PLUGIN = """
 import os, time
@@ -71,8 +71,8 @@ async def broker(redis_url: str, run_id: str) -> AsyncIterator[Broker]:
 
 
 @contextlib.asynccontextmanager
-async def working(broker: Broker, table: RewardTable | None = None) -> AsyncIterator[RewardWorker]:
-    worker = RewardWorker(broker, Scorer(table or RewardTable()), consumer_name="w")
+async def working(broker: Broker, table: RewardConfig | None = None) -> AsyncIterator[RewardWorker]:
+    worker = RewardWorker(broker, Scorer(table or RewardConfig()), consumer_name="w")
     stop = asyncio.Event()
     task = asyncio.create_task(worker.run(stop))
     try:
@@ -190,7 +190,7 @@ async def test_a_trajectory_no_component_can_score_fails_at_once_and_says_why(
     await broker.publish(broker.keys.trajectories, trajectory(rollout_task(group_id=1)))
     asked = rollout_task(group_id=2, reply_stream=reply, purpose="eval")
     await broker.publish(broker.keys.trajectories, trajectory(asked))
-    table = RewardTable(components={"exact_match": 1.0, name: 1.0})
+    table = RewardConfig(components={"exact_match": 1.0, name: 1.0})
     async with working(broker, table) as worker:
         (failed,) = (await take(broker, 1)).values()
         (answer,) = (await take(broker, 1, reply)).values()

@@ -59,7 +59,7 @@ async def served(
         "reward": {"components": {"exact_match": 1.0}},
     }
     (folder / "config.json").write_text(json.dumps(config))
-    command = [sys.executable, "-P", "-m", "agent_r1.cli", "serve", "rollout"]
+    command = [sys.executable, "-P", "-m", "agent_r1.cli.main", "serve", "rollout"]
     command += [str(folder / "config.json"), "--announce-dir", str(folder / "announce")]
     announced = folder / "announce" / "rollout.json"
     with (folder / "log").open("wb") as log:

@@ -20,12 +20,11 @@ import httpx
 import pytest
 
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.config import EnvTable, RolloutTable
+from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.main import RolloutSettings, serve_policy
 from agent_r1.rollout.policy import EngineDeadError
-from agent_r1.rollout.record import failed_trajectory
-from agent_r1_proto.config import ModelTable, RedisTable, RunTable
+from agent_r1.rollout.trajectory_builder import failed_trajectory
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
@@ -39,6 +38,7 @@ from agent_r1_proto.weights import (
     NewestVersion,
     WeightManifest,
 )
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from tests.builders import rollout_task
 from tests.conftest import REPOSITORY
 from tests.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
@@ -108,11 +108,11 @@ class Bench:
     ) -> AsyncIterator[asyncio.Task[None]]:
         """Run a server until the block ends; it is then stopped in order."""
         settings = RolloutSettings(
-            run=RunTable(id=self.run_id),
-            model=ModelTable(path="scripted"),
-            redis=RedisTable(url=self.redis_url, lease_s=lease_s),
-            env=EnvTable.model_validate({"tool_retries": 0} | (env or {})),
-            rollout=RolloutTable.model_validate(rollout or {}),
+            run=RunConfig(id=self.run_id),
+            model=ModelConfig(path="scripted"),
+            redis=RedisConfig(url=self.redis_url, lease_s=lease_s),
+            env=EnvConfig.model_validate({"tool_retries": 0} | (env or {})),
+            rollout=RolloutConfig.model_validate(rollout or {}),
             tools={tool.name: tool.url for tool in tools},
             weights_dir=self.folder,
             announce_dir=self.folder,
@@ -517,7 +517,7 @@ async def test_weight_routes(bench: Bench):
 async def test_a_push_that_comes_late_brings_the_server_to_the_newest_version(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ):
-    caplog.set_level(logging.INFO, logger="agent_r1.rollout.versions")
+    caplog.set_level(logging.INFO, logger="agent_r1.rollout.weights")
     policy = bench.policy(ANSWER)
     async with bench.server(policy):
         deleted = bench.manifest(1)
@@ -528,7 +528,7 @@ async def test_a_push_that_comes_late_brings_the_server_to_the_newest_version(
     assert (late.status_code, late.json()["policy_version"]) == (200, 3)
     assert (later.status_code, later.json()["policy_version"]) == (200, 3)
     assert policy.loaded == [3]
-    said = [r for r in caplog.records if r.name == "agent_r1.rollout.versions"]
+    said = [r for r in caplog.records if r.name == "agent_r1.rollout.weights"]
     assert [(r.levelname, "late" in r.message) for r in said] == [("INFO", True)]
 
 

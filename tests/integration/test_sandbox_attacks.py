@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from agent_r1.tools.app import create_app
-from agent_r1.tools.python_exec import PythonExec
+from agent_r1.tools.sandbox.python_exec import PythonExec
 from agent_r1_proto.tools import CallReply, ToolResult
 
 REPOSITORY = Path(__file__).resolve().parents[2]

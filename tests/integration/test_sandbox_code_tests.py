@@ -17,7 +17,7 @@ import pytest
 
 from agent_r1.tools.app import create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
-from agent_r1.tools.code_tests import CodeTests
+from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1_proto.tools import CallReply, ToolResult
 
 LIMITS: dict[str, Any] = {"cpu_s": 2.0, "wall_s": 2.0, "total_s": 5.0, "max_workers": 1}

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.tools.base import CallContext
-from agent_r1.tools.python_exec import PythonExec
+from agent_r1.tools.sandbox.python_exec import PythonExec
 
 PYTHONS = (None, "/usr/bin/python3", "/usr/local/bin/python3")
 

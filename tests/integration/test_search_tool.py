@@ -19,8 +19,8 @@ import httpx
 import pytest
 from elasticsearch import Elasticsearch
 
-from agent_r1.tools.backends.elasticsearch_build import build_index
-from agent_r1.tools.backends.elasticsearch_client import Server
+from agent_r1.tools.search.elasticsearch_build import build_index
+from agent_r1.tools.search.elasticsearch_client import Server
 from agent_r1_proto.tools import CallReply, ToolHealth, ToolSpec
 
 WAIT_S = 30.0
@@ -28,13 +28,13 @@ POLL_S = 0.02
 SERVE = """
 import json, logging, sys
 from pathlib import Path
-from agent_r1.tools.config import ToolTable
+from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.main import serve
-from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1_service.config import RedisConfig, RunConfig
 name, table, folder = sys.argv[1:]
 logging.basicConfig(level="INFO")
-serve(name=name, run=RunTable(), redis=RedisTable(), announce_dir=Path(folder),
-      tool=ToolTable.model_validate(json.loads(table)))
+serve(name=name, run=RunConfig(), redis=RedisConfig(), announce_dir=Path(folder),
+      tool=ToolConfig.model_validate(json.loads(table)))
 """
 SLOW_TOOL = """
 import asyncio

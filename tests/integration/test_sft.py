@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_r1.learner import sft
-from agent_r1.learner.config import SftTable
-from agent_r1_proto.config import ModelTable, RunTable
+from agent_r1.learner.config import SftConfig
+from agent_r1.learner.sft import train as sft
+from agent_r1_service.config import ModelConfig, RunConfig
 from tests.tiny_models import save_model
 
 STEPS = 12
@@ -60,7 +60,7 @@ class StopAfter(threading.Event):
 def run_sft(
     model_dir: Path, data: Path, output: Path, stop: threading.Event | None = None, **settings: Any
 ) -> bool:
-    table = SftTable.model_validate(
+    table = SftConfig.model_validate(
         {
             "data": [data],
             "output": output,
@@ -73,8 +73,8 @@ def run_sft(
             **settings,
         }
     )
-    model = ModelTable(path=str(model_dir), max_context=512)
-    return sft.run(run=RunTable(seed=3), model=model, sft=table, stop=stop)
+    model = ModelConfig(path=str(model_dir), max_context=512)
+    return sft.run(run=RunConfig(seed=3), model=model, sft=table, stop=stop)
 
 
 def log_lines(output: Path) -> list[dict[str, float]]:

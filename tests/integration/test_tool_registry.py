@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from agent_r1.cli import main
+from agent_r1.cli.main import main
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import Pin, PinReport
-from tests.unit.rollout.test_tool_directory import instance
+from tests.unit.rollout.tool_calls.test_discovery import instance
 
 pytestmark = pytest.mark.redis
 

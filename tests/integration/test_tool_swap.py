@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.cli import main
-from agent_r1.rollout.tool_client import ToolClient, ToolOutageError
+from agent_r1.cli.main import main
+from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_deploy.local_folder import REDIS_URL_FILE, launcher_state
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry

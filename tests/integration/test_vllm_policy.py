@@ -17,8 +17,8 @@ from agent_r1.rollout.policy import (
     PromptTooLongError,
     WeightsRefusedError,
 )
-from agent_r1.rollout.vllm_policy import VllmPolicy
-from agent_r1.rollout.vllm_settings import VllmSettings
+from agent_r1.rollout.vllm.policy import VllmPolicy
+from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1_proto.trajectory import VersionSpan
 from tests.live_engine import MAX_CONTEXT, LiveEngine, shared_engine
 from tests.snapshot_files import (

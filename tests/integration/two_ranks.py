@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.learner.batching import plan_microbatches
-from agent_r1.learner.config import EngineTable
-from agent_r1.learner.distributed import RankGroup
-from agent_r1.learner.engine import EngineError, LossSpec, TrainSample
-from agent_r1.learner.policy_engine import DeepSpeedPolicyEngine
-from agent_r1.learner.rank_engine import CriticSetup
-from agent_r1_proto.config import ModelTable
+from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
+from agent_r1.learner.engine.microbatches import plan_microbatches
+from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+from agent_r1.learner.engine.rank_group import RankGroup
+from agent_r1.learner.engine.rank_worker import CriticSetup
+from agent_r1_service.config import ModelConfig
 from tests.tiny_models import make_samples, with_values
 
 SEED = 11
@@ -98,12 +98,12 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
 
 def compare(model_dir: Path) -> None:
     """Train under every stage on the same two ranks."""
-    group = RankGroup(EngineTable.model_validate({**SETTINGS, "ranks": 2}))
-    answer_line({"followers": [process.pid for process in group._followers]})
+    group = RankGroup(EngineConfig.model_validate({**SETTINGS, "ranks": 2}))
+    answer_line({"followers": [process.pid for process in group._workers]})
     lengths = [sample.num_tokens for sample in make_samples(COUNT, seed=SEED)]
     shares = plan_microbatches(lengths, 2, 64, 0.3)
     for stage in range(4):
-        table = EngineTable.model_validate(
+        table = EngineConfig.model_validate(
             {
                 **SETTINGS,
                 "ranks": 2,
@@ -111,14 +111,14 @@ def compare(model_dir: Path) -> None:
                 "activation_checkpointing": stage == 3,
             }
         )
-        model = ModelTable(path=str(model_dir), max_context=512)
+        model = ModelConfig(path=str(model_dir), max_context=512)
         answer: dict[str, Any] = {"stage": stage, "microbatches": len(shares[0])}
         critic = CriticSetup(model, CRITIC_LR)
         engine = DeepSpeedPolicyEngine(
             model, table, with_reference=True, critic=critic, group=group
         )
         if stage == 0:
-            plain = EngineTable.model_validate({**table.model_dump(), "max_grad_norm": 1e9})
+            plain = EngineConfig.model_validate({**table.model_dump(), "max_grad_norm": 1e9})
             probe = DeepSpeedPolicyEngine(model, plain, with_reference=True, group=group)
             probe.train_batch(make_samples(COUNT, seed=SEED), SPEC)
             answer["gradient"] = first_gradient(probe).tolist()
@@ -133,8 +133,8 @@ def compare(model_dir: Path) -> None:
 
 def report_errors(model_dir: Path, damage: Callable[[DeepSpeedPolicyEngine], object]) -> None:
     """Damage an engine of two ranks; print what it raises then, and how rank 1 ended."""
-    table = EngineTable.model_validate({**SETTINGS, "ranks": 2})
-    engine = DeepSpeedPolicyEngine(ModelTable(path=str(model_dir), max_context=512), table)
+    table = EngineConfig.model_validate({**SETTINGS, "ranks": 2})
+    engine = DeepSpeedPolicyEngine(ModelConfig(path=str(model_dir), max_context=512), table)
     samples = make_samples(COUNT, seed=SEED)
     engine.train_batch(samples, LossSpec())
     calls = [lambda: damage(engine), lambda: engine.train_batch(samples, LossSpec())]
@@ -145,14 +145,12 @@ def report_errors(model_dir: Path, damage: Callable[[DeepSpeedPolicyEngine], obj
         except EngineError as exc:
             errors.append(str(exc))
     engine.close()
-    answer_line({"errors": errors, "exit_code": engine._group._followers[0].returncode})
+    answer_line({"errors": errors, "exit_code": engine._group._workers[0].returncode})
 
 
 def lose(model_dir: Path) -> None:
     """Lose rank 1 between two calls."""
-    report_errors(
-        model_dir, lambda engine: os.kill(engine._group._followers[0].pid, signal.SIGKILL)
-    )
+    report_errors(model_dir, lambda engine: os.kill(engine._group._workers[0].pid, signal.SIGKILL))
 
 
 def fail(model_dir: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.config_code import Findings
+from agent_r1.config.code import Findings
 
 TINY_BASE = Path(__file__).resolve().parents[2] / "examples" / "tiny_world" / "base"
 
@@ -42,7 +42,7 @@ held_out = "held_out.jsonl"
 
 def load_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out of every check what takes seconds: loading code and tokenizer elsewhere."""
-    monkeypatch.setattr("agent_r1.config_checks.load_everything", lambda *_, **__: Findings())
+    monkeypatch.setattr("agent_r1.config.checks.load_everything", lambda *_, **__: Findings())
 
 
 def task_line(name: str, **changes: object) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.learner.config import LearnerTable
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.reward.components import BUILT_IN, ON_REQUEST
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
-from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, ModelTurn, load_env_class
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
@@ -44,7 +44,7 @@ def test_the_example_is_short():
 @pytest.mark.usefixtures("plugin")
 async def test_the_component_of_the_example_scores():
     config = tomllib.loads(block("toml"))
-    scorer = Scorer(RewardTable.model_validate(config["reward"]))
+    scorer = Scorer(RewardConfig.model_validate(config["reward"]))
     request = ScoreRequest(payload={"answers": ["Ada"]}, turns=[ScoreTurn(text="x" * 600)])
     reward = await scorer.score(request)
     # 2 - 600 / 400 = 0.5, weight 0.2; no answer; no call was wasted, weight 0.1
@@ -55,8 +55,8 @@ async def test_the_component_of_the_example_scores():
 @pytest.mark.usefixtures("plugin")
 async def test_the_environment_of_the_example_pays_for_new_calls():
     config = tomllib.loads(block("toml"))
-    LearnerTable.model_validate(config["learner"])
-    env = load_env_class(EnvTable.model_validate(config["env"]).type)(Task(id="a", prompt="who?"))
+    LearnerConfig.model_validate(config["learner"])
+    env = load_env_class(EnvConfig.model_validate(config["env"]).type)(Task(id="a", prompt="who?"))
     turn = ModelTurn(number=0, text="", thought=None, answer=None)
     asked = CallResult(name="search", arguments={"query": "a"}, status="ok", text="b")
     failed = CallResult(name="search", arguments={"query": "c"}, status="error", text="d")

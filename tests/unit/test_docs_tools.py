@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from agent_r1.rollout.tool_failures import OUTAGES
+from agent_r1.rollout.tool_calls.outages import OUTAGES
 from agent_r1.tools.config import BUILTIN_TOOLS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_every_built_in_tool_is_named():
 
 
 def test_every_kind_of_outage_has_a_rule():
-    rollout = ROOT / "services" / "rollout"
-    client = "".join((rollout / name).read_text() for name in ("tool_client.py", "tool_http.py"))
+    rollout = ROOT / "services" / "rollout" / "tool_calls"
+    client = "".join((rollout / name).read_text() for name in ("client.py", "transport.py"))
     kinds = set(re.findall(r'"(tool_[a-z0-9_]+)"', client))
     assert kinds == OUTAGES.keys()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent_r1.cli import build_parser
+from agent_r1.cli.main import build_parser
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -151,7 +151,7 @@ def test_every_command_is_one_of_agent_r1_and_its_config_exists(name: str) -> No
 
 @pytest.mark.parametrize("name", SERVING)
 def test_every_configuration_variable_is_a_known_key(name: str) -> None:
-    from agent_r1.config import load_config
+    from agent_r1.config.run import load_config
 
     arguments = build_parser().parse_args(OURS[name]["command"])
     load_config(REPOSITORY / arguments.config, environ=OURS[name]["environment"])

@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from agent_r1 import Tool
-from agent_r1.cli import build_parser
+from agent_r1.cli.main import build_parser
 from agent_r1.tools.base import CallContext
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -83,10 +83,10 @@ async def test_the_tool_of_the_readme_works(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_table_of_the_readmes_tool_is_valid() -> None:
-    from agent_r1.config import RunConfig
+    from agent_r1.config.run import Config
 
     table = tomllib.loads(code_block(README, "toml"))
-    config = RunConfig.model_validate({**table, "model": {"path": "any"}})
+    config = Config.model_validate({**table, "model": {"path": "any"}})
     assert config.tools["population"].type == "population:Population"
 
 

@@ -1,6 +1,6 @@
 """The mathematics of training: advantage estimators and losses, each with its paper.
 
-samples.py --rewards--> ADVANTAGES --advantages--> POLICY_LOSSES, called by the engine. Pure
+train_samples.py --rewards--> ADVANTAGES --advantages--> POLICY_LOSSES, called by the engine. Pure
 functions of arrays and tensors: no Redis, no HTTP, no DeepSpeed. A new one is one file in
 `advantages/` or `losses/` and one line in a table here; a user's own is named `module:function`.
 See docs/add-an-algorithm.md.
@@ -27,7 +27,7 @@ from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
 )
 from agent_r1.learner.algorithms.advantages.remax import remax_advantages
 from agent_r1.learner.algorithms.advantages.rloo import rloo_advantages
-from agent_r1_proto.user_code import check_call, describe
+from agent_r1_service.user_code import check_call, describe
 
 if TYPE_CHECKING:
     from agent_r1.learner.algorithms.losses import PolicyLossFunction

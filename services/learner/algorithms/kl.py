@@ -1,6 +1,7 @@
 """Per-token estimators of the KL divergence between the policy and its reference.
 
-The engine adds them to the loss, or samples.py takes them off the rewards, as `learner.kl` says.
+The engine adds them to the loss, or train_samples.py takes them off the rewards, as `learner.kl`
+says.
 
 Source: J. Schulman, "Approximating KL Divergence", 2020 (k1, k2, k3); k3 in GRPO: DeepSeekMath,
 arXiv:2402.03300, equation 4.

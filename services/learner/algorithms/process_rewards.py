@@ -1,6 +1,6 @@
 """Bringing process rewards to a common scale before the outcome is added.
 
-samples.py --process rewards per token--> here --normalized--> AdvantageBatch.token_rewards
+train_samples.py --process rewards per token--> here --normalized--> AdvantageBatch.token_rewards
 
 Source: PRIME, arXiv:2502.01456, whose code divides by the batch's largest return.
 """

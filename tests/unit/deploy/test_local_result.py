@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.learner.run_folder import RunFolder
-from agent_r1.score_names import ScoreNames
+from agent_r1.evaluation.score_names import ScoreNames
+from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1_deploy.local_folder import claim_run_folder
 from agent_r1_deploy.local_result import print_result, print_stopped
 

@@ -6,7 +6,7 @@ import io
 import json
 from pathlib import Path
 
-from agent_r1.config import load_config
+from agent_r1.config.run import load_config
 from agent_r1_deploy.local_table import TableRun, TableView
 from tests.unit.config_scene import write_scene
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.config import RunConfig, load_config
-from agent_r1.score_names import ScoreNames
+from agent_r1.config.run import Config, load_config
+from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1_deploy.local_view import (
     Tail,
     TrainingView,
@@ -40,7 +40,7 @@ NAMES = ScoreNames(components=("exact_match",), tools=("search",))
 
 
 @pytest.fixture
-def config(tmp_path: Path) -> RunConfig:
+def config(tmp_path: Path) -> Config:
     return load_config(write_scene(tmp_path / "example"), ["learner.steps=10"], {}).config
 
 
@@ -123,7 +123,7 @@ def test_columns_that_do_not_fit_go_below():
     assert all(name in text for name in (*names.components, *names.tools, "10h00m"))
 
 
-def test_every_step_is_a_line_where_there_is_no_terminal(tmp_path: Path, config: RunConfig):
+def test_every_step_is_a_line_where_there_is_no_terminal(tmp_path: Path, config: Config):
     output = io.StringIO()
     view = TrainingView(tmp_path, config, output)
     view.update([])
@@ -155,7 +155,7 @@ def test_every_step_is_a_line_where_there_is_no_terminal(tmp_path: Path, config:
     assert lines[5:] == ["!! rollout died"]
 
 
-def test_a_resumed_run_shows_only_its_own_steps(tmp_path: Path, config: RunConfig):
+def test_a_resumed_run_shows_only_its_own_steps(tmp_path: Path, config: Config):
     append(tmp_path / "metrics.jsonl", METRICS)
     output = io.StringIO()
     view = TrainingView(tmp_path, config, output)
@@ -193,7 +193,7 @@ def test_a_file_that_was_cut_back_by_a_resume_shows_only_what_follows(tmp_path: 
 
 
 def test_a_run_that_ends_while_services_start_does_not_say_that_they_are_up(
-    tmp_path: Path, config: RunConfig
+    tmp_path: Path, config: Config
 ):
     output = io.StringIO()
     view = TrainingView(tmp_path, config, output)
@@ -202,7 +202,7 @@ def test_a_run_that_ends_while_services_start_does_not_say_that_they_are_up(
     assert output.getvalue().splitlines() == ["starting rollout"]
 
 
-def test_steps_follow_from_epochs_when_none_are_given(config: RunConfig):
+def test_steps_follow_from_epochs_when_none_are_given(config: Config):
     assert total_steps(config) == 10
     learner = config.learner.model_copy(update={"steps": None, "epochs": 6})
     # 2 tasks x 6 epochs / 2 groups a batch
@@ -222,7 +222,7 @@ FAILURE = {
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_the_first_failure_of_a_kind_is_loud_at_once_and_stays(
-    tmp_path: Path, config: RunConfig, terminal: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, config: Config, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("TERM", "xterm")
     output = io.StringIO()
@@ -240,7 +240,7 @@ def test_the_first_failure_of_a_kind_is_loud_at_once_and_stays(
     assert output.getvalue().count("!! first failure") == 1
 
 
-def test_the_log_of_a_tool_that_failed_is_named(tmp_path: Path, config: RunConfig):
+def test_the_log_of_a_tool_that_failed_is_named(tmp_path: Path, config: Config):
     (tmp_path / "logs").mkdir()
     for name in ("rollout", "search"):
         (tmp_path / "logs" / f"{name}.log").touch()

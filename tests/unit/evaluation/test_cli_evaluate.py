@@ -13,9 +13,10 @@ from typing import Any, get_args
 
 import pytest
 
-from agent_r1 import cli, cli_evaluate
-from agent_r1.config import RunConfig, load_config
-from agent_r1.config_code import Findings
+from agent_r1.cli import evaluate as cli_evaluate
+from agent_r1.cli import main as cli
+from agent_r1.config.code import Findings
+from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.config import Method
 from agent_r1.evaluation.main import Evaluation, Progress
 from agent_r1_deploy import local_client
@@ -36,20 +37,20 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-Client = Callable[[RunConfig], Coroutine[Any, Any, None]]
+Client = Callable[[Config], Coroutine[Any, Any, None]]
 
 
 class FakeLauncher:
     """Stands in for the local launcher and the services: answers `until` questions, then ends."""
 
     def __init__(self, until: int, error: BaseException | None, failing: int) -> None:
-        self.configs: list[RunConfig] = []
+        self.configs: list[Config] = []
         self.asked: list[str] = []
         self._until = until
         self._error = error
         self._failing = failing
 
-    def run_client(self, config: RunConfig, client: Client, report: Callable[[str], None]) -> None:
+    def run_client(self, config: Config, client: Client, report: Callable[[str], None]) -> None:
         self.configs.append(config)
         asyncio.run(client(config))
         if self._error is not None:
@@ -90,7 +91,7 @@ def test_the_commands_methods_are_the_evaluations():
 @pytest.mark.parametrize("name", ["evaluate", "compare"])
 def test_help_explains_itself_without_heavy_imports(name: str):
     program = (
-        "import sys\nfrom agent_r1 import cli\n"
+        "import sys\nfrom agent_r1.cli import main as cli\n"
         f"try: cli.main(['{name}', '--help'])\nexcept SystemExit: pass\n"
         "print([m for m in ('torch', 'numpy', 'pydantic', 'redis') if m in sys.modules])"
     )
@@ -171,7 +172,7 @@ def test_naive_rag_refuses_a_tool_without_a_query_before_anything_starts(
     schema = {"type": "object", "properties": {"city": {"type": "string"}}}
     spec = ToolSpec(name="search", version="1", description="x", parameters=schema)
     monkeypatch.setattr(
-        "agent_r1.config_checks.load_everything", lambda *_, **__: Findings(specs={"search": spec})
+        "agent_r1.config.checks.load_everything", lambda *_, **__: Findings(specs={"search": spec})
     )
     assert cli.main(command(file, "--method", "naive_rag")) == 2
     error = capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1 import cli
+from agent_r1.cli import main as cli
 from agent_r1.evaluation.answers import Answer, CallLine, TurnLine, meta_file
 from agent_r1.evaluation.comparison import compare_files, comparison_lines
 from agent_r1.evaluation.statistics import Estimate

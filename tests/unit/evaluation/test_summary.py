@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 
 from agent_r1.evaluation.answers import CallLine, TurnLine
+from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.statistics import Estimate
 from agent_r1.evaluation.summary import summarise_answers, summary_lines, summary_record
-from agent_r1.score_names import ScoreNames
-from agent_r1_proto.evaluation import (
+from agent_r1_proto.rewards import Reward
+from agent_r1_proto.tasks import Task
+from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_service.evaluation_client import (
     EvalResult,
     SetScores,
     mean_over_sets,
@@ -19,9 +22,6 @@ from agent_r1_proto.evaluation import (
     question_seed,
     summarise,
 )
-from agent_r1_proto.rewards import Reward
-from agent_r1_proto.tasks import Task
-from agent_r1_proto.trajectory import ToolCallRecord
 from tests.builders import rollout_task, scored
 from tests.unit.evaluation.lines import answer
 

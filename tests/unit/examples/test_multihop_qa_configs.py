@@ -14,12 +14,12 @@ from types import ModuleType
 
 import pytest
 
-from agent_r1 import config_checks
-from agent_r1.cli import build_parser
-from agent_r1.config import RunConfig, load_config
-from agent_r1.learner.plan import TrainingPlan
+from agent_r1.cli.main import build_parser
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import Config, load_config
 from agent_r1.learner.prompts import PromptOrder
-from agent_r1.learner.run_folder import RunFolder
+from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1.learner.run_spec import RunSpec
 from agent_r1_proto.tasks import Task
 from tests.unit.config_scene import task_line
 
@@ -70,7 +70,7 @@ def parts_of(file: Path) -> tuple[str, str, int]:
     return found[1], found[2], int(found[3])
 
 
-def load(file: Path, *options: str) -> RunConfig:
+def load(file: Path, *options: str) -> Config:
     return load_config(file, options, {}).config
 
 
@@ -206,7 +206,7 @@ def test_the_comments_tell_what_a_reader_must_know(file: Path):
 def test_one_epoch_is_400_steps(method: str, trajectories: int, tmp_path: Path):
     config = load(EXAMPLE / "configs" / f"{method}_3b_4gpu.toml")
     tasks = [Task(id=str(number), prompt="?") for number in range(2 * 25_600)]
-    plan = TrainingPlan(
+    plan = RunSpec(
         run=config.run,
         model=config.model,
         redis=config.redis,

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger, write_atomically
-from agent_r1.learner.durable import DiskFullError
 from agent_r1.learner.ownership import TakenOverError
-from agent_r1.learner.run_folder import RunFolder
+from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1_proto.failures import failure
+from agent_r1_service.files import DiskFullError
 from tests.learner_fakes import FakeEngine
 
 

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.learner.groups import (
-    BookRules,
+    AcceptResult,
     Group,
-    GroupBook,
-    Verdict,
+    GroupBuffer,
+    GroupBufferConfig,
     staleness,
     total_reward,
 )
@@ -23,7 +23,7 @@ from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Ta
 from agent_r1_proto.trajectory import VersionSpan
 from tests.builders import scored, trajectory
 
-RULES = BookRules(
+RULES = GroupBufferConfig(
     run_id="run",
     incarnation=3,
     group_size=2,
@@ -33,11 +33,11 @@ RULES = BookRules(
 )
 
 
-def make_book(**changes: object) -> GroupBook:
-    return GroupBook(replace(RULES, **changes), SamplingParameters(temperature=0.7))  # pyright: ignore[reportArgumentType]
+def make_book(**changes: object) -> GroupBuffer:
+    return GroupBuffer(replace(RULES, **changes), SamplingParameters(temperature=0.7))  # pyright: ignore[reportArgumentType]
 
 
-def open_group(book: GroupBook, group_id: int, now: float = 0.0) -> list[RolloutTask]:
+def open_group(book: GroupBuffer, group_id: int, now: float = 0.0) -> list[RolloutTask]:
     return book.open(group_id, Task(id=f"q{group_id}", prompt="who?"), now)
 
 
@@ -45,12 +45,12 @@ def result(rollout: RolloutTask, **changes: object) -> ScoredTrajectory:
     return scored(rollout, **changes)  # pyright: ignore[reportArgumentType]
 
 
-def complete(book: GroupBook, group_id: int, **changes: object) -> None:
+def complete(book: GroupBuffer, group_id: int, **changes: object) -> None:
     for rollout in open_group(book, group_id):
-        assert book.accept(result(rollout, **changes)) is Verdict.FILLED
+        assert book.accept(result(rollout, **changes)) is AcceptResult.FILLED
 
 
-def take(book: GroupBook) -> list[Group]:
+def take(book: GroupBuffer) -> list[Group]:
     groups = book.take_batch()
     assert groups is not None
     return groups
@@ -74,14 +74,14 @@ def test_a_batch_is_the_oldest_complete_groups_sorted_by_id():
     assert book.take_batch() is None
 
 
-def next_version(book: GroupBook) -> None:
-    book.retire(take(book))
+def next_version(book: GroupBuffer) -> None:
+    book.mark_trained(take(book))
     book.advance(book.newest_version + 1)
 
 
-def answer(book: GroupBook, asked: list[RolloutTask], **changes: object) -> None:
+def answer(book: GroupBuffer, asked: list[RolloutTask], **changes: object) -> None:
     for rollout in asked:
-        assert book.accept(result(rollout, **changes)) is Verdict.FILLED
+        assert book.accept(result(rollout, **changes)) is AcceptResult.FILLED
 
 
 def test_a_batch_waits_for_a_group_at_its_last_chance_while_rollout_has_younger_ones():
@@ -133,8 +133,8 @@ def test_the_first_final_result_wins_whatever_its_attempt():
     first, second = open_group(book, 0)
     again = next(r for r in book.overdue(10.0) if r.key.sample_index == 0)
     assert again.key.attempt == 1
-    assert book.accept(result(again, total=0.25)) is Verdict.FILLED
-    assert book.accept(result(first, total=0.75)) is Verdict.DUPLICATE
+    assert book.accept(result(again, total=0.25)) is AcceptResult.FILLED
+    assert book.accept(result(first, total=0.75)) is AcceptResult.DUPLICATE
     book.accept(result(second))
     assert [s.reward.total for s in take(book)[0].survivors if s.reward] == [0.25, 1.0]
     assert book.counts["duplicate"] == 1
@@ -145,21 +145,21 @@ def test_a_zombie_of_a_trained_group_is_a_duplicate():
     first, second = open_group(book, 0)
     for rollout in (first, second):
         book.accept(result(rollout))
-    book.retire(take(book))
-    assert book.accept(result(first)) is Verdict.DUPLICATE
+    book.mark_trained(take(book))
+    assert book.accept(result(first)) is AcceptResult.DUPLICATE
 
 
 @pytest.mark.parametrize(
     ("changes", "verdict"),
     [
-        ({"incarnation": 2}, Verdict.OLD_INCARNATION),
-        ({"incarnation": 4}, Verdict.OLD_INCARNATION),
-        ({"run_id": "other"}, Verdict.FOREIGN),
-        ({"sample_index": 2}, Verdict.FOREIGN),
-        ({"group_id": 9}, Verdict.DUPLICATE),
+        ({"incarnation": 2}, AcceptResult.OLD_INCARNATION),
+        ({"incarnation": 4}, AcceptResult.OLD_INCARNATION),
+        ({"run_id": "other"}, AcceptResult.FOREIGN),
+        ({"sample_index": 2}, AcceptResult.FOREIGN),
+        ({"group_id": 9}, AcceptResult.DUPLICATE),
     ],
 )
-def test_a_result_that_was_not_asked_for_is_dropped(changes: dict[str, Any], verdict: Verdict):
+def test_a_result_that_was_not_asked_for_is_dropped(changes: dict[str, Any], verdict: AcceptResult):
     book = make_book()
     rollout = open_group(book, 0)[0]
     key = RolloutKey(**(rollout.key.model_dump() | changes))
@@ -171,13 +171,13 @@ def test_a_result_that_was_not_asked_for_is_dropped(changes: dict[str, Any], ver
 def test_an_evaluation_result_is_foreign():
     book = make_book()
     rollout = open_group(book, 0)[0]
-    assert book.accept(result(rollout.replace(purpose="eval"))) is Verdict.FOREIGN
+    assert book.accept(result(rollout.replace(purpose="eval"))) is AcceptResult.FOREIGN
 
 
 def test_a_group_trains_on_its_survivors_when_two_are_left():
     book = make_book(groups_per_batch=1, group_size=3)
     first, second, third = open_group(book, 0)
-    assert book.accept(result(second, status="FAILED")) is Verdict.FAILED
+    assert book.accept(result(second, status="FAILED")) is AcceptResult.FAILED
     book.accept(result(first))
     book.accept(result(third))
     group = take(book)[0]
@@ -207,13 +207,13 @@ def test_a_trajectory_without_a_sampled_token_counts_as_failed():
     rollout = open_group(book, 0)[0]
     record = trajectory(rollout, num_sampled=0, status="TRUNCATED", turns=[], version_spans=[])
     empty = result(rollout).replace(trajectory=record)
-    assert book.accept(empty) is Verdict.FAILED
+    assert book.accept(empty) is AcceptResult.FAILED
 
 
 def test_an_unscored_trajectory_counts_as_failed():
     book = make_book()
     rollout = open_group(book, 0)[0]
-    assert book.accept(result(rollout).replace(reward=None)) is Verdict.FAILED
+    assert book.accept(result(rollout).replace(reward=None)) is AcceptResult.FAILED
 
 
 def test_staleness_is_newest_minus_lowest_version_of_the_sampled_tokens():
@@ -235,8 +235,8 @@ def test_age_discards_nothing():
     complete(book, 0)
     first, second = open_group(book, 1)
     book.advance(50)
-    assert book.accept(result(first, policy_version=0)) is Verdict.FILLED
-    assert book.accept(result(second, policy_version=0)) is Verdict.FILLED
+    assert book.accept(result(first, policy_version=0)) is AcceptResult.FILLED
+    assert book.accept(result(second, policy_version=0)) is AcceptResult.FILLED
     assert [group.group_id for group in take(book)] == [0, 1]
     assert book.counts == {"filled": 4, "retried": 0}
 
@@ -246,7 +246,7 @@ def test_credits_come_back_only_when_new_weights_are_published():
     complete(book, 0)
     complete(book, 1)
     assert book.room() == 0
-    book.retire(take(book))
+    book.mark_trained(take(book))
     assert book.room() == 0
     with pytest.raises(ValueError, match=r"max_staleness \(0\) allows"):
         open_group(book, 2)
@@ -265,9 +265,9 @@ def test_retiring_a_group_that_was_not_taken_is_refused():
     book = make_book(groups_per_batch=1)
     complete(book, 0)
     groups = take(book)
-    book.retire(groups)
+    book.mark_trained(groups)
     with pytest.raises(ValueError, match="was not taken"):
-        book.retire(groups)
+        book.mark_trained(groups)
 
 
 def test_an_overdue_sample_is_issued_again_with_the_next_attempt():
@@ -347,7 +347,7 @@ def test_whatever_happens_each_sample_is_trained_at_most_once(
             for survivor in group.survivors:
                 key = survivor.trajectory.rollout.key
                 trained.append((key.group_id, key.sample_index))
-        book.retire(groups)
+        book.mark_trained(groups)
         version += 1
         book.advance(version)
     assert len(trained) == len(set(trained))
@@ -362,7 +362,7 @@ def test_the_greedy_answer_is_asked_for_at_temperature_0_and_compared_with():
     assert [rollout.sampling.temperature for rollout in asked] == [0.7, 0.7, 0.0]
     assert {rollout.group_size for rollout in asked} == {3}
     for rollout, total in zip(asked, (1.0, 0.0, 0.5), strict=True):
-        assert book.accept(result(rollout, total=total)) is Verdict.FILLED
+        assert book.accept(result(rollout, total=total)) is AcceptResult.FILLED
     complete(make := make_book(greedy_baseline=True, groups_per_batch=1), 1)
     (group,) = take(make)
     assert total_reward(group.greedy_answer()) == 1.0
@@ -374,7 +374,7 @@ def test_a_group_without_its_greedy_answer_is_dropped():
     *samples, greedy = open_group(book, 0)
     for rollout in samples:
         book.accept(result(rollout))
-    assert book.accept(result(greedy, status="FAILED")) is Verdict.FAILED
+    assert book.accept(result(greedy, status="FAILED")) is AcceptResult.FAILED
     assert book.counts["dropped_groups"] == 1
     assert len(book) == 0
 
@@ -398,7 +398,7 @@ def test_a_sample_that_nobody_will_answer_fails_like_any_other():
     first, second = open_group(book, 0)
     lost = book.failed_result(RolloutKey.parse(str(first.key)), "unreadable_entry: tasks")
     assert lost is not None
-    assert book.accept(lost) is Verdict.FAILED
+    assert book.accept(lost) is AcceptResult.FAILED
     assert book.failed_result(first.key, "again") is None  # it is final
     book.accept(result(second))
     others: list[dict[str, Any]] = [

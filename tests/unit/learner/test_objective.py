@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
-from agent_r1.learner.config import LearnerTable
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.objective import GROUP_ADVANTAGES, PRESETS, Algorithm
 
 
@@ -20,15 +20,15 @@ def test_presets_name_what_is_in_the_tables():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_fills_what_it_names_and_can_be_written_out(name: str):
-    table = LearnerTable.model_validate({"algorithm": name})
+    table = LearnerConfig.model_validate({"algorithm": name})
     found = table.model_dump()
     assert {key: found[key] for key in PRESETS[name]} == PRESETS[name]
     # config.json of a run holds every key; reading it again changes nothing.
-    assert LearnerTable.model_validate_json(table.model_dump_json()) == table
+    assert LearnerConfig.model_validate_json(table.model_dump_json()) == table
 
 
 def test_a_key_of_its_own_wins_over_the_preset():
-    table = LearnerTable(algorithm="dapo", clip_high=0.4)
+    table = LearnerConfig(algorithm="dapo", clip_high=0.4)
     assert (table.clip_high, table.drop_overlong) == (0.4, True)
 
 
@@ -66,17 +66,17 @@ def test_what_does_not_go_together_is_an_error_that_names_both(
     values: dict[str, Any], message: str
 ):
     with pytest.raises(ValueError, match=message):
-        LearnerTable.model_validate(values)
+        LearnerConfig.model_validate(values)
 
 
 def test_a_null_cap_of_an_earlier_version_is_no_cap():
-    assert LearnerTable.model_validate({"importance_cap": None}).importance_cap == "none"
+    assert LearnerConfig.model_validate({"importance_cap": None}).importance_cap == "none"
 
 
 @pytest.mark.parametrize("advantage", ["gae", "reinforce_pp", "remax"])
 def test_groups_of_equal_rewards_are_not_dropped_where_they_teach(advantage: str):
     with pytest.raises(ValueError, match=rf'those teach with learner.advantage "{advantage}"'):
-        LearnerTable.model_validate({"advantage": advantage, "drop_equal_groups": True})
+        LearnerConfig.model_validate({"advantage": advantage, "drop_equal_groups": True})
 
 
 @pytest.mark.parametrize(
@@ -89,31 +89,31 @@ def test_groups_of_equal_rewards_are_not_dropped_where_they_teach(advantage: str
 )
 def test_equal_is_what_the_advantage_compares(values: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        LearnerTable.model_validate({"drop_equal_groups": True, **values})
+        LearnerConfig.model_validate({"drop_equal_groups": True, **values})
 
 
 @pytest.mark.parametrize("advantage", [*GROUP_ADVANTAGES, "mine:advantages"])
 def test_groups_of_equal_rewards_may_be_dropped_where_groups_are_compared(advantage: str):
-    LearnerTable.model_validate({"advantage": advantage, "drop_equal_groups": True, "kl": "loss"})
+    LearnerConfig.model_validate({"advantage": advantage, "drop_equal_groups": True, "kl": "loss"})
 
 
 def test_cispo_bounds_its_weights_above_only():
-    table = LearnerTable(algorithm="cispo")
+    table = LearnerConfig(algorithm="cispo")
     # Weights from 1 - 1 = 0 to 1 + 4 = 5.
     assert (table.clip_low, table.clip_high) == (1.0, 4.0)
 
 
 def test_ablations_of_the_paper_are_allowed():
-    LearnerTable(algorithm="ppo", advantage_mask=False)
-    LearnerTable(algorithm="ppo", advantage_mask=False, loss_mask=False)
-    LearnerTable(algorithm="grpo", advantage_mask=False, loss_mask=False)
+    LearnerConfig(algorithm="ppo", advantage_mask=False)
+    LearnerConfig(algorithm="ppo", advantage_mask=False, loss_mask=False)
+    LearnerConfig(algorithm="grpo", advantage_mask=False, loss_mask=False)
 
 
 def test_functions_of_the_users_are_names():
-    table = LearnerTable(advantage="mine:advantages", policy_loss="mine.losses:loss", group_size=1)
+    table = LearnerConfig(advantage="mine:advantages", policy_loss="mine.losses:loss", group_size=1)
     assert table.advantage == "mine:advantages"
 
 
 def test_a_greedy_answer_takes_a_slot_of_its_own():
-    assert LearnerTable(algorithm="remax", group_size=3).slots_per_group == 4
-    assert LearnerTable(algorithm="ppo", group_size=1).slots_per_group == 1
+    assert LearnerConfig(algorithm="remax", group_size=3).slots_per_group == 4
+    assert LearnerConfig(algorithm="ppo", group_size=1).slots_per_group == 1

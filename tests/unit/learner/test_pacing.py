@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent_r1.learner.groups import BookRules, GroupBook, staleness
+from agent_r1.learner.groups import GroupBuffer, GroupBufferConfig, staleness
 from agent_r1_proto.tasks import RolloutTask, SamplingParameters, Task
 from tests.builders import scored
 
@@ -39,7 +39,7 @@ class Simulation:
     """Batches taken while a group was complete and waited, by group."""
 
     def __post_init__(self) -> None:
-        rules = BookRules(
+        rules = GroupBufferConfig(
             run_id="run",
             incarnation=1,
             group_size=GROUP_SIZE,
@@ -47,7 +47,7 @@ class Simulation:
             max_staleness=self.max_staleness,
             sample_timeout_s=1e9,
         )
-        self.book = GroupBook(rules, SamplingParameters())
+        self.book = GroupBuffer(rules, SamplingParameters())
         self.rng = random.Random(self.seed)
         self.under_way: list[tuple[float, int, int, RolloutTask]] = []
         self.complete_s: dict[int, float] = {}
@@ -73,7 +73,7 @@ class Simulation:
             while self.under_way and self.under_way[0][0] <= ends:
                 self.arrive()
             self.now = ends
-            self.book.retire(groups)
+            self.book.mark_trained(groups)
             self.book.advance(self.book.newest_version + 1)
             self.fill()
         return self

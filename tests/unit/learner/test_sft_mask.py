@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.learner.chat_mask import DialogueEncoder, EncodedDialogue
+from agent_r1.learner.sft.loss_mask import DialogueEncoder, EncodedDialogue
 from agent_r1_proto.tasks import ChatMessage
 from tests.tiny_models import CHAT_TEMPLATE, build_tokenizer, save_model
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from agent_r1.learner.config import EngineTable
-from agent_r1.learner.schedule import LearningRates, learning_rate
+from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.schedule import LearningRates, learning_rate
 
 
 def rates(total: int | None = 9, **settings) -> list[float]:
-    table = EngineTable.model_validate({"lr": 1.0, **settings})
+    table = EngineConfig.model_validate({"lr": 1.0, **settings})
     return [learning_rate(table, step, total) for step in range(9)]
 
 
@@ -36,7 +36,7 @@ def test_cosine_is_half_way_in_the_middle():
 
 
 def test_a_step_beyond_the_plan_keeps_the_last_rate():
-    table = EngineTable(lr=1.0, lr_schedule="linear", min_lr_ratio=0.1)
+    table = EngineConfig(lr=1.0, lr_schedule="linear", min_lr_ratio=0.1)
     assert learning_rate(table, 100, 9) == pytest.approx(0.1)
 
 
@@ -46,7 +46,7 @@ def test_a_falling_schedule_needs_the_number_of_steps():
 
 
 def test_a_critic_falls_from_its_own_rate_and_the_policy_from_the_step_it_is_first_trained_in():
-    table = EngineTable(lr=1.0, lr_schedule="linear", warmup_steps=1)
+    table = EngineConfig(lr=1.0, lr_schedule="linear", warmup_steps=1)
     rates = LearningRates(table, 5, critic_lr=10.0, policy_starts=2)
     # 1 step of warm-up, then down to 0: the critic over steps 1 to 4, the policy over 3 and 4.
     assert [rates.critic(step) for step in range(5)] == pytest.approx([10, 10, 20 / 3, 10 / 3, 0])
@@ -55,13 +55,13 @@ def test_a_critic_falls_from_its_own_rate_and_the_policy_from_the_step_it_is_fir
 
 def test_rates_are_refused_where_they_cannot_be_told():
     with pytest.raises(ValueError, match="needs the number of steps"):
-        LearningRates(EngineTable(lr_schedule="cosine"), None)
+        LearningRates(EngineConfig(lr_schedule="cosine"), None)
     with pytest.raises(ValueError, match="a critic was asked for where there is none"):
-        LearningRates(EngineTable(), 5).critic(0)
+        LearningRates(EngineConfig(), 5).critic(0)
 
 
 def test_offload_needs_sharding():
     with pytest.raises(ValueError, match=r"offload .* needs zero_stage >= 1"):
-        EngineTable(offload="optimizer")
+        EngineConfig(offload="optimizer")
     with pytest.raises(ValueError, match="needs zero_stage = 3"):
-        EngineTable(offload="all", zero_stage=2)
+        EngineConfig(offload="all", zero_stage=2)

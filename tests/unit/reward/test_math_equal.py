@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.math_equal import MathWorkers, math_answer, math_equal
 from agent_r1.reward.math_worker import same_mathematics
 from agent_r1.reward.scorer import Scorer
@@ -202,7 +202,7 @@ def test_a_machine_too_busy_is_an_error_and_never_a_wrong_answer():
 
 
 async def test_the_component_scores_the_last_turn():
-    scorer = Scorer(RewardTable(components={"math_equal": 1.0}))
+    scorer = Scorer(RewardConfig(components={"math_equal": 1.0}))
     reward = await scorer.score(request(r"so \boxed{0.5}", r"\frac{1}{2}"))
     assert (reward.total, reward.components["math_equal"]) == (1.0, 1.0)
     assert (await scorer.score(request("so 0.5", r"\frac{1}{2}"))).total == 0.0
@@ -211,7 +211,7 @@ async def test_the_component_scores_the_last_turn():
 
 
 async def test_it_is_reported_only_where_it_is_named():
-    reward = await Scorer(RewardTable()).score(request(r"\boxed{1}", "1"))
+    reward = await Scorer(RewardConfig()).score(request(r"\boxed{1}", "1"))
     assert "math_equal" not in reward.components
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from agent_r1.reward.app import create_app
 from agent_r1.reward.components import BUILT_IN
-from agent_r1.reward.config import COMPONENT_NAMES, RewardTable
+from agent_r1.reward.config import COMPONENT_NAMES, RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import ToolCallRecord
@@ -35,7 +35,7 @@ def answered(answer: str) -> str:
 
 
 async def test_every_built_in_component_is_reported_by_name():
-    reward = await Scorer(RewardTable()).score(request(CALL, answered("Ada")))
+    reward = await Scorer(RewardConfig()).score(request(CALL, answered("Ada")))
     # F1 by hand: 1 shared word, precision 1/1, recall 1/2: 2/3
     assert reward.components == pytest.approx(
         {
@@ -55,7 +55,7 @@ async def test_every_built_in_component_is_reported_by_name():
 
 
 async def test_the_total_is_the_weighted_sum():
-    table = RewardTable(components={"exact_match": 1.0, "format": 0.25, "tool_calls": -0.1})
+    table = RewardConfig(components={"exact_match": 1.0, "format": 0.25, "tool_calls": -0.1})
     reward = await Scorer(table).score(request(CALL, CALL, answered("Ada Lovelace")))
     assert reward.total == pytest.approx(1.0 + 0.25 - 0.2)
 
@@ -70,36 +70,36 @@ async def test_the_total_is_the_weighted_sum():
     ],
 )
 async def test_the_papers_rule(turns: tuple[str, ...], total: float):
-    assert (await Scorer(RewardTable(rule="paper")).score(request(*turns))).total == total
+    assert (await Scorer(RewardConfig(rule="paper")).score(request(*turns))).total == total
 
 
 async def test_only_the_last_turn_answers():
-    reward = await Scorer(RewardTable()).score(request(answered("Ada Lovelace"), CALL))
+    reward = await Scorer(RewardConfig()).score(request(answered("Ada Lovelace"), CALL))
     assert reward.prediction is None
     assert reward.total == 0.0
 
 
 async def test_a_truncated_interaction_is_scored_as_it_stands():
     text = "<think>so</think><answer>Ada Lovelace</answer> and fur"
-    reward = await Scorer(RewardTable()).score(request(text, status="TRUNCATED"))
+    reward = await Scorer(RewardConfig()).score(request(text, status="TRUNCATED"))
     assert reward.total == 1.0
     assert reward.components["format"] == 0.5
 
 
 async def test_a_failed_interaction_has_no_reward():
     with pytest.raises(ValueError, match="an outage is not the model's failure"):
-        await Scorer(RewardTable()).score(request("x", status="FAILED"))
+        await Scorer(RewardConfig()).score(request("x", status="FAILED"))
 
 
 @pytest.mark.parametrize("answers", [None, [], "Ada", ["Ada", 7]])
 async def test_a_payload_without_usable_answers_is_named(answers: Any):
     payload = {} if answers is None else {"answers": answers}
     with pytest.raises(ValueError, match="payload has answers = "):
-        await Scorer(RewardTable()).score(request(answered("x"), payload=payload))
+        await Scorer(RewardConfig()).score(request(answered("x"), payload=payload))
 
 
 async def test_tasks_without_answers_score_by_the_components_that_need_none():
-    reward = await Scorer(RewardTable(components={"format": 1.0})).score(
+    reward = await Scorer(RewardConfig(components={"format": 1.0})).score(
         request(answered("x"), payload={"tests": "assert True"})
     )
     assert reward.components == {
@@ -146,7 +146,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 async def test_users_components_are_functions_or_coroutines_kept_by_their_name(plugin: str):
     names = {f"{plugin}:length": 0.01, f"{plugin}:judged": 2.0}
-    reward = await Scorer(RewardTable(components=names)).score(request("12345"))
+    reward = await Scorer(RewardConfig(components=names)).score(request("12345"))
     assert reward.components[f"{plugin}:length"] == 5.0
     assert reward.total == pytest.approx(0.05 + 1.0)
 
@@ -161,7 +161,7 @@ async def test_users_components_are_functions_or_coroutines_kept_by_their_name(p
     ],
 )
 async def test_a_failing_component_is_named(plugin: str, name: str, message: str):
-    table = RewardTable(components={f"{plugin}:{name}": 1.0}, component_timeout_s=0.05)
+    table = RewardConfig(components={f"{plugin}:{name}": 1.0}, component_timeout_s=0.05)
     with pytest.raises(ComponentError, match=f"{plugin}:{name}.*{message}"):
         await Scorer(table).score(request("x"))
 
@@ -176,7 +176,7 @@ async def test_a_failing_component_is_named(plugin: str, name: str, message: str
 )
 def test_a_component_that_cannot_be_loaded_is_explained(plugin: str, name: str, message: str):
     with pytest.raises(ValueError, match=message):
-        Scorer(RewardTable(components={name: 1.0}))
+        Scorer(RewardConfig(components={name: 1.0}))
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_a_component_that_cannot_be_loaded_is_explained(plugin: str, name: str, 
 )
 def test_a_wrong_table_is_refused(values: dict[str, Any], message: str):
     with pytest.raises(ValidationError) as caught:
-        RewardTable(**values)
+        RewardConfig(**values)
     assert message in str(caught.value)
 
 
@@ -212,20 +212,20 @@ async def test_a_trajectory_cut_before_its_first_turn_scores_as_an_empty_turn():
         status="TRUNCATED",
         version_spans=[],
     )
-    reward = await Scorer(RewardTable()).score(request_of(cut))
+    reward = await Scorer(RewardConfig()).score(request_of(cut))
     assert (reward.total, reward.prediction) == (0.0, None)
 
 
 # --- HTTP ----------------------------------------------------------------------------------------
 
 
-def client(table: RewardTable) -> httpx.AsyncClient:
+def client(table: RewardConfig) -> httpx.AsyncClient:
     transport = httpx.ASGITransport(create_app(Scorer(table)), raise_app_exceptions=False)
     return httpx.AsyncClient(transport=transport, base_url="http://reward")
 
 
 async def test_score_answers_a_reward():
-    async with client(RewardTable()) as http:
+    async with client(RewardConfig()) as http:
         body = request(CALL, answered("Ada Lovelace")).model_dump_json()
         response = await http.post("/score", content=body)
         health = await http.get("/healthz")
@@ -235,7 +235,7 @@ async def test_score_answers_a_reward():
 
 
 async def test_score_refuses_what_it_cannot_score(plugin: str):
-    table = RewardTable(components={"exact_match": 1.0, f"{plugin}:broken": 0.0})
+    table = RewardConfig(components={"exact_match": 1.0, f"{plugin}:broken": 0.0})
     async with client(table) as http:
         extra = await http.post("/score", json={"payload": {}, "turns": [{"text": ""}], "x": 1})
         empty = await http.post("/score", json={"payload": {}, "turns": []})
@@ -252,7 +252,7 @@ async def test_score_refuses_what_it_cannot_score(plugin: str):
 
 async def test_a_value_outside_its_declared_range_is_an_error(plugin: str):
     name = f"{plugin}:length"
-    inside = RewardTable(components={name: 1.0}, ranges={name: (0.0, 5.0)})
+    inside = RewardConfig(components={name: 1.0}, ranges={name: (0.0, 5.0)})
     assert (await Scorer(inside).score(request("12345"))).total == 5.0
     with pytest.raises(ComponentError, match=r"returned 6, outside its declared range \[0, 5\]"):
         await Scorer(inside).score(request("123456"))
@@ -260,9 +260,9 @@ async def test_a_value_outside_its_declared_range_is_an_error(plugin: str):
 
 def test_a_range_is_of_a_component_and_the_right_way_round():
     with pytest.raises(ValidationError, match="names 'f1', which is no component of yours"):
-        RewardTable(ranges={"f1": (0.0, 1.0)})
+        RewardConfig(ranges={"f1": (0.0, 1.0)})
     with pytest.raises(ValidationError, match=r"\[2, 1\]; the first number must not be"):
-        RewardTable(components={"a:b": 1.0}, ranges={"a:b": (2.0, 1.0)})
+        RewardConfig(components={"a:b": 1.0}, ranges={"a:b": (2.0, 1.0)})
 
 
 def test_the_number_of_calls_must_be_that_of_the_calls_given():
@@ -275,12 +275,12 @@ async def test_calls_reach_the_components():
         end_token_index=4, tool="search", arguments={"query": "a"}, status="ok", latency_ms=1.0
     )
     repeated = request_of(trajectory(calls=[call, call]))
-    reward = await Scorer(RewardTable()).score(repeated)
+    reward = await Scorer(RewardConfig()).score(repeated)
     assert reward.components["tool_efficiency"] == 0.5
 
 
 async def test_score_takes_numbers_that_are_written_as_numbers():
-    async with client(RewardTable()) as http:
+    async with client(RewardConfig()) as http:
         for wrong in (True, "1"):
             body = {"payload": {}, "turns": [{"text": "", "num_calls": wrong}]}
             answer = await http.post("/score", json=body)
@@ -289,7 +289,7 @@ async def test_score_takes_numbers_that_are_written_as_numbers():
 
 
 async def test_score_is_described_with_its_body_its_answer_and_what_can_go_wrong():
-    async with client(RewardTable()) as http:
+    async with client(RewardConfig()) as http:
         described = (await http.get("/openapi.json")).json()
     post = described["paths"]["/score"]["post"]
     body = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]

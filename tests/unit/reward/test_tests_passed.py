@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from pydantic import JsonValue
 
-from agent_r1.reward.config import RewardTable
+from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from tests.builders import trajectory
 
-TABLE = RewardTable(components={"tests_passed": 1.0, "all_tests_passed": 0.5})
+TABLE = RewardConfig(components={"tests_passed": 1.0, "all_tests_passed": 0.5})
 
 
 def call(

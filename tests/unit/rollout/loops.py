@@ -9,9 +9,9 @@ from typing import Any
 
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import ToolEnv
-from agent_r1.rollout.tool_client import ToolClient
+from agent_r1.rollout.tool_calls.client import ToolClient
 from tests.fakes import FakePolicy, FakeToolServer
 
 ANSWER = "<think>done</think><answer>Ada</answer>"
@@ -54,7 +54,7 @@ async def agent_loop(
                 policy=policy,
                 chat=chat,
                 tools=tools,
-                env=EnvTable(**(env or {})),
+                env=EnvConfig(**(env or {})),
                 make_env=make_env,
                 max_context=max_context,
                 run_seed=5,

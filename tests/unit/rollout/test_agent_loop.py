@@ -14,7 +14,7 @@ import pytest
 from agent_r1.rollout.chat_format import TRUNCATION_MARKER, ChatFormat
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.policy import EngineDeadError
-from agent_r1.rollout.record import derive_seed
+from agent_r1.rollout.trajectory_builder import derive_seed
 from agent_r1_proto.messages import decode_entry, encode_entry
 from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task
 from agent_r1_proto.tool_pool import ToolInstance, ToolState

@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.rollout.call_format import check_call_format
 from agent_r1.rollout.chat_format import ChatTemplateError
-from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.main import build_chat_format
 from agent_r1_proto.tools import ToolSpec
 from tests.fakes import HERMES_TEMPLATE, build_tokenizer
@@ -125,6 +125,6 @@ def test_rollout_refuses_such_a_template_at_start(tmp_path: Path):
     tokenizer.save_pretrained(tmp_path)
     end = (tokenizer.convert_tokens_to_ids("<|im_end|>"),)
     with pytest.raises(ChatTemplateError, match="parameters"):
-        build_chat_format(EnvTable(), str(tmp_path), end, has_tools=True)
-    build_chat_format(EnvTable(), str(tmp_path), end, has_tools=False)
-    build_chat_format(EnvTable(enable_tools=[]), str(tmp_path), end, has_tools=True)
+        build_chat_format(EnvConfig(), str(tmp_path), end, has_tools=True)
+    build_chat_format(EnvConfig(), str(tmp_path), end, has_tools=False)
+    build_chat_format(EnvConfig(enable_tools=[]), str(tmp_path), end, has_tools=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, ModelTurn, ToolEnv, load_env_class
 from agent_r1_proto.tasks import Task
 
@@ -89,10 +89,10 @@ def test_wrong_environments_say_what_to_change(
 
 def test_options_without_an_own_class_are_refused():
     with pytest.raises(ValidationError, match="name your own class"):
-        EnvTable(options={"bonus": 1})
+        EnvConfig(options={"bonus": 1})
 
 
 @pytest.mark.parametrize("name", ["Tool", "module", "module:", ":Name", "a b:C"])
 def test_misspelt_types_are_refused(name: str):
     with pytest.raises(ValidationError):
-        EnvTable(type=name)
+        EnvConfig(type=name)

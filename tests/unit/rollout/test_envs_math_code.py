@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.config import EnvTable
+from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, ModelTurn, load_env_class
 from agent_r1.rollout.envs.code_env import CodeEnv
 from agent_r1.rollout.envs.math_env import MathEnv
@@ -34,7 +34,7 @@ def ran(passed: int, total: int, **changes: Any) -> CallResult:
 
 @pytest.mark.parametrize(("name", "found"), [("math", MathEnv), ("code", CodeEnv)])
 def test_the_environments_are_named_in_the_configuration(name: str, found: type):
-    assert load_env_class(EnvTable(type=name).type) is found
+    assert load_env_class(EnvConfig(type=name).type) is found
 
 
 def test_options_of_another_environment_are_refused():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.versions import WeightVersions
+from agent_r1.rollout.weights import WeightVersions
 from agent_r1_proto.weights import LoadRequest, NewestVersion, WeightManifest
 from tests.fakes import FakePolicy
 

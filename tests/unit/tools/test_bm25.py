@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.tools.backends import tantivy_bm25
-from agent_r1.tools.backends.tantivy_bm25 import is_current, open_index
-from agent_r1.tools.corpus import ENGLISH_STOP_WORDS, Passage, Survey, read_passages, survey
+from agent_r1.tools.search import tantivy_bm25
+from agent_r1.tools.search.corpus import ENGLISH_STOP_WORDS, Passage, Survey, read_passages, survey
+from agent_r1.tools.search.tantivy_bm25 import is_current, open_index
 
 PASSAGES = [
     {"id": "p0", "title": "Ada Lovelace", "text": "Ada Lovelace was born in London in 1815."},
@@ -156,7 +156,7 @@ def test_other_settings_build_again(
     caplog.set_level(logging.INFO)
     index_dir = corpus.parent / "index"
     before = open_index(corpus, index_dir).fingerprint
-    monkeypatch.setattr("agent_r1.tools.backends.tantivy_bm25.SETTINGS", {"format": 2})
+    monkeypatch.setattr("agent_r1.tools.search.tantivy_bm25.SETTINGS", {"format": 2})
     assert open_index(corpus, index_dir).fingerprint != before
     assert builds(caplog) == 2
 
@@ -243,7 +243,7 @@ def test_an_id_that_comes_twice_is_named_with_both_lines(tmp_path: Path, name: s
 
 
 def test_ids_of_one_hash_are_not_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_r1.tools.corpus._hash64", lambda text: len(text))
+    monkeypatch.setattr("agent_r1.tools.search.corpus._hash64", lambda text: len(text))
     assert open_index(write_corpus(tmp_path / "c.jsonl", numbered(5))).num_passages == 5
 
 

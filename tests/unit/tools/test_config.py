@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agent_r1.tools.config import ToolTable
+from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.main import load_tool, serve
-from agent_r1_proto.config import RedisTable, RunTable
+from agent_r1_service.config import RedisConfig, RunConfig
 
 CORPUS = Path("c.jsonl")
 ELASTICSEARCH = {
@@ -45,22 +45,22 @@ ELASTICSEARCH = {
 )
 def test_a_wrong_table_is_refused(values: dict[str, Any], message: str):
     with pytest.raises(ValidationError) as caught:
-        ToolTable(**values)
+        ToolConfig(**values)
     assert message in str(caught.value)
 
 
 def test_a_service_that_runs_elsewhere_needs_only_its_url():
-    assert ToolTable(url="http://search:8000").corpus is None
+    assert ToolConfig(url="http://search:8000").corpus is None
 
 
 @pytest.mark.parametrize("values", [{"corpus": CORPUS, "top_k": 3}, ELASTICSEARCH])
 def test_a_resolved_table_is_valid_again(values: dict[str, Any]):
-    table = ToolTable(**values)
-    assert ToolTable.model_validate(table.model_dump(mode="json")) == table
+    table = ToolConfig(**values)
+    assert ToolConfig.model_validate(table.model_dump(mode="json")) == table
 
 
 def test_elasticsearch_leaves_a_corpus_unread_so_that_one_key_switches_the_backend():
-    table = ToolTable.model_validate({**ELASTICSEARCH, "corpus": CORPUS})
+    table = ToolConfig.model_validate({**ELASTICSEARCH, "corpus": CORPUS})
     assert table.corpus == CORPUS
 
 
@@ -99,7 +99,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_users_tool_is_built_with_its_settings(plugin: str):
-    tool = load_tool("add", ToolTable(type=f"{plugin}:Add", settings={"offset": 3}))
+    tool = load_tool("add", ToolConfig(type=f"{plugin}:Add", settings={"offset": 3}))
     assert tool.spec().name == "add"
     assert vars(tool) == {"offset": 3}
 
@@ -125,7 +125,7 @@ def test_a_users_tool_that_cannot_be_served_is_explained(
     plugin: str, name: str, type_: str, settings: dict[str, Any], message: str
 ):
     with pytest.raises(ValueError, match=message):
-        load_tool(name, ToolTable(type=f"{plugin}:{type_}", settings=settings))
+        load_tool(name, ToolConfig(type=f"{plugin}:{type_}", settings=settings))
 
 
 def test_a_module_that_raises_is_one_line_that_keeps_its_cause(
@@ -134,7 +134,7 @@ def test_a_module_that_raises_is_one_line_that_keeps_its_cause(
     (tmp_path / "raising_module.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match="the module raised ZeroDivisionError") as caught:
-        load_tool("add", ToolTable(type="raising_module:Add"))
+        load_tool("add", ToolConfig(type="raising_module:Add"))
     assert len(str(caught.value).splitlines()) == 1
     # The log of the service has the whole chain.
     chain = "".join(traceback.format_exception(caught.value))
@@ -143,15 +143,15 @@ def test_a_module_that_raises_is_one_line_that_keeps_its_cause(
 
 def test_a_module_that_is_not_on_the_path_names_run_plugins():
     with pytest.raises(ValueError, match=r"cannot be loaded: No module .* run\.plugins"):
-        load_tool("add", ToolTable(type="nowhere_at_all:Add"))
+        load_tool("add", ToolConfig(type="nowhere_at_all:Add"))
 
 
 def test_a_tool_that_runs_elsewhere_is_not_served_here():
     with pytest.raises(ValueError, match="names a service that already runs"):
         serve(
             name="x",
-            run=RunTable(),
-            redis=RedisTable(),
-            tool=ToolTable(url="http://x"),
+            run=RunConfig(),
+            redis=RedisConfig(),
+            tool=ToolConfig(url="http://x"),
             announce_dir=None,
         )

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.cli_search import progress_lines
-from agent_r1.tools.backends import elasticsearch_index
-from agent_r1.tools.backends.elasticsearch_bm25 import _missing_part
-from agent_r1.tools.backends.elasticsearch_client import Server, reason_in
-from agent_r1.tools.backends.elasticsearch_index import (
+from agent_r1.cli.search import progress_lines
+from agent_r1.tools.search import elasticsearch_index
+from agent_r1.tools.search.elasticsearch_bm25 import _missing_part
+from agent_r1.tools.search.elasticsearch_client import Server, reason_in
+from agent_r1.tools.search.elasticsearch_index import (
     check_name,
     concrete_name,
     fingerprint_of,

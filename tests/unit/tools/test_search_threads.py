@@ -6,9 +6,9 @@ import asyncio
 import threading
 from collections.abc import Sequence
 
-from agent_r1.tools.backends.base import Found, Hit
-from agent_r1.tools.backends.threads import ThreadedBackend
-from agent_r1.tools.corpus import Passage
+from agent_r1.tools.search.backend import Found, Hit
+from agent_r1.tools.search.corpus import Passage
+from agent_r1.tools.search.threads import ThreadedBackend
 
 TIMEOUT_S = 10.0
 HIT = Hit(Passage(id="p", title="t", text="x"), 1.0)

@@ -8,7 +8,7 @@ import pytest
 from pydantic import JsonValue
 
 from agent_r1.tools.base import Arguments, CallContext, Tool
-from agent_r1.tools.sessions import SessionNotOpenError, SessionTable
+from agent_r1.tools.sessions import SessionNotOpenError, Sessions
 
 
 class Recorder(Tool):
@@ -55,13 +55,11 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def table(tool: Recorder, clock: Clock) -> SessionTable:
-    return SessionTable(tool, expiry_s=10.0, clock=clock)
+def table(tool: Recorder, clock: Clock) -> Sessions:
+    return Sessions(tool, expiry_s=10.0, clock=clock)
 
 
-async def test_repeated_and_simultaneous_opens_reach_the_tool_once(
-    table: SessionTable, tool: Recorder
-):
+async def test_repeated_and_simultaneous_opens_reach_the_tool_once(table: Sessions, tool: Recorder):
     await asyncio.gather(table.open("a", 1), table.open("a", 1))
     await table.open("a", 1)
     assert tool.events == ["open a 1"]
@@ -69,7 +67,7 @@ async def test_repeated_and_simultaneous_opens_reach_the_tool_once(
 
 
 async def test_close_reaches_the_tool_once_and_unknown_ids_are_closed_already(
-    table: SessionTable, tool: Recorder
+    table: Sessions, tool: Recorder
 ):
     await table.open("a", None)
     await table.close("a")
@@ -78,7 +76,7 @@ async def test_close_reaches_the_tool_once_and_unknown_ids_are_closed_already(
     assert tool.events == ["open a None", "close a"]
 
 
-async def test_a_failed_open_leaves_no_session(table: SessionTable, tool: Recorder):
+async def test_a_failed_open_leaves_no_session(table: Sessions, tool: Recorder):
     tool.fail_on = "open"
     with pytest.raises(OSError, match="no room"):
         await table.open("a", None)
@@ -88,7 +86,7 @@ async def test_a_failed_open_leaves_no_session(table: SessionTable, tool: Record
 
 
 async def test_a_failed_close_ends_the_session_and_is_logged(
-    table: SessionTable, tool: Recorder, caplog: pytest.LogCaptureFixture
+    table: Sessions, tool: Recorder, caplog: pytest.LogCaptureFixture
 ):
     tool.fail_on = "close"
     await table.open("a", None)
@@ -99,7 +97,7 @@ async def test_a_failed_close_ends_the_session_and_is_logged(
 
 
 async def test_only_sessions_without_calls_for_the_whole_time_expire(
-    table: SessionTable, tool: Recorder, clock: Clock
+    table: Sessions, tool: Recorder, clock: Clock
 ):
     await table.open("idle", None)
     await table.open("used", None)
@@ -116,7 +114,7 @@ async def test_only_sessions_without_calls_for_the_whole_time_expire(
         pass
 
 
-async def test_close_all_closes_what_is_open(table: SessionTable, tool: Recorder):
+async def test_close_all_closes_what_is_open(table: Sessions, tool: Recorder):
     await table.open("a", None)
     await table.open("b", None)
     await table.close_all()

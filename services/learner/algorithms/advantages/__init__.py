@@ -1,6 +1,6 @@
 """What every advantage estimator takes and returns.
 
-samples.py --AdvantageBatch, AdvantageOptions--> an estimator here --Advantages--> samples.py
+train_samples.py --AdvantageBatch, AdvantageOptions--> an estimator here --Advantages--> back
 
 Dimension key: N = trajectories of one batch, T = tokens of one trajectory, P = the tokens of one
 trajectory where its credit mask is True ("packed"), G = group size.

@@ -1,6 +1,6 @@
 """GAE: how much better a token turned out than the critic expected (PPO with a critic).
 
-samples.py --rewards, the critic's values--> here --advantages--> losses/ppo.py
+train_samples.py --rewards, the critic's values--> here --advantages--> losses/ppo.py
                                                  --returns--> losses/value.py
 
 Source: arXiv:1506.02438, equation 16; whitened advantages as in PPO implementations.

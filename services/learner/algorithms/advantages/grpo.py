@@ -1,6 +1,6 @@
 """GRPO: a trajectory is as good as it is better than the others of its group.
 
-samples.py --rewards of one batch--> here --advantages--> a loss of losses/.
+train_samples.py --rewards of one batch--> here --advantages--> a loss of losses/.
 
 Source: DeepSeekMath, arXiv:2402.03300, section 4.1; without the std, Dr. GRPO, arXiv:2503.20783.
 """

@@ -1,0 +1,1 @@
+"""What every service needs to run: HTTP server, files, exit statuses. Imports no service."""

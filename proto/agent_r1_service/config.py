@@ -1,0 +1,98 @@
+"""The configuration tables that several services read, and the base class of all tables.
+
+`agent_r1.config.run` joins these with each service's own tables into one run configuration; a
+service gets the tables it needs as arguments and never reads files or the environment itself.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Dtype = Literal["float32", "bfloat16"]
+RUN_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+
+
+class StrictConfig(BaseModel):
+    """A table of `run.toml`: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
+    )
+
+
+class RunConfig(StrictConfig):
+    """`[run]`: what the run is called, where it writes, how it is seeded."""
+
+    id: Annotated[str, Field(pattern=RUN_ID_PATTERN)] = "run"
+    """Names the run; everything in Redis lives under `agent_r1:{id}:`."""
+    dir: Path | None = None
+    """Run folder; None is `runs/{id}`."""
+    seed: int = 0
+    """Seeds prompt order, sampling and initialization."""
+    deterministic: bool = False
+    """Make a run repeatable on one machine, to the token: one sequence in the sampling engine at a
+    time, no prefix cache, deterministic kernels in the learner. Much slower; for debugging."""
+    tool_pool: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
+    """Pool whose tools the run calls and its own tools join; runs that name the same pool share
+    them. None is a pool of the run's own."""
+    plugins: list[str] = []
+    """Folders put on the import path of every service: the one way user code is found."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Least severe level written to the logs."""
+
+    def folder(self) -> Path:
+        """Return the run folder."""
+        return self.dir if self.dir is not None else Path("runs") / self.id
+
+
+class ModelConfig(StrictConfig):
+    """`[model]`: the policy that is trained."""
+
+    path: str
+    """Hugging Face model directory (or a model name, where a hub can be reached)."""
+    dtype: Dtype = "float32"
+    """Number format of the weights in learner and rollout."""
+    max_context: Annotated[int, Field(ge=16)] = 4096
+    """Most tokens of one trajectory, prompt included."""
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
+    """Attention implementation in the learner."""
+
+
+class RedisConfig(StrictConfig):
+    """`[redis]`: the message broker."""
+
+    url: str | None = None
+    """None starts a server for this run on the local machine."""
+    maxmemory_mb: Annotated[int, Field(ge=16)] = 512
+    """Memory limit given to a server this run starts, in MiB."""
+    lease_s: Annotated[float, Field(gt=0)] = 30.0
+    """A consumer that has not renewed its entries for this long loses them, in seconds."""
+    max_processing_failures: Annotated[int, Field(ge=1)] = 3
+    """Failed processings of one entry before it is dead-lettered."""
+
+    @model_validator(mode="after")
+    def _check_url(self) -> Self:
+        if self.url is not None and not re.match(r"^(redis|rediss|unix)://", self.url):
+            raise ValueError(
+                f"redis.url ({self.url!r}) must start with redis://, rediss:// or unix://"
+            )
+        return self
+
+
+class ListenConfig(StrictConfig):
+    """Where an HTTP service listens."""
+
+    host: str = "127.0.0.1"
+    """Address to bind."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """0 takes a free port."""
+    advertise_host: str | None = None
+    """Host name other services use to reach this one; None is `host`."""
+    allowed_hosts: list[str] = []
+    """Further names under which requests may call this service, and hosts whose web pages may. Its
+    own names, addresses, names without a dot and names of a cluster (`*.svc`, `*.cluster.local`)
+    need no entry."""

@@ -1,0 +1,221 @@
+"""What every HTTP service refuses before its application sees a request.
+
+serving.py puts the application of every service behind `HttpGuard`, and its connections under
+`TimedProtocol` and `MAX_CONNECTIONS`:
+
+- a name in `Host`, or an `Origin`, that is not this service's (a web page whose name was pointed at
+  this machine: DNS rebinding): 421 and 403;
+- a body over `MAX_BODY_BYTES`: 413, and no more of it than the limit is ever held;
+- a body that does not arrive in time: 408; headers that do not: the connection is closed;
+- more connections than `MAX_CONNECTIONS`: 503.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from agent_r1_service.config import ListenConfig
+
+MAX_BODY_BYTES = 8 << 20
+MAX_CONNECTIONS = 2048
+HEADER_TIMEOUT_S = 10.0
+"""Time from the opening of a connection, or the first byte of a later request, to the end of the
+request's headers."""
+BODY_TIMEOUT_S = 30.0
+"""Time for the body of one request."""
+LINGER_S = 2.0
+"""How long a refused body is read and thrown away: a socket closed over unread bytes would take the
+answer with it."""
+_PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
+
+
+class HttpGuard:
+    """An application that gets whole bodies, from callers that meant this service.
+
+    Args:
+        app: the application.
+        listen: names under which the service is known.
+    """
+
+    def __init__(self, app: ASGIApp, listen: ListenConfig) -> None:
+        self._app = app
+        self._listen = listen
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        refusal = self._refuse(headers)
+        if refusal is not None:
+            await _answer(send, *refusal)
+            return
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S):
+                body = await _read_body(headers.get("content-length"), receive)
+        except TimeoutError:
+            text = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it at once"
+            await _answer(send, 408, text)
+        except _BodyTooLargeError:
+            text = f"the body is over the limit of {MAX_BODY_BYTES} bytes; send less at once"
+            await _answer(send, 413, text, unread=receive)
+        else:
+            if body is not None:
+                await self._app(scope, _replay(body, receive), send)
+
+    def _refuse(self, headers: dict[str, str]) -> tuple[int, str] | None:
+        host = headers.get("host", "")
+        if not is_known_host(_name_of(f"//{host}"), self._listen):
+            return 421, (
+                f"this service is not known as {host!r:.200}; call it by its address, or name the "
+                "host in allowed_hosts of its table"
+            )
+        origin = headers.get("origin")
+        if origin is None or origin == f"http://{host}" or origin == f"https://{host}":
+            return None
+        name = _name_of(origin)
+        if _is_loopback(name) or name in self._listen.allowed_hosts:
+            return None
+        return 403, (
+            f"web pages of {origin!r:.200} may not call this service; name the page's host in "
+            "allowed_hosts of the service's table"
+        )
+
+
+class _BodyTooLargeError(Exception):
+    """A body over the limit."""
+
+
+async def _read_body(announced: str | None, receive: Receive) -> bytes | None:
+    """Return the whole body; None when the caller has gone."""
+    if announced is not None and announced.isdecimal() and int(announced) > MAX_BODY_BYTES:
+        raise _BodyTooLargeError
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            raise _BodyTooLargeError
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body first, and then what comes after it."""
+    given = False
+
+    async def replay() -> Message:
+        nonlocal given
+        if given:
+            return await receive()
+        given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replay
+
+
+async def _answer(send: Send, status: int, text: str, *, unread: Receive | None = None) -> None:
+    """Answer `{"detail": text}`, read on for a moment where a body is under way, and hang up."""
+    content = json.dumps({"detail": text}).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(content)).encode()),
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": content, "more_body": True})
+    if unread is not None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LINGER_S):
+                while (await unread()).get("more_body", False):
+                    pass
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def is_known_host(name: str, listen: ListenConfig) -> bool:
+    """Whether a request may name this host: nobody else can point the name at this machine.
+
+    Addresses cannot be pointed elsewhere, and names without a dot (compose, one Kubernetes
+    namespace) or of a cluster cannot be registered. Of other names the service knows its own.
+    """
+    if not name:
+        return False
+    own = {listen.host, listen.advertise_host, *listen.allowed_hosts}
+    return (
+        _is_address(name)
+        or "." not in name
+        or name.endswith(_PRIVATE_SUFFIXES)
+        or name in {one.lower() for one in own if one is not None}
+    )
+
+
+def _name_of(url: str) -> str:
+    """Return the host of a URL in lower case, without port; "" for what is no URL."""
+    try:
+        return (urlsplit(url).hostname or "").removesuffix(".")
+    except ValueError:
+        return ""
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_loopback(name: str) -> bool:
+    return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
+
+
+class TimedProtocol(AutoHTTPProtocol):
+    """uvicorn's protocol, with a time limit on headers, which it does not have."""
+
+    # Of uvicorn's class, whichever of the two it is.
+    transport: asyncio.Transport
+    cycle: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waiting_for_headers: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._watch_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def _watch_headers(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_watching()  # the headers are complete; body and answer have other limits
+        elif self._waiting_for_headers is None:
+            loop = asyncio.get_running_loop()
+            self._waiting_for_headers = loop.call_later(HEADER_TIMEOUT_S, self._give_up)
+
+    def _stop_watching(self) -> None:
+        if self._waiting_for_headers is not None:
+            self._waiting_for_headers.cancel()
+            self._waiting_for_headers = None
+
+    def _give_up(self) -> None:
+        self._waiting_for_headers = None
+        self.transport.close()

@@ -1,0 +1,135 @@
+"""`agent-r1 dead-letters list|show|retry RUN`: messages that no service could process.
+
+Reads the stream `dead_letters` of a live run's Redis, or `dead_letters.jsonl` of a run that has
+ended; `retry` puts an entry back on the stream it came from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ConfigError
+from agent_r1_deploy.local_folder import live_redis_url
+from agent_r1_deploy.local_redis import answers, hide_password
+from agent_r1_proto.dead_letters import DeadLetter, load_letters
+from agent_r1_proto.streams import Broker
+
+T = TypeVar("T")
+
+ALL = "all"
+
+
+def _run_config(folder: Path) -> Config:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ConfigError(f"{folder} has no config.json; name a run folder, such as runs/demo")
+    return load_config(file).config
+
+
+def _redis_url(folder: Path, config: Config) -> str | None:
+    """Return how to reach the run's Redis; None when it went with the run."""
+    return live_redis_url(folder) or config.redis.url
+
+
+async def _ask(url: str, run_id: str, question: Callable[[Broker], Awaitable[T]]) -> T:
+    if not await answers(url):
+        raise ConfigError(
+            f"the run's Redis ({hide_password(url)}) does not answer; start it, or correct "
+            "AGENT_R1__REDIS__URL"
+        )
+    async with await Broker.connect(url, run_id) as broker:
+        return await question(broker)
+
+
+def _letters(folder: Path) -> list[DeadLetter]:
+    config = _run_config(folder)
+    url = _redis_url(folder, config)
+    letters = {letter.letter_id: letter for letter in load_letters(folder)}
+    if url is not None:
+        live = asyncio.run(_ask(url, config.run.id, lambda broker: broker.dead_letters()))
+        letters |= {letter.letter_id: letter for letter in live}
+    return list(letters.values())
+
+
+def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:
+    return fields.get(name, b"-").decode(errors="replace")
+
+
+def _stream_name(stream: str) -> str:
+    return stream.rpartition(":")[2]
+
+
+def list_letters(arguments: argparse.Namespace) -> int:
+    """Print one line per dead letter."""
+    letters = _letters(arguments.run_folder)
+    for letter in letters:
+        when = datetime.fromtimestamp(letter.failed_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        key = _text(letter.fields, b"key")
+        print(f"{letter.letter_id}  {when}  {_stream_name(letter.stream)}  {key}")
+        print(f"    {letter.reason}")
+    print(f"{len(letters)} dead letters")
+    return 0
+
+
+def _find(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
+    for letter in letters:
+        if letter.letter_id == letter_id:
+            return letter
+    raise ConfigError(
+        f"no dead letter {letter_id!r}; `agent-r1 dead-letters list RUN` lists the "
+        f"{len(letters)} there are"
+    )
+
+
+def show_letters(arguments: argparse.Namespace) -> int:
+    """Print one dead letter in full."""
+    letter = _find(_letters(arguments.run_folder), arguments.id)
+    print(f"id      {letter.letter_id}")
+    print(f"stream  {letter.stream}, entry {letter.entry_id}")
+    print(f"reason  {letter.reason}")
+    if letter.cut:
+        print(f"cut     the entry had {letter.size_bytes:,} bytes; the beginning was kept")
+    for name, value in letter.fields.items():
+        if name.startswith(b"array:"):
+            print(f"{name.decode()}  {len(value)} bytes")
+            continue
+        text = value.decode(errors="replace")
+        if name == b"meta":
+            try:
+                text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+            except json.JSONDecodeError:
+                text = repr(text)
+        print(f"{name.decode(errors='replace')}  {text}")
+    return 0
+
+
+def retry_letters(arguments: argparse.Namespace) -> int:
+    """Put one dead letter, or all, back on its stream."""
+    folder: Path = arguments.run_folder
+    config = _run_config(folder)
+    url = _redis_url(folder, config)
+    if url is None:
+        raise ConfigError(
+            f"the run in {folder} is not running, and its Redis went with it; nothing is lost: "
+            f"`agent-r1 train --resume {folder}` issues every unfinished sample again"
+        )
+
+    async def retry(broker: Broker) -> int:
+        letters = await broker.dead_letters()
+        chosen = letters if arguments.id == ALL else [_find(letters, arguments.id)]
+        if arguments.id == ALL:
+            chosen = [letter for letter in chosen if not letter.cut]
+        for letter in chosen:
+            await broker.retry_dead_letter(letter)
+        return len(chosen)
+
+    count = asyncio.run(_ask(url, config.run.id, retry))
+    print(f"{count} dead letters are back on their streams")
+    return 0

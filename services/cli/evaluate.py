@@ -1,0 +1,325 @@
+"""`agent-r1 evaluate` and `agent-r1 compare`: scores of a policy, and two of them side by side.
+
+`evaluate` reads the configuration, lets the local launcher start tools, reward and rollout, and
+asks them through `agent_r1.evaluation`; `compare` reads two files that it wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from pydantic import JsonValue
+
+from agent_r1.cli.policy import describe_policy, with_policy
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import Config, ConfigError, dump_config, load_config
+from agent_r1.evaluation.answers import summary_file, write_json
+from agent_r1.evaluation.comparison import compare_files, comparison_lines
+from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
+from agent_r1.evaluation.main import Evaluation, Progress
+from agent_r1.evaluation.retrieval import check_spec
+from agent_r1.evaluation.summary import SetScores, summary_lines
+from agent_r1_deploy.threads import in_thread
+from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+
+TELL_EVERY = 50
+SHOW_EVERY_S = 0.2
+ENV_FACTS = (
+    "type",
+    "options",
+    "max_turns",
+    "max_calls_per_turn",
+    "max_tokens_per_turn",
+    "max_tool_response_tokens",
+    "max_tool_response_chars",
+    "system_prompt",
+    "enable_tools",
+    "chat_template_kwargs",
+)
+TOOL_FACTS = (
+    "type",
+    "settings",
+    "backend",
+    "corpus",
+    "index",
+    "description",
+    "top_k",
+    "passage_template",
+    "separator",
+    "empty_text",
+    "max_chars",
+    "max_query_chars",
+)
+"""Keys that can change an answer; addresses, threads and time limits cannot."""
+
+
+def evaluate(arguments: argparse.Namespace) -> int:
+    """Score a policy on the evaluation sets, on services of its own."""
+    loaded = load_config(arguments.config, arguments.options).config
+    config = _with_policy(loaded, arguments.method, arguments.policy)
+    if arguments.method == "naive_rag":
+        check_search(config)
+    specs = config_checks.check(config, "evaluate").specs
+    if arguments.method == "naive_rag" and SEARCH_TOOL in specs:
+        check_spec(specs[SEARCH_TOOL], f"[tools.{SEARCH_TOOL}]")
+    out: Path = arguments.out.resolve()
+    if out.is_dir():
+        raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")
+    evaluation = Evaluation(
+        sets=config.evaluation.sets,
+        questioning=questioning(config, arguments.method),
+        out=out,
+        facts=evaluation_facts(config),
+        overwrite=arguments.overwrite,
+    )
+    for note in evaluation.notes:
+        print(note)
+    policy, model = describe_policy(config.model.path), config.model.path
+    print(policy if policy == model else f"{policy} ({model})")
+    print(f"method: {arguments.method}")
+    if evaluation.left:
+        code = _ask(evaluation, config, arguments)
+        if code:
+            return code
+    else:
+        print("every question has its answer; --overwrite asks them again")
+    scores = evaluation.summarise()
+    for line in summary_lines(scores, config.score_names()):
+        print(line)
+    failed = sum(of_set.failed for of_set in scores.values())
+    if failed:
+        print(f"!! {failed} questions failed: {'; '.join(evaluation.failures())}")
+        print(f"ask them again with: {again(arguments)}")
+    print(f"answers: {out}")
+    print(f"scores:  {summary_file(out)}")
+    return _status(scores, config.learner.max_lost_share)
+
+
+def _status(scores: Mapping[str, SetScores], max_share: float) -> int:
+    """Return the exit status; say which sets lost more questions than is allowed."""
+    status = 0
+    for name, of_set in scores.items():
+        asked = of_set.n + of_set.failed
+        if of_set.failed > max_share * asked:
+            print(
+                f"!! {of_set.failed} of the {asked} questions of the set {name} failed, and "
+                f"learner.max_lost_share allows {max_share:.0%}: its means are of what is left"
+            )
+            status = EXIT_LOSSES
+    return status
+
+
+def _ask(evaluation: Evaluation, config: Config, arguments: argparse.Namespace) -> int:
+    """Ask what is left on services of its own; say how to go on if that does not end."""
+    from agent_r1_deploy import local_client
+
+    total, before = len(evaluation.questions), len(evaluation.left)
+    if before < total:
+        print(f"{total - before} of {total} questions have their answer; going on with the rest")
+    meter = Meter()
+    searches = arguments.method == "naive_rag"
+
+    async def ask(served: Config) -> None:
+        await in_thread(
+            lambda: evaluation.ask(
+                run=served.run,
+                redis=served.redis,
+                search_url=search_url(served) if searches else None,
+                on_progress=meter.show,
+            )
+        )
+
+    def kept() -> str:
+        done = total - len(evaluation.left)
+        return f"{done} of {total} answers are kept; go on with: {again(arguments)}"
+
+    try:
+        local_client.run_client(config, ask, meter.event)
+    except KeyboardInterrupt:
+        meter.end()
+        print(f"stopped; {kept()}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except ValueError as exc:
+        meter.end()
+        if len(evaluation.left) == total:
+            raise
+        raise ValueError(f"{exc}\n{kept()}") from exc
+    meter.end()
+    return 0
+
+
+def search_url(served: Config) -> str | None:
+    """Return the base URL of the search tool: as configured, or as it announced itself.
+
+    Args:
+        served: what the launcher lends to its client; its run folder holds the announcements.
+
+    Returns:
+        The URL; None where no search tool is configured.
+
+    Raises:
+        ValueError: the tool that was started has not announced itself.
+    """
+    search = served.tools.get(SEARCH_TOOL)
+    if search is None or search.url is not None:
+        return None if search is None else search.url
+    file = served.run.folder() / "state" / "announce" / SEARCH_TOOL / f"{SEARCH_TOOL}.json"
+    try:
+        return str(json.loads(file.read_text(encoding="utf-8"))["url"])
+    except (OSError, ValueError, KeyError) as exc:
+        raise ValueError(f"the search tool has not announced itself in {file}: {exc!r}") from exc
+
+
+class Meter:
+    """Shows progress: on a terminal in one line that changes, elsewhere in lines now and then.
+
+    Answers come in one thread and what else is to be told in another.
+    """
+
+    def __init__(self) -> None:
+        self._live = sys.stdout.isatty()
+        self._lock = threading.Lock()
+        self._shown_at = 0.0
+        self._width = 0
+        self._told = ("", 0)
+
+    def event(self, line: str) -> None:
+        """Print a line that stays."""
+        with self._lock:
+            if self._width:
+                print(f"\r{'':<{self._width}}\r", end="")
+                self._width = 0
+            print(line, flush=True)
+
+    def show(self, progress: Progress) -> None:
+        """Take one step into account."""
+        with self._lock:
+            self._show(progress)
+
+    def _show(self, progress: Progress) -> None:
+        failed = f", {progress.failed} failed" if progress.failed else ""
+        text = f"{progress.stage} {progress.done} of {progress.total}{failed}"
+        ended = progress.done == progress.total
+        if self._live:
+            now = time.monotonic()
+            if not ended and now - self._shown_at < SHOW_EVERY_S:
+                return
+            self._shown_at = now
+            print(f"\r{text:<{self._width}}", end="", flush=True)
+            self._width = len(text)
+            return
+        stage, done = self._told
+        if ended or progress.done - (done if stage == progress.stage else 0) >= TELL_EVERY:
+            self._told = (progress.stage, progress.done)
+            print(text, flush=True)
+
+    def end(self) -> None:
+        """Leave the line."""
+        if self._width:
+            print()
+            self._width = 0
+
+
+def _with_policy(config: Config, method: str, policy: str | None) -> Config:
+    if policy is not None:
+        return with_policy(config, policy)
+    if method == "base_tool_call":
+        return config
+    raise ConfigError(
+        f"--method {method} needs --policy MODEL_OR_RUN: a model directory or a run folder (only "
+        "--method base_tool_call takes the configuration's model.path)"
+    )
+
+
+def check_search(config: Config) -> None:
+    """Refuse a configuration whose search tool `naive_rag` cannot ask.
+
+    Raises:
+        ConfigError: there is none, or the model is not offered it.
+    """
+    if SEARCH_TOOL not in config.tools:
+        raise ConfigError(
+            f"--method naive_rag asks the tool {SEARCH_TOOL!r}, and the configured tools are "
+            f"{sorted(config.tools)}; add a table [tools.{SEARCH_TOOL}] or choose another --method"
+        )
+    enabled = config.env.enable_tools
+    if enabled is not None and SEARCH_TOOL not in enabled:
+        raise ConfigError(
+            f"--method naive_rag asks the tool {SEARCH_TOOL!r}, which env.enable_tools ({enabled}) "
+            "leaves out; add it there or choose another --method"
+        )
+
+
+def questioning(config: Config, method: str) -> QuestioningConfig:
+    """Return how questions are asked under a configuration."""
+    return QuestioningConfig.model_validate(
+        {
+            "method": method,
+            "temperature": config.evaluation.temperature,
+            "seed": config.run.seed,
+            "max_questions": config.evaluation.max_questions,
+            "max_attempts": config.learner.max_attempts,
+            "sample_timeout_s": config.learner.sample_timeout_s,
+            "tool_timeout_s": config.env.tool_timeout_s,
+        }
+    )
+
+
+def evaluation_facts(config: Config) -> dict[str, JsonValue]:
+    """Return what of a configuration can change an answer or a score, by dotted name.
+
+    `top_k` is that of the search tool: None without one, and of one that runs elsewhere.
+    """
+    values = dump_config(config)[0]
+    search = config.tools.get(SEARCH_TOOL)
+    started = search is not None and search.url is None and search.type == "search"
+    facts: dict[str, JsonValue] = {
+        "policy": config.model.path,
+        "top_k": search.top_k if started and search is not None else None,
+        "model.dtype": config.model.dtype,
+        "model.max_context": config.model.max_context,
+        "reward.rule": config.reward.rule,
+        "reward.components": dict(config.reward.components),
+    }
+    facts |= {f"env.{key}": values["env"][key] for key in ENV_FACTS}
+    facts |= dict(_tool_facts(values["tools"]))
+    return facts
+
+
+def _tool_facts(tools: dict[str, dict[str, JsonValue]]) -> Iterator[tuple[str, JsonValue]]:
+    for name, table in tools.items():
+        for key in TOOL_FACTS:
+            # Of a tool that runs elsewhere the table says nothing but its address.
+            if key in table and table.get("url") is None:
+                yield f"tools.{name}.{key}", table[key]
+
+
+def again(arguments: argparse.Namespace) -> str:
+    """Return the command that goes on with an evaluation."""
+    words = ["agent-r1", "evaluate", str(arguments.config)]
+    if arguments.policy is not None:
+        words += ["--policy", arguments.policy]
+    words += ["--method", arguments.method, "--out", str(arguments.out)]
+    for option in arguments.options:
+        words += ["--set", option]
+    return shlex.join(words)
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Compare two result files on the questions both have."""
+    comparison = compare_files(arguments.a, arguments.b)
+    for line in comparison_lines(comparison):
+        print(line)
+    if arguments.out is not None:
+        try:
+            write_json(arguments.out, comparison.record())
+        except OSError as exc:
+            raise ValueError(f"--out ({arguments.out}) cannot be written: {exc.strerror}") from exc
+    return 0

@@ -1,0 +1,405 @@
+"""The `agent-r1` command: parses the command line and hands over to the command's module.
+
+Every command's module is imported only when the command runs, so that `agent-r1 --help` answers at
+once. A `ValueError` (a configuration, a file, a port) is printed as one message with exit status 2;
+a run that stopped for a reason of its own likewise. Anything else is a defect and keeps its
+traceback.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
+
+logger = logging.getLogger(__name__)
+
+METHODS = ("agent", "base_tool_call", "naive_rag")
+"""`agent_r1.evaluation.config.Method`, whose module takes too long to import for `--help`."""
+CONFIG_HELP = "configuration: a .toml file, or the config.json of a run folder"
+
+
+def _add_config(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    parser.add_argument(
+        "config", type=Path, metavar="CONFIG", nargs=None if required else "?", help=CONFIG_HELP
+    )
+    _add_set(parser)
+
+
+def _add_set(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--set",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="set one key, over file and environment: --set learner.steps=10 (repeatable)",
+    )
+
+
+def _train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "train",
+        help="start every service on this machine and train",
+        description="Start every service as a process of its own on this machine, and train. "
+        "Ctrl-C stops cleanly and keeps a run that --resume continues.",
+    )
+    _add_config(parser, required=False)
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (run.dir)")
+    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run folder")
+    parser.set_defaults(run="agent_r1.cli.run:train")
+
+
+def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="run one service in the foreground",
+        description="Run one service in the foreground. SERVICE is rollout, reward, learner, or "
+        "the name of a tool in the configuration; `tool` with --name is the same, and --name may "
+        "be left out when there is one tool. `serve tool my_module:MyTool` serves a class of the "
+        "current folder without a configuration. Redis is named by redis.url or "
+        "AGENT_R1__REDIS__URL; tools are found there, or have a tools.<name>.url. With the "
+        "config.json of a run folder whose run is running, it is the Redis of that run.",
+    )
+    parser.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, tool")
+    _add_config(parser)
+    parser.add_argument("--name", metavar="TOOL", help="which tool, with `serve tool`")
+    parser.add_argument("--resume", action="store_true", help="learner: go on with the run folder")
+    parser.add_argument("--announce-dir", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--resume-if-begun", action="store_true", help=argparse.SUPPRESS)
+    parser.set_defaults(run="agent_r1.cli.run:serve")
+
+
+def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "config",
+        help="check or show a configuration",
+        description="Check a configuration, or show every value with its source.",
+    )
+    parser.set_defaults(parser=parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    for name, text, description in (
+        (
+            "check",
+            "validate everything without starting anything",
+            "Validate everything without starting anything, and list every problem: keys and "
+            "values, files, the model and its chat template, your own tools, environment, rewards "
+            "and functions (imported and constructed in a process of their own), and what the run "
+            "needs of this machine. `agent-r1 train` makes the same check.",
+        ),
+        ("show", "print every value and where it came from", "Print every value, and its source."),
+    ):
+        action = actions.add_parser(name, help=text, description=description)
+        _add_config(action)
+        if name == "check":
+            action.add_argument(
+                "--elsewhere",
+                action="store_true",
+                help="leave out what depends on this machine: GPUs, the run folder, ports, servers",
+            )
+        action.set_defaults(run=f"agent_r1.cli.config:{name}")
+
+
+def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "search",
+        help="make the index of the search tool",
+        description="Make the index of the search tool.",
+    )
+    parser.set_defaults(parser=parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    index = actions.add_parser(
+        "index",
+        help="make the index of a corpus",
+        description="Make the index of a corpus. Called again it does nothing; after an "
+        "interruption it goes on. A changed corpus becomes a new version, which replaces the old "
+        "one when it is complete. Credentials of Elasticsearch are variables: "
+        "AGENT_R1_ELASTICSEARCH_API_KEY, or _USER and _PASSWORD.",
+    )
+    index.add_argument(
+        "--backend",
+        choices=("elasticsearch", "embedded"),
+        required=True,
+        help="elasticsearch: an index on a server; embedded: a folder of this machine",
+    )
+    index.add_argument(
+        "--corpus", type=Path, required=True, metavar="FILE", help="lines of {id, title, text}"
+    )
+    index.add_argument(
+        "--index", required=True, metavar="NAME", help="name of the index; embedded: its folder"
+    )
+    index.add_argument("--url", metavar="URL", help="the server (http://localhost:9200)")
+    index.add_argument("--ca-certs", type=Path, metavar="FILE", help="PEM file that vouches for it")
+    index.add_argument("--no-verify-certs", action="store_true", help="take any certificate")
+    index.add_argument("--bulk-mb", type=int, default=8, metavar="N", help="size of a request (8)")
+    index.add_argument("--shards", type=int, default=1, metavar="N", help="parts of the index (1)")
+    index.add_argument(
+        "--replicas", type=int, metavar="N", help="copies; without it one, where there is a node"
+    )
+    index.add_argument(
+        "--delete-old",
+        action="store_true",
+        help="delete every other version; without it the last one is kept",
+    )
+    index.add_argument(
+        "--request-timeout-s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="longest one request may take, in seconds (120)",
+    )
+    index.set_defaults(run="agent_r1.cli.search:index")
+
+
+def _evaluation_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    evaluate = commands.add_parser(
+        "evaluate",
+        help="score a policy on the evaluation sets",
+        description="Start tools, reward and rollout on this machine with a given policy, ask "
+        "every question of evaluation.sets, and write one JSON line an answer to FILE; the scores, "
+        "with 95 % intervals, go beside it under the suffix .summary.json. Called again after an "
+        "interruption, it asks only the questions that have no answer yet. `--set run.seed=S` "
+        "seeds the sampling, `--set evaluation.temperature=T` sets its temperature.",
+    )
+    _add_config(evaluate)
+    evaluate.add_argument(
+        "--policy",
+        metavar="MODEL_OR_RUN",
+        help="model directory, or a run folder (its last checkpoint); base_tool_call takes the "
+        "configuration's model.path without it",
+    )
+    evaluate.add_argument(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="agent (the default): the policy with its tools. base_tool_call: the same with the "
+        "untrained model that CONFIG names. naive_rag: one retrieval with the question, then one "
+        "turn to answer",
+    )
+    evaluate.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="JSON-lines file to write"
+    )
+    evaluate.add_argument(
+        "--overwrite", action="store_true", help="begin again and lose the answers in FILE"
+    )
+    evaluate.set_defaults(run="agent_r1.cli.evaluate:evaluate")
+
+    compare = commands.add_parser(
+        "compare",
+        help="paired test between two evaluations",
+        description="Compare two files of `agent-r1 evaluate` on the questions both have: the "
+        "difference of the means with its 95 % interval (paired bootstrap), and an exact McNemar "
+        "test for exact match; per set and over all.",
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="JSON-lines file of an evaluation")
+    compare.add_argument("b", type=Path, metavar="B", help="the other one; differences are B - A")
+    compare.add_argument("--out", type=Path, metavar="FILE", help="write the numbers as JSON")
+    compare.set_defaults(run="agent_r1.cli.evaluate:compare")
+
+    table = commands.add_parser(
+        "table",
+        help="train a table of methods over seeds and report it",
+        description="Start tools, reward and rollout once, evaluate the baselines, train every "
+        "method of TABLE with every seed on them, and write scores with 95 % intervals as "
+        "Markdown and JSON. Called again, it keeps finished rows and goes on with the rest.",
+    )
+    table.add_argument("table", type=Path, metavar="TABLE", help="table file (.toml)")
+    table.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results and runs; without it the file's `results`, and runs/table",
+    )
+    table.add_argument(
+        "--only", metavar="METHOD[,METHOD]", help="only these methods or baselines, by name"
+    )
+    table.add_argument(
+        "--overwrite", action="store_true", help="begin the rows again and lose what they have"
+    )
+    _add_set(table)
+    table.set_defaults(run="agent_r1.cli.table:table")
+
+
+def _model_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    sft = commands.add_parser(
+        "sft",
+        help="supervised warm start",
+        description="Train a model on demonstrations (table [sft]).",
+    )
+    _add_config(sft)
+    sft.set_defaults(run="agent_r1.cli.run:sft")
+
+    chat = commands.add_parser(
+        "chat",
+        help="ask the agent a question and watch its turns",
+        description="Start tools and rollout on this machine, then ask the agent questions: your "
+        "own, or held-out ones (`:pick`). Text the model sampled and text that tools returned "
+        "have different colours.",
+    )
+    chat.add_argument(
+        "policy", metavar="MODEL_OR_RUN", help="model directory, or a run folder (its last one)"
+    )
+    chat.add_argument(
+        "--config", type=Path, metavar="CONFIG", help=f"{CONFIG_HELP}; a run folder has its own"
+    )
+    _add_set(chat)
+    chat.add_argument("--question", metavar="TEXT", help="ask this one question and leave")
+    chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
+    chat.set_defaults(run="agent_r1.cli.chat:chat")
+
+
+def _reading_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    show = commands.add_parser(
+        "show",
+        help="read stored trajectories of a run",
+        description="Print stored trajectories: sampled text and tool text in different colours, "
+        "calls, rewards, policy versions.",
+    )
+    show.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+    show.add_argument("--step", type=int, metavar="N", help="only this learner step")
+    show.add_argument("--group", type=int, metavar="ID", help="only this group")
+    show.add_argument("--failed", action="store_true", help="only FAILED trajectories")
+    show.add_argument("--eval", metavar="NAME", help="an evaluation's, such as before or after")
+    show.add_argument("--limit", type=int, default=8, metavar="N", help="at most so many (8)")
+    show.set_defaults(run="agent_r1.cli.show:show")
+
+    letters = commands.add_parser(
+        "dead-letters",
+        help="messages that could not be processed",
+        description="Messages that could not be processed, of a run that is running (or of one "
+        "that has ended, as it left them).",
+    )
+    letters.set_defaults(parser=letters)
+    actions = letters.add_subparsers(dest="action", metavar="ACTION")
+    for name, text in (
+        ("list", "one line each: id, stream, key, reason"),
+        ("show", "print one in full"),
+        ("retry", "put one, or all, back on the stream they came from"),
+    ):
+        action = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        action.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+        if name != "list":
+            action.add_argument(
+                "id", metavar="ID", help="as listed" + (", or `all`" if name == "retry" else "")
+            )
+        action.set_defaults(run=f"agent_r1.cli.dead_letters:{name}_letters")
+
+
+def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    tools = commands.add_parser(
+        "tools",
+        help="which tool instances and versions get calls",
+        description="List tool instances, drain them, and share new trajectories out among "
+        "versions, while training runs. Rollout servers follow within a second.",
+    )
+    tools.set_defaults(parser=tools)
+    actions = tools.add_subparsers(dest="action", metavar="ACTION")
+
+    def action(name: str, function: str, text: str) -> argparse.ArgumentParser:
+        parser = actions.add_parser(name, help=text, description=text.capitalize() + ".")
+        parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
+        parser.add_argument("--redis", metavar="URL", help="Redis of the pool, without --run")
+        parser.add_argument("--pool", metavar="NAME", help="tool pool (run.tool_pool)")
+        if name != "list":
+            parser.add_argument("tool", metavar="TOOL", help="name of the tool")
+        parser.set_defaults(run=f"agent_r1.cli.tools:{function}")
+        return parser
+
+    action("list", "list_tools", "print every instance and the share of its version")
+    drain = action("drain", "drain_tools", "take an instance, or a version, out of service")
+    undrain = action("undrain", "undrain_tools", "put drained instances back into service")
+    for parser in (drain, undrain):
+        parser.add_argument("--instance", metavar="NAME", help="this one, as `list` names it")
+        parser.add_argument("--version", metavar="VERSION", help="every instance of this version")
+    drain.add_argument(
+        "--timeout-s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="longest wait for trajectories that still need it, in seconds (120)",
+    )
+    weight = action("weight", "weight_tools", "share new trajectories out among versions")
+    weight.add_argument(
+        "weights",
+        nargs="*",
+        metavar="VERSION=WEIGHT",
+        help="such as 1.0=9 2.0=1; a version that is not announced yet gets its share once it is",
+    )
+    weight.add_argument("--newest", action="store_true", help="all to the newest version again")
+    rollback = action("rollback", "rollback_tool", "give everything to the version before")
+    rollback.add_argument("--version", metavar="VERSION", help="this one instead")
+    mcp = actions.add_parser(
+        "mcp",
+        help="serve one tool to an MCP agent over stdio",
+        description="Serve one tool of a configuration to an MCP agent over standard input and "
+        "output. The agent starts this command itself; logs go to standard error. A tool service "
+        "that runs already has the same under its URL + /mcp.",
+    )
+    _add_config(mcp)
+    mcp.add_argument("tool", metavar="TOOL", help="name of its table, [tools.TOOL]")
+    mcp.set_defaults(run="agent_r1.cli.tools_mcp:serve_mcp")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="agent-r1",
+        description="Train LLM agents end to end with reinforcement learning.",
+        epilog="`agent-r1 COMMAND --help` explains a command.",
+    )
+    version = importlib.metadata.version("agent-r1")
+    parser.add_argument(
+        "--version",
+        action="version",
+        version=f"agent-r1 {version}",
+        help="print the version and leave",
+    )
+    parser.set_defaults(run=None, parser=parser)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _train_parser(commands)
+    _serve_parser(commands)
+    _config_parser(commands)
+    _search_parser(commands)
+    _tools_parser(commands)
+    _evaluation_parsers(commands)
+    _model_parsers(commands)
+    _reading_parsers(commands)
+    return parser
+
+
+def _load(target: str) -> Callable[[argparse.Namespace], int]:
+    import importlib
+
+    module, _, function = target.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return the exit status."""
+    arguments = build_parser().parse_args(argv)
+    if arguments.run is None:  # no command, or one that has commands of its own
+        arguments.parser.print_help()
+        return EXIT_REASON
+    try:
+        return _load(arguments.run)(arguments)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone (`agent-r1 show RUN | head`)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except ValueError as exc:
+        # The launcher keeps a log, where a trace helps; a person reads the message.
+        logged = getattr(arguments, "announce_dir", None) is not None
+        logger.log(logging.ERROR if logged else logging.DEBUG, "stopped", exc_info=True)
+        print(f"{ERROR_PREFIX}{exc}", file=sys.stderr)
+        return EXIT_REASON
+
+
+if __name__ == "__main__":
+    sys.exit(main())

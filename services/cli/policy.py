@@ -1,0 +1,92 @@
+"""What MODEL_OR_RUN means on the command line: a model directory, or a run's last checkpoint.
+
+`evaluate` and `chat` read it; chat also takes its configuration from the run that made the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from pathlib import Path
+
+from agent_r1.config.checks import check_model
+from agent_r1.config.run import Config
+from agent_r1.config.sources import ConfigError
+
+CONFIG_FILE = "config.json"
+STATE_FILE = "learner.json"
+CHECKPOINT = re.compile(r"^step_(\d+)$")
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Say whether a folder is a run folder (its config.json is a run's and not a model's)."""
+    try:
+        values = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(values, dict) and {"run", "model", "learner"} <= values.keys()
+
+
+def last_checkpoint_model(run_folder: Path) -> Path | None:
+    """Return the model directory of a run's last checkpoint; None when it has none yet."""
+    found = run_folder.glob("checkpoints/step_*/model/config.json")
+    steps = {int(path.parts[-3].removeprefix("step_")): path.parent for path in found}
+    return steps[max(steps)] if steps else None
+
+
+def policy_model(policy: str) -> str:
+    """Return the model directory, or the name on a hub, that MODEL_OR_RUN means.
+
+    Raises:
+        ConfigError: it is neither, or a run folder without a checkpoint.
+    """
+    folder = Path(policy).expanduser()
+    if not is_run_folder(folder):
+        path = str(folder.resolve()) if folder.is_dir() else policy
+        problem = check_model(path, "MODEL_OR_RUN")
+        if problem is not None:
+            raise ConfigError(f"{problem}, or a run folder")
+        return path
+    model = last_checkpoint_model(folder)
+    if model is None:
+        raise ConfigError(
+            f"run folder {policy} has no checkpoint yet; let it reach one (learner."
+            "checkpoint_every, or the end of the run), or name a model directory"
+        )
+    return str(model.resolve())
+
+
+def with_policy(config: Config, policy: str) -> Config:
+    """Return the configuration with another model as the policy."""
+    model = config.model.model_copy(update={"path": policy_model(policy)})
+    return config.model_copy(update={"model": model})
+
+
+def describe_policy(model: str) -> str:
+    """Say which policy a model is: the step of the run whose checkpoint it belongs to, or its name.
+
+    Args:
+        model: a model directory, or a name on a hub.
+    """
+    checkpoint = Path(model).parent
+    step = CHECKPOINT.match(checkpoint.name)
+    if step is None or checkpoint.parent.name != "checkpoints":
+        return model
+    version = ""
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+        version = f" (v{state['policy_version']})"
+    return f"policy of step {int(step[1])}{version}, {_at_hand(checkpoint.parents[1])}"
+
+
+def _at_hand(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def config_file_of(policy: str) -> Path | None:
+    """Return the config.json of the run that a run folder, or a model below one, belongs to."""
+    folder = Path(policy).expanduser().resolve()
+    return next(
+        (place / CONFIG_FILE for place in (folder, *folder.parents) if is_run_folder(place)), None
+    )

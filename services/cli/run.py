@@ -1,0 +1,245 @@
+"""`agent-r1 train|serve|sft`: the commands that run something.
+
+Reads the configuration; `train` hands it to the local launcher, `serve` and `sft` to one service's
+entry point in this process, with the tables that service needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import logging.config
+import re
+import sys
+from functools import partial
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config import checks as config_checks
+from agent_r1.config.machine import check_port
+from agent_r1.config.run import Config, ConfigError, LoadedConfig, dump_config, load_config
+from agent_r1.config.sources import ENV_PREFIX
+from agent_r1.tools.config import CLASS_PATTERN
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1_service.files import DiskFullError
+
+logger = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.json"
+LEDGER_FILE = "ledger.json"
+"""The learner writes it before anything else; without it there is nothing to resume."""
+SERVICES = ("rollout", "reward", "learner", "tool")
+
+
+def configure_logging(level: str) -> None:
+    """Log to stderr in the format of `deploy/logging.json`, at `run.log_level`."""
+    text = resources.files("agent_r1_deploy").joinpath("logging.json").read_text()
+    settings: dict[str, Any] = json.loads(text)
+    settings["root"]["level"] = level
+    logging.config.dictConfig(settings)
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Run a whole training run on this machine."""
+    from agent_r1_deploy import local
+
+    if (arguments.config is None) == (arguments.resume is None):
+        raise ConfigError("name a CONFIG to start a run, or --resume DIR to go on with one")
+    options = list(arguments.options)
+    if arguments.resume is not None:
+        if arguments.run_dir is not None:
+            raise ConfigError(
+                "--run-dir and --resume exclude each other; --resume names the folder"
+            )
+        loaded = load_resumed(arguments.resume, options)
+    else:
+        if arguments.run_dir is not None:
+            options.append(f"run.dir={json.dumps(str(arguments.run_dir))}")
+        loaded = load_config(arguments.config, options)
+    return local.run_training(loaded.config, resume=arguments.resume is not None)
+
+
+def load_resumed(folder: Path, options: list[str]) -> LoadedConfig:
+    """Load the configuration of a run folder.
+
+    Raises:
+        ConfigError: the folder holds no run.
+    """
+    if not (folder / CONFIG_FILE).is_file():
+        raise ConfigError(
+            f"{folder} holds no run to resume ({CONFIG_FILE} is missing); start one with "
+            "`agent-r1 train CONFIG`"
+        )
+    here = [*options, f"run.dir={json.dumps(str(folder))}"]
+    return load_config(folder / CONFIG_FILE, here)
+
+
+def _redis(config: Config) -> None:
+    if config.redis.url is None:
+        raise ConfigError(
+            "redis.url is not set; a service started by hand must be told where Redis is: set "
+            f"{ENV_PREFIX}REDIS__URL=redis://HOST:6379/0 (`agent-r1 train` starts one by itself)"
+        )
+
+
+def _tool_name(config: Config, service: str, name: str | None) -> str:
+    if service != "tool":
+        wanted = service
+    elif name is not None:
+        wanted = name
+    elif len(config.started_tools()) == 1:
+        wanted = next(iter(config.started_tools()))
+    else:
+        raise ConfigError(f"name the tool: --name, one of {sorted(config.tools)}")
+    if wanted not in config.tools:
+        raise ConfigError(
+            f"no service {wanted!r}; there are {', '.join(SERVICES)}, and the configured tools "
+            f"are {sorted(config.tools)}"
+        )
+    return wanted
+
+
+def _tool_class(name: str) -> tuple[str, list[str]]:
+    """Return the name of a tool class of the current folder, and the options that serve it."""
+    from agent_r1.tools.main import import_tool_class
+
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        tool = import_tool_class(name).name
+    except (ValueError, AttributeError) as exc:
+        raise ConfigError(f"{name}: {exc}") from exc
+    plugins = json.dumps([folder])
+    return tool, [f"tools.{tool}.type={name}", f"run.plugins={plugins}", "model.path=none"]
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """Run one service in this process until it is told to stop."""
+    if arguments.service == "tool" and re.match(CLASS_PATTERN, str(arguments.config)):
+        name, options = _tool_class(str(arguments.config))
+        arguments.name = name
+        loaded = load_config(None, [*options, *arguments.options])
+    else:
+        loaded = load_config(arguments.config, arguments.options)
+    config = loaded.config
+    if arguments.service != "learner" and arguments.config is not None:
+        config = _beside_its_run(config, Path(arguments.config))
+    configure_logging(config.run.log_level)
+    config_checks.use_plugins(config)
+    announce_dir: Path | None = arguments.announce_dir
+    if arguments.service == "rollout":
+        return _serve_rollout(config, announce_dir)
+    elif arguments.service == "reward":
+        from agent_r1.reward import main as reward
+
+        _redis(config)
+        check_port(config.reward, "reward")
+        reward.serve(
+            run=config.run, redis=config.redis, reward=config.reward, announce_dir=announce_dir
+        )
+    elif arguments.service == "learner":
+        begun = (config.run.folder() / LEDGER_FILE).is_file()
+        resume = arguments.resume or (arguments.resume_if_begun and begun)
+        return _serve_learner(config, announce_dir, resume=resume)
+    else:
+        from agent_r1.tools import main as tools
+
+        name = _tool_name(config, arguments.service, arguments.name)
+        check_port(config.tools[name], f"tools.{name}")
+        tools.serve(
+            name=name,
+            run=config.run,
+            redis=config.redis,
+            tool=config.tools[name],
+            announce_dir=announce_dir,
+            # By the launcher it is logged; a person who started it sees it.
+            say=partial(print, flush=True) if announce_dir is None else logger.info,
+        )
+    return 0
+
+
+def _beside_its_run(config: Config, file: Path) -> Config:
+    """Return the configuration of a run folder with the Redis of the run that runs there."""
+    if config.redis.url is not None or file.name != CONFIG_FILE:
+        return config
+    from agent_r1_deploy.local_folder import live_redis_url
+
+    url = live_redis_url(file.parent)
+    if url is None:
+        return config
+    redis = config.redis.model_copy(update={"url": url})
+    return config.model_copy(update={"redis": redis})
+
+
+def _serve_rollout(config: Config, announce_dir: Path | None) -> int:
+    _redis(config)
+    tools = {name: tool.url for name, tool in config.tools.items()}
+    check_port(config.rollout, "rollout")
+    from agent_r1.rollout import main as rollout
+    from agent_r1.rollout.policy import EngineDeadError, PolicyOutOfMemoryError, PolicySetupError
+
+    try:
+        rollout.serve(
+            run=config.run,
+            model=config.model,
+            redis=config.redis,
+            env=config.env,
+            rollout=config.rollout,
+            tools=tools,
+            weights_dir=config.learner.weights_dir or config.run.folder(),
+            announce_dir=announce_dir,
+        )
+    except (PolicySetupError, PolicyOutOfMemoryError) as exc:
+        # Not defects: the message is the whole story, and a restart would not help.
+        raise ValueError(str(exc)) from exc
+    except EngineDeadError as exc:
+        # The message is the whole story here too, and a restart does help.
+        print(f"{ERROR_PREFIX}{exc}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -> int:
+    _redis(config)
+    if config.data is None:
+        raise ConfigError("table [data] is missing; the learner needs data.train")
+    from agent_r1.learner import main as learner
+    from agent_r1.learner import outcome
+    from agent_r1.learner.stop_rules import RunFailedError
+    from agent_r1.learner.weights.canary import CanaryError
+
+    try:
+        status = learner.train(
+            run=config.run,
+            model=config.model,
+            redis=config.redis,
+            data=config.data,
+            learner=config.learner,
+            evaluation=config.evaluation,
+            resume=resume,
+            announce_dir=announce_dir,
+            resolved_config=dump_config(config)[0],
+        )
+    except (RunFailedError, CanaryError, DiskFullError) as exc:
+        # Not defects: the message is the whole story, and a restart would not help.
+        raise ValueError(str(exc)) from exc
+    return EXIT_LOSSES if status == outcome.FINISHED_WITH_LOSSES else 0
+
+
+def sft(arguments: argparse.Namespace) -> int:
+    """Run the supervised warm start in this process."""
+    config = load_config(arguments.config, arguments.options).config
+    configure_logging(config.run.log_level)
+    config_checks.check(config, "sft")
+    if config.sft is None:
+        raise ConfigError("table [sft] is missing; the warm start needs sft.data and sft.output")
+    from agent_r1.learner.engine.interface import EngineError
+    from agent_r1.learner.sft import train as warm_start
+
+    try:
+        finished = warm_start.run(run=config.run, model=config.model, sft=config.sft)
+    except (EngineError, DiskFullError) as exc:
+        raise ValueError(str(exc)) from exc
+    return 0 if finished else EXIT_INTERRUPTED

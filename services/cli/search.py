@@ -1,0 +1,135 @@
+"""`agent-r1 search index`: makes the index that the search tool searches.
+
+Reads a corpus file; writes a folder (embedded) or an index of an Elasticsearch server. Prints how
+far it is, and at the end what it did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+SAY_EVERY_S = 5.0
+STOPPED = "stopped; the same command goes on where this one was"
+
+
+def index(arguments: argparse.Namespace) -> int:
+    """Make the index of a corpus, or say that it is there."""
+    if arguments.backend == "embedded":
+        return _index_embedded(arguments)
+    return _index_elasticsearch(arguments)
+
+
+def _index_embedded(arguments: argparse.Namespace) -> int:
+    from agent_r1.tools.search.tantivy_bm25 import is_current, open_index
+
+    corpus: Path = arguments.corpus
+    folder = Path(arguments.index)
+    _refuse_foreign(arguments)
+    if is_current(corpus, folder):
+        built = open_index(corpus, folder)
+        print(f"{folder}: already the index of {corpus} ({built.num_passages:,} passages)")
+        return 0
+    # The builder logs how far it is.
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    logging.getLogger("agent_r1.tools.search.backends").setLevel(logging.INFO)
+    started = time.monotonic()
+    try:
+        built = open_index(corpus, folder)
+    except KeyboardInterrupt:
+        print(STOPPED)
+        raise
+    print(
+        f"{folder}: {built.num_passages:,} passages in {time.monotonic() - started:.1f} s; serve "
+        f'it with backend = "bm25", corpus = "{corpus}", index_dir = "{folder}"'
+    )
+    return 0
+
+
+def _refuse_foreign(arguments: argparse.Namespace) -> None:
+    for option in ("url", "ca_certs", "replicas"):
+        if getattr(arguments, option) is not None:
+            raise ValueError(
+                f"--{option.replace('_', '-')} belongs to --backend elasticsearch; leave it out"
+            )
+
+
+def _index_elasticsearch(arguments: argparse.Namespace) -> int:
+    from agent_r1.tools.search.elasticsearch_build import BuildOptions, BuildResult, build_index
+    from agent_r1.tools.search.elasticsearch_client import Server
+
+    server = Server.from_environment(
+        os.environ,
+        url=arguments.url or "http://localhost:9200",
+        ca_certs=arguments.ca_certs,
+        verify_certs=not arguments.no_verify_certs,
+        request_timeout_s=arguments.request_timeout_s,
+    )
+    if arguments.bulk_mb < 1 or arguments.shards < 1 or (arguments.replicas or 0) < 0:
+        raise ValueError("--bulk-mb and --shards must be >= 1, --replicas >= 0; correct them")
+    options = BuildOptions(
+        bulk_bytes=arguments.bulk_mb << 20,
+        num_shards=arguments.shards,
+        replicas=arguments.replicas,
+        delete_old=arguments.delete_old,
+    )
+    name: str = arguments.index
+    started = time.monotonic()
+    try:
+        result: BuildResult = build_index(
+            server, arguments.corpus, name, options, progress_lines(_say)
+        )
+    except KeyboardInterrupt:
+        print(STOPPED)
+        raise
+    for deleted in result.deleted:
+        print(f"deleted the old version {deleted}")
+    for unfinished in result.unfinished:
+        print(f"{unfinished} was never finished; --delete-old deletes it and every old version")
+    if result.resumed_at is None and not result.switched:
+        print(f"{name}: nothing to do, it is {result.index} ({result.num_passages:,} passages)")
+        return 0
+    there = result.num_passages if result.resumed_at is None else result.resumed_at
+    loaded = result.num_passages - there
+    print(
+        f"{name} is now {result.index}: {result.num_passages:,} passages, {loaded:,} of them "
+        f"loaded in {time.monotonic() - started:.1f} s"
+    )
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)  # at once, into a log file too
+
+
+def progress_lines(
+    say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+) -> Callable[[str, int, int | None], None]:
+    """Return a report function that prints a line for every stage, and one every few seconds."""
+    stage = ""
+    began = said = 0.0
+    first = 0
+
+    def report(what: str, done: int, total: int | None) -> None:
+        nonlocal stage, began, said, first
+        now = clock()
+        if what != stage:
+            stage, began, said, first = what, now, now, done
+            say(what if total is None else f"{what}: {done:,} of {total:,} passages")
+            return
+        if now - said < SAY_EVERY_S and done != total:
+            return
+        said = now
+        parts = [f"{what}: {done:,}" + (" passages" if total is None else f" of {total:,}")]
+        rate = (done - first) / (now - began) if now > began else 0.0
+        if rate > 0:
+            parts.append(f"{rate:,.0f} passages/s")
+            if total is not None and done < total:
+                parts.append(f"{(total - done) / rate / 60:.1f} min left")
+        say(", ".join(parts))
+
+    return report

@@ -1,0 +1,282 @@
+"""What a configuration names outside itself: models, data, corpora, user code, machines.
+
+`agent-r1 config check` and every command that starts something calls `check`, which lists every
+problem before anything starts. `run.py` checks values and tables; this module files;
+code.py loads code and tokenizer, machine.py looks at the machine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.metadata
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from agent_r1.config.code import Findings, load_everything
+from agent_r1.config.machine import (
+    MIB,
+    Purpose,
+    hub_problem,
+    machine_problems,
+    memory_problem,
+)
+from agent_r1.config.run import Config
+from agent_r1.config.sources import ConfigError
+from agent_r1_proto.tasks import Task
+from agent_r1_service.foreign_files import foreign_format
+from agent_r1_service.task_files import TaskFileError, read_task_file
+
+HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
+NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
+MODEL_FILES = ("*.safetensors", "*.bin")
+
+
+def check_model(path: str, key: str = "model.path") -> str | None:
+    """Say why a model cannot be loaded; None when it looks complete or is a name on a hub.
+
+    Args:
+        path: model directory, or a name on the hub.
+        key: what the message calls it.
+    """
+    folder = Path(path)
+    if folder.is_dir():
+        return _incomplete(folder, f"{key} ({path})")
+    if in_hub_cache(path):
+        return None
+    near = _nearest_folder(folder)
+    if near is not None or (folder.parent != Path() and folder.parent.is_dir()):
+        meant = "" if near is None else f"; did you mean {near}? Else"
+        return f"{key} ({path}) is no folder{meant or ';'} {NAME_A_MODEL}"
+    if not HUB_NAME.match(path):
+        return f"{key} ({path}) is no folder; {NAME_A_MODEL}"
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
+        return (
+            f"{key} ({path}) is no folder here, and as a model on the hub it is not in "
+            "the local cache while HF_HUB_OFFLINE=1 forbids fetching it; name a model "
+            "directory or unset HF_HUB_OFFLINE"
+        )
+    return None
+
+
+def _nearest_folder(path: Path) -> Path | None:
+    """Return the folder that a misspelt path may mean."""
+    if not path.parent.is_dir():
+        return None
+    beside = {other.name: other for other in path.parent.iterdir() if other.is_dir()}
+    near = difflib.get_close_matches(path.name, beside, n=1, cutoff=0.75)
+    return beside[near[0]] if near else None
+
+
+def _incomplete(folder: Path, named: str) -> str | None:
+    if not (folder / "config.json").is_file():
+        return f"{named} has no config.json; name a Hugging Face model directory"
+    if not any(next(folder.glob(pattern), None) for pattern in MODEL_FILES):
+        return f"{named} has no weights (*.safetensors); copy them there"
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return f"{named} has no tokenizer (tokenizer.json); copy it there"
+    return None
+
+
+def in_hub_cache(name: str) -> bool:
+    """Say whether a model of the hub has been fetched before."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache = Path(os.environ.get("HF_HUB_CACHE", str(home / "hub")))
+    return (cache / f"models--{name.replace('/', '--')}").is_dir()
+
+
+def _context_problem(config: Config) -> str | None:
+    try:
+        values = json.loads((Path(config.model.path) / "config.json").read_text())
+        longest = int(values["max_position_embeddings"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # not said there, or not a local model
+    if config.model.max_context <= longest:
+        return None
+    return (
+        f"model.max_context ({config.model.max_context}) must be <= {longest}, the positions that "
+        f"the model in {config.model.path} has (max_position_embeddings); lower it"
+    )
+
+
+def plugin_folders(config: Config) -> list[str]:
+    """Return the folders of `run.plugins` that go on the import path.
+
+    Raises:
+        ConfigError: an entry is neither a folder nor an installed package.
+    """
+    folders = []
+    for entry in config.run.plugins:
+        if Path(entry).is_dir():
+            folders.append(entry)
+            continue
+        name = re.split(r"[\s<>=!~\[;@]", entry, maxsplit=1)[0]
+        try:
+            importlib.metadata.distribution(name)
+        except (importlib.metadata.PackageNotFoundError, ValueError) as exc:
+            raise ConfigError(
+                f"run.plugins names {entry!r}, which is neither a folder nor an installed "
+                f"package; correct the folder or `pip install {entry}`"
+            ) from exc
+    return folders
+
+
+def use_plugins(config: Config) -> None:
+    """Put the folders of `run.plugins` on the import path of this process and its children."""
+    folders = plugin_folders(config)
+    sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+    inherited = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([inherited] if inherited else [])])
+
+
+def _task_problems(config: Config, tasks: Iterable[Task], file: Path) -> Iterator[str]:
+    enabled = config.env.enable_tools
+    offered = set(config.tools if enabled is None else enabled)
+    for task in tasks:
+        unknown = sorted(set(task.tools or []) - offered)
+        if unknown:
+            yield (
+                f"{file}: task {task.id!r} asks for the tool {unknown[0]!r}; offered are "
+                f"{sorted(offered)}: add [tools.{unknown[0]}] or correct the task"
+            )
+            return
+
+
+def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
+    files: list[tuple[str, Path]] = []
+    if purpose == "train" and config.data is not None:
+        files += [("data.train", path) for path in config.data.train]
+    if purpose in ("train", "evaluate"):
+        files += [(f"evaluation.sets.{n}", path) for n, path in config.evaluation.sets.items()]
+    for key, path in files:
+        try:
+            yield from _task_problems(config, read_task_file(path), path)
+        except TaskFileError as exc:
+            yield f"{key}: {exc}"
+    lines: list[tuple[str, Path, str]] = []
+    for name, tool in config.started_tools().items():
+        if tool.corpus is not None and purpose != "sft":
+            lines.append((f"tools.{name}.corpus", tool.corpus, "passages"))
+    if purpose == "sft" and config.sft is not None:
+        lines += [("sft.data", path, "dialogues") for path in config.sft.data]
+    for key, path, what in lines:
+        if not path.is_file():
+            yield f"{key} ({path}) is missing; name a JSON-lines file of {what}"
+        elif (foreign := foreign_format(path)) is not None:
+            yield f"{key}: {foreign}"
+
+
+def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
+    if purpose == "train" and config.data is None:
+        yield "table [data] is missing; training needs data.train, a list of task files"
+    if purpose == "evaluate" and not config.evaluation.sets:
+        yield "evaluation.sets is empty; name at least one file of questions"
+    if purpose == "sft" and config.sft is None:
+        yield "table [sft] is missing; the warm start needs sft.data and sft.output"
+    if purpose == "train" and config.redis.url is None:
+        problem = memory_problem(config, config.redis.maxmemory_mb * MIB, "redis.maxmemory_mb")
+        if problem is not None:
+            yield problem
+
+
+def problems(config: Config, purpose: Purpose) -> list[str]:
+    """Return what tables and files tell to be wrong, one line each; nothing is loaded."""
+    found = list(_table_problems(config, purpose))
+    model_problem = check_model(config.model.path)
+    context_problem = _context_problem(config)
+    found += [problem for problem in (model_problem, context_problem) if problem is not None]
+    try:
+        use_plugins(config)
+    except ConfigError as exc:
+        found.append(str(exc))
+    return found + list(_file_problems(config, purpose))
+
+
+def look(
+    config: Config, purpose: Purpose, *, machine: bool = True, resume: bool = False
+) -> Findings:
+    """Find everything that would keep a command from working; start nothing.
+
+    Args:
+        config: the configuration.
+        purpose: the command that will run.
+        machine: also look at what depends on this machine.
+        resume: the run folder may hold a run.
+    """
+    findings = Findings(problems=problems(config, purpose))
+    model = check_model(config.model.path) is None
+    if model and not Path(config.model.path).is_dir() and not in_hub_cache(config.model.path):
+        model = _ask_hub(config, findings, machine=machine)
+    with ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(
+            load_everything,
+            config,
+            trains=purpose == "train",
+            samples=purpose != "sft",
+            model=model,
+            machine=machine,
+            task=_some_task(config),
+        )
+        if machine:
+            findings.machine += machine_problems(
+                config, purpose, resume=resume, specs=findings.specs
+            )
+        findings.add(loading.result())
+    return findings
+
+
+def _ask_hub(config: Config, findings: Findings, *, machine: bool) -> bool:
+    """Say whether the model, a name on the hub, can be looked at."""
+    if not machine:
+        findings.notes.append(
+            f"model.path ({config.model.path}) was not looked at: it is no folder here"
+        )
+        return False
+    problem = hub_problem(config.model.path)
+    if problem is not None:
+        findings.machine.append(problem)
+    return problem is None
+
+
+def _some_task(config: Config) -> Task | None:
+    """Return the first task there is, to construct the environment with."""
+    train = [] if config.data is None else config.data.train
+    for file in (*train, *config.evaluation.sets.values()):
+        try:
+            return read_task_file(file)[0]
+        except TaskFileError:
+            continue  # reported where the files are checked
+    return None
+
+
+def check(
+    config: Config, purpose: Purpose, *, machine: bool = True, resume: bool = False
+) -> Findings:
+    """Refuse a configuration that cannot work, before anything starts.
+
+    Args:
+        config: the configuration.
+        purpose: the command that will run.
+        machine: also look at what depends on this machine.
+        resume: the run folder may hold a run.
+
+    Raises:
+        ConfigError: lists every problem found, one a line.
+    """
+    findings = look(config, purpose, machine=machine, resume=resume)
+    refuse(findings)
+    return findings
+
+
+def refuse(findings: Findings) -> None:
+    """Raise what was found, if anything was.
+
+    Raises:
+        ConfigError: lists every problem, one a line.
+    """
+    if findings.problems or findings.machine:
+        raise ConfigError(findings.text())

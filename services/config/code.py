@@ -1,0 +1,196 @@
+"""Loads the code and the model that a configuration names, in a process made for that.
+
+checks.py asks `load_everything`; probe.py, in that process, imports and constructs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from agent_r1.config.probe import ProbeRequest, Report
+from agent_r1.config.run import Config
+from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
+from agent_r1_proto.tasks import Task
+from agent_r1_proto.tools import ToolSpec
+
+PART_TIMEOUT_S = 60.0
+"""Longest one part (importing and constructing one tool, say) may take."""
+EXIT_TIMEOUT_S = 2.0
+READ_BYTES = 65536
+
+
+@dataclass
+class Findings:
+    """What a check has found."""
+
+    problems: list[str] = field(default_factory=list)
+    """What is wrong wherever the configuration is used."""
+    machine: list[str] = field(default_factory=list)
+    """What is wrong on this machine."""
+    notes: list[str] = field(default_factory=list)
+    """What could not be checked, or is worth a look."""
+    specs: dict[str, ToolSpec] = field(default_factory=dict)
+    """What the tools say of themselves, by name, as far as that is known without serving them."""
+
+    def add(self, other: Findings) -> None:
+        """Take up what another check has found, once."""
+        for mine, more in (
+            (self.problems, other.problems),
+            (self.machine, other.machine),
+            (self.notes, other.notes),
+        ):
+            mine += [text for text in more if text not in mine]
+        self.specs |= other.specs
+
+    def text(self) -> str:
+        """Return the problems, one a line, those of this machine in a section of their own."""
+        lines = list(self.problems)
+        if self.machine:
+            lines.append("on this machine (left out by `agent-r1 config check --elsewhere`):")
+            lines += [f"  {problem}" for problem in self.machine]
+        return "\n".join(lines)
+
+
+def load_everything(
+    config: Config, *, trains: bool, samples: bool, model: bool, machine: bool, task: Task | None
+) -> Findings:
+    """Import and construct the tools, environment, rewards and functions; load the tokenizer.
+
+    Args:
+        config: names them.
+        trains: the learner's functions are needed.
+        samples: tools, environment and reward are needed, and the chat template with calls.
+        model: the model is there, so that its tokenizer can be loaded.
+        machine: also look at what depends on this machine.
+        task: some task, to construct the environment with.
+    """
+    functions = {
+        "learner.advantage": config.learner.advantage,
+        "learner.policy_loss": config.learner.policy_loss,
+    }
+    own = {k: v for k, v in functions.items() if v not in ADVANTAGES and v not in POLICY_LOSSES}
+    request = ProbeRequest(
+        model=config.model if model else None,
+        env=config.env,
+        tools=config.started_tools() if samples else {},
+        reward=config.reward if samples else None,
+        rollout=config.rollout,
+        functions=own if trains else {},
+        task=task,
+        offered=list(config.tools) if config.env.enable_tools is None else config.env.enable_tools,
+        samples=samples,
+        machine=machine,
+    )
+    return _load(request.model_dump_json(exclude_unset=True))
+
+
+@functools.lru_cache(maxsize=64)  # the rows of a table ask for the same things
+def _load(request: str) -> Findings:
+    asked = ProbeRequest.model_validate_json(request)
+    findings = Findings()
+    failed: list[str] = []
+    while True:
+        reports, end = _run(asked.model_copy(update={"skip": failed}))
+        if end is None:
+            break
+        part, why = end
+        findings.problems.append(f"{part}: {why}")
+        if not part or part in failed:
+            break
+        failed.append(part)
+    for report in reports:
+        if report.spec is not None:
+            findings.specs[report.spec.name] = report.spec
+    for kind, found in (
+        ("problem", findings.problems),
+        ("machine", findings.machine),
+        ("note", findings.notes),
+    ):
+        found += [report.text for report in reports if report.kind == kind]
+    return findings
+
+
+def _run(request: ProbeRequest) -> tuple[list[Report], tuple[str, str] | None]:
+    """Run one probe; return its reports, and the part it did not survive with the reason."""
+    read_end, write_end = os.pipe()
+    with os.fdopen(read_end, "rb", buffering=0) as out, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            # -P: the folder the command runs in must not shadow installed packages.
+            [sys.executable, "-P", "-m", "agent_r1.config.probe", str(write_end)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            pass_fds=(write_end,),
+            start_new_session=True,
+        )
+        os.close(write_end)
+        reports: list[Report] = []
+        in_time = True
+        try:
+            _send(process, request.model_dump_json(exclude_unset=True).encode())
+            for report in _reports(out):
+                in_time = report is not None
+                if report is not None:
+                    reports.append(report)
+        finally:
+            _end(process, EXIT_TIMEOUT_S if in_time else 0.0)
+        if reports and reports[-1].kind == "end":
+            return reports, None
+        part = next((r.text for r in reversed(reports) if r.kind == "part"), "")
+        if not in_time:
+            return reports, (
+                part,
+                f"not loaded within {PART_TIMEOUT_S:g} s; a constructor must be quick: move slow "
+                "work to where it is used (`start` of a tool)",
+            )
+        errors.seek(0)
+        return reports, (part, f"the process that loaded it {_how_it_ended(process, errors)}")
+
+
+def _send(process: subprocess.Popen[bytes], request: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has ended; its status tells why
+        process.stdin.write(request)
+        process.stdin.close()
+
+
+def _reports(out: BinaryIO) -> Iterator[Report | None]:
+    """Yield reports until the probe ends; None when a part takes too long."""
+    rest = b""
+    deadline = time.monotonic() + PART_TIMEOUT_S
+    while select.select([out], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        chunk = out.read(READ_BYTES)
+        if not chunk:
+            return
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield Report.model_validate_json(line)
+            deadline = time.monotonic() + PART_TIMEOUT_S
+    yield None
+
+
+def _end(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """End the probe, and whatever user code has started in it."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _how_it_ended(process: subprocess.Popen[bytes], errors: BinaryIO) -> str:
+    code = process.returncode
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    lines: Sequence[str] = errors.read().decode(errors="replace").strip().splitlines()
+    return f"{how}: {lines[-1].strip()}" if lines else how

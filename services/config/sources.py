@@ -1,0 +1,416 @@
+"""Where configuration values come from: files, `AGENT_R1__` variables, `--set`; in this order.
+
+`run.py` calls `collect` with the composed table class and gets one nested dict to validate, and
+for every key where its value came from. Each source names its keys as the tables do; an unknown
+key is an error that names the nearest known one. Paths are resolved against the source they were
+written in, so that a configuration file can be used from any folder.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+ENV_PREFIX = "AGENT_R1__"
+NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9-]|_(?!_)){0,63}"
+"""Names of tools. Without two underscores in a row, which separate the parts of a variable."""
+REDACTED = "***"
+"""Stands in `config.json` for a secret; the service gets the value from the environment."""
+
+LONGEST_LIST = 16
+"""Known names are all listed in a message up to so many."""
+
+Key = tuple[str, ...]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; says value, limit and remedy."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value from one source."""
+
+    key: Key
+    value: Any
+    source: str
+    """Where it was written, in words."""
+    base: Path
+    """Folder that relative paths are resolved against."""
+
+
+def dotted(key: Sequence[str]) -> str:
+    """Render a key as users write it: `tools.search.top_k`."""
+    return ".".join(key)
+
+
+# --- The shape of the tables -------------------------------------------------------------------
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Return the alternatives of a type, through Annotated and unions."""
+    origin = get_origin(annotation)
+    if origin is typing.Annotated:
+        return _members(get_args(annotation)[0])
+    if origin in (Union, types.UnionType):
+        return [member for part in get_args(annotation) for member in _members(part)]
+    return [annotation]
+
+
+def _config(annotation: Any) -> type[BaseModel] | None:
+    for member in _members(annotation):
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            return member
+    return None
+
+
+def _table_of_names(annotation: Any) -> type[BaseModel] | None:
+    """Return T of a field `dict[str, T]` whose values are tables (`tools`)."""
+    for member in _members(annotation):
+        if get_origin(member) is dict:
+            return _config(get_args(member)[1])
+    return None
+
+
+def _holds(annotation: Any, wanted: type) -> bool:
+    return any(
+        member is wanted or any(_holds(part, wanted) for part in get_args(member))
+        for member in _members(annotation)
+    )
+
+
+def field_annotation(tables: type[BaseModel], key: Key) -> Any:
+    """Return the type of the field at `key`; None when the key leads into a free-form field."""
+    config: type[BaseModel] | None = tables
+    annotation: Any = None
+    for i, name in enumerate(key):
+        if config is None:
+            named = _table_of_names(annotation)
+            if named is None:
+                return None
+            config, annotation = named, named
+            continue
+        annotation = config.model_fields[name].annotation
+        config = _config(annotation)
+        if config is None and i + 1 < len(key) and _table_of_names(annotation) is None:
+            return None
+    return annotation
+
+
+def known_keys(tables: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
+    """Yield every key of the tables, the name of a `tools.<name>` table as `<name>`."""
+    for name, field in tables.model_fields.items():
+        nested = _config(field.annotation)
+        named = _table_of_names(field.annotation)
+        if nested is not None:
+            yield from known_keys(nested, (*prefix, name))
+        elif named is not None:
+            yield from known_keys(named, (*prefix, name, "<name>"))
+        else:
+            yield (*prefix, name)
+
+
+def _unknown(tables: type[BaseModel], prefix: Key, name: str, source: str, known: list[str]) -> str:
+    """Say that a name is no key of a table, and which known one is the nearest."""
+    where = f" in table [{dotted(prefix)}]" if prefix else ""
+    message = f"unknown {'key' if prefix else 'table'} {name!r}{where} ({source})"
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
+    elsewhere = [dotted(key) for key in known_keys(tables) if key[-1:] == (name.lower(),)]
+    if elsewhere and not near:
+        return f"{message}; it belongs elsewhere: {', '.join(elsewhere)}"
+    near = near or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
+    nearest = f"the nearest known one is {near[0]!r}" if near else "nothing is known there"
+    every = f" (known: {', '.join(known)})" if len(known) <= LONGEST_LIST else ""
+    return f"{message}; {nearest}{every}"
+
+
+def leaves(
+    tables: type[BaseModel], values: Mapping[str, Any], source: str, prefix: Key = ()
+) -> Iterator[tuple[Key, Any]]:
+    """Yield every value of a nested dict with its key, checking each key on the way.
+
+    Raises:
+        ConfigError: a key is unknown, or a table holds something else than keys.
+    """
+    yield from _leaves(tables, tables, values, source, prefix)
+
+
+def _leaves(
+    root: type[BaseModel],
+    config: type[BaseModel],
+    values: Mapping[str, Any],
+    source: str,
+    prefix: Key,
+) -> Iterator[tuple[Key, Any]]:
+    for name, value in values.items():
+        key = (*prefix, name)
+        field = config.model_fields.get(name)
+        if field is None:
+            raise ConfigError(_unknown(root, prefix, name, source, list(config.model_fields)))
+        nested, named = _config(field.annotation), _table_of_names(field.annotation)
+        if value is None or value == {} or (nested is None and named is None):
+            yield key, value
+            continue
+        if not isinstance(value, Mapping):
+            raise ConfigError(
+                f"{dotted(key)} ({value!r}, {source}) is a table; write [{dotted(key)}] and its "
+                "keys below"
+            )
+        if nested is not None:
+            yield from _leaves(root, nested, value, source, key)
+            continue
+        assert named is not None
+        for inner, inner_values in value.items():
+            inner_key = (*key, inner)
+            if not re.fullmatch(NAME_PATTERN, inner):
+                raise ConfigError(
+                    f"[{dotted(inner_key)}] ({source}) is not a usable name; use a letter or _ "
+                    "first, then up to 63 letters, digits, _ and -, never __"
+                )
+            if inner_values is None or inner_values == {}:
+                yield inner_key, inner_values
+                continue
+            if not isinstance(inner_values, Mapping):
+                raise ConfigError(f"{dotted(inner_key)} ({inner_values!r}, {source}) is a table")
+            yield from _leaves(root, named, inner_values, source, inner_key)
+
+
+# --- The sources -------------------------------------------------------------------------------
+
+
+def read_file(path: Path) -> dict[str, Any]:
+    """Read a TOML or JSON configuration file.
+
+    Raises:
+        ConfigError: it is missing or does not parse.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as exc:
+        raise ConfigError(f"no configuration file {path}; name an existing .toml file") from exc
+    except IsADirectoryError as exc:
+        raise ConfigError(
+            f"{path} is a folder; name the configuration file in it (config.json in a run folder)"
+        ) from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise ConfigError(f"cannot read the configuration file {path}: {why}") from exc
+    try:
+        if path.suffix == ".json":
+            values = json.loads(text)
+            if not isinstance(values, dict):
+                raise ConfigError(f"{path} holds no JSON object; name a run's config.json")
+            return values
+        return tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as exc:
+        raise ConfigError(f"{path} does not parse: {exc}") from exc
+
+
+def _accepts_none(annotation: Any) -> bool:
+    return annotation is None or type(None) in _members(annotation)
+
+
+def parse_text(text: str, annotation: Any) -> Any:
+    """Turn the text of a variable or of `--set` into a value.
+
+    The text is a TOML value (`3`, `0.5`, `true`, `["a", "b"]`, `{a = 1}`); `none` where the field
+    may be empty; anything else, and anything for a text field, is taken as it stands.
+    """
+    if text.strip().lower() in ("none", "null") and _accepts_none(annotation):
+        return None
+    plain = {str, Path}
+    wants_text = annotation is not None and any(
+        member in plain or get_origin(member) is typing.Literal for member in _members(annotation)
+    )
+    if wants_text and not re.match(r"""^\s*["']""", text):
+        return text
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _resolve_name(names: Mapping[str, Any], wanted: str) -> str:
+    """Find the name a variable means: variables are upper case, names need not be."""
+    if wanted in names:
+        return wanted
+    folded = {name.lower().replace("-", "_"): name for name in names}
+    return folded.get(wanted.lower().replace("-", "_"), wanted.lower())
+
+
+def _walk_variable(tables: type[BaseModel], variable: str, so_far: Mapping[str, Any]) -> Key:
+    """Turn `AGENT_R1__TOOLS__SEARCH__TOP_K` into a key."""
+    key: Key = ()
+    config: type[BaseModel] | None = tables
+    annotation: Any = None
+    level: Any = so_far
+    for part in variable.removeprefix(ENV_PREFIX).split("__"):
+        if config is not None:
+            name = part.lower()
+            field = config.model_fields.get(name)
+            if field is None:
+                known = list(config.model_fields)
+                raise ConfigError(_unknown(tables, key, name, f"variable {variable}", known))
+            annotation = field.annotation
+            config = _config(annotation)
+        else:
+            # Below a field of free names: a tool, or a key of a dict such as `env.options`.
+            name = _resolve_name(level if isinstance(level, Mapping) else {}, part)
+            config = _table_of_names(annotation)
+        key = (*key, name)
+        level = level.get(name, {}) if isinstance(level, Mapping) else {}
+    return key
+
+
+def variable_settings(
+    tables: type[BaseModel], environ: Mapping[str, str], so_far: Mapping[str, Any]
+) -> Iterator[Setting]:
+    """Yield the settings of the environment.
+
+    Raises:
+        ConfigError: a variable with our prefix names no key.
+    """
+    for variable in sorted(environ):
+        if not variable.upper().startswith(ENV_PREFIX):
+            continue
+        key = _walk_variable(tables, variable.upper(), so_far)
+        yield from _text_settings(tables, key, environ[variable], f"variable {variable}")
+
+
+def option_settings(tables: type[BaseModel], options: Sequence[str]) -> Iterator[Setting]:
+    """Yield the settings of `--set KEY=VALUE` options.
+
+    Raises:
+        ConfigError: an option is no `KEY=VALUE` or names no key.
+    """
+    for option in options:
+        name, equals, text = option.partition("=")
+        key = tuple(part.strip() for part in name.split("."))
+        if not equals or not all(key):
+            raise ConfigError(
+                f"--set {option!r} is not KEY=VALUE; write for example --set learner.steps=10"
+            )
+        yield from _text_settings(tables, key, text.strip(), f"--set {dotted(key)}")
+
+
+def _text_settings(tables: type[BaseModel], key: Key, text: str, source: str) -> Iterator[Setting]:
+    nested: Any = None  # checks the names first: the type of an unknown key cannot be asked
+    for name in reversed(key):
+        nested = {name: nested}
+    for _ in leaves(tables, nested, source):
+        pass
+    annotation = field_annotation(tables, key)
+    value = parse_text(text, annotation)
+    for name in reversed(key):
+        value = {name: value}
+    for leaf, leaf_value in leaves(tables, value, source):
+        free = key[len(leaf) :]
+        for name in free:
+            leaf_value = leaf_value[name]
+        yield Setting(key if free else leaf, leaf_value, source, Path.cwd())
+
+
+# --- Putting them together ---------------------------------------------------------------------
+
+
+def _absolute(value: Any, base: Path) -> Any:
+    """Resolve every string of a value (a path, a list or a dict of them) against a folder."""
+    if isinstance(value, str):
+        return str((base / Path(value).expanduser()).resolve())
+    if isinstance(value, list):
+        return [_absolute(item, base) for item in value]
+    if isinstance(value, dict):
+        return {name: _absolute(item, base) for name, item in value.items()}
+    return value
+
+
+def _put(tree: dict[str, Any], key: Key, value: Any) -> None:
+    level = tree
+    for name in key[:-1]:
+        inner = level.get(name)
+        if not isinstance(inner, dict):
+            inner = level[name] = {}
+        level = inner
+    level[key[-1]] = value
+
+
+def collect(
+    tables: type[BaseModel],
+    *,
+    file: Path | None,
+    environ: Mapping[str, str],
+    options: Sequence[str],
+    outputs: frozenset[Key],
+) -> tuple[dict[str, Any], dict[Key, str]]:
+    """Read all sources, later ones over earlier ones.
+
+    Args:
+        tables: the composed table class.
+        file: TOML or JSON configuration file.
+        environ: environment variables; those with our prefix count.
+        options: `KEY=VALUE` texts of `--set`.
+        outputs: keys of paths that are written: they are resolved against the current folder,
+            every other path against the folder of the file that names it.
+
+    Returns:
+        The nested values to validate, and for every key set where its value came from.
+
+    Raises:
+        ConfigError: a source is unreadable or names an unknown key.
+    """
+    tree: dict[str, Any] = {}
+    origins: dict[Key, str] = {}
+
+    def apply(setting: Setting) -> None:
+        value = setting.value
+        # A key inside a free-form field (`evaluation.sets.NAME`) takes the field's type.
+        sizes = range(len(setting.key), 0, -1)
+        annotations = (field_annotation(tables, setting.key[:size]) for size in sizes)
+        if _holds(next(found for found in annotations if found is not None), Path):
+            value = _absolute(value, Path.cwd() if setting.key in outputs else setting.base)
+        _put(tree, setting.key, value)
+        origins[setting.key] = setting.source
+
+    if file is not None:
+        for key, value in leaves(tables, read_file(file), str(file)):
+            apply(Setting(key, value, f"file {file}", file.resolve().parent))
+    for setting in variable_settings(tables, environ, tree):
+        apply(setting)
+    for setting in option_settings(tables, options):
+        apply(setting)
+    return tree, origins
+
+
+def explain(error: ValidationError, origins: Mapping[Key, str]) -> str:
+    """Render pydantic's complaints, one a line: key, value, what is wrong, where it was set."""
+    lines = []
+    for item in error.errors(include_url=False):
+        key = tuple(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "missing":
+            lines.append(f"{dotted(key)} is required and not set; set it in the file")
+            continue
+        where = next(
+            (source for size in range(len(key), 0, -1) if (source := origins.get(key[:size]))), ""
+        )
+        value = item.get("input")
+        shown = "" if isinstance(value, dict) or item["type"] == "value_error" else f" ({value!r})"
+        suffix = f" [{where}]" if where else ""
+        named = not key or message.startswith(f"{dotted(key)}.")
+        lines.append(f"{message}{suffix}" if named else f"{dotted(key)}{shown}: {message}{suffix}")
+    return "\n".join(lines)
+
+
+def as_json(value: BaseModel) -> dict[str, Any]:
+    """Return a table as JSON values."""
+    return TypeAdapter(type(value)).dump_python(value, mode="json")

@@ -1,0 +1,99 @@
+"""A line chart as SVG text, without any library: report.py --curves--> picture of a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from xml.sax.saxutils import escape
+
+COLOURS = (
+    *("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000", "#999999"),
+    *("#6a3d9a", "#b15928"),
+)
+"""One a line, then from the start; Okabe and Ito's first, which the colour-blind can tell."""
+WIDTH, HEIGHT = 760, 400
+LEFT, TOP, BOTTOM = 56, 36, 48
+LEGEND = 220
+"""Width of the legend at the right, in pixels."""
+MAX_TICKS = 10
+STEPS_OF_TEN = (1, 2, 5)
+
+
+def tick_step(span: float) -> float:
+    """Return the smallest of 1, 2, 5 times a power of ten that gives at most `MAX_TICKS` ticks."""
+    power = 10.0 ** math.floor(math.log10(span / MAX_TICKS))
+    for factor in (*STEPS_OF_TEN, 10, 20):
+        if span / (factor * power) <= MAX_TICKS:
+            return factor * power
+    raise AssertionError("20 times the power below span / MAX_TICKS is more than enough")
+
+
+def line_chart(
+    lines: Mapping[str, Sequence[float]], *, title: str, x_label: str, y_label: str
+) -> str:
+    """Draw lines over the steps 1, 2, 3, …, with y from 0 to 1.
+
+    Args:
+        lines: values by name, in the order of the legend; a line may be shorter than others.
+        title: above the chart.
+        x_label: below it.
+        y_label: beside it.
+
+    Returns:
+        The text of an SVG file.
+    """
+    steps = max([2, *(len(values) for values in lines.values())])
+    right, bottom = WIDTH - LEGEND, HEIGHT - BOTTOM
+
+    def x_of(step: float) -> float:
+        return LEFT + (step - 1) / (steps - 1) * (right - LEFT)
+
+    def y_of(value: float) -> float:
+        return bottom - min(1.0, max(0.0, value)) * (bottom - TOP)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+        _text(LEFT, 22, title, 'font-size="14"'),
+    ]
+    for tenth in range(0, 11, 2):
+        y = y_of(tenth / 10)
+        parts.append(_line(LEFT, y, right, y, "#dddddd"))
+        parts.append(_text(LEFT - 6, y + 4, f"{tenth / 10:.1f}", 'text-anchor="end"'))
+    every = max(1, round(tick_step(steps)))
+    for step in sorted({1, *range(every, steps + 1, every)}):
+        if step == 1 or step - 1 >= every / 2:
+            parts.append(_line(x_of(step), bottom, x_of(step), bottom + 5, "#000000"))
+            parts.append(_text(x_of(step), bottom + 18, str(step), 'text-anchor="middle"'))
+    parts.append(_line(LEFT, bottom, right, bottom, "#000000"))
+    parts.append(_line(LEFT, TOP, LEFT, bottom, "#000000"))
+    middle = (TOP + bottom) / 2
+    parts.append(_text((LEFT + right) / 2, HEIGHT - 10, x_label, 'text-anchor="middle"'))
+    turned = f'text-anchor="middle" transform="rotate(-90 14 {middle:g})"'
+    parts.append(_text(14, middle, y_label, turned))
+    for index, (name, values) in enumerate(lines.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        points = " ".join(
+            f"{x_of(step):.1f},{y_of(value):.1f}" for step, value in enumerate(values, start=1)
+        )
+        if points:
+            parts.append(
+                f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
+            )
+        y = TOP + 10 + 20 * index
+        parts.append(_line(right + 16, y, right + 40, y, colour, 3))
+        parts.append(_text(right + 46, y + 4, name))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _text(x: float, y: float, text: str, attributes: str = "") -> str:
+    space = " " if attributes else ""
+    return f'<text x="{x:g}" y="{y:g}"{space}{attributes}>{escape(text)}</text>'
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: int = 1) -> str:
+    return (
+        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
+        f'stroke-width="{width}"/>'
+    )

@@ -1,0 +1,64 @@
+"""What a table file says: methods over seeds, and where results go.
+
+`agent_r1.cli.table_plan` reads the file and resolves every method to a run configuration.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, JsonValue, model_validator
+
+from agent_r1_service.config import StrictConfig
+
+Baseline = Literal["naive_rag", "base_tool_call"]
+Part = Literal["methods", "ablation"]
+"""Which of the two tables a method is a row of."""
+BASELINE_TITLES: dict[Baseline, str] = {
+    "naive_rag": "Naive RAG",
+    "base_tool_call": "Base Tool Call",
+}
+
+
+class MethodConfig(StrictConfig):
+    """One entry of `[[methods]]`: a row of one of the tables."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,40}$")]
+    """Names the run folders, `{name}_seed0`, and the row for `--only`."""
+    title: str = ""
+    """What the tables call it; empty is `name`."""
+    table: Part = "methods"
+    """Which table it is a row of."""
+    set: dict[str, JsonValue] = {}
+    """Keys of the run configuration, as `--set` takes them: `learner.*` and `evaluation.*`."""
+
+
+class TableFile(StrictConfig):
+    """A table file."""
+
+    config: Path
+    """Configuration that every row starts from."""
+    results: Path
+    """Files to write, without suffix: `results/small` makes `results/small.md` and others."""
+    seeds: Annotated[list[int], Field(min_length=1)]
+    """Values of `run.seed`; every method is trained once with each."""
+    defaults: dict[str, JsonValue] = {}
+    """Keys of the run configuration that hold for every row; a method's own come after."""
+    chosen_on: str = ""
+    """Which choices (learning rate, data, prompts) were made while looking at which questions, in
+    sentences for the report. Empty is not known, and the report says so."""
+    baselines: list[Baseline] = []
+    """Untrained methods, evaluated first."""
+    methods: Annotated[list[MethodConfig], Field(min_length=1)]
+    """Trained methods, in the order of the tables."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        names = [*self.baselines, *(method.name for method in self.methods)]
+        for what, counts in (("methods", Counter(names)), ("seeds", Counter(self.seeds))):
+            twice = next((value for value, count in counts.items() if count > 1), None)
+            if twice is not None:
+                raise ValueError(f"{what} has {twice!r} twice; take one of the two out")
+        return self

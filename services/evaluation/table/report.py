@@ -1,0 +1,280 @@
+"""Writes a results table: run.py --rows, estimates--> `{results}.md`, `.json`, two pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import JsonValue
+
+from agent_r1.evaluation.answers import write_json
+from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate
+from agent_r1.evaluation.table.chart import line_chart
+from agent_r1.evaluation.table.config import Part
+from agent_r1.evaluation.table.run import (
+    MASKS,
+    Row,
+    RowEstimates,
+    SeedScores,
+    domain_notes,
+    estimate_row,
+    goal_sentences,
+    interval,
+    mean_curve,
+)
+
+HEADINGS: dict[Part, str] = {"methods": "Methods", "ablation": "Ablation of the masks"}
+NOT_RUN = "not run"
+NOT_KNOWN = (
+    "The table file does not say which choices, such as the learning rate, were made while looking "
+    "at these questions (`chosen_on`); scores on questions that choices were made on are too high."
+)
+PAPER_METHODS = """\
+| method | HotpotQA | 2Wiki | MuSiQue | average |
+|---|---|---|---|---|
+| Base Tool Call | .1372 | .0891 | .0277 | .0847 |
+| Naive RAG | .1916 | .1792 | .0277 | .1328 |
+| PPO | .4136 | .5468 | .1552 | .3719 |
+| GRPO | .4405 | .5741 | .1485 | .3877 |
+| REINFORCE++ | .3768 | .4796 | .1336 | .3300 |
+| REINFORCE++Baseline | .3966 | .5406 | .1485 | .3619 |
+| RLOO | .4089 | .5641 | .1419 | .3716 |"""
+PAPER_ABLATION = """\
+| method | loss mask | advantage mask | HotpotQA | 2Wiki | MuSiQue | average |
+|---|---|---|---|---|---|---|
+| PPO | yes | yes | .4136 | .5468 | .1552 | .3719 |
+| PPO | yes | no | .3630 | .4641 | .1138 | .3136 |
+| PPO | no | no | .3429 | .4631 | .1005 | .3022 |
+| GRPO | yes | n/a | .4405 | .5741 | .1485 | .3877 |
+| GRPO | no | n/a | .4260 | .5485 | .1422 | .3722 |"""
+PAPER = """\
+Exact match as printed in tables 3 and 4 of [arXiv:2511.14460](https://arxiv.org/abs/2511.14460) v1:
+Qwen2.5-3B-Instruct, search over KILT, 51,200 training questions, no seeds or intervals reported.
+Model, questions and search here are others, so numbers cannot be compared, only their order.
+The paper's average is over all three columns."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Everything a report says."""
+
+    name: str
+    rows: Sequence[Row]
+    sets: Sequence[str]
+    in_domain: Sequence[str]
+    """Sets whose kind of question was trained on."""
+    budget: str
+    """What every trained row spends, in words."""
+    chosen_on: str
+    """Which choices were made while looking at which questions; empty is not known."""
+    command: str
+    """The command that makes all of it again."""
+    versions: Mapping[str, str]
+    settings: Mapping[str, Mapping[str, JsonValue]]
+    """Every key of the learner, per method."""
+
+
+def picture(results: Path, part: Part) -> Path:
+    """Return where the curves of one table go."""
+    return results.with_name(f"{results.name}_{part}.svg")
+
+
+def write_report(results: Results, out: Path) -> list[Path]:
+    """Write the report.
+
+    Args:
+        results: what it says.
+        out: the files without suffix.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: they cannot be written.
+    """
+    markdown, numbers = out.with_name(f"{out.name}.md"), out.with_name(f"{out.name}.json")
+    files = [markdown, numbers]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        pictures: dict[str, str] = {}
+        for part in get_args(Part):
+            lines = {
+                row.title: curve
+                for row in results.rows
+                if row.table == part and (curve := mean_curve(row.runs))
+            }
+            if lines:
+                title = f"{HEADINGS[part]}: exact match of the training rollouts"
+                text = line_chart(lines, title=title, x_label="step", y_label="exact match")
+                files.append(picture(out, part))
+                files[-1].write_text(text, encoding="utf-8")
+                pictures[part] = files[-1].name
+        found = record(results, pictures)
+        write_json(numbers, found)
+        markdown.write_text(report(found), encoding="utf-8")
+    except OSError as exc:
+        raise ValueError(
+            f"the results ({out}) cannot be written: {exc.strerror}; name a --out"
+        ) from exc
+    return files
+
+
+def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the JSON file holds: all that the report says.
+
+    Args:
+        results: what was found.
+        pictures: file name of the picture of each table that has one.
+    """
+    rows = [(row, estimate_row(row, results.sets, results.in_domain)) for row in results.rows]
+    # A run that two tables share took its time once.
+    walls = {id(run): run.wall_s or 0.0 for row in results.rows for run in row.runs}
+    return {
+        "name": results.name,
+        "rows": [
+            _scores(row, run, name) for row in results.rows for run in row.runs for name in run.em
+        ],
+        "estimates": [_estimates(row, found) for row, found in rows],
+        "interval": {
+            "method": "percentile bootstrap over seeds, then questions within each",
+            "level": LEVEL,
+            "resamples": RESAMPLES,
+            "seed": SEED,
+        },
+        "goals": goal_sentences(rows, results.in_domain),
+        "notes": domain_notes(rows, results.sets, results.in_domain),
+        "sets": list(results.sets),
+        "in_domain": list(results.in_domain),
+        "seeds": sorted(
+            {run.seed for row in results.rows for run in row.runs if run.seed is not None}
+        ),
+        "budget": results.budget,
+        "chosen_on": results.chosen_on.strip(),
+        "command": results.command,
+        "versions": dict(results.versions),
+        "wall_s": round(sum(walls.values()), 1),
+        "pictures": dict(pictures),
+        "settings": {name: dict(values) for name, values in results.settings.items()},
+    }
+
+
+def _estimates(row: Row, found: RowEstimates | None) -> dict[str, Any]:
+    """Describe one row of a table; the estimates are None where it has not been run."""
+    walls = [round(run.wall_s, 1) for run in row.runs if run.wall_s is not None]
+    return {
+        "method": row.method,
+        "title": row.title,
+        "table": row.table,
+        "set": dict(row.settings),
+        "wall_s": walls,
+        "sets": None if found is None else {name: vars(e) for name, e in found.sets.items()},
+        "average": None if found is None else vars(found.average),
+    }
+
+
+def _scores(row: Row, run: SeedScores, name: str) -> dict[str, Any]:
+    em, f1 = run.em[name], run.f1[name]
+    return {
+        "method": row.method,
+        "table": row.table,
+        "set": name,
+        "seed": run.seed,
+        "em": sum(em) / len(em),
+        "f1": sum(f1) / len(f1) if f1 else None,
+        "n": len(em),
+        "failed": run.failed.get(name, 0),
+        "wall_s": None if run.wall_s is None else round(run.wall_s, 1),
+    }
+
+
+def report(found: Mapping[str, Any]) -> str:
+    """Return the text of the Markdown file.
+
+    Args:
+        found: what `record` returned, or what the JSON file holds.
+    """
+    blocks = [f"# Results: {found['name']}", _opening(found), _chosen(found)]
+    for part, heading in HEADINGS.items():
+        members = [row for row in found["estimates"] if row["table"] == part]
+        if not members:
+            continue
+        blocks += [f"## {heading}", _table(members, found, masks=part == "ablation")]
+        blocks += [" ".join(found["notes"])] if found["notes"] else []
+        blocks += _failed([row for row in found["rows"] if row["table"] == part], members)
+        if part in found["pictures"]:
+            shown = "Exact match of the training rollouts per step, mean over seeds"
+            blocks.append(f"![{shown}]({found['pictures'][part]})")
+    if found["goals"]:
+        blocks += ["## What the numbers say", "\n".join(f"- {goal}" for goal in found["goals"])]
+    blocks += ["## The paper's tables, for orientation", PAPER, PAPER_METHODS, PAPER_ABLATION]
+    blocks += ["## How it was made", *_making(found)]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _opening(found: Mapping[str, Any]) -> str:
+    seeds = ", ".join(map(str, found["seeds"])) or "none"
+    bootstrap = found["interval"]
+    return (
+        "Written by `agent-r1 table`. Exact match on held-out questions; in brackets a "
+        f"{bootstrap['level'] * 100:.0f} % interval (percentile bootstrap, "
+        f"{bootstrap['resamples']:,} resamples, over seeds and over the questions within each). "
+        f"Seeds: {seeds}; baselines draw nothing and have one run. {found['budget']}"
+    )
+
+
+def _chosen(found: Mapping[str, Any]) -> str:
+    return "**What was chosen on these questions.** " + (found["chosen_on"] or NOT_KNOWN)
+
+
+def _table(members: Sequence[Mapping[str, Any]], found: Mapping[str, Any], *, masks: bool) -> str:
+    titles = [
+        f"{name}{'' if name in found['in_domain'] else ' (untrained kind)'}"
+        for name in found["sets"]
+    ]
+    columns = ["method", *(["loss mask", "advantage mask"] if masks else []), *titles, "average"]
+    lines = [_row(columns), _row(["---"] * len(columns))]
+    for member in members:
+        on = ["no" if member["set"].get(mask) is False else "yes" for mask in reversed(MASKS)]
+        cells = [member["title"], *(on if masks else []), *_cells(member, found["sets"])]
+        lines.append(_row(cells))
+    return "\n".join(lines)
+
+
+def _failed(rows: Sequence[Mapping[str, Any]], members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say of which rows questions failed; their means are of the others."""
+    titles = {member["method"]: member["title"] for member in members}
+    parts: list[str] = []
+    for row in rows:
+        seed = "" if row["seed"] is None else f" seed {row['seed']}"
+        if row["failed"]:
+            parts.append(f"{titles[row['method']]}{seed}: {row['failed']} of {row['set']}")
+    return [f"Questions that failed, and count in no mean: {'; '.join(parts)}."] if parts else []
+
+
+def _cells(member: Mapping[str, Any], sets: Sequence[str]) -> list[str]:
+    if member["sets"] is None:
+        return [NOT_RUN] * (len(sets) + 1)
+    estimates = [*(member["sets"][name] for name in sets), member["average"]]
+    return [interval(Estimate(**estimate)) for estimate in estimates]
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _making(found: Mapping[str, Any]) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    lines = [_row(["method", "table", "settings", "wall time a run (s)"]), _row(["---"] * 4)]
+    for row in found["estimates"]:
+        shown = [f"{key} = {json.dumps(value)}" for key, value in row["set"].items()]
+        walls = ", ".join(f"{wall:.0f}" for wall in row["wall_s"])
+        settings = f"`{', '.join(shown)}`" if shown else ""
+        lines.append(_row([row["title"], row["table"], settings, walls or NOT_RUN]))
+    return [
+        f"```\n{found['command']}\n```",
+        f"{versions}. All runs together took {found['wall_s'] / 60:.0f} minutes.",
+        "\n".join(lines),
+    ]

@@ -1,0 +1,62 @@
+"""The critic of PPO: token ids in, the value of each chosen state out.
+
+batching.ValueBatch --> CriticModule (a decoder of its own, then one number a token) --> losses
+
+Source: PPO, arXiv:1707.06347, section 5, with a backbone of its own as in Agent-R1.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from torch import nn
+
+from agent_r1.learner.engine.model import decode, load_causal_model
+from agent_r1_service.config import ModelConfig
+
+
+class CriticModule(nn.Module):
+    """A decoder and a linear head that starts at 0, so that every first value is 0."""
+
+    def __init__(self, decoder: nn.Module, hidden_size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.decoder = decoder
+        self.head = nn.Linear(hidden_size, 1, dtype=dtype)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return [N] values, float32, in reward units.
+
+        Args:
+            token_ids: [B, L] right-padded or packed, as for the policy.
+            positions: [N] index into [B * L] of the state before each chosen token.
+            position_ids: [B, L] of packed tokens.
+        """
+        hidden = decode(self.decoder, token_ids, position_ids)
+        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
+        return self.head(chosen).squeeze(-1).float()
+
+
+def load_critic(
+    config: ModelConfig, *, activation_checkpointing: bool, reentrant: bool
+) -> nn.Module:
+    """Load the backbone of a critic and put a fresh head on it.
+
+    Raises:
+        ValueError: the model cannot be loaded.
+    """
+    model = load_causal_model(config)
+    if activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+        if reentrant:
+            model.enable_input_require_grads()
+    hidden_size = cast(int, model.config.get_text_config().hidden_size)
+    critic = CriticModule(model.get_decoder(), hidden_size, model.dtype)
+    return critic.train()

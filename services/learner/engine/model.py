@@ -1,0 +1,252 @@
+"""The policy as the loss needs it: token ids in, log-probabilities of chosen tokens out.
+
+batching.MicroBatch --> PolicyModule (decoder, then LogprobHead) --logprobs, entropy--> losses
+
+Logits exist for `chunk_tokens` positions at a time, forward and backward; a [T, vocab] tensor is
+never built. The head is a module of its own, so that DeepSpeed's hooks gather its weight.
+
+Dimension key: B, L = rows and columns of a micro-batch, N = trained tokens, H = hidden size,
+V = vocabulary size.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from agent_r1_service.config import ModelConfig
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CHECK_TOKENS = (0, 1, 2, 3)
+TOLERANCE = 1e-3
+CHECKED_ATTENTION = "sdpa"
+"""What a model is checked with on the CPU, where flash attention does not run."""
+
+
+class _ChunkedLogprobs(torch.autograd.Function):
+    """Log-probability and entropy from hidden states, recomputing logits in the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperatures: torch.Tensor,
+        chunk_tokens: int,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs = torch.empty(len(targets), dtype=torch.float32, device=hidden.device)
+        entropies = torch.empty_like(logprobs)
+        for start in range(0, len(targets), chunk_tokens):
+            chunk = slice(start, start + chunk_tokens)
+            scaled = _scaled_logits(hidden[chunk], weight, bias, temperatures[chunk])
+            log_p = torch.log_softmax(scaled, dim=-1)
+            logprobs[chunk] = log_p.gather(1, targets[chunk, None]).squeeze(1)
+            entropies[chunk] = -(log_p.exp() * log_p).sum(dim=-1)
+        ctx.save_for_backward(hidden, weight, bias, targets, temperatures)
+        ctx.chunk_tokens = chunk_tokens
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        grad_logprobs, grad_entropies = grads
+        hidden, weight, bias, targets, temperatures = ctx.saved_tensors
+        grad_hidden = torch.zeros_like(hidden)
+        # One addition per chunk: in bfloat16 the small ones would be lost.
+        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        for start in range(0, len(targets), ctx.chunk_tokens):
+            chunk = slice(start, start + ctx.chunk_tokens)
+            scaled = _scaled_logits(hidden[chunk], weight, bias, temperatures[chunk])
+            log_p = torch.log_softmax(scaled, dim=-1)
+            p = log_p.exp()
+            grad_logits = torch.zeros_like(p)
+            if grad_logprobs is not None:
+                grad = grad_logprobs[chunk, None]
+                grad_logits = p * -grad
+                grad_logits.scatter_add_(1, targets[chunk, None], grad)
+            if grad_entropies is not None:
+                # dH/dz_j = -p_j (log p_j + H)
+                entropy = -(p * log_p).sum(dim=-1, keepdim=True)
+                grad_logits -= grad_entropies[chunk, None] * p * (log_p + entropy)
+            grad_logits = (grad_logits / temperatures[chunk, None]).to(hidden.dtype)
+            grad_hidden[chunk] = grad_logits @ weight
+            grad_weight += (grad_logits.T @ hidden[chunk]).float()
+            if grad_bias is not None:
+                grad_bias += grad_logits.float().sum(dim=0)
+        return (
+            grad_hidden,
+            grad_weight.to(weight.dtype),
+            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )
+
+
+def _scaled_logits(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    temperatures: torch.Tensor,
+) -> torch.Tensor:
+    """Return [n, V] float32 logits over temperature."""
+    return nn.functional.linear(hidden, weight, bias).float() / temperatures[:, None]
+
+
+class LogprobHead(nn.Module):
+    """The vocabulary projection, giving log-probabilities instead of logits."""
+
+    def __init__(self, projection: nn.Linear, chunk_tokens: int) -> None:
+        super().__init__()
+        self.weight = projection.weight
+        self.bias = projection.bias
+        self.chunk_tokens = chunk_tokens
+
+    def forward(
+        self, hidden: torch.Tensor, targets: torch.Tensor, temperatures: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return [N] log-probabilities of `targets` and [N] entropies, float32, in nats.
+
+        Args:
+            hidden: [N, H] hidden states that predict the targets.
+            targets: [N] token ids.
+            temperatures: [N] each > 0; logits are divided by it.
+        """
+        result = _ChunkedLogprobs.apply(
+            hidden, self.weight, self.bias, targets, temperatures, self.chunk_tokens
+        )
+        return cast("tuple[torch.Tensor, torch.Tensor]", result)
+
+
+def decode(
+    decoder: nn.Module, token_ids: torch.Tensor, position_ids: torch.Tensor | None
+) -> torch.Tensor:
+    """Return [B, L, H] hidden states of padded or packed tokens."""
+    # Without an attention mask, transformers takes position ids that start again for packing.
+    packing = {} if position_ids is None else {"position_ids": position_ids}
+    return decoder(input_ids=token_ids, use_cache=False, **packing).last_hidden_state
+
+
+class PolicyModule(nn.Module):
+    """A causal language model without its logits: decoder and LogprobHead, sharing its weights."""
+
+    def __init__(self, model: PreTrainedModel, chunk_tokens: int) -> None:
+        super().__init__()
+        self.decoder = model.get_decoder()
+        self.head = LogprobHead(cast(nn.Linear, model.get_output_embeddings()), chunk_tokens)
+
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        targets: torch.Tensor,
+        temperatures: torch.Tensor,
+        position_ids: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return [N] log-probabilities and [N] entropies of the trained tokens.
+
+        Args:
+            token_ids: [B, L] right-padded (causal attention keeps padding away from real tokens),
+                or packed.
+            positions: [N] index into [B * L] of the hidden state that predicts each target.
+            targets: [N] token ids.
+            temperatures: [N] each > 0.
+            position_ids: [B, L] of packed tokens; attention stays between two zeros.
+        """
+        hidden = decode(self.decoder, token_ids, position_ids)
+        chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
+        return self.head(chosen, targets, temperatures)
+
+
+def load_causal_model(table: ModelConfig) -> PreTrainedModel:
+    """Load the configured model, without dropout, in its dtype, on the CPU.
+
+    Raises:
+        ValueError: there is no such model, or its logits are not a plain projection of the
+            decoder's output.
+    """
+    transformers_logging.disable_progress_bar()
+    path = Path(table.path)
+    if path.exists() and not (path / "config.json").is_file():
+        raise ValueError(
+            f"model.path ({table.path}) holds no config.json; give a Hugging Face model directory"
+        )
+    try:
+        config = AutoConfig.from_pretrained(table.path)
+        for name in list(vars(config)):
+            if name.endswith(("dropout", "_pdrop")) and isinstance(getattr(config, name), float):
+                setattr(config, name, 0.0)
+        model = AutoModelForCausalLM.from_pretrained(
+            table.path,
+            config=config,
+            dtype=DTYPES[table.dtype],
+            attn_implementation=CHECKED_ATTENTION,
+        )
+    except OSError as exc:
+        raise ValueError(
+            f"model.path ({table.path}) could not be loaded: {exc}; give a Hugging Face model "
+            "directory, or a model name where a hub can be reached"
+        ) from exc
+    limit = getattr(config, "max_position_embeddings", None)
+    if limit is not None and table.max_context > limit:
+        raise ValueError(
+            f"model.max_context ({table.max_context}) exceeds the model's {limit} positions "
+            f"(max_position_embeddings of {table.path}); lower it to at most {limit}"
+        )
+    _check_head(model)
+    try:
+        model.set_attn_implementation(table.attention)
+    except (ImportError, ValueError) as exc:
+        raise ValueError(
+            f'model.attention ("{table.attention}") cannot be used here: {exc}; install what it '
+            f'names, or set model.attention = "{CHECKED_ATTENTION}"'
+        ) from exc
+    return model
+
+
+def _check_head(model: PreTrainedModel) -> None:
+    """Refuse a model that caps or scales its logits: LogprobHead would score it wrongly."""
+    head = model.get_output_embeddings()
+    problem = f"model of type {model.config.model_type!r} cannot be trained: "
+    if not isinstance(head, nn.Linear):
+        raise ValueError(f"{problem}its output embedding is {type(head).__name__}, not a Linear")
+    token_ids = torch.tensor([CHECK_TOKENS]) % head.out_features
+    with torch.no_grad():
+        expected = model(input_ids=token_ids, use_cache=False).logits.float()
+        hidden = model.get_decoder()(input_ids=token_ids, use_cache=False).last_hidden_state
+        found = head(hidden).float()
+    if not torch.allclose(expected, found, rtol=TOLERANCE, atol=TOLERANCE):
+        raise ValueError(
+            f"{problem}its logits are not its decoder's output times the output embedding (they "
+            "are capped or scaled); choose a model of the Qwen2, Qwen3 or Llama kind"
+        )
+
+
+def check_packing(model: PreTrainedModel) -> None:
+    """Refuse to pack for a model whose attention would cross from one trajectory to the next.
+
+    Raises:
+        ValueError: it would.
+    """
+    attention = cast(str, model.config._attn_implementation)
+    model.set_attn_implementation(CHECKED_ATTENTION)
+    half = len(CHECK_TOKENS) // 2
+    token_ids = torch.tensor([CHECK_TOKENS])
+    position_ids = (torch.arange(len(CHECK_TOKENS)) % half)[None]
+    with torch.no_grad():
+        packed = decode(model.get_decoder(), token_ids, position_ids)[:, half:]
+        alone = decode(model.get_decoder(), token_ids[:, half:], None)
+    model.set_attn_implementation(attention)
+    if not torch.allclose(packed.float(), alone.float(), rtol=TOLERANCE, atol=TOLERANCE):
+        raise ValueError(
+            f"a model of type {model.config.model_type!r} cannot be packed: its attention does not "
+            "stop where position ids start again; set learner.packing = false"
+        )

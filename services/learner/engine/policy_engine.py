@@ -1,0 +1,258 @@
+"""The PolicyEngine that training uses: cuts batches, drives the ranks, writes what they gather.
+
+train.py, sft/train.py --TrainSample--> DeepSpeedPolicyEngine --RankBatch--> every rank's RankEngine
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine import checkpoint as checkpoint_io
+from agent_r1.learner.engine.interface import FloatArray, LossSpec, Model, TrainSample
+from agent_r1.learner.engine.microbatches import (
+    build_microbatch,
+    build_value_batch,
+    scatter_back,
+    scoring_sample,
+    value_mask,
+)
+from agent_r1.learner.engine.orders import RankBatch, cut_evenly, plan_batch
+from agent_r1.learner.engine.rank_group import EngineSetup, RankGroup
+from agent_r1.learner.engine.rank_worker import CriticSetup, TrainReply
+from agent_r1.learner.engine.schedule import LearningRates
+from agent_r1.learner.weights import snapshot
+from agent_r1.learner.weights.snapshot import Weights
+from agent_r1_proto.weights import WeightManifest
+from agent_r1_service import files as durable
+from agent_r1_service.config import ModelConfig
+from agent_r1_service.files import report_full_disk, require_space
+
+logger = logging.getLogger(__name__)
+
+ADAM_BYTES_PER_WEIGHT = 8
+"""Two float32 moments."""
+MASTER_BYTES_PER_WEIGHT = 4
+"""The float32 copy that bfloat16 training keeps."""
+
+
+class DeepSpeedPolicyEngine:
+    """See `engine.PolicyEngine`, which this is."""
+
+    def __init__(
+        self,
+        model: ModelConfig,
+        config: EngineConfig,
+        *,
+        seed: int = 0,
+        total_steps: int | None = None,
+        with_reference: bool = False,
+        critic: CriticSetup | None = None,
+        deterministic: bool = False,
+        table_name: str = "learner",
+        group: RankGroup | None = None,
+    ) -> None:
+        """Load the model on every rank, and start the ranks.
+
+        Args:
+            model: which model, dtype and attention.
+            config: engine settings; the fields of EngineConfig are read.
+            seed: seeds torch on every rank.
+            total_steps: optimizer steps of the whole run; cosine and linear schedules need it.
+            with_reference: keep the configured model for the KL term.
+            critic: train a critic beside the policy; None is none.
+            deterministic: use deterministic kernels only.
+            table_name: "learner" or "sft", named in messages about keys.
+            group: ranks that are joined already; None starts them.
+
+        Raises:
+            ValueError: the model cannot be loaded, or a setting does not fit the machine.
+            EngineError: a rank failed.
+        """
+        fields = {name: getattr(config, name) for name in EngineConfig.model_fields}
+        self._config = EngineConfig(**fields)
+        self._rates = LearningRates(
+            self._config,
+            total_steps,
+            critic_lr=None if critic is None else critic.lr,
+            policy_starts=0 if critic is None else critic.warmup_steps,
+        )
+        self._told_skipped = False
+        self._model_table = model
+        self._has_reference = with_reference
+        self._group = group or RankGroup(self._config)
+        try:
+            self._group.build(
+                EngineSetup(
+                    model, self._config, seed, with_reference, table_name, critic, deterministic
+                )
+            )
+        except BaseException:
+            self._group.close()
+            raise
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Optimizer steps taken so far, those before a resume included."""
+        return self._group.engine.optimizer_steps
+
+    # Training
+
+    def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec) -> dict[str, float]:
+        """See `engine.PolicyEngine.train_batch`."""
+        if not samples:
+            raise ValueError("a batch of 0 samples cannot be trained on; wait for trajectories")
+        if spec.kl_coef > 0 and not self._has_reference:
+            raise ValueError(
+                f"kl_coef ({spec.kl_coef}) needs an engine with a reference; it was made without"
+            )
+        started = time.perf_counter()
+        steps_before = self.optimizer_steps if spec.steps_before is None else spec.steps_before
+        orders = plan_batch(samples, spec, self._config, self._rates, steps_before)
+        taken = len(orders[0].steps)
+        self._note_skipped(spec.optimizer_steps - taken)
+        metrics = {
+            "batch/optimizer_steps": float(taken),
+            "batch/skipped_optimizer_steps": float(spec.optimizer_steps - taken),
+            "batch/tokens": float(sum(sample.num_tokens for sample in samples)),
+            "batch/trained_tokens": float(sum(int(s.loss_mask.sum()) for s in samples)),
+        }
+        if taken:
+            metrics |= self._train(samples, orders) | _count_computed(orders)
+        elapsed = time.perf_counter() - started
+        metrics["time/learn_s"] = elapsed
+        if "batch/computed_tokens" in metrics:
+            metrics["tokens_per_s"] = metrics["batch/computed_tokens"] / elapsed
+        return metrics
+
+    def _train(self, samples: Sequence[TrainSample], orders: list[RankBatch]) -> dict[str, float]:
+        reply: TrainReply = self._group.run("train", orders)
+        if reply.not_finite:
+            names = [samples[i].name or f"sample {i}" for i in reply.not_finite]
+            self._group.fail(
+                f"the loss of a micro-batch is not finite, so step {self.optimizer_steps + 1} was "
+                f"refused; its trajectories are {', '.join(names)}; look at their log-probabilities"
+                " and rewards, and resume from the last checkpoint"
+            )
+        return reply.metrics
+
+    def _note_skipped(self, skipped: int) -> None:
+        """Say once that a batch has fewer optimizer steps than asked for; the metrics count."""
+        if skipped and not self._told_skipped:
+            self._told_skipped = True
+            logger.warning(
+                "optimizer steps skipped: failures and filters left nothing to train on in them, "
+                "and batch/skipped_optimizer_steps counts the next ones count=%d",
+                skipped,
+            )
+
+    # Scoring
+
+    def logprobs(
+        self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
+    ) -> list[FloatArray]:
+        """See `engine.PolicyEngine.logprobs`."""
+        samples = [scoring_sample(ids, temperature) for ids in token_ids]
+        return [values[1:] for values in self.token_logprobs(samples)]
+
+    def token_logprobs(
+        self, samples: Sequence[TrainSample], model: Model = "policy"
+    ) -> list[FloatArray]:
+        """See `engine.PolicyEngine.token_logprobs`."""
+        if model == "reference" and not self._has_reference:
+            raise ValueError("the reference was asked of an engine that was made without one")
+        if not samples:
+            return []
+        plan = cut_evenly(samples, range(len(samples)), self._config)
+        packed = self._config.packing
+        cut = [
+            [build_microbatch(samples, indices, packed=packed) for indices in share]
+            for share in plan
+        ]
+        flat = self._group.gather("score", [(model, batches) for batches in cut])
+        return scatter_back(cut, flat, [sample.loss_mask for sample in samples])
+
+    def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        """See `engine.PolicyEngine.token_values`."""
+        plan = cut_evenly(samples, range(len(samples)), self._config)
+        packed = self._config.packing
+        cut = [
+            [build_value_batch(samples, indices, packed=packed) for indices in share]
+            for share in plan
+        ]
+        flat = self._group.gather("values", cut)
+        return scatter_back(cut, flat, [value_mask(sample) for sample in samples])
+
+    # Weights and state
+
+    def _collect(self) -> Weights:
+        return self._group.run("collect", fatal=False)
+
+    def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
+        """See `engine.PolicyEngine.write_snapshot`."""
+        return snapshot.write_snapshot(directory, run_id, policy_version, self._collect())
+
+    def export_model(self, directory: Path) -> None:
+        """See `engine.PolicyEngine.export_model`."""
+        weights = self._collect()
+        model = self._group.engine.model
+        checkpoint_io.export_model(directory, weights, model, self._model_table.path)
+
+    def save_state(self, directory: Path) -> None:
+        """See `engine.PolicyEngine.save_state`."""
+        what, need = "the engine's state", self._state_bytes()
+        remedy = "lower learner.keep_last and learner.keep_best, or move run.dir to a larger disk"
+        # Asked before any rank writes: several ranks are out of step after an error.
+        require_space(what, directory, need, remedy)
+        directory.mkdir(parents=True, exist_ok=True)
+        with report_full_disk(what, directory, need, remedy):
+            self._group.run("save", [directory] * self._config.ranks, fatal=False)
+            durable.seal(directory, self._group.engine.facts())
+
+    def load_state(self, directory: Path) -> None:
+        """See `engine.PolicyEngine.load_state`."""
+        checkpoint_io.verify_checksums(directory, self._group.engine.facts())
+        self._group.run("load", [directory] * self._config.ranks)
+
+    def checkpoint_bytes(self) -> int:
+        """See `engine.PolicyEngine.checkpoint_bytes`."""
+        return self._state_bytes() + self._weight_bytes()
+
+    def _weight_bytes(self) -> int:
+        return self._group.engine.num_weights() * self._bytes_per_weight
+
+    @property
+    def _bytes_per_weight(self) -> int:
+        return 2 if self._model_table.dtype == "bfloat16" else 4
+
+    def _state_bytes(self) -> int:
+        bytes_each = self._bytes_per_weight + ADAM_BYTES_PER_WEIGHT
+        if self._model_table.dtype == "bfloat16":
+            bytes_each += MASTER_BYTES_PER_WEIGHT
+        engine = self._group.engine
+        return (engine.num_weights() + engine.num_critic_weights()) * bytes_each
+
+    def close(self) -> None:
+        """See `engine.PolicyEngine.close`."""
+        self._group.close()
+
+
+def _count_computed(orders: Sequence[RankBatch]) -> dict[str, float]:
+    """Describe what the policy runs forward; {} where it runs nothing."""
+    batches = [batch for order in orders for batch in order.policy_batches()]
+    tokens, padded = sum(b.num_tokens for b in batches), sum(b.num_padded for b in batches)
+    if not tokens:
+        return {}
+    measured = sum(b.num_tokens for order in orders for s in order.steps for b in s.measured)
+    return {
+        "batch/computed_tokens": float(tokens),
+        "batch/forward_only_share": measured / tokens,
+        "batch/padding_share": 1.0 - tokens / padded,
+        "batch/microbatches": float(len(batches)),
+    }

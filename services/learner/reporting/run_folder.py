@@ -1,0 +1,200 @@
+"""The run folder: train.py --numbers, trajectories, summary--> files that people and tools read.
+
+`metrics.jsonl` (one line a step), `evaluations.jsonl` (one line an evaluation),
+`evaluation_after.jsonl` (one line a question), `failures.jsonl` (the first failure of each kind),
+`tensorboard/`, `trajectories/step_000012.jsonl`, `summary.json`. The ledger and checkpoints live
+beside them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from agent_r1.learner.checkpoint import (
+    CHECKPOINTS_DIR,
+    LEDGER_FILE,
+    Ledger,
+    disk_errors,
+    write_atomically,
+)
+from agent_r1.learner.ownership import FolderLock
+from agent_r1.learner.reporting.tensorboard import EventLog
+from agent_r1_proto.failures import Failure
+from agent_r1_service.private_files import private_folder
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
+FAILURES_FILE = "failures.jsonl"
+SUMMARY_FILE = "summary.json"
+CONFIG_FILE = "config.json"
+TRAJECTORIES_DIR = "trajectories"
+TENSORBOARD_DIR = "tensorboard"
+LOGS_DIR = "logs"
+
+
+def _anybody() -> None:
+    """Let whoever asks write: before a start has its number, the lock alone decides."""
+
+
+def _finite(value: Any) -> Any:
+    """Return a value that JSON can hold: NaN and infinities become None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _lines_up_to(path: Path, step: int) -> list[str]:
+    kept: list[str] = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue  # cut off by a crash in the middle of the write
+        if record["step"] <= step:
+            kept.append(line + "\n")
+    return kept
+
+
+class RunFolder:
+    """Writes the learner's files of one run; every write is complete when the call returns."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._events: EventLog | None = None
+        self._lock = FolderLock(path)
+        self._require_owner: Callable[[], None] = _anybody
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the services' logs."""
+        return self.path / LOGS_DIR
+
+    def prepare(self, *, resume: bool) -> None:
+        """Create and lock the folder, or check that it can be resumed.
+
+        Raises:
+            ValueError: a fresh run would mix with an earlier one, there is none to resume, or
+                another learner is writing there.
+        """
+        # A ledger without a start of its own says which numbers are taken, and no more.
+        has_run = [LEDGER_FILE] if Ledger(self.path).starts else []
+        has_run += [name for name in (METRICS_FILE, SUMMARY_FILE) if (self.path / name).exists()]
+        has_checkpoint = any((self.path / CHECKPOINTS_DIR).glob("step_*"))
+        # A run that was interrupted before its first start was counted has a config only.
+        started = any((self.path / name).exists() for name in (CONFIG_FILE, LEDGER_FILE))
+        if resume and not started:
+            raise ValueError(
+                f"{self.path} holds no run to resume ({CONFIG_FILE} and {LEDGER_FILE} are "
+                "missing); start one without --resume"
+            )
+        if not resume and (has_run or has_checkpoint):
+            found = has_run[0] if has_run else CHECKPOINTS_DIR
+            raise ValueError(
+                f"run folder {self.path} is not empty (it has {found}); go on with "
+                f"`agent-r1 train --resume {self.path}`, or name another folder with --run-dir"
+            )
+        with disk_errors("the run folder", self.path):
+            private_folder(self.path)
+            (self.path / TRAJECTORIES_DIR).mkdir(exist_ok=True)
+            self._lock.acquire()
+
+    def open_at(self, step: int, require_owner: Callable[[], None]) -> None:
+        """Forget everything after `step` and open the event log for the steps that follow.
+
+        Args:
+            step: the last step that is part of the run.
+            require_owner: called before every write from now on; raises where this learner may
+                not write.
+        """
+        self._require_owner = require_owner
+        with disk_errors("metrics", self.path):
+            for name in (METRICS_FILE, EVALUATIONS_FILE):
+                path = self.path / name
+                if path.exists():
+                    write_atomically(path, "".join(_lines_up_to(path, step)))
+            for path in (self.path / TRAJECTORIES_DIR).glob("step_*.jsonl"):
+                if int(path.stem.removeprefix("step_")) > step:
+                    path.unlink()
+            self._events = EventLog(self.path / TENSORBOARD_DIR, step + 1 if step else 0)
+
+    def write_config(self, resolved: Mapping[str, Any]) -> None:
+        """Write `config.json` unless the command that started the run has written it."""
+        path = self.path / CONFIG_FILE
+        if not path.exists():
+            write_atomically(path, json.dumps(resolved, indent=2, default=str) + "\n")
+
+    def write_metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Append one step to `metrics.jsonl` and to the TensorBoard events."""
+        self._append(METRICS_FILE, [{"step": step, **values}])
+        self._write_events(step, values)
+
+    def write_evaluation(self, step: int, name: str, record: Mapping[str, Any]) -> None:
+        """Append one evaluation to `evaluations.jsonl`."""
+        self._append(EVALUATIONS_FILE, [{"step": step, "name": name, **record}])
+
+    def _write_events(self, step: int, values: Mapping[str, float]) -> None:
+        self._require_owner()
+        if self._events is None:
+            raise RuntimeError("the run folder is not open; call open_at first")
+        with disk_errors("TensorBoard events", self.path / TENSORBOARD_DIR):
+            self._events.write(step, {k: v for k, v in values.items() if math.isfinite(v)})
+
+    def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Append numbers to the TensorBoard events only (an evaluation's, at its own step)."""
+        self._write_events(step, values)
+
+    def write_answers(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the scores of an evaluation to `evaluation_{name}.jsonl`, one line a question."""
+        self._require_owner()
+        text = "".join(_line(record) for record in records)
+        write_atomically(self.path / f"evaluation_{name}.jsonl", text)
+
+    def write_trajectories(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write readable trajectories to `trajectories/{name}.jsonl`; nothing for no records."""
+        self._require_owner()
+        text = "".join(_line(record) for record in records)
+        if text:
+            path = self.path / TRAJECTORIES_DIR / f"{name}.jsonl"
+            with disk_errors("trajectories", path):
+                path.write_text(text, encoding="utf-8")
+
+    def write_failure(self, step: int, failure: Failure) -> None:
+        """Append the first failure of a kind to `failures.jsonl`, with the log to look into."""
+        logs = sorted(self.logs.glob(f"{failure.where}*.log"))
+        log = str(logs[0] if logs else self.logs)
+        record = {"step": step, **failure.model_dump(mode="json"), "log": log}
+        self._append(FAILURES_FILE, [record])
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write `summary.json`."""
+        self._require_owner()
+        text = json.dumps(_finite(summary), indent=2, ensure_ascii=False, allow_nan=False)
+        write_atomically(self.path / SUMMARY_FILE, text + "\n")
+
+    def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        self._require_owner()
+        path = self.path / name
+        with disk_errors(name, path), path.open("a", encoding="utf-8") as file:
+            file.writelines(_line(record) for record in records)
+
+    def close(self) -> None:
+        """Close the event log and give the lock back."""
+        if self._events is not None:
+            self._events.close()
+            self._events = None
+        self._lock.release()

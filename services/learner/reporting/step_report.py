@@ -1,0 +1,178 @@
+"""What is written about a step: train.py --StepReport--> metrics, trajectories, one log line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from agent_r1.learner.collector import RolloutCollector
+from agent_r1.learner.groups import Group, staleness
+from agent_r1.learner.reporting.metrics import batch_metrics, format_duration, reward_delay_s
+from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1.learner.reporting.summary import RunSummary
+from agent_r1.learner.reporting.trajectory_log import step_lines
+from agent_r1.learner.stop_rules import FailureMonitor
+from agent_r1.learner.weights.publisher import PushReport
+
+logger = logging.getLogger(__name__)
+
+COUNTED = ("duplicate", "failed", "old_incarnation", "foreign", "reissued", "retried")
+
+
+@dataclass
+class StepReport:
+    """One learner step, from the batch to the push."""
+
+    step: int
+    groups: Sequence[Group]
+    advantages: Sequence[float]
+    """Mean advantage of each surviving trajectory, by group and sample."""
+    newest_version: int
+    """Newest published version when the batch was taken."""
+    engine: dict[str, float]
+    """Metrics of `PolicyEngine.train_batch`."""
+    rollout_s: float
+    """Time the learner waited for the batch, in seconds."""
+    learn_s: float
+    step_s: float = 0.0
+    push: PushReport | None = None
+    """None when the run was stopped before the push was complete."""
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """Scores of evaluations that finished since the last step."""
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens the policy sampled in this batch."""
+        return sum(s.trajectory.num_action_tokens for g in self.groups for s in g.survivors)
+
+    @property
+    def max_staleness(self) -> int:
+        """Age of the oldest trajectory of this batch, in learner steps."""
+        return max(
+            staleness(s.trajectory, self.newest_version) for g in self.groups for s in g.survivors
+        )
+
+    def times(self) -> dict[str, float]:
+        """Return the duration of the step and its parts, in seconds."""
+        return {
+            "step_s": self.step_s,
+            "rollout_s": self.rollout_s,
+            "reward_s": reward_delay_s(self.groups),
+            "learn_s": self.learn_s,
+            "push_s": self.push.total_s if self.push else 0.0,
+        }
+
+
+def _engine_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """Give the engine's few names without an area one."""
+    areas = {"grad_norm": "grad/norm", "lr": "learn/lr", "tokens_per_s": "learn/tokens_per_s"}
+    return {areas.get(name, name): value for name, value in metrics.items()}
+
+
+def _push_metrics(push: PushReport | None) -> dict[str, float]:
+    if push is None:
+        return {}
+    values = {
+        "policy/version": float(push.policy_version),
+        "push/pause_s": push.pause_s,
+        "push/write_s": push.write_s,
+        "push/servers": float(push.servers),
+    }
+    if push.readings:
+        values["canary/dlogp_max"] = max(reading.max for reading in push.readings)
+        values["canary/dlogp_mean"] = max(reading.mean for reading in push.readings)
+    return values
+
+
+class StepLog:
+    """Writes one step at a time."""
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        records: RunSummary,
+        work: RolloutCollector,
+        monitor: FailureMonitor,
+        total_steps: int,
+        trajectories_per_step: int,
+        max_staleness: int,
+    ) -> None:
+        self._folder = folder
+        self._records = records
+        self._work = work
+        self._monitor = monitor
+        self._counted = self._failures()
+        """Failures as of the step before."""
+        self._total_steps = total_steps
+        self._trajectories_per_step = trajectories_per_step
+        self._max_staleness = max_staleness
+
+    def write(self, report: StepReport) -> None:
+        """Write a step to `metrics.jsonl`, TensorBoard, `trajectories/` and the log."""
+        values = self._values(report)
+        self._records.add_times(report.times())
+        self._folder.write_metrics(report.step, values)
+        lines = step_lines(
+            [scored for group in report.groups for scored in group.survivors],
+            report.advantages,
+            self._work.take_failures(),
+            step=report.step,
+            limit=self._trajectories_per_step,
+        )
+        self._folder.write_trajectories(f"step_{report.step:06d}", lines)
+        self._progress_line(report.step, values)
+
+    def _values(self, report: StepReport) -> dict[str, float]:
+        values = batch_metrics(
+            report.groups, report.advantages, report.newest_version, self._max_staleness
+        )
+        values |= _engine_metrics(report.engine)
+        values |= _push_metrics(report.push)
+        values |= {f"time/{name}": value for name, value in report.times().items()}
+        values["throughput/tokens_per_s"] = report.sampled_tokens / max(report.step_s, 1e-9)
+        depths = self._work.depths
+        values |= {f"queue/{name}": float(depth) for name, depth in depths.items()}
+        streams = [depth for name, depth in depths.items() if name != "dead_letters"]
+        values["queue/depth"] = float(sum(streams))
+        counts = self._work.book.counts
+        values |= {f"results/{name}": float(counts[name]) for name in COUNTED}
+        values["group/dropped"] = float(counts["dropped_groups"])
+        values["filter/equal_groups"] = float(counts["equal_groups"])
+        values |= self._new_failures()
+        return values | report.evaluation
+
+    def _failures(self) -> dict[str, int]:
+        counts = self._work.book.counts
+        return {
+            "failed": counts["failed"],
+            "attempts": self._monitor.attempts,
+            "dead_letters": counts["dead_letters"],
+        }
+
+    def _new_failures(self) -> dict[str, float]:
+        """Return the failures since the step before."""
+        before, self._counted = self._counted, self._failures()
+        return {f"failures/{k}": float(v - before[k]) for k, v in self._counted.items()}
+
+    def _progress_line(self, step: int, values: dict[str, float]) -> None:
+        left = self._total_steps - step
+        eta_s = left * (self._records.median_step_s() or 0.0)
+        logger.info(
+            "step %d/%d reward=%.3f tokens/s=%.0f queue=%d staleness=%d late=%.0f%% "
+            "version=%d failed=%d attempts_failed=%d dead_letters=%d step_s=%.2f eta=%s",
+            step,
+            self._total_steps,
+            values["reward/mean"],
+            values["throughput/tokens_per_s"],
+            values["queue/depth"],
+            values["staleness/max"],
+            100 * values["staleness/late_share"],
+            values.get("policy/version", -1),
+            values["failures/failed"],
+            values["failures/attempts"],
+            values["failures/dead_letters"],
+            values["time/step_s"],
+            format_duration(eta_s),
+        )

@@ -1,0 +1,140 @@
+"""What a run remembers for its summary: train.py --numbers of steps--> `summary.json`.
+
+Everything here is part of the checkpoint, so that a resumed run summarizes all of its starts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from agent_r1.learner.checkpoint import LearnerState
+from agent_r1.learner.evaluation import Evaluation
+from agent_r1_service.evaluation_client import SetScores, mean_over_sets, means_over_sets
+
+STEP_PARTS = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s")
+
+
+class RunSummary:
+    """Totals, per-step times and evaluations of one run."""
+
+    def __init__(self, state: LearnerState) -> None:
+        self.totals = dict(state.totals)
+        self.history = {name: list(values) for name, values in state.history.items()}
+        self.evaluations = dict(state.evaluations)
+        self.best_score = state.best_score
+        self._wall_before_s = state.wall_s
+        self._started = time.monotonic()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds the run has taken so far, all its starts together."""
+        return self._wall_before_s + time.monotonic() - self._started
+
+    def has_evaluation(self, name: str) -> bool:
+        """Whether an evaluation of this name is on record."""
+        return name in self.evaluations
+
+    def save_into(self, state: LearnerState) -> LearnerState:
+        """Return the state with these records in it."""
+        return state.model_copy(
+            update={
+                "totals": dict(self.totals),
+                "history": {name: list(values) for name, values in self.history.items()},
+                "evaluations": dict(self.evaluations),
+                "best_score": self.best_score,
+                "wall_s": self.wall_s,
+            }
+        )
+
+    def add_batch(self, trajectories: int, sampled_tokens: int, max_staleness: int) -> None:
+        """Count a trained batch."""
+        self._add("trajectories_trained", trajectories)
+        self._add("sampled_tokens", sampled_tokens)
+        self._raise("max_staleness_seen", max_staleness)
+
+    def add_times(self, times: Mapping[str, float]) -> None:
+        """Note how long a step and its parts took, in seconds."""
+        for name in STEP_PARTS:
+            self.history.setdefault(name, []).append(round(times[name], 6))
+        self._add("train_s", times["step_s"])
+
+    def note_canary(self, max_dlogp: float | None) -> None:
+        """Note the largest canary difference so far."""
+        if max_dlogp is not None:
+            self._raise("canary_max_dlogp", max_dlogp)
+
+    def add_evaluation(self, evaluation: Evaluation, score: float | None) -> None:
+        """Keep the scores of an evaluation; `during` ones are named by their step."""
+        name = evaluation.name
+        if name == "during":
+            name = f"step_{evaluation.step:06d}"
+        self.evaluations[name] = evaluation.record()
+        if score is not None and (self.best_score is None or score > self.best_score):
+            self.best_score = score
+
+    def _add(self, name: str, value: float) -> None:
+        self.totals[name] = self.totals.get(name, 0) + value
+
+    def _raise(self, name: str, value: float) -> None:
+        self.totals[name] = max(self.totals.get(name, 0.0), value)
+
+    def median_step_s(self, last: int = 10) -> float | None:
+        """Return the median duration of the last steps, in seconds."""
+        steps = self.history.get("step_s", [])[-last:]
+        return statistics.median(steps) if steps else None
+
+    def summary(self, in_domain: Sequence[str]) -> dict[str, Any]:
+        """Return what these records contribute to `summary.json`.
+
+        Args:
+            in_domain: the sets that the means before and after run over.
+        """
+        sets: dict[str, dict[str, SetScores]] = {}
+        for name in ("before", "after"):
+            scores = self.evaluations.get(name, {}).get("sets", {})
+            sets[name] = {key: SetScores.model_validate(value) for key, value in scores.items()}
+        train_s = self.totals.get("train_s", 0.0)
+        tokens = self.totals.get("sampled_tokens", 0)
+        names = sorted({*sets["before"], *sets["after"]})
+        return {
+            "wall_s": self.wall_s,
+            **_means(sets, in_domain),
+            "sets": {
+                name: {
+                    "in_domain": name in in_domain,
+                    **{
+                        when: scores[name].model_dump(mode="json") if name in scores else None
+                        for when, scores in sets.items()
+                    },
+                }
+                for name in names
+            },
+            "best_score": self.best_score,
+            "trajectories_trained": int(self.totals.get("trajectories_trained", 0)),
+            "sampled_tokens": int(tokens),
+            "tokens_per_s": tokens / train_s if train_s else None,
+            **{
+                name: statistics.median(self.history[name]) if self.history.get(name) else None
+                for name in STEP_PARTS
+            },
+            "max_staleness_seen": int(self.totals.get("max_staleness_seen", 0)),
+            "canary_max_dlogp": self.totals.get("canary_max_dlogp"),
+        }
+
+
+def _means(
+    sets: Mapping[str, dict[str, SetScores]], in_domain: Sequence[str]
+) -> dict[str, float | dict[str, float] | None]:
+    """Return the means over sets before and after; exact match only where it was measured."""
+    means: dict[str, float | dict[str, float] | None] = {}
+    for when, scores in sets.items():
+        means[f"reward_{when}"] = mean_over_sets(scores, "reward", in_domain)
+        for field in ("components", "calls"):
+            means[f"{field}_{when}"] = means_over_sets(scores, field, in_domain)
+        means[f"em_{when}"] = mean_over_sets(scores, "em", in_domain)
+    if means["em_before"] is None and means["em_after"] is None:
+        del means["em_before"], means["em_after"]
+    return means

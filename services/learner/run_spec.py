@@ -1,0 +1,105 @@
+"""What one run is made of: configuration tables and data files, read and checked before anything.
+
+main.py builds the plan from its arguments; train.py carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
+from agent_r1.learner.evaluation import MAX_IN_FLIGHT, load_sets
+from agent_r1.learner.prompts import PromptOrder
+from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1_proto.streams import worst_case_bytes
+from agent_r1_proto.tasks import Task
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """A run, ready to start."""
+
+    run: RunConfig
+    model: ModelConfig
+    redis: RedisConfig
+    learner: LearnerConfig
+    evaluation: EvaluationConfig
+    prompts: PromptOrder
+    eval_sets: dict[str, list[Task]]
+    folder: RunFolder
+    resume: bool
+
+    @property
+    def total_steps(self) -> int:
+        """Learner steps of the whole run."""
+        if self.learner.steps is not None:
+            return self.learner.steps
+        return max(1, self.learner.epochs * len(self.prompts) // self.learner.groups_per_batch)
+
+    @property
+    def weights_dir(self) -> Path:
+        """Where weight versions of this run are published."""
+        if self.learner.weights_dir is None:
+            return self.folder.path / "weights"
+        return self.learner.weights_dir / self.run.id
+
+    @property
+    def samples_per_batch(self) -> int:
+        """Trajectories of one batch."""
+        return self.learner.groups_per_batch * self.learner.slots_per_group
+
+    def check_memory(self, limit: int | None) -> None:
+        """Refuse a Redis that the work outstanding could fill.
+
+        Args:
+            limit: memory limit of the server, in bytes; None when it has none.
+
+        Raises:
+            ValueError: the worst case does not fit.
+        """
+        samples = self.samples_per_batch * (self.learner.max_staleness + 1)
+        questions = min(MAX_IN_FLIGHT, sum(len(tasks) for tasks in self.eval_sets.values()))
+        need = worst_case_bytes(samples + questions, self.model.max_context)
+        if limit is not None and need > limit:
+            raise ValueError(
+                f"redis maxmemory ({limit / 2**20:.0f} MiB) is less than the "
+                f"{need / 2**20:.0f} MiB that {samples} samples and {questions} questions of "
+                f"{self.model.max_context} tokens can take; raise redis.maxmemory_mb, or lower "
+                "learner.groups_per_batch, learner.group_size, learner.max_staleness or "
+                "model.max_context"
+            )
+
+
+def make_run_spec(
+    *,
+    run: RunConfig,
+    model: ModelConfig,
+    redis: RedisConfig,
+    data: DataConfig,
+    learner: LearnerConfig,
+    evaluation: EvaluationConfig,
+    resume: bool,
+) -> RunSpec:
+    """Read the data files and check that the run folder fits.
+
+    Raises:
+        TaskFileError: a data file is missing, empty or malformed; file and line are named.
+        ValueError: the run folder holds another run, or none to resume; redis.url is not set.
+    """
+    if redis.url is None:
+        raise ValueError("redis.url is not set; start the run with `agent-r1 train`, or set it")
+    folder = RunFolder(run.folder())
+    folder.prepare(resume=resume)
+    return RunSpec(
+        run=run,
+        model=model,
+        redis=redis,
+        learner=learner,
+        evaluation=evaluation,
+        prompts=PromptOrder.from_files(data.train, run.seed, shuffle=data.shuffle),
+        eval_sets=load_sets(evaluation),
+        folder=folder,
+        resume=resume,
+    )

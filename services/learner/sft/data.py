@@ -1,0 +1,165 @@
+"""Demonstrations for the warm start: JSON-lines files in, samples and their order out.
+
+files of `sft.data` --> load_dialogues --TrainSample--> plan_batches --> train.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError
+
+from agent_r1.learner.config import SftConfig
+from agent_r1.learner.engine.interface import TrainSample
+from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1_proto.messages import StrictMessage
+from agent_r1_proto.tasks import ChatMessage
+from agent_r1_service.foreign_files import foreign_format
+
+
+class Demonstration(StrictMessage):
+    """One line of an `sft.data` file."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=2)]
+    """The dialogue; it ends with an assistant message."""
+    tools: list[dict[str, Any]] | None = None
+    """Function descriptions for the chat template; None renders none."""
+
+
+@dataclass(frozen=True)
+class SftData:
+    """All demonstrations in tokens."""
+
+    samples: list[TrainSample]
+    """One per dialogue; `advantages` holds token weights."""
+    digest: str
+    """SHA-256 over the files, for resuming with the same data only."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one pass."""
+        return sum(sample.num_tokens for sample in self.samples)
+
+
+def load_dialogues(config: SftConfig, encoder: DialogueEncoder, max_context: int) -> SftData:
+    """Read and encode every demonstration.
+
+    Raises:
+        ValueError: a file is missing or empty, or a line is wrong; it names file and line.
+    """
+    digest = hashlib.sha256()
+    samples: list[TrainSample] = []
+    for path in config.data:
+        count = len(samples)
+        for number, line in _lines(path):
+            digest.update(line)
+            try:
+                samples.append(_encode_line(line, config, encoder, max_context))
+            except ValueError as exc:
+                raise ValueError(f"{path}, line {number}: {_one_line(exc)}") from exc
+        if len(samples) == count:
+            raise ValueError(f"{path} holds no dialogue; it needs one JSON object a line")
+    return SftData(samples, digest.hexdigest())
+
+
+def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield number and text of every line that is not blank."""
+    if not path.is_file():
+        raise ValueError(f"sft.data ({path}) is missing; name a JSON-lines file of dialogues")
+    foreign = foreign_format(path)
+    if foreign is not None:
+        raise ValueError(f"sft.data: {foreign}")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, line
+
+
+def _one_line(exc: ValueError) -> str:
+    """Return pydantic's problems on one line, or the message as it is."""
+    if not isinstance(exc, ValidationError):
+        return str(exc)
+    problems = [
+        f"{'.'.join(str(part) for part in error['loc']) or 'line'}: {error['msg']}"
+        for error in exc.errors()
+    ]
+    return "; ".join(problems) + '; a line is {"messages": [{"role": ..., "content": ...}, ...]}'
+
+
+def _encode_line(
+    line: bytes, config: SftConfig, encoder: DialogueEncoder, max_context: int
+) -> TrainSample:
+    """Encode one line."""
+    try:
+        demonstration = Demonstration.model_validate(json.loads(line))
+    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+        raise ValueError(f"not valid JSON: {exc}") from exc
+    encoded = encoder.encode(demonstration.messages, demonstration.tools)
+    num_tokens = len(encoded.token_ids)
+    if num_tokens > max_context:
+        raise ValueError(
+            f"the dialogue has {num_tokens} tokens; model.max_context is {max_context}: raise it "
+            "or drop the dialogue"
+        )
+    weights = np.where(encoded.assistant_mask, 1.0, config.other_token_weight).astype(np.float32)
+    weights[0] = 0.0
+    return TrainSample(
+        token_ids=encoded.token_ids,
+        loss_mask=weights > 0,
+        rollout_logprobs=np.zeros(num_tokens, np.float32),
+        advantages=weights,
+    )
+
+
+def plan_batches(lengths: Sequence[int], config: SftConfig, seed: int) -> list[list[int]]:
+    """Order the demonstrations over all epochs and cut them into optimizer batches.
+
+    Args:
+        lengths: [N] tokens per demonstration.
+        config: epochs, batch size and the limits `steps` and `max_tokens`.
+        seed: orders each epoch.
+
+    Returns:
+        One list of indices per optimizer step, ended by whichever limit comes first; each epoch
+        is cut on its own, so that its last batch may be smaller.
+    """
+    batches: list[list[int]] = []
+    tokens = 0
+    for epoch in range(config.epochs):
+        order = np.random.default_rng([seed, epoch]).permutation(len(lengths))
+        for batch in _cut(order, lengths, config):
+            if config.steps is not None and len(batches) == config.steps:
+                return batches
+            if config.max_tokens is not None and tokens >= config.max_tokens:
+                return batches
+            batches.append(batch)
+            tokens += sum(lengths[i] for i in batch)
+    return batches
+
+
+def _cut(
+    order: npt.NDArray[np.integer[Any]], lengths: Sequence[int], config: SftConfig
+) -> Iterator[list[int]]:
+    """Cut one epoch's order into batches."""
+    batch: list[int] = []
+    tokens = 0
+    for i in map(int, order):
+        if config.batch_sequences is not None:
+            full = len(batch) == config.batch_sequences
+        else:
+            assert config.batch_tokens is not None
+            full = bool(batch) and tokens + lengths[i] > config.batch_tokens
+        if full:
+            yield batch
+            batch, tokens = [], 0
+        batch.append(i)
+        tokens += lengths[i]
+    if batch:
+        yield batch

@@ -1,0 +1,201 @@
+"""Dialogues as the policy would have seen and said them: token ids, and which tokens it said.
+
+data.py --messages--> DialogueEncoder --token ids, assistant mask--> train.py
+
+The template renders one message more at a time. What an assistant message adds, up to and with its
+end-of-turn token, is said by the policy; everything else is given to it. Each stretch is tokenized
+apart, and so is the text of each message between two turns, exactly as a rollout puts a trajectory
+together, so the warm start trains on the token boundaries that reinforcement learning will meet.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from transformers import AutoTokenizer, GenerationConfig
+
+from agent_r1_proto.tasks import ChatMessage
+
+_MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class EncodedDialogue:
+    """One dialogue in tokens."""
+
+    token_ids: npt.NDArray[np.int32]
+    """[T]"""
+    assistant_mask: npt.NDArray[np.bool_]
+    """[T] True where the assistant said the token, its end-of-turn token included."""
+
+
+class DialogueEncoder:
+    """Encodes dialogues with one model's tokenizer and chat template.
+
+    Args:
+        model_path: Hugging Face model directory, or a model name.
+        template_kwargs: given to every rendering.
+
+    Raises:
+        ValueError: the model has no tokenizer, no chat template or no end-of-turn token.
+    """
+
+    def __init__(self, model_path: str, template_kwargs: Mapping[str, Any] | None = None) -> None:
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+        except (OSError, ValueError) as exc:
+            raise ValueError(
+                f"model.path ({model_path}) has no tokenizer that can be loaded: {exc}; put the "
+                "tokenizer's files beside the model"
+            ) from exc
+        if not self._tokenizer.chat_template:
+            raise ValueError(
+                f"the tokenizer of model.path ({model_path}) has no chat template; put a "
+                "chat_template.jinja beside the model"
+            )
+        self._backend = self._tokenizer.backend_tokenizer
+        self._kwargs = dict(template_kwargs or {})
+        self._ends = self._end_of_turn_texts(model_path)
+        control = [
+            token.content
+            for token in self._tokenizer.added_tokens_decoder.values()
+            if token.special or _MARKUP.match(token.content)
+        ]
+        alternatives = "|".join(map(re.escape, sorted(control, key=len, reverse=True)))
+        self._control = re.compile(alternatives or "(?!)")
+
+    def _end_of_turn_texts(self, model_path: str) -> list[str]:
+        """Return the tokens at which the policy stops, as text."""
+        ids: set[int] = set()
+        if self._tokenizer.eos_token_id is not None:
+            ids.add(self._tokenizer.eos_token_id)
+        if not Path(model_path).is_dir() or (Path(model_path) / "generation_config.json").is_file():
+            stops = GenerationConfig.from_pretrained(model_path).eos_token_id
+            ids.update([stops] if isinstance(stops, int) else stops or [])
+        if not ids:
+            raise ValueError(
+                f"model.path ({model_path}) has no end-of-turn token; set eos_token_id in its "
+                "generation_config.json"
+            )
+        return [self._backend.decode([i], skip_special_tokens=False) for i in sorted(ids)]
+
+    def encode(
+        self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> EncodedDialogue:
+        """Encode a dialogue that ends with an assistant message.
+
+        Args:
+            messages: the dialogue.
+            tools: function descriptions for the template; None renders none.
+
+        Raises:
+            ValueError: there is no last assistant message, or the template rewrites earlier turns.
+        """
+        if not messages or messages[-1].role != "assistant":
+            raise ValueError(
+                "the dialogue must end with an assistant message; drop what follows the last one"
+            )
+        token_ids: list[int] = []
+        mask: list[bool] = []
+        consumed = ""
+        last_turn = -1
+        for i, message in enumerate(messages):
+            if message.role != "assistant":
+                continue
+            prefix = self._render(messages[:i], tools, prompt=True)
+            full = self._render(messages[: i + 1], tools, prompt=False)
+            for longer, shorter in ((prefix, consumed), (full, prefix)):
+                if not longer.startswith(shorter):
+                    raise ValueError(_rewrites(i, longer, shorter))
+            given = prefix[len(consumed) :]
+            between = messages[last_turn + 1 : i]
+            given_ids = self._encode(given) if last_turn < 0 else self._encode_reply(given, between)
+            said = self._through_end_of_turn(full[len(prefix) :])
+            said_ids = self._encode(said)
+            token_ids += given_ids + said_ids
+            mask += [False] * len(given_ids) + [True] * len(said_ids)
+            consumed = prefix + said
+            last_turn = i
+        return EncodedDialogue(np.array(token_ids, np.int32), np.array(mask, np.bool_))
+
+    def _render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] | None,
+        *,
+        prompt: bool,
+    ) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            return self._tokenizer.apply_chat_template(
+                [{"role": message.role, "content": message.content} for message in messages],
+                tools=list(tools) if tools else None,
+                add_generation_prompt=prompt,
+                tokenize=False,
+                **self._kwargs,
+            )
+        except (TemplateError, TypeError) as exc:
+            roles = ", ".join(message.role for message in messages)
+            raise ValueError(
+                f"the chat template cannot render a dialogue of the roles {roles}: {exc}"
+            ) from exc
+
+    def _through_end_of_turn(self, turn: str) -> str:
+        """Cut a rendered turn after its end-of-turn token."""
+        ends = [turn.rfind(end) + len(end) for end in self._ends if end in turn]
+        if not ends:
+            raise ValueError(
+                f"the chat template ends an assistant turn with {turn[-20:]!r}, which holds none "
+                f"of the model's end-of-turn tokens {self._ends}; list that token under "
+                "eos_token_id in the model's generation_config.json"
+            )
+        return turn[: max(ends)]
+
+    def _encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def _encode_reply(self, given: str, between: Sequence[ChatMessage]) -> list[int]:
+        """Encode what lies between two turns: glue and message texts, each apart."""
+        token_ids: list[int] = []
+        for message in between:
+            # A template may strip a message's text.
+            body = message.content if message.content in given else message.content.strip()
+            before, found, given = given.partition(body)
+            if body and not found:
+                raise ValueError(
+                    f"the chat template does not show a message of role {message.role!r} as it "
+                    "was written; use a template that does"
+                )
+            token_ids += self._encode(before)
+            token_ids += self._encode_outside_text(body)
+        return token_ids + self._encode(given)
+
+    def _encode_outside_text(self, text: str) -> list[int]:
+        """Encode a message so that nothing in it becomes a control token, as a rollout does."""
+        pieces: list[str] = []
+        last = 0
+        for match in self._control.finditer(text):
+            pieces += [text[last : match.start() + 1], text[match.start() + 1 : match.end()]]
+            last = match.end()
+        pieces.append(text[last:])
+        return [token for piece in pieces if piece for token in self._encode(piece)]
+
+
+def _rewrites(index: int, longer: str, shorter: str) -> str:
+    """Say where two renderings part."""
+    at = next(
+        (i for i, (a, b) in enumerate(zip(longer, shorter, strict=False)) if a != b), len(longer)
+    )
+    return (
+        f"the chat template renders what precedes message {index} differently once that message is "
+        f"there ({shorter[at : at + 30]!r} becomes {longer[at : at + 30]!r}), so the model would "
+        "be trained on a dialogue it never sees; set sft.chat_template_kwargs so that earlier "
+        "turns stay as they are, or use another template"
+    )

@@ -1,0 +1,363 @@
+"""From rewarded groups to what the loss sees: train.py --Group--> TrainSample --> engine.
+
+Rewards become token rewards (process rewards on the token that closes a call, the outcome on the
+last sampled token), the chosen estimator turns them into advantages. Runs in the engine's thread:
+some objectives need the learner's own log-probabilities, the reference's or the critic's values
+first.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.learner.algorithms import (
+    AdvantageBatch,
+    AdvantageOptions,
+    Advantages,
+    find_advantage,
+)
+from agent_r1.learner.algorithms.advantages.packing import gather
+from agent_r1.learner.algorithms.importance import keeps_sequence, truncated_weights
+from agent_r1.learner.algorithms.process_rewards import normalize_process_rewards
+from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.engine.interface import FloatArray, LossSpec, PolicyEngine, TrainSample
+from agent_r1.learner.groups import Group
+from agent_r1.learner.stop_rules import RunFailedError
+from agent_r1_proto.rewards import ScoredTrajectory
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray64 = npt.NDArray[np.float64]
+
+
+@dataclass
+class Prepared:
+    """One batch, ready for the engine."""
+
+    samples: list[TrainSample]
+    """One per surviving trajectory, by group and sample."""
+    advantages: list[float]
+    """[S] mean advantage over the sampled tokens of each."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What the filters left out, and what the corrections came to."""
+
+
+def process_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:
+    """Return [T] the process reward of each call on the sampled token that closes it."""
+    rewards = np.zeros(len(scored.trajectory.token_ids), dtype=np.float64)
+    for call in scored.trajectory.calls():
+        rewards[call.end_token_index] += call.process_reward or 0.0
+    return rewards
+
+
+def outcome_rewards(group: Group, *, shuffle: bool) -> list[float]:
+    """Return the outcome reward of each survivor of a group.
+
+    Args:
+        group: a complete group.
+        shuffle: hand the same rewards out in an order drawn from the group's id: the control
+            experiment in which nothing can be learned from them.
+    """
+    rewards = [scored.reward.total for scored in group.survivors if scored.reward is not None]
+    if shuffle:
+        random.Random(f"shuffled-rewards-{group.group_id}").shuffle(rewards)
+    return rewards
+
+
+def response_mask(scored: ScoredTrajectory) -> BoolArray:
+    """Return [T] True on every token after the prompt, tool text included."""
+    mask = np.zeros(len(scored.trajectory.token_ids), dtype=np.bool_)
+    mask[int(np.argmax(scored.trajectory.action_mask)) :] = True
+    return mask
+
+
+def build_samples(
+    groups: Sequence[Group], config: LearnerConfig, engine: PolicyEngine | None = None
+) -> Prepared:
+    """Compute advantages for a batch of groups and build the samples to train on.
+
+    Args:
+        groups: the batch, each group with its survivors.
+        config: the objective.
+        engine: computes log-probabilities and values where the objective needs them; None is
+            enough for objectives that need neither.
+
+    Raises:
+        RunFailedError: a number is not finite; the trajectories are named.
+        ValueError: the estimator gave something else than one advantage a token.
+    """
+    batch = _Batch(groups, config)
+    batch.check_finite()
+    if engine is not None:
+        batch.ask(engine)
+    return batch.prepare()
+
+
+class _Batch:
+    """The trajectories of one batch on their way to samples."""
+
+    def __init__(self, groups: Sequence[Group], config: LearnerConfig) -> None:
+        self._config = config
+        self._groups = groups
+        self._scored = [scored for group in groups for scored in group.survivors]
+        for scored in self._scored:
+            if scored.reward is None or not scored.trajectory.action_mask.any():
+                raise ValueError(
+                    f"trajectory {scored.trajectory.rollout_id} cannot be trained on: it has no "
+                    "reward or no sampled token"
+                )
+        self._metrics: dict[str, float] = {}
+        self._values: list[FloatArray] | None = None
+        self._penalties: list[FloatArray] | None = None
+        self._greedy = (
+            [group.greedy_answer() for group in groups] if config.has_greedy_baseline else []
+        )
+        self._credit_masks = [self._credit_mask(scored) for scored in self._scored]
+        self._samples = [self._bare_sample(scored) for scored in self._scored]
+
+    def _credit_mask(self, scored: ScoredTrajectory) -> BoolArray:
+        if self._config.advantage_mask:
+            return scored.trajectory.action_mask
+        return response_mask(scored)
+
+    def _bare_sample(self, scored: ScoredTrajectory) -> TrainSample:
+        trajectory = scored.trajectory
+        mask = trajectory.action_mask if self._config.loss_mask else response_mask(scored)
+        loss_mask = mask.copy()
+        loss_mask[0] = False
+        return TrainSample(
+            token_ids=trajectory.token_ids,
+            loss_mask=loss_mask,
+            rollout_logprobs=trajectory.rollout_logprobs,
+            advantages=np.zeros(len(mask), np.float32),
+            temperature=trajectory.temperature,
+            name=trajectory.rollout_id,
+        )
+
+    def _update(self, index: int, **changes: object) -> None:
+        self._samples[index] = replace(self._samples[index], **changes)  # pyright: ignore
+
+    def check_finite(self) -> None:
+        """Refuse the batch when a reward or a log-probability is not a number.
+
+        Raises:
+            RunFailedError: names the trajectories.
+        """
+        everyone = [*self._scored, *self._greedy]
+        rewards = [np.asarray([s.reward.total if s.reward else 0.0]) for s in everyone]
+        _refuse_not_finite("reward", everyone, rewards)
+        _refuse_not_finite("process reward", everyone, [process_rewards(s) for s in everyone])
+        logprobs = [s.trajectory.rollout_logprobs[s.trajectory.action_mask] for s in self._scored]
+        _refuse_not_finite("log-probability", self._scored, logprobs)
+
+    # What the engine knows
+
+    def ask(self, engine: PolicyEngine) -> None:
+        """Compute what the objective needs before the first optimizer step."""
+        config = self._config
+        if config.needs_learner_logprobs:
+            self._take_learner_logprobs(engine.token_logprobs(self._samples))
+        if config.kl == "reward":
+            self._take_penalties(engine.token_logprobs(self._samples, "reference"))
+        if config.has_critic:
+            for index, mask in enumerate(self._credit_masks):
+                learned = mask.copy()
+                learned[0] = False
+                zeros = np.zeros(len(mask), np.float32)
+                self._update(index, value_mask=learned, returns=zeros, old_values=zeros)
+            self._values = engine.token_values(self._samples)
+            _refuse_not_finite("value", self._scored, self._values)
+
+    def _take_learner_logprobs(self, learner_logprobs: list[FloatArray]) -> None:
+        _refuse_not_finite("learner log-probability", self._scored, learner_logprobs)
+        config = self._config
+        differences: list[FloatArray] = []
+        weights: list[FloatArray] = []
+        cap = config.largest_weight
+        dropped = 0
+        for index, (scored, learner) in enumerate(zip(self._scored, learner_logprobs, strict=True)):
+            sample = self._samples[index]
+            sampled = scored.trajectory.action_mask & sample.loss_mask
+            # What was not sampled has no rollout log-probability: its ratio starts at 1.
+            rollout = np.where(sampled, scored.trajectory.rollout_logprobs, learner)
+            differences.append(np.abs(learner - rollout)[sampled])
+            self._update(index, old_logprobs=learner, rollout_logprobs=rollout)
+            if cap is not None:
+                factors = truncated_weights(learner, rollout, cap)
+                weights.append(factors[sampled])
+                self._update(index, importance=factors)
+            high = math.inf if config.importance_high is None else config.importance_high
+            if not keeps_sequence(learner[sampled], rollout[sampled], config.importance_low, high):
+                dropped += 1
+                self._update(index, loss_mask=np.zeros_like(sample.loss_mask))
+        flat = np.concatenate(differences)
+        self._metrics["logprob/abs_diff_mean"] = float(flat.mean())
+        self._metrics["logprob/abs_diff_max"] = float(flat.max())
+        if cap is not None:
+            factors = np.concatenate(weights)
+            self._metrics["importance/mean"] = float(factors.mean())
+            self._metrics["importance/capped_share"] = float(np.mean(factors >= np.float32(cap)))
+        if config.importance_low > 0 or config.importance_high is not None:
+            self._metrics["filter/importance"] = float(dropped)
+
+    def _take_penalties(self, ref_logprobs: list[FloatArray]) -> None:
+        # torch takes seconds to import; whoever only reads this module should not wait for it.
+        import torch
+
+        from agent_r1.learner.algorithms.kl import kl_per_token
+
+        config = self._config
+        self._penalties = []
+        for scored, sample, reference in zip(
+            self._scored, self._samples, ref_logprobs, strict=True
+        ):
+            assert sample.old_logprobs is not None
+            kl = kl_per_token(
+                torch.from_numpy(sample.old_logprobs),
+                torch.from_numpy(reference),
+                config.kl_estimator,
+            ).numpy()
+            self._penalties.append(np.where(scored.trajectory.action_mask, kl, 0.0))
+        sampled = [
+            kl[s.trajectory.action_mask]
+            for kl, s in zip(self._penalties, self._scored, strict=True)
+        ]
+        self._metrics["reward/kl"] = float(np.concatenate(sampled).mean())
+
+    # Advantages
+
+    def _token_rewards(self) -> tuple[list[FloatArray64], list[FloatArray64] | None]:
+        """Return [N][T] the rewards of samples, and [N][P'] of the greedy answers they meet."""
+        config = self._config
+        outcomes = [
+            outcome
+            for group in self._groups
+            for outcome in outcome_rewards(group, shuffle=config.shuffle_rewards)
+        ]
+        greedy = self._greedy
+        outcomes += [scored.reward.total for scored in greedy if scored.reward is not None]
+        everyone = [*self._scored, *greedy]
+        # Scaled together, so that a sample and a greedy answer of equal worth stay equal.
+        rewards = normalize_process_rewards(
+            [process_rewards(scored) for scored in everyone], config.process_rewards
+        )
+        for row, scored, outcome in zip(rewards, everyone, outcomes, strict=True):
+            row[int(np.flatnonzero(scored.trajectory.action_mask)[-1])] += outcome
+        own, compared = rewards[: len(self._scored)], rewards[len(self._scored) :]
+        if self._penalties is not None:
+            own = [row - config.kl_coef * kl for row, kl in zip(own, self._penalties, strict=True)]
+        if not config.has_greedy_baseline:
+            return own, None
+        packed = gather(compared, [self._credit_mask(scored) for scored in greedy])
+        return own, [
+            row for group, row in zip(self._groups, packed, strict=True) for _ in group.survivors
+        ]
+
+    def _advantages(self) -> Advantages:
+        config = self._config
+        rewards, greedy_rewards = self._token_rewards()
+        batch = AdvantageBatch(
+            group_ids=[group.group_id for group in self._groups for _ in group.survivors],
+            token_rewards=rewards,
+            credit_masks=self._credit_masks,
+            values=self._values,
+            greedy_rewards=greedy_rewards,
+        )
+        options = AdvantageOptions(
+            gamma=config.gamma, lam=config.lam, normalize_std=config.normalize_std
+        )
+        result = find_advantage(config.advantage)(batch, options)
+        _check_result(result, batch, config.advantage)
+        _refuse_not_finite("advantage", self._scored, result.advantages)
+        return result
+
+    def prepare(self) -> Prepared:
+        """Return the samples with their advantages."""
+        result = self._advantages()
+        overlong = 0
+        for index, (scored, advantages) in enumerate(
+            zip(self._scored, result.advantages, strict=True)
+        ):
+            self._update(index, advantages=advantages)
+            if self._values is not None:
+                assert result.returns is not None
+                self._update(index, returns=result.returns[index], old_values=self._values[index])
+            if self._config.drop_overlong and scored.trajectory.status == "TRUNCATED":
+                overlong += 1
+                nothing = np.zeros_like(self._samples[index].loss_mask)
+                self._update(index, loss_mask=nothing)
+        if self._config.drop_overlong:
+            self._metrics["filter/overlong"] = float(overlong)
+        means = [
+            float(advantages[scored.trajectory.action_mask].mean())
+            for scored, advantages in zip(self._scored, result.advantages, strict=True)
+        ]
+        return Prepared(self._samples, means, self._metrics)
+
+
+def _refuse_not_finite(
+    what: str, scored: Sequence[ScoredTrajectory], numbers: Sequence[npt.NDArray[np.floating]]
+) -> None:
+    bad = [
+        s.trajectory.rollout_id
+        for s, values in zip(scored, numbers, strict=True)
+        if not np.all(np.isfinite(values))
+    ]
+    if bad:
+        raise RunFailedError(
+            f"the step was refused: a {what} is not finite in {len(bad)} of {len(scored)} "
+            f"trajectories ({', '.join(bad)}); nothing was trained on them; look at them in "
+            "trajectories/, and at the reward components"
+        )
+
+
+def _check_result(result: Advantages, batch: AdvantageBatch, name: str) -> None:
+    """Refuse what an estimator of the user's must not return."""
+    if len(result.advantages) != len(batch.credit_masks):
+        raise ValueError(
+            f"learner.advantage ({name}) returned {len(result.advantages)} arrays for "
+            f"{len(batch.credit_masks)} trajectories; it must return one each"
+        )
+    for i, (advantages, mask) in enumerate(zip(result.advantages, batch.credit_masks, strict=True)):
+        if advantages.shape != mask.shape:
+            raise ValueError(
+                f"learner.advantage ({name}) returned {advantages.shape} advantages for trajectory "
+                f"{i} of {mask.shape} tokens; it must return one a token"
+            )
+        if np.any(advantages[~mask] != 0.0):
+            raise ValueError(
+                f"learner.advantage ({name}) gave trajectory {i} an advantage outside its credit "
+                "mask; it must be 0.0 there"
+            )
+
+
+def loss_spec(config: LearnerConfig, step: int = 0) -> LossSpec:
+    """Return the loss that the configuration describes.
+
+    Args:
+        config: the objective.
+        step: learner steps taken before this one; the first `critic_warmup_steps` train the
+            critic only.
+    """
+    return LossSpec(
+        kind="policy",
+        policy_loss=config.policy_loss,
+        clip_low=config.clip_low,
+        clip_high=config.clip_high,
+        dual_clip=config.dual_clip,
+        kl_coef=config.kl_coef if config.kl == "loss" else 0.0,
+        kl_estimator=config.kl_estimator,
+        entropy_coef=config.entropy_coef,
+        aggregation=config.aggregation,
+        fixed_length=config.fixed_length,
+        value_clip=config.value_clip,
+        optimizer_steps=config.optimizer_steps_per_batch,
+        drop_zero_advantages=config.drop_zero_advantages,
+        trains_policy=step >= config.critic_warmup_steps,
+        steps_before=step * config.optimizer_steps_per_batch,
+    )

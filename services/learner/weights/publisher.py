@@ -1,0 +1,395 @@
+"""Publish, then pull: how new weights reach the rollout servers.
+
+learner writes a snapshot and its manifest (file transport), sets the newest version in Redis, and
+POSTs `LoadRequest` to every announced rollout server; it goes on when at least one has it. Servers
+that are behind or start late catch up by themselves. A canary follows each push.
+
+Every phase has a timeout, so that no push can hang the learner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TypeVar
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+from httpx_aiohttp import AiohttpTransport
+from pydantic import ValidationError
+
+from agent_r1.learner.checkpoint import Ledger, disk_errors
+from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.engine.thread import EngineThread
+from agent_r1.learner.shutdown import cancel_and_wait
+from agent_r1.learner.stop_rules import RunFailedError
+from agent_r1.learner.weights.canary import (
+    MEAN_DLOGP,
+    CanaryBounds,
+    CanaryError,
+    CanaryReading,
+    CanaryTokens,
+    compare,
+    judge,
+)
+from agent_r1_proto.messages import StrictMessage
+from agent_r1_proto.registry import Registry, RolloutServer
+from agent_r1_proto.weights import (
+    CanaryReply,
+    CanaryRequest,
+    LoadReply,
+    LoadRequest,
+    NewestVersion,
+)
+from agent_r1_service.config import Dtype
+
+logger = logging.getLogger(__name__)
+
+MANIFEST_FILE = "manifest.json"
+POLL_S = 1.0
+"""How often announced servers are looked up while none has the new version."""
+LOUD_S = 15.0
+"""How often waiting for a rollout server is reported."""
+OTHERS_GRACE_S = 1.0
+"""How long the learner waits for the other servers once one has the new version."""
+MAX_REFUSALS = 3
+"""A push that servers answered with an error so often, and never loaded, ends the run."""
+
+R = TypeVar("R", bound=StrictMessage)
+
+
+class ServerError(RuntimeError):
+    """One rollout server could not be reached, or refused a request."""
+
+    def __init__(self, message: str, *, refused: bool = False) -> None:
+        super().__init__(message)
+        self.refused = refused
+
+
+@dataclass
+class PushReport:
+    """What one push took."""
+
+    policy_version: int
+    write_s: float = 0.0
+    total_s: float = 0.0
+    pause_s: float = 0.0
+    """Longest time a server's generation stood still."""
+    servers: int = 0
+    """Servers that had the version when the learner went on."""
+    readings: list[CanaryReading] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Canary:
+    tokens: CanaryTokens
+    logprobs: npt.NDArray[np.float32]
+    """[T-1] the learner's."""
+
+
+class WeightSync:
+    """Pushes weight versions to the rollout servers; use as `async with`."""
+
+    def __init__(
+        self,
+        *,
+        engine: EngineThread,
+        registry: Registry,
+        ledger: Ledger,
+        weights_dir: Path,
+        run_id: str,
+        dtype: Dtype,
+        config: LearnerConfig,
+    ) -> None:
+        self._engine = engine
+        self._registry = registry
+        self._ledger = ledger
+        self._weights_dir = weights_dir.absolute()
+        self._run_id = run_id
+        self._config = config
+        self._bounds = CanaryBounds(
+            dtype=dtype,
+            mean_dlogp=config.canary_mean_dlogp or MEAN_DLOGP[dtype],
+            fail_factor=config.canary_fail_factor,
+            warn_factor=config.canary_warn_factor,
+        )
+        self.newest = NewestVersion(policy_version=0)
+        self.canary_floor: float | None = None
+        self.canary_max_dlogp: float | None = None
+        """Largest |difference| of any canary."""
+        self._pushes = 0
+        self._stragglers: set[asyncio.Task[CanaryReading | None]] = set()
+        self._client: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        """Open the HTTP client."""
+        timeout = httpx.Timeout(
+            self._config.push_timeout_s, connect=self._config.push_connect_timeout_s
+        )
+        self._client = httpx.AsyncClient(transport=AiohttpTransport(), timeout=timeout)
+        for unfinished in self._weights_dir.glob(".v*"):  # of a learner that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Give up on servers that are still loading and close the HTTP client."""
+        await cancel_and_wait(self._stragglers)
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def announce(self) -> None:
+        """Set the newest version in Redis (again, if Redis lost it)."""
+        await self._registry.set_newest_version(self.newest)
+
+    async def push(self, canary_tokens: CanaryTokens | None = None) -> PushReport:
+        """Publish the engine's weights as the next version and bring them to the servers.
+
+        Args:
+            canary_tokens: tokens to compare log-probabilities on; None skips the canary.
+
+        Raises:
+            RunFailedError: no server took the version in time.
+            CanaryError: a server's log-probabilities are out of bounds and the action is `fail`.
+            DiskFullError: the snapshot does not fit.
+        """
+        self._raise_stragglers()
+        started = time.monotonic()
+        report, newest = await self._write()
+        await self._registry.set_newest_version(newest)
+        self.newest = newest
+        self._pushes += 1
+        canary = None
+        if canary_tokens and self._pushes % self._config.canary_every == 0:
+            canary = await self._learner_canary(canary_tokens)
+        await self._deliver(report, canary)
+        await asyncio.to_thread(self._delete_old)
+        report.total_s = time.monotonic() - started
+        logger.info(
+            "weights pushed policy_version=%d servers=%d write_s=%.3f total_s=%.3f pause_s=%.3f",
+            report.policy_version,
+            report.servers,
+            report.write_s,
+            report.total_s,
+            report.pause_s,
+        )
+        return report
+
+    async def _write(self) -> tuple[PushReport, NewestVersion]:
+        version = self._ledger.next_policy_version()
+        directory = self._weights_dir / f"v{version}"
+        started = time.monotonic()
+        with disk_errors("a weight snapshot", directory):
+            self._weights_dir.mkdir(parents=True, exist_ok=True)
+            await self._engine.call(
+                lambda engine: engine.write_snapshot(directory, self._run_id, version)
+            )
+        newest = NewestVersion(
+            policy_version=version, manifest_location=str(directory / MANIFEST_FILE)
+        )
+        return PushReport(policy_version=version, write_s=time.monotonic() - started), newest
+
+    async def _learner_canary(self, tokens: CanaryTokens) -> _Canary:
+        array = np.asarray(tokens.token_ids, dtype=np.int32)
+        logprobs = await self._engine.call(lambda engine: engine.logprobs([array], 1.0)[0])
+        return _Canary(tokens, logprobs)
+
+    async def _deliver(self, report: PushReport, canary: _Canary | None) -> None:
+        deadline = time.monotonic() + self._config.stall_timeout_s
+        next_word = time.monotonic() + LOUD_S
+        problems: dict[str, str] = {}
+        refusals = 0
+        while True:
+            servers = await self._registry.rollout_servers()
+            errors = await self._load_on(servers, report, canary)
+            if report.servers:
+                return
+            problems |= {name: str(error) for name, error in errors.items()}
+            refusals += any(error.refused for error in errors.values())
+            if refusals >= MAX_REFUSALS or time.monotonic() > deadline:
+                raise RunFailedError(
+                    f"no rollout server took policy version {report.policy_version}: "
+                    + ("; ".join(problems.values()) or "none is announced")
+                )
+            if time.monotonic() > next_word:
+                logger.warning(
+                    "waiting for a rollout server that takes the weights policy_version=%d "
+                    "announced=%d problems=%s",
+                    report.policy_version,
+                    len(servers),
+                    "; ".join(problems.values()) or "none",
+                )
+                next_word = time.monotonic() + LOUD_S
+            await asyncio.sleep(POLL_S)
+
+    async def _load_on(
+        self, servers: Sequence[RolloutServer], report: PushReport, canary: _Canary | None
+    ) -> dict[str, ServerError]:
+        """POST the new version to all servers at once; return once one has it and all had a chance.
+
+        Servers that take longer go on in the background; their failures surface at the next push.
+        """
+        names: dict[asyncio.Task[CanaryReading | None], str] = {}
+        for server in servers:
+            task = asyncio.create_task(self._load_one(server, report, canary))
+            names[task] = server.server_id
+        pending = set(names)
+        errors: dict[str, ServerError] = {}
+        try:
+            while pending:
+                grace = OTHERS_GRACE_S if report.servers else None
+                done, pending = await asyncio.wait(
+                    pending, timeout=grace, return_when=asyncio.FIRST_COMPLETED
+                )
+                if not done:
+                    break
+                for task in done:
+                    try:
+                        reading = task.result()
+                    except ServerError as exc:
+                        errors[names[task]] = exc
+                        logger.warning("push failed server_id=%s error=%s", names[task], exc)
+                        continue
+                    report.servers += 1
+                    if reading is not None:
+                        report.readings.append(reading)
+        finally:
+            self._stragglers |= pending
+        return errors
+
+    def _raise_stragglers(self) -> None:
+        """Raise what went wrong in the background since the last push, if it must end the run."""
+        done = {task for task in self._stragglers if task.done()}
+        self._stragglers -= done
+        for task in done:
+            error = task.exception()
+            if isinstance(error, ServerError):
+                logger.warning("late push failed error=%s", error)
+            elif error is not None:
+                raise error
+
+    async def _load_one(
+        self, server: RolloutServer, report: PushReport, canary: _Canary | None
+    ) -> CanaryReading | None:
+        location = self.newest.manifest_location
+        assert location is not None
+        version = report.policy_version
+        request = LoadRequest(manifest_location=location, policy_version=version)
+        reply = await self._post(server, "/weights/load", request, LoadReply)
+        if reply.policy_version < version:
+            raise ServerError(
+                f"server {server.server_id} stayed at policy version {reply.policy_version}",
+                refused=True,
+            )
+        report.pause_s = max(report.pause_s, reply.pause_s)
+        return None if canary is None else await self._ask_canary(server, canary, version)
+
+    async def check_canary(self, tokens: CanaryTokens) -> list[CanaryReading]:
+        """Compare every server that holds the newest version with the learner, without a push.
+
+        Raises:
+            CanaryError: a reading is out of bounds and the action is `fail`.
+        """
+        canary = await self._learner_canary(tokens)
+        version = self.newest.policy_version
+        servers = await self._registry.rollout_servers()
+        current = [server for server in servers if server.policy_version == version]
+        answers = await asyncio.gather(
+            *(self._ask_canary(server, canary, version) for server in current),
+            return_exceptions=True,
+        )
+        readings: list[CanaryReading] = []
+        for answer in answers:
+            if isinstance(answer, ServerError):
+                logger.warning("canary not answered error=%s", answer)
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer is not None:
+                readings.append(answer)
+        if self.canary_floor is None and readings:
+            self.canary_floor = max(reading.mean for reading in readings)
+        return readings
+
+    async def _ask_canary(
+        self, server: RolloutServer, canary: _Canary, version: int
+    ) -> CanaryReading | None:
+        request = CanaryRequest(token_ids=canary.tokens.token_ids)
+        reply = await self._post(server, "/weights/canary", request, CanaryReply)
+        if reply.policy_version != version:
+            return None  # the server has moved on to newer weights
+        reading = compare(canary.logprobs, reply.logprobs, canary.tokens.sampled[1:])
+        self.canary_max_dlogp = max(self.canary_max_dlogp or 0.0, reading.max)
+        verdict, text = judge(reading, self._bounds, self.canary_floor)
+        logger.debug("canary server_id=%s policy_version=%d %s", server.server_id, version, text)
+        if verdict == "ok":
+            return reading
+        message = (
+            f"canary: rollout server {server.server_id} does not sample with the learner's "
+            f"weights of policy version {version}: {text}"
+        )
+        if verdict == "fail" and self._config.canary_action == "fail":
+            raise CanaryError(
+                f'{message}; restart that server, or set learner.canary_action = "warn" to go on'
+            )
+        logger.warning("%s", message)
+        return reading
+
+    async def _post(
+        self, server: RolloutServer, path: str, body: StrictMessage, reply_type: type[R]
+    ) -> R:
+        assert self._client is not None, "use WeightSync as `async with`"
+        where = f"server {server.server_id} at {server.url}{path}"
+        try:
+            # httpx bounds each read; this bounds the whole request.
+            response = await asyncio.wait_for(
+                self._client.post(server.url.rstrip("/") + path, json=body.model_dump()),
+                self._config.push_timeout_s,
+            )
+        except (httpx.HTTPError, TimeoutError) as exc:
+            raise ServerError(f"{where}: {type(exc).__name__} {exc}") from exc
+        if response.status_code != httpx.codes.OK:
+            raise ServerError(
+                f"{where}: HTTP {response.status_code}: {response.text[:500]}",
+                # 5xx is an outage: the server is being replaced and asked again, like one away.
+                refused=response.is_client_error,
+            )
+        try:
+            return reply_type.model_validate_json(response.content)
+        except ValidationError as exc:
+            raise ServerError(f"{where}: the answer does not parse: {exc}", refused=True) from exc
+
+    async def wait_for_server(self) -> None:
+        """Wait until a rollout server has announced itself.
+
+        Raises:
+            RunFailedError: none did within `first_server_timeout_s`.
+        """
+        started = time.monotonic()
+        next_word = started + LOUD_S
+        while not await self._registry.rollout_servers():
+            waited = time.monotonic() - started
+            if waited > self._config.first_server_timeout_s:
+                raise RunFailedError(
+                    f"no rollout server announced itself for {waited:.0f} s; "
+                    "learner.first_server_timeout_s allows "
+                    f"{self._config.first_server_timeout_s:g} s; see the log of the rollout service"
+                )
+            if time.monotonic() > next_word:
+                logger.warning("waiting for a rollout server waited_s=%.0f", waited)
+                next_word += LOUD_S
+            await asyncio.sleep(POLL_S / 4)
+
+    def _delete_old(self) -> None:
+        """Delete all but the newest versions; best effort, the next push tries again."""
+        versions: list[int] = []
+        for path in self._weights_dir.glob("v*"):
+            with contextlib.suppress(ValueError):
+                versions.append(int(path.name[1:]))
+        for version in sorted(versions)[: -self._config.keep_versions]:
+            shutil.rmtree(self._weights_dir / f"v{version}", ignore_errors=True)

@@ -1,0 +1,397 @@
+"""HTTP client of the tool services: specs at start, calls and sessions while trajectories run.
+
+agent_loop.py calls through here; discovery.py says which instance gets a call. A reply is a
+`ToolReply` the model reads; anything else (timeout, lost connection, 5xx, a reply that does not
+parse) is a `ToolOutageError`, which fails the attempt: outages.py has the table, transport.py
+makes the requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import random
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import jsonschema
+from jsonschema.exceptions import best_match
+from jsonschema.protocols import Validator
+from jsonschema.validators import validator_for
+from pydantic import JsonValue
+
+from agent_r1.rollout.tool_calls.discovery import (
+    POLL_S,
+    Endpoint,
+    NoInstanceError,
+    ToolDirectory,
+    VersionGoneError,
+)
+from agent_r1.rollout.tool_calls.transport import (
+    FIRST_DELAY_S,
+    LONGEST_DELAY_S,
+    RequestError,
+    ToolHttp,
+)
+from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tools import (
+    CallReply,
+    SessionRequest,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
+
+logger = logging.getLogger(__name__)
+
+CLOSE_TIMEOUT_S = 5.0
+MAX_ERROR_CHARS = 300
+
+T = TypeVar("T")
+
+
+class ToolOutageError(Exception):
+    """A tool service did not do its part; never the model's failure.
+
+    Attributes:
+        reason: kind, tool and what happened, such as "tool_timeout: search: ..."; the
+            trajectory's reason.
+        attempts: requests that were made.
+    """
+
+    def __init__(self, kind: str, tool: str, detail: str, attempts: int) -> None:
+        self.reason = f"{kind}: {tool}: {detail}"
+        super().__init__(self.reason)
+        self.attempts = attempts
+
+
+@dataclass(frozen=True)
+class ToolReply:
+    """What a tool service answered to one call."""
+
+    result: ToolResult
+    version: str
+    instance: str
+    attempt: int
+    """Retries before this answer."""
+    latency_ms: float
+    """From the first request to the answer."""
+
+
+@dataclass
+class _Waiting:
+    """Calls of one tool made within one turn of the event loop; they travel together."""
+
+    calls: list[tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]] = field(
+        default_factory=list
+    )
+
+
+class ToolClient:
+    """Calls tools by name.
+
+    Calls made within one turn of the event loop travel in one request, up to the tool's
+    `max_batch`; a call that is retried travels alone, so that it cannot fail others twice.
+
+    Args:
+        urls: base URL of the tools whose address is fixed, by name.
+        directory: chooses instances; None makes one without a registry.
+        registry: where the other tools announce themselves.
+        announced: names of those tools.
+        timeout_s: time for one call, retries included.
+        retries: most retries of one call.
+        max_requests: most HTTP requests in flight for one tool; further ones wait, so that a slow
+            tool cannot keep the others from being called.
+    """
+
+    def __init__(
+        self,
+        urls: Mapping[str, str],
+        *,
+        directory: ToolDirectory | None = None,
+        registry: ToolRegistry | None = None,
+        announced: Sequence[str] = (),
+        timeout_s: float = 30.0,
+        retries: int = 3,
+        max_requests: int = 64,
+    ) -> None:
+        self._urls = {name: url.rstrip("/") for name, url in urls.items()}
+        self._registry = registry
+        self._announced = list(announced)
+        self._timeout_s = timeout_s
+        self._retries = retries
+        self._http = ToolHttp((*self._urls, *self._announced), max_requests)
+        self._validators: dict[str, Validator] = {}
+        self._waiting: dict[tuple[str, str], _Waiting] = {}
+        self._sends: set[asyncio.Task[None]] = set()
+        self._sessions: dict[tuple[str, str], Endpoint] = {}
+        self._watching: asyncio.Task[None] | None = None
+        self.directory = directory or ToolDirectory()
+
+    @property
+    def specs(self) -> dict[str, ToolSpec]:
+        """What each tool is, by name, once `start` has returned."""
+        return self.directory.specs
+
+    async def start(self, wait_s: float) -> None:
+        """Learn what every tool is, waiting until the services answer or announce themselves.
+
+        Raises:
+            ValueError: a service did not answer in time, or is not the tool it should be.
+        """
+        specs = await asyncio.gather(
+            *(self._http.fetch_spec(name, url, wait_s) for name, url in self._urls.items()),
+            self._find_announced(wait_s),
+        )
+        for (name, url), spec in zip(self._urls.items(), specs[:-1], strict=True):
+            assert spec is not None
+            if spec.name != name:
+                raise ValueError(
+                    f"the service at {url} is the tool {spec.name!r}, expected "
+                    f"{name!r}; correct tools.{name}.url or rename the table to [tools.{spec.name}]"
+                )
+            self.directory.add_fixed(name, url, spec)
+        for name, spec in self.specs.items():
+            _check_schema(name, spec)
+        if self._registry is not None and self._announced:
+            watch = self.directory.watch_forever(self._registry, self._announced)
+            self._watching = asyncio.create_task(watch)
+
+    async def _find_announced(self, wait_s: float) -> None:
+        """Wait until every tool without a fixed URL has an instance."""
+        if self._registry is None or not self._announced:
+            return
+        missing = list(self._announced)
+        deadline = time.monotonic() + wait_s
+        while True:
+            states = await self._registry.read(missing)
+            missing = [name for name in missing if not self.directory.update(name, states[name])]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise ValueError(
+                    f"no instance of {', '.join(missing)} is announced in the tool pool "
+                    f"{self._registry.pool!r} after {wait_s:g} s; start one (`agent-r1 serve tool "
+                    "CONFIG --name TOOL` with the same redis.url and run.tool_pool), set "
+                    "tools.<name>.url, or raise rollout.tool_start_timeout_s"
+                )
+            await asyncio.sleep(POLL_S)
+
+    async def stop(self) -> None:
+        """Close the connections; calls in flight fail."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for task in list(self._sends):
+            task.cancel()
+        await asyncio.gather(*self._sends, return_exceptions=True)
+        await self._http.close()
+
+    def argument_error(self, spec: ToolSpec, arguments: Mapping[str, JsonValue]) -> str | None:
+        """Return why arguments do not fit a tool, in one line for the model; None if they do."""
+        key = json.dumps(spec.parameters, sort_keys=True)
+        if key not in self._validators:
+            kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
+            self._validators[key] = kind(spec.parameters)
+        error = best_match(self._validators[key].iter_errors(arguments))
+        if error is None:
+            return None
+        where = "/".join(str(step) for step in error.absolute_path)
+        message = error.message[:MAX_ERROR_CHARS]
+        return f"{where}: {message}" if where else message
+
+    async def call(
+        self,
+        name: str,
+        arguments: dict[str, JsonValue],
+        *,
+        rollout_id: str,
+        turn: int,
+        tool_context: JsonValue = None,
+        version: str | None = None,
+        deadline: float | None = None,
+    ) -> ToolReply:
+        """Run one call.
+
+        Args:
+            name: of the tool.
+            arguments: that fit its schema.
+            rollout_id: the attempt that calls.
+            turn: of the model, from 0.
+            tool_context: the task's.
+            version: the pinned one; None takes what the weights say.
+            deadline: monotonic seconds at which the trajectory's time is up.
+
+        Raises:
+            ToolOutageError: no usable answer within the time and retries allowed.
+        """
+        started = time.monotonic()
+        deadline = min(started + self._timeout_s, deadline or math.inf)
+
+        async def send(attempt: int) -> tuple[CallReply, int]:
+            message = ToolCall(
+                name=name,
+                arguments=arguments,
+                rollout_id=rollout_id,
+                turn=turn,
+                tool_context=tool_context,
+                timeout_s=max(deadline - time.monotonic(), 0.001),
+            )
+            endpoint = self._endpoint(name, rollout_id, version)
+            if attempt == 0 and self.directory.spec(name, version).max_batch > 1:
+                return await self._send_together(name, endpoint, version, message)
+            return await self._http.post_calls(endpoint, name, [message]), 0
+
+        (reply, index), attempt = await self._retrying(name, send, deadline)
+        return ToolReply(
+            result=reply.results[index],
+            version=reply.version,
+            instance=reply.instance,
+            attempt=attempt,
+            latency_ms=(time.monotonic() - started) * 1000,
+        )
+
+    # -- sessions --------------------------------------------------------------------------------
+
+    async def open_session(
+        self, name: str, rollout_id: str, tool_context: JsonValue, version: str | None = None
+    ) -> None:
+        """Open a session; the rollout's calls of this tool then go to the same instance.
+
+        Raises:
+            ToolOutageError: no service opened it.
+        """
+        body = SessionRequest(rollout_id=rollout_id, tool_context=tool_context).model_dump_json()
+
+        async def send(attempt: int) -> None:
+            endpoint = self._choose(name, version)
+            # Noted before the answer: a session that was opened and not answered is closed too.
+            self._sessions[name, rollout_id] = endpoint
+            await self._http.post(endpoint, name, "/open", body)
+
+        await self._retrying(name, send, time.monotonic() + self._timeout_s)
+
+    async def close_session(self, name: str, rollout_id: str) -> None:
+        """Close a session, if it can be reached: a lost one expires at the service."""
+        endpoint = self._sessions.pop((name, rollout_id), None)
+        if endpoint is None:
+            return
+        body = SessionRequest(rollout_id=rollout_id).model_dump_json()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._http.post(endpoint, name, "/close", body)
+        except (TimeoutError, RequestError) as exc:
+            logger.warning(
+                "tool session not closed tool=%s rollout_id=%s error=%s", name, rollout_id, exc
+            )
+
+    # -- requests --------------------------------------------------------------------------------
+
+    def _endpoint(self, name: str, rollout_id: str, version: str | None) -> Endpoint:
+        """Return the instance for a call: that of the session, or one that is chosen."""
+        held = self._sessions.get((name, rollout_id))
+        if held is None:
+            return self._choose(name, version)
+        if not self.directory.has(name, held.instance):
+            raise RequestError("tool_session_lost", f"the instance {held.instance} is gone")
+        return held
+
+    def _choose(self, name: str, version: str | None) -> Endpoint:
+        try:
+            return self.directory.choose(name, version)
+        except VersionGoneError as exc:
+            raise RequestError("tool_version_gone", str(exc)) from exc
+        except NoInstanceError as exc:
+            raise RequestError("tool_absent", str(exc)) from exc
+
+    async def _retrying(
+        self, name: str, send: Callable[[int], Awaitable[T]], deadline: float
+    ) -> tuple[T, int]:
+        """Run `send(attempt)` until it succeeds, the retries are used up or the deadline passes.
+
+        While no instance is there, waiting costs no retry.
+        """
+        idempotent = self.specs[name].idempotent
+        delay_s = FIRST_DELAY_S
+        attempt = retries = 0
+        problem = "no answer"
+        try:
+            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+                while True:
+                    try:
+                        return await send(attempt), attempt
+                    except RequestError as exc:
+                        unsafe = exc.outage.may_have_run and not idempotent
+                        if not exc.outage.resend or unsafe or retries == self._retries:
+                            raise ToolOutageError(exc.kind, name, str(exc), attempt + 1) from exc
+                        logger.debug("tool call retried tool=%s error=%s", name, exc)
+                        problem = str(exc)
+                        retries += exc.kind != "tool_absent"
+                    attempt += 1
+                    await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+                    delay_s = min(delay_s * 2, LONGEST_DELAY_S)
+        except TimeoutError as exc:
+            detail = f"nothing usable within {self._timeout_s:g} s (env.tool_timeout_s): {problem}"
+            raise ToolOutageError("tool_timeout", name, detail, attempt + 1) from exc
+
+    def _send_together(
+        self, name: str, endpoint: Endpoint, version: str | None, call: ToolCall
+    ) -> asyncio.Future[tuple[CallReply, int]]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[tuple[CallReply, int]] = loop.create_future()
+        key = (name, endpoint.instance)
+        if key not in self._waiting:
+            self._waiting[key] = _Waiting()
+            size = self.directory.spec(name, version).max_batch
+            loop.call_soon(self._flush, key, endpoint, size)
+        self._waiting[key].calls.append((call, future))
+        return future
+
+    def _flush(self, key: tuple[str, str], endpoint: Endpoint, size: int) -> None:
+        calls = self._waiting.pop(key).calls
+        for start in range(0, len(calls), size):
+            batch = self._send_batch(endpoint, key[0], calls[start : start + size])
+            task = asyncio.create_task(batch)
+            self._sends.add(task)
+            task.add_done_callback(self._sends.discard)
+
+    async def _send_batch(
+        self,
+        endpoint: Endpoint,
+        name: str,
+        calls: list[tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]],
+    ) -> None:
+        try:
+            # The callers' own deadlines end their waiting; this one ends the request.
+            async with asyncio.timeout(max(call.timeout_s for call, _ in calls)):
+                reply = await self._http.post_calls(endpoint, name, [call for call, _ in calls])
+        except (TimeoutError, RequestError) as exc:
+            failure: Exception = exc
+            if isinstance(exc, RequestError) and not exc.outage.resend and len(calls) > 1:
+                # One call may have spoilt the request for all: each tries again alone.
+                failure = RequestError("tool_http_5xx", str(exc))
+            for _, future in calls:
+                if not future.done():
+                    future.set_exception(failure)
+        except asyncio.CancelledError:
+            for _, future in calls:
+                future.cancel()
+            raise
+        else:
+            for index, (_, future) in enumerate(calls):
+                if not future.done():
+                    future.set_result((reply, index))
+
+
+def _check_schema(name: str, spec: ToolSpec) -> None:
+    kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(spec.parameters)
+    except jsonschema.SchemaError as exc:
+        raise ValueError(
+            f"parameters of the tool {name!r} are not a JSON Schema: {exc.message}"
+        ) from exc

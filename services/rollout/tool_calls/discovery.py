@@ -1,0 +1,311 @@
+"""Which instance of a tool gets a call: the one place that decides it.
+
+Instances come from the registry in Redis (`watch_forever` reads it twice a second) or, with a fixed
+URL, from the configuration. client.py asks for an endpoint per call and says how it went;
+runner.py pins versions at the start of a trajectory.
+
+A trajectory keeps the versions it started with (`env.pin = "trajectory"`): new ones are drawn by
+the registry's weights among versions that take new work, and a pinned version stays reachable on
+instances that drain. A version whose schema would change the prompt is not taken up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tool_pool import Pin, PinReport, ToolInstance, ToolState, ToolUse
+from agent_r1_proto.tools import ToolSpec
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.5
+"""How often the registry is read: additions and removals are seen within a second."""
+BREAKER_FAILURES = 3
+"""Failures in a row that open an instance's circuit breaker."""
+BREAKER_OPEN_S = 2.0
+"""How long an open breaker keeps calls away; then one call tries."""
+
+
+class VersionGoneError(Exception):
+    """No instance serves the pinned version any more, and others serve another."""
+
+
+class NoInstanceError(Exception):
+    """No instance serves the tool at this moment."""
+
+
+@dataclass
+class Endpoint:
+    """One instance as this process sees it."""
+
+    url: str
+    instance: str
+    version: str | None
+    """None: a fixed URL, whatever version answers there."""
+    capacity: int = 1
+    draining: bool = False
+    in_flight: int = 0
+    failures: int = 0
+    """In a row."""
+    open_until: float = 0.0
+    """Monotonic seconds until which its circuit breaker keeps calls away."""
+
+    def succeeded(self) -> None:
+        """Close the breaker."""
+        self.failures = 0
+        self.open_until = 0.0
+
+    def failed(self, now: float, *, unreachable: bool) -> None:
+        """Count a failure; a lost connection opens the breaker at once."""
+        self.failures += 1
+        if unreachable or self.failures >= BREAKER_FAILURES:
+            self.open_until = now + BREAKER_OPEN_S
+
+    @property
+    def load(self) -> float:
+        """Calls in flight from here, as a share of what it takes."""
+        return self.in_flight / self.capacity
+
+
+@dataclass
+class _Tool:
+    """What is known of one tool."""
+
+    spec: ToolSpec
+    """What this run offers."""
+    specs: dict[str, ToolSpec] = field(default_factory=dict)
+    """By version, as first seen."""
+    endpoints: dict[str, Endpoint] = field(default_factory=dict)
+    """By instance name."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """Of new work, by acceptable version."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Why a version that is announced is not taken up, in full or in part."""
+    logged: set[str] = field(default_factory=set)
+    """Refusals that the log has."""
+
+
+class ToolDirectory:
+    """The instances of the tools of one rollout server.
+
+    Args:
+        server_id: under which pins are reported.
+        follow_schemas: take up versions whose schema changes the prompt.
+        clock: monotonic seconds.
+        random_: draws versions and breaks ties.
+    """
+
+    def __init__(
+        self,
+        *,
+        server_id: str = "rollout",
+        follow_schemas: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        random_: random.Random | None = None,
+    ) -> None:
+        self._server_id = server_id
+        self._follow_schemas = follow_schemas
+        self._clock = clock
+        self._random = random_ or random.Random()
+        self._tools: dict[str, _Tool] = {}
+        self._pins: Counter[tuple[str, str]] = Counter()
+
+    # -- what is there ---------------------------------------------------------------------------
+
+    @property
+    def specs(self) -> dict[str, ToolSpec]:
+        """What each tool is, by name."""
+        return {name: tool.spec for name, tool in self._tools.items()}
+
+    def spec(self, name: str, version: str | None = None) -> ToolSpec:
+        """Return what a tool is in a version."""
+        tool = self._tools[name]
+        return tool.spec if version is None else tool.specs.get(version, tool.spec)
+
+    def add_fixed(self, name: str, url: str, spec: ToolSpec) -> None:
+        """Add the tool behind a URL of the configuration."""
+        endpoint = Endpoint(url=url, instance=url, version=None)
+        self._tools[name] = _Tool(spec=spec, endpoints={url: endpoint})
+
+    def update(self, name: str, state: ToolState) -> bool:
+        """Take over what the registry says of a tool; return whether it is known now."""
+        tool = self._tools.get(name)
+        if tool is None:
+            live = state.live_versions()
+            first = [one for one in state.instances if not one.draining]
+            if not live or not first:
+                return False
+            shares = state.shares()
+            version = max(shares, key=lambda v: shares[v])
+            spec = next(one.spec for one in first if one.version == version)
+            tool = self._tools[name] = _Tool(spec=spec)
+        accepted = self._accepted(name, tool, state.instances)
+        self._note_changes(name, tool, accepted)
+        tool.endpoints = {one.instance: self._endpoint(tool, one) for one in accepted}
+        versions = {one.version for one in accepted}
+        usable = ToolState(
+            instances=accepted,
+            versions=[version for version in state.versions if version in versions],
+            weights=state.weights,
+        )
+        tool.shares = usable.shares()
+        if self._follow_schemas and tool.shares:
+            newest = max(tool.shares, key=lambda v: tool.shares[v])
+            tool.spec = tool.specs[newest]
+        return True
+
+    def _accepted(
+        self, name: str, tool: _Tool, instances: Sequence[ToolInstance]
+    ) -> list[ToolInstance]:
+        tool.refused = {}
+        accepted: list[ToolInstance] = []
+        for one in instances:
+            problem = self._problem(tool, one)
+            if problem is None:
+                accepted.append(one)
+                continue
+            tool.refused[one.version] = problem
+            if problem not in tool.logged:
+                tool.logged.add(problem)
+                logger.error(
+                    "tool version not taken up tool=%s version=%s instance=%s reason=%s",
+                    name,
+                    one.version,
+                    one.instance,
+                    problem,
+                )
+        return accepted
+
+    def _problem(self, tool: _Tool, one: ToolInstance) -> str | None:
+        if tool.specs.setdefault(one.version, one.spec) != one.spec:
+            return (
+                f"{one.instance} has another description, schema or session setting than the "
+                f"version {one.version} known before; give the changed tool its own version"
+            )
+        same = one.spec.as_function() == tool.spec.as_function()
+        if (same and one.spec.sessions == tool.spec.sessions) or self._follow_schemas:
+            return None
+        return (
+            f"the schema of version {one.version} would change the prompt in the middle of the "
+            "run; set env.follow_tool_schemas = true to take it"
+        )
+
+    @staticmethod
+    def _note_changes(name: str, tool: _Tool, accepted: Sequence[ToolInstance]) -> None:
+        now = {one.instance: one for one in accepted}
+        for instance in now.keys() - tool.endpoints.keys():
+            logger.info(
+                "tool instance added tool=%s version=%s instance=%s url=%s",
+                name,
+                now[instance].version,
+                instance,
+                now[instance].url,
+            )
+        for instance in tool.endpoints.keys() - now.keys():
+            logger.info("tool instance gone tool=%s instance=%s", name, instance)
+
+    @staticmethod
+    def _endpoint(tool: _Tool, one: ToolInstance) -> Endpoint:
+        endpoint = tool.endpoints.get(one.instance)
+        if endpoint is None or endpoint.url != one.url:
+            endpoint = Endpoint(url=one.url, instance=one.instance, version=one.version)
+        endpoint.capacity = one.capacity
+        endpoint.draining = one.draining
+        return endpoint
+
+    async def watch_forever(self, registry: ToolRegistry, names: Sequence[str]) -> None:
+        """Follow the registry, and report the pinned versions there, for ever."""
+        while True:
+            try:
+                for name, state in (await registry.read(names)).items():
+                    self.update(name, state)
+                await registry.report(self._server_id, self.report(names), 10 * POLL_S)
+            except Exception:  # what is known stays in use
+                logger.exception("tool registry not followed")
+            await asyncio.sleep(POLL_S)
+
+    def report(self, names: Sequence[str]) -> PinReport:
+        """Return what this server does with the versions of the named tools."""
+        known = {name: self._tools[name] for name in names if name in self._tools}
+        return PinReport(
+            pins=[Pin(tool=t, version=v, count=n) for (t, v), n in self._pins.items()],
+            tools=[
+                ToolUse(tool=name, shares=tool.shares, refused=tool.refused)
+                for name, tool in known.items()
+            ],
+        )
+
+    # -- versions --------------------------------------------------------------------------------
+
+    def pin(self, names: Sequence[str]) -> dict[str, str]:
+        """Draw a version of each named tool for one trajectory; `unpin` gives them back.
+
+        Tools behind a fixed URL have no pin.
+        """
+        pins: dict[str, str] = {}
+        for name in names:
+            shares = self._tools[name].shares
+            if shares:
+                versions = list(shares)
+                pins[name] = self._random.choices(versions, [shares[v] for v in versions])[0]
+        self._pins.update(pins.items())
+        return pins
+
+    def unpin(self, pins: Mapping[str, str]) -> None:
+        """Give the pins of a trajectory that has ended back."""
+        for key in pins.items():
+            self._pins[key] -= 1
+            if self._pins[key] <= 0:
+                del self._pins[key]
+
+    # -- instances -------------------------------------------------------------------------------
+
+    def choose(self, name: str, version: str | None = None) -> Endpoint:
+        """Return the instance for one call: the least loaded whose breaker is closed.
+
+        Where every breaker is open, the call goes to the instance that failed longest ago: the
+        client's own retries and back-off bound what that costs.
+
+        Args:
+            name: of the tool.
+            version: the pinned one; None draws by the weights.
+
+        Raises:
+            VersionGoneError: no instance has the version, and others have another.
+            NoInstanceError: no instance is announced.
+        """
+        tool = self._tools[name]
+        if version is None and tool.shares:
+            version = next(iter(self._draw(tool)))
+        fitting = [e for e in tool.endpoints.values() if version in (None, e.version)]
+        if not fitting:
+            if any(not e.draining for e in tool.endpoints.values()):
+                raise VersionGoneError(
+                    f"no instance of version {version} is left; there are "
+                    f"{', '.join(sorted(tool.shares)) or 'none'}"
+                )
+            raise NoInstanceError("no instance is announced")
+        fresh = [e for e in fitting if not e.draining] or fitting
+        now = self._clock()
+        closed = [e for e in fresh if e.open_until <= now]
+        if not closed:
+            return min(fresh, key=lambda e: e.open_until)
+        chosen = min(closed, key=lambda e: (e.load, self._random.random()))
+        if chosen.open_until:
+            chosen.open_until = now + BREAKER_OPEN_S  # half open: this call tries, others wait
+        return chosen
+
+    def _draw(self, tool: _Tool) -> list[str]:
+        versions = list(tool.shares)
+        return self._random.choices(versions, [tool.shares[v] for v in versions])
+
+    def has(self, name: str, instance: str) -> bool:
+        """Whether an instance is still announced."""
+        return instance in self._tools[name].endpoints

@@ -1,0 +1,201 @@
+"""The tool calls of one turn: refused with a text for the model, or run, each with its record.
+
+agent_loop.py hands in what parsing.py read; calls go out through client.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import JsonValue
+
+from agent_r1.rollout.chat_format import TRUNCATION_MARKER
+from agent_r1.rollout.config import EnvConfig
+from agent_r1.rollout.envs import CallResult, CallStatus
+from agent_r1.rollout.parsing import ParsedCall, TurnText
+from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
+from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.tools import ImagePart, ResultPart, TextPart, ToolSpec
+from agent_r1_proto.trajectory import ToolCallRecord
+
+IMAGE_PLACEHOLDER = "[image]"
+MAX_DATA_CHARS = 16 * 1024
+"""Longest `ToolResult.data` that is recorded, in characters of its JSON."""
+
+
+@dataclass(frozen=True)
+class CallOutcome:
+    """One call of a turn: its record, what the environment sees, and an outage if there was one."""
+
+    record: ToolCallRecord
+    result: CallResult | None
+    outage: ToolOutageError | None = None
+
+
+class CallRunner:
+    """Runs the calls of one trajectory's turns, and keeps its tool sessions.
+
+    Args:
+        tools: calls tools.
+        env: limits.
+        specs: the tools this trajectory is offered, by name.
+        rollout: whose calls these are.
+        pins: versions this trajectory keeps, by tool; given back by `close`.
+        deadline: monotonic seconds at which the trajectory's time is up.
+    """
+
+    def __init__(
+        self,
+        tools: ToolClient,
+        env: EnvConfig,
+        specs: Mapping[str, ToolSpec],
+        rollout: RolloutTask,
+        *,
+        pins: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        self._tools = tools
+        self._pins = pins or {}
+        self._deadline = deadline
+        self._env = env
+        self._specs = specs
+        self._rollout = rollout
+        self._rollout_id = str(rollout.key)
+        self._sessions: list[str] = []
+
+    async def close(self) -> None:
+        """Close the sessions that were opened, and let the pinned versions go."""
+        for name in self._sessions:
+            await self._tools.close_session(name, self._rollout_id)
+        self._tools.directory.unpin(self._pins)
+        self._pins = {}
+
+    async def run(self, number: int, turn: TurnText, ends: Sequence[int]) -> list[CallOutcome]:
+        """Run the calls of a turn: at once, those of one session in their order.
+
+        Args:
+            number: of the turn, from 0.
+            turn: what the model wrote.
+            ends: for each call, the index into `token_ids` of the token that closes it.
+
+        Returns:
+            One outcome per call, in order; calls after an outage in a session are left out.
+        """
+        if not turn.calls:
+            return []
+        calls: list[CallOutcome | None] = [None] * len(turn.calls)
+        lanes: dict[str, list[int]] = {}
+        for i, (parsed, end) in enumerate(zip(turn.calls, ends, strict=True)):
+            calls[i] = self._refuse(i, parsed, end)
+            if calls[i] is None:
+                lane = parsed.name if self._specs[parsed.name].sessions else f"{parsed.name} {i}"
+                lanes.setdefault(lane, []).append(i)
+
+        async def run_lane(indexes: list[int]) -> None:
+            for i in indexes:
+                outcome = calls[i] = await self._run_one(number, turn.calls[i], ends[i])
+                if outcome.outage is not None:
+                    return
+
+        if len(lanes) == 1:
+            await run_lane(next(iter(lanes.values())))
+        elif lanes:
+            async with asyncio.TaskGroup() as group:
+                for indexes in lanes.values():
+                    group.create_task(run_lane(indexes))
+        return [call for call in calls if call is not None]
+
+    def _refuse(self, index: int, parsed: ParsedCall, end: int) -> CallOutcome | None:
+        """Answer a call that cannot be run; None where it can."""
+        status: CallStatus
+        if index >= self._env.max_calls_per_turn:
+            status = "over_limit"
+            error = (
+                f"only the first {self._env.max_calls_per_turn} tool calls of a turn are run; "
+                "this one was not"
+            )
+        elif parsed.error:
+            status, error = "malformed", parsed.error
+        elif parsed.name not in self._specs:
+            status = "unknown_tool"
+            offered = ", ".join(sorted(self._specs)) or "none"
+            error = f"there is no tool {parsed.name!r}; tools: {offered}"
+        else:
+            problem = self._tools.argument_error(self._specs[parsed.name], parsed.arguments)
+            if problem is None:
+                return None
+            status, error = "malformed", f"the arguments do not fit {parsed.name}: {problem}"
+        text = f"Error: {error}"
+        record = ToolCallRecord(
+            end_token_index=end,
+            tool=parsed.name,
+            arguments=parsed.arguments,
+            status=status,
+            parts=[TextPart(text=text)],
+            error=error,
+        )
+        return CallOutcome(record, CallResult(parsed.name, parsed.arguments, status, text))
+
+    async def _run_one(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
+        spec = self._specs[parsed.name]
+        context: JsonValue = self._rollout.task.tool_context
+        version = self._pins.get(parsed.name)
+        try:
+            if spec.sessions and parsed.name not in self._sessions:
+                self._sessions.append(parsed.name)
+                await self._tools.open_session(parsed.name, self._rollout_id, context, version)
+            reply = await self._tools.call(
+                parsed.name,
+                parsed.arguments,
+                rollout_id=self._rollout_id,
+                turn=number,
+                tool_context=context,
+                version=version,
+                deadline=self._deadline,
+            )
+        except ToolOutageError as exc:
+            record = ToolCallRecord(
+                end_token_index=end,
+                tool=parsed.name,
+                arguments=parsed.arguments,
+                status="failed",
+                version=version or spec.version,
+                attempt=exc.attempts - 1,
+                error=str(exc),
+            )
+            return CallOutcome(record, None, exc)
+        text, parts = self._shown(reply.result.parts)
+        record = ToolCallRecord(
+            end_token_index=end,
+            tool=parsed.name,
+            arguments=parsed.arguments,
+            status=reply.result.status,
+            version=reply.version,
+            instance=reply.instance,
+            attempt=reply.attempt,
+            latency_ms=reply.latency_ms,
+            parts=parts,
+            data=_recorded(reply.result.data),
+        )
+        result = CallResult(
+            parsed.name, parsed.arguments, reply.result.status, text, reply.result.data
+        )
+        return CallOutcome(record, result)
+
+    def _shown(self, parts: Sequence[ResultPart]) -> tuple[str, list[ResultPart]]:
+        """Return a result as text within the limit, and the parts that are kept of it."""
+        texts = [p.text if isinstance(p, TextPart) else IMAGE_PLACEHOLDER for p in parts]
+        text = "\n".join(texts)
+        limit = self._env.max_tool_response_chars
+        if len(text) <= limit:
+            return text, list(parts)
+        text = text[: limit - len(TRUNCATION_MARKER)] + TRUNCATION_MARKER
+        return text, [TextPart(text=text), *(p for p in parts if isinstance(p, ImagePart))]
+
+
+def _recorded(data: JsonValue) -> JsonValue:
+    """Return what a tool sent beside its text, or None where a trajectory should not carry it."""
+    return data if len(json.dumps(data)) <= MAX_DATA_CHARS else None

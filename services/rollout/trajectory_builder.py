@@ -1,0 +1,115 @@
+"""A trajectory while it grows, and the seeds of its turns.
+
+agent_loop.py appends prompt, sampled and reply tokens; `finish` makes the `Trajectory` message.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from agent_r1.rollout.policy import Generation
+from agent_r1_proto.tasks import RolloutKey, RolloutTask
+from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory, Turn, VersionSpan
+
+
+def derive_seed(run_seed: int, key: RolloutKey, turn: int) -> int:
+    """Return the sampler's seed of one turn, below 2**63.
+
+    The same for every incarnation, so that a resumed run samples what it would have sampled.
+    """
+    text = f"{run_seed}/{key.group_id}/{key.sample_index}/{key.attempt}/{turn}"
+    return _hash_to_seed(text)
+
+
+def _hash_to_seed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
+
+
+def turn_seed(run_seed: int, rollout: RolloutTask, turn: int) -> int:
+    """Return the seed of a turn: the task's own for the first turn, or derived from the key."""
+    if rollout.sampling.seed is None:
+        return derive_seed(run_seed, rollout.key, turn)
+    if turn == 0:
+        return rollout.sampling.seed
+    return _hash_to_seed(f"{rollout.sampling.seed}/{turn}")
+
+
+class TrajectoryBuilder:
+    """A trajectory while it grows. T = tokens so far."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.prompt_length = 0
+        self.turns: list[Turn] = []
+        self.version_spans: list[VersionSpan] = []
+        self._logprobs: list[tuple[int, list[float]]] = []
+
+    def add_prompt(self, token_ids: list[int]) -> None:
+        """Begin with the prompt."""
+        self.token_ids += token_ids
+        self.prompt_length = len(self.token_ids)
+
+    def cut_prompt(self, max_tokens: int) -> None:
+        """Keep only the first tokens of a prompt that is too long to sample from."""
+        del self.token_ids[max_tokens:]
+        self.prompt_length = len(self.token_ids)
+
+    def add_sampled(self, generation: Generation, text: str) -> int:
+        """Append one turn of the model; return the index of its first token."""
+        start = len(self.token_ids)
+        self.token_ids += generation.token_ids
+        self._logprobs.append((start, generation.logprobs))
+        for span in generation.version_spans:
+            self.version_spans.append(
+                VersionSpan(
+                    policy_version=span.policy_version,
+                    start=start + span.start,
+                    end=start + span.end,
+                )
+            )
+        self.turns.append(
+            Turn(
+                start=start,
+                end=len(self.token_ids),
+                text=text,
+                finish_reason=generation.finish_reason,
+            )
+        )
+        return start
+
+    def set_calls(self, calls: list[ToolCallRecord]) -> None:
+        """Attach the calls of the last turn."""
+        self.turns[-1] = self.turns[-1].model_copy(update={"calls": calls})
+
+    def finish(
+        self, rollout: RolloutTask, status: Status, reason: str, **facts: object
+    ) -> Trajectory:
+        """Build the message."""
+        num_tokens = len(self.token_ids)
+        action_mask = np.zeros(num_tokens, dtype=np.bool_)
+        logprobs = np.zeros(num_tokens, dtype=np.float32)
+        for start, values in self._logprobs:
+            action_mask[start : start + len(values)] = True
+            logprobs[start : start + len(values)] = values
+        return Trajectory.model_validate(
+            {
+                "rollout": rollout,
+                "token_ids": np.array(self.token_ids, dtype=np.int32),
+                "action_mask": action_mask,
+                "rollout_logprobs": logprobs,
+                "prompt_length": self.prompt_length,
+                "version_spans": self.version_spans,
+                "turns": self.turns,
+                "status": status,
+                "reason": reason,
+                "temperature": rollout.sampling.temperature,
+                **facts,
+            }
+        )
+
+
+def failed_trajectory(rollout: RolloutTask, reason: str) -> Trajectory:
+    """Return the FAILED trajectory of a sample of which nothing can be kept."""
+    return TrajectoryBuilder().finish(rollout, "FAILED", reason, seed=0)

@@ -1,0 +1,100 @@
+"""Checks what vLLM is asked and reads what it hands back, up to why its process ended.
+
+policy.py calls it with vLLM's objects; this module imports none of vLLM.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from agent_r1.rollout.policy import Generation, PolicyError, PromptError, PromptTooLongError
+from agent_r1.rollout.vllm.settings import OUT_OF_MEMORY_REMEDY
+from agent_r1_proto.trajectory import VersionSpan
+
+EXIT_TIMEOUT_S = 3.0
+SIGKILL_EXIT_CODE = -9
+
+
+def check_prompt(
+    token_ids: list[int], max_context: int, vocab_size: int, *, min_tokens: int
+) -> int:
+    """Return how many tokens the context has left after a prompt, at least 1.
+
+    Raises:
+        PromptError: the prompt is too short, too long, or holds an unknown token.
+    """
+    room = max_context - len(token_ids)
+    if len(token_ids) < min_tokens:
+        raise PromptError(f"prompt has {len(token_ids)} tokens; at least {min_tokens} needed")
+    if room < 1:
+        raise PromptTooLongError(
+            f"prompt has {len(token_ids)} tokens; with model.max_context ({max_context}) at most "
+            f"{max_context - 1} leave room to sample; shorten the prompt or raise "
+            "model.max_context"
+        )
+    if min(token_ids) < 0 or max(token_ids) >= vocab_size:
+        raise PromptError(
+            f"prompt holds a token id outside the model's vocabulary of {vocab_size}; the "
+            "tokenizer does not belong to this model"
+        )
+    return room
+
+
+def wait_for_exit(engine: Any) -> None:
+    """Wait a moment until a dying engine process has ended, so that its exit code is known."""
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    for process in engine_processes(engine):
+        process.join(max(0.0, deadline - time.monotonic()))
+
+
+def engine_processes(engine: Any) -> list[Any]:
+    """Return the engine's own processes."""
+    manager = getattr(engine.engine_core.resources, "engine_manager", None)
+    return list(getattr(manager, "processes", []))
+
+
+def to_prompt_logprobs(output: Any) -> list[float]:
+    """Read [T-1] log-probabilities of a prompt's tokens from a finished request."""
+    flat = output.prompt_logprobs
+    # Position 0 has no log-probability; the actual token comes first at every other one.
+    return [flat.logprobs[start] for start in flat.start_indices[1:]]
+
+
+def death_reason(engine: Any) -> str:
+    """Say in one line why the engine process ended."""
+    codes = [process.exitcode for process in engine_processes(engine)]
+    if SIGKILL_EXIT_CODE in codes:
+        return (
+            "the engine process was killed (signal 9), most likely because it ran out of memory: "
+            f"{OUT_OF_MEMORY_REMEDY}"
+        )
+    return f"the engine process ended (exit codes {codes}); the lines it logged before say why"
+
+
+def to_generation(completion: Any) -> Generation:
+    """Read one finished vLLM completion.
+
+    Raises:
+        PolicyError: the engine did not label every token with a version.
+    """
+    token_ids = list(completion.token_ids)
+    flat = completion.logprobs
+    # The sampled token's log-probability comes first at every position.
+    logprobs = [flat.logprobs[start] for start in flat.start_indices]
+    spans = [
+        VersionSpan(policy_version=int(span.version), start=span.start, end=span.end)
+        for span in completion.weight_versions or []
+    ]
+    labelled = sum(span.end - span.start for span in spans)
+    if not len(token_ids) == len(logprobs) == labelled:
+        raise PolicyError(
+            f"the engine returned {len(token_ids)} tokens, {len(logprobs)} log-probabilities and "
+            f"version labels for {labelled}"
+        )
+    return Generation(
+        token_ids=token_ids,
+        logprobs=logprobs,
+        version_spans=spans,
+        finish_reason="stop" if completion.finish_reason == "stop" else "length",
+    )

@@ -1,0 +1,427 @@
+"""The sampler: vLLM's AsyncLLM, token ids in, token ids and log-probabilities out.
+
+agent_loop.py calls `generate`; app.py calls `load_weights` with the learner's manifests and
+`score` for its canary. The engine runs in a process of its own, which loads weights through
+weight_transfer.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from agent_r1.rollout.policy import (
+    EngineDeadError,
+    Generation,
+    LoadTiming,
+    PolicyError,
+    PolicySetupError,
+    WeightsRefusedError,
+)
+from agent_r1.rollout.vllm.answers import (
+    check_prompt,
+    death_reason,
+    engine_processes,
+    to_generation,
+    to_prompt_logprobs,
+    wait_for_exit,
+)
+from agent_r1.rollout.vllm.release import check_release
+from agent_r1.rollout.vllm.settings import (
+    GIB,
+    OUT_OF_MEMORY_REMEDY,
+    ModelFacts,
+    VllmSettings,
+    check_cpu_fit,
+    engine_environment,
+    prepare_environment,
+    read_model,
+)
+from agent_r1.rollout.vllm.snapshot_reader import verify_snapshot
+from agent_r1_proto.weights import WeightManifest
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_BATCHED_TOKENS = 2048
+SCORE_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 5.0
+
+
+class VllmPolicy:
+    """A vLLM engine with versioned weights; implements `Policy`.
+
+    Requests in flight when weights are loaded go on: they are computed again under the new
+    weights from their first token, so a token labelled v has v's log-probability over its whole
+    prefix.
+    """
+
+    def __init__(self, settings: VllmSettings) -> None:
+        """Keep the settings; `start` does the work."""
+        self._settings = settings
+        self._policy_version = 0
+        self._in_flight: set[str] = set()
+        self._num_scores = 0
+        self._num_probes = 0
+        self._death: str | None = "the sampler has not been started"
+        self._load_lock = asyncio.Lock()
+        self._loading: asyncio.Future[LoadTiming] | None = None
+        self._is_loading = False
+        self._engine: Any = None
+        self._facts: ModelFacts | None = None
+        self._own_lm_head = False
+
+    @property
+    def policy_version(self) -> int:
+        """Version of the weights new tokens are sampled with."""
+        return self._policy_version
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """Tokens that end a turn."""
+        return self._model().eos_token_ids
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and generation together."""
+        return self._settings.max_context
+
+    @property
+    def num_in_flight(self) -> int:
+        """Generations that have started and not ended."""
+        return len(self._in_flight)
+
+    @property
+    def death(self) -> str | None:
+        """None while the engine is alive; else one line that says why it stopped."""
+        if self._death is None and self._engine.errored:
+            return death_reason(self._engine)
+        return self._death
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether weights are being replaced, so that generation stands still for a while."""
+        return self._is_loading
+
+    async def start(self) -> None:
+        """Start the engine with the configured model as version 0."""
+        started = time.perf_counter()
+        prepare_environment(self._settings)
+        self._facts = await asyncio.to_thread(read_model, self._settings)
+        try:
+            async with asyncio.timeout(self._settings.start_timeout_s):
+                await asyncio.to_thread(self._start_engine)
+                self._death = None
+                await self._fill_own_lm_head()
+                await self._engine.update_weight_version("0")
+                # An engine's first steps are its slowest: take them before requests wait, and
+                # before anybody judges how long a step takes.
+                await self.score([self._facts.eos_token_ids[0]] * 2)
+                await self.probe()
+        except TimeoutError as exc:
+            await self.stop()
+            raise PolicySetupError(
+                f"the engine did not start within {self._settings.start_timeout_s:g} s; raise "
+                "rollout.engine_start_timeout_s"
+            ) from exc
+        except EngineDeadError as exc:
+            await self.stop()
+            raise PolicySetupError(str(exc)) from exc
+        except PolicyError:
+            await self.stop()
+            raise
+        logger.info(
+            "policy started model=%s dtype=%s start_s=%.1f",
+            self._facts.directory,
+            self._settings.dtype,
+            time.perf_counter() - started,
+        )
+
+    async def generate(
+        self,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        request_id: str,
+    ) -> Generation:
+        """Sample after a prompt; see `Policy.generate`."""
+        room = check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=1)
+        if max_tokens < 1:
+            raise ValueError(f"max_tokens ({max_tokens}) must be >= 1")
+        params = self._sampling(min(max_tokens, room), temperature, seed)
+        if request_id in self._in_flight:
+            raise ValueError(f"request_id ({request_id}) is in flight already")
+        self._in_flight.add(request_id)
+        try:
+            async with self._engine_errors():
+                output = await self._run(token_ids, params, request_id)
+        finally:
+            self._in_flight.discard(request_id)
+        return to_generation(output.outputs[0])
+
+    def _sampling(self, max_tokens: int, temperature: float, seed: int) -> Any:
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=1.0,
+            top_k=-1,
+            seed=seed,
+            stop_token_ids=list(self._model().eos_token_ids),
+            logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    async def probe(self) -> None:
+        """Return once the engine has shown that it works; see `Policy.probe`."""
+        async with self._engine_errors():
+            if self._in_flight:
+                # The engine answers such questions between two steps.
+                await self._engine.is_paused()
+                return
+            self._num_probes += 1
+            prompt = [self._model().eos_token_ids[0]]
+            await self._run(prompt, self._sampling(1, 1.0, 0), f"probe-{self._num_probes}")
+
+    def kill(self, reason: str) -> None:
+        """End an engine that does not answer; see `Policy.kill`."""
+        self._death = reason
+        if self._engine is not None:
+            for process in engine_processes(self._engine):
+                process.kill()  # ends a stopped process too, which SIGTERM does not
+
+    async def score(self, token_ids: list[int]) -> list[float]:
+        """Return [T-1] log-probabilities under the weights in use; see `Policy.score`."""
+        from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+        check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=2)
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=1.0,
+            prompt_logprobs=0,
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._num_scores += 1
+        async with self._engine_errors(), asyncio.timeout(SCORE_TIMEOUT_S):
+            output = await self._run(token_ids, params, f"score-{self._num_scores}")
+        return to_prompt_logprobs(output)
+
+    async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
+        """Verify a snapshot, then pause, load it, and go on; see `Policy.load_weights`."""
+        # Shielded: a caller that gives up must not leave the engine paused.
+        self._loading = asyncio.ensure_future(self._load_next(manifest))
+        return await asyncio.shield(self._loading)
+
+    async def _load_next(self, manifest: WeightManifest) -> LoadTiming:
+        async with self._load_lock, self._engine_errors():
+            started = time.perf_counter()
+            path = await self._verify(manifest)
+            self._is_loading = True
+            try:
+                await self._map_files([str(path)])
+                fetch_s = time.perf_counter() - started
+                pause_s = await self._swap_weights(manifest.policy_version)
+            finally:
+                self._is_loading = False
+        logger.info(
+            "weights loaded policy_version=%d fetch_s=%.3f pause_s=%.3f in_flight=%d",
+            manifest.policy_version,
+            fetch_s,
+            pause_s,
+            self.num_in_flight,
+        )
+        return LoadTiming(fetch_s=fetch_s, pause_s=pause_s)
+
+    async def _verify(self, manifest: WeightManifest) -> Path:
+        limit_s = self._settings.load_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                return await asyncio.to_thread(
+                    verify_snapshot, manifest, self._model().layout, self._settings.dtype
+                )
+        except TimeoutError as exc:
+            raise WeightsRefusedError(
+                f"weights of version {manifest.policy_version} were not read and verified within "
+                f"{limit_s:g} s (rollout.weight_load_timeout_s); see whether the disk of "
+                "learner.weights_dir answers"
+            ) from exc
+
+    async def stop(self) -> None:
+        """Shut the engine down; generations in flight end with EngineDeadError."""
+        engine, self._engine = self._engine, None
+        self._death = self._death or "the sampler was stopped"
+        if engine is None:
+            return
+        if not engine.errored:
+            await engine.abort(list(self._in_flight))
+        # It would log the end of the engine process as an error.
+        handler, engine.output_handler = engine.output_handler, None
+        if handler is not None:
+            handler.cancel()
+        await asyncio.to_thread(engine.shutdown, timeout=STOP_TIMEOUT_S)
+        del engine
+        # AsyncLLM shuts down again when it is collected; at interpreter exit that fails loudly.
+        gc.collect()
+
+    def _model(self) -> ModelFacts:
+        if self._facts is None:
+            raise EngineDeadError("the sampler has not been started; call start() first")
+        return self._facts
+
+    def _start_engine(self) -> None:
+        check_release()
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        on_cpu = current_platform.is_cpu()
+        if on_cpu:
+            check_cpu_fit(self._settings, self._model())
+        self._own_lm_head = on_cpu and self._model().tied
+        args = self._engine_args(on_cpu)
+        try:
+            with engine_environment(self._settings, compiled=not args.enforce_eager):
+                self._engine = AsyncLLM.from_engine_args(args)
+        except (RuntimeError, ValueError, OSError) as exc:
+            raise PolicySetupError(
+                f"the engine did not start: {exc} (the lines it logged before say more). If it "
+                f"ran out of memory: {OUT_OF_MEMORY_REMEDY}"
+            ) from exc
+
+    def _engine_args(self, on_cpu: bool) -> Any:
+        from vllm.config.weight_transfer import WeightTransferConfig
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        from agent_r1.rollout.vllm.weight_transfer import BACKEND
+
+        settings = self._settings
+        batched_tokens = settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS
+        platform: dict[str, Any] = {}
+        if on_cpu:
+            platform["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
+            # A seeded request that is prefilled in chunks ends a CPU engine ("CPU Generator does
+            # not use offset"), so a prompt must fit one step.
+            platform["enable_chunked_prefill"] = False
+            batched_tokens = max(batched_tokens, settings.max_context)
+            if settings.tensor_parallel_size == 1:
+                # By default a CPU engine puts its one worker into a third process.
+                platform["distributed_executor_backend"] = UniProcExecutor
+        else:
+            platform["gpu_memory_utilization"] = settings.gpu_memory_utilization
+        if self._own_lm_head:
+            platform["hf_overrides"] = {"tie_word_embeddings": False}
+            # The checkpoint has no lm_head; _fill_own_lm_head loads all of it a moment later.
+            platform["load_format"] = "dummy"
+        eager = settings.enforce_eager
+        return AsyncEngineArgs(
+            model=str(self._model().directory),
+            dtype=settings.dtype,
+            seed=settings.seed,
+            skip_tokenizer_init=True,
+            max_model_len=settings.max_context,
+            # Which sequences share a step, and which prefixes are cached, changes last digits.
+            max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
+            enable_prefix_caching=not settings.deterministic,
+            max_num_batched_tokens=batched_tokens,
+            tensor_parallel_size=settings.tensor_parallel_size,
+            enforce_eager=on_cpu if eager is None else eager,
+            logprobs_mode="processed_logprobs",
+            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+            disable_log_stats=True,
+            **platform,
+        )
+
+    async def _fill_own_lm_head(self) -> None:
+        """Load the model's own files once more, where its tied lm_head must be filled too."""
+        if self._own_lm_head:
+            async with self._engine_errors():
+                await self._map_files([str(file) for file in self._model().layout.files])
+                await self._swap_weights(0)
+
+    async def _map_files(self, locations: list[str]) -> None:
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        aliases = dict(self._model().layout.aliases) if self._own_lm_head else {}
+        request = WeightTransferInitRequest({"locations": locations, "aliases": aliases})
+        limit_s = self._settings.load_timeout_s
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._engine.init_weight_transfer_engine(request)
+        except TimeoutError as exc:
+            reason = (
+                f"the engine did not open new weights within {limit_s:g} s "
+                "(rollout.weight_load_timeout_s) and was killed"
+            )
+            self.kill(reason)
+            raise EngineDeadError(reason) from exc
+        except Exception as exc:
+            if self.death is not None:
+                raise
+            raise WeightsRefusedError(f"the engine cannot open the weights: {exc}") from exc
+
+    async def _swap_weights(self, policy_version: int) -> float:
+        """Pause, load the mapped files, resume; return the seconds generation stood still."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        engine = self._engine
+        started = time.perf_counter()
+        try:
+            async with asyncio.timeout(self._settings.load_timeout_s):
+                await engine.pause_generation(mode="keep", clear_cache=True)
+                await engine.start_weight_update()
+                await engine.update_weights(WeightTransferUpdateRequest({}))
+                await engine.finish_weight_update(str(policy_version))
+                self._policy_version = policy_version
+                await engine.resume_generation()
+        except Exception as exc:
+            if engine.errored:
+                raise
+            # Half the parameters may be new: nothing sampled from now on could be labelled.
+            self._death = (
+                f"loading weights of version {policy_version} failed half-way "
+                f"({type(exc).__name__}: {exc}); start the rollout service again"
+            )
+            if isinstance(exc, TimeoutError):
+                self.kill(self._death)  # it does not answer, nor would it to the abort
+            await engine.abort(list(self._in_flight))
+            raise EngineDeadError(self._death) from exc
+        return time.perf_counter() - started
+
+    async def _run(self, token_ids: list[int], params: Any, request_id: str) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        final: Any = None
+        async for output in self._engine.generate(tokens_input(token_ids), params, request_id):
+            final = output
+        if final is None or final.outputs[0].finish_reason == "abort":
+            raise EngineDeadError(f"request {request_id} was cut off: {self.death or 'aborted'}")
+        return final
+
+    @asynccontextmanager
+    async def _engine_errors(self) -> AsyncIterator[None]:
+        """Turn what goes wrong in the engine into PolicyError."""
+        if (reason := self.death) is not None:
+            raise EngineDeadError(reason)
+        try:
+            yield
+        except (PolicyError, asyncio.CancelledError):
+            raise
+        except Exception as exc:
+            if self._engine is not None and self._engine.errored:
+                await asyncio.to_thread(wait_for_exit, self._engine)
+            reason = self.death
+            if reason is None:
+                raise PolicyError(f"the engine failed ({type(exc).__name__}: {exc})") from exc
+            raise EngineDeadError(reason) from exc

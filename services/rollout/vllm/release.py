@@ -1,0 +1,47 @@
+"""Refuses a vLLM that lacks what policy.py builds on, before an engine is started."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields
+
+from agent_r1.rollout.policy import PolicySetupError
+from agent_r1.rollout.vllm.settings import check_plugin_installed
+
+
+def check_release() -> None:
+    """Refuse a vLLM release, or an installation, without what this module needs.
+
+    Raises:
+        PolicySetupError: names what is missing.
+    """
+    try:
+        import vllm
+        from vllm.config.weight_transfer import WeightTransferConfig as _Config
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest as _Request
+        from vllm.outputs import CompletionOutput
+        from vllm.v1.engine.async_llm import AsyncLLM
+    except ImportError as exc:
+        raise PolicySetupError(
+            f"vLLM cannot be used ({exc}); install the release this version is made for: "
+            "pip install 'agent-r1[rollout]' (CPU) or 'agent-r1[rollout-gpu]'"
+        ) from exc
+    del _Config, _Request
+    missing = [
+        name
+        for name, present in {
+            "weight version spans": "weight_versions"
+            in {field.name for field in fields(CompletionOutput)},
+            "finish_weight_update(weight_version)": "weight_version"
+            in inspect.signature(
+                getattr(AsyncLLM, "finish_weight_update", lambda: None)
+            ).parameters,
+            "update_weight_version": hasattr(AsyncLLM, "update_weight_version"),
+        }.items()
+        if not present
+    ]
+    if missing:
+        raise PolicySetupError(
+            f"vLLM {vllm.__version__} lacks {', '.join(missing)}; install release 0.32"
+        )
+    check_plugin_installed()

@@ -1,0 +1,280 @@
+"""What policy.py must know and check before it imports vLLM.
+
+Reads the model directory and the machine's memory; sets the environment variables that vLLM and
+OpenMP read once, at import. Imports neither vLLM nor torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
+from agent_r1.rollout.vllm.snapshot_reader import ModelLayout, read_model_layout
+from agent_r1_service.config import Dtype
+
+GIB = 2**30
+# Of vLLM's attention kernels for the CPU; importing them here to ask would take seconds.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+PLUGIN = "agent_r1_weight_transfer"
+OUT_OF_MEMORY_REMEDY = (
+    "lower, in this order: rollout.max_concurrent, rollout.kv_cache_gib "
+    "(rollout.gpu_memory_utilization on a GPU), rollout.max_batched_tokens, model.max_context; "
+    "or take a smaller model"
+)
+
+
+@dataclass(frozen=True)
+class VllmSettings:
+    """One engine's settings; the names are those of the tables `model` and `rollout`."""
+
+    model_path: str
+    """Model directory, or a model's name where a hub can be reached."""
+    dtype: Dtype = "float32"
+    max_context: int = 4096
+    """Most tokens of one sequence."""
+    max_num_seqs: int = 64
+    """Most sequences in one engine step; further requests wait in the engine."""
+    deterministic: bool = False
+    """One sequence at a time and no prefix cache: results do not depend on what else runs."""
+    kv_cache_gib: float = 1.0
+    """Memory for the KV cache on the CPU, in GiB."""
+    gpu_memory_utilization: float = 0.85
+    """Share of a GPU's memory for weights and KV cache."""
+    tensor_parallel_size: int = 1
+    """GPUs the engine is spread over."""
+    max_batched_tokens: int | None = None
+    """Most tokens of one engine step; None is the larger of 2048 and max_context."""
+    threads: int = 1
+    """Threads of the engine on the CPU."""
+    enforce_eager: bool | None = None
+    """Run without compiled graphs; None: on the CPU yes, on GPUs no."""
+    stop_token_ids: tuple[int, ...] = ()
+    """End-of-turn tokens beside those of the model's generation config."""
+    seed: int = 0
+    """Seeds the engine itself; every request brings its own seed."""
+    start_timeout_s: float = 600.0
+    load_timeout_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What a model directory says about the model."""
+
+    directory: Path
+    layout: ModelLayout
+    tied: bool
+    """The output layer shares the embedding."""
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    max_positions: int | None
+    """Longest context the model was made for; None when it does not say."""
+    head_dim: int
+    kv_bytes_per_token: int
+
+
+def prepare_environment(settings: VllmSettings) -> None:
+    """Set what vLLM, OpenMP and the hub client read at import; a value already set stands.
+
+    Call it before vLLM is first imported in this process; vLLM's own processes inherit it.
+    """
+    defaults = {
+        # Binding to cores would fight the learner for the same ones.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        # The server has threads, and a forked engine would not call our plugin again.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_DO_NOT_TRACK": "1",
+        # Its warnings at every start tell of what a CPU engine never has.
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.start_timeout_s))),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if Path(settings.model_path).is_dir():
+        defaults["HF_HUB_OFFLINE"] = "1"
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    plugins = os.environ.get("VLLM_PLUGINS")
+    if plugins is not None and PLUGIN not in plugins.split(","):
+        os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}" if plugins else PLUGIN
+
+
+@contextmanager
+def engine_environment(settings: VllmSettings, *, compiled: bool) -> Iterator[None]:
+    """Set, for the engine processes started inside, what concerns no other process."""
+    wanted = {"OMP_NUM_THREADS": str(settings.threads)}
+    if not compiled:
+        # An eager engine still compiles its log-probability ranks on the first request: seconds,
+        # and a C++ compiler that a machine may lack.
+        wanted["TORCHDYNAMO_DISABLE"] = "1"
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def read_model(settings: VllmSettings) -> ModelFacts:
+    """Find the model and read what it is made of; downloads it when `model_path` is a name.
+
+    Raises:
+        PolicySetupError: there is no usable model, or the settings do not fit it.
+    """
+    directory = _find_model(settings.model_path)
+    config = _text_config(directory)
+    tied = bool(config.tie_word_embeddings)
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    value_bytes = 4 if settings.dtype == "float32" else 2
+    facts = ModelFacts(
+        directory=directory,
+        layout=read_model_layout(directory, tied=tied),
+        tied=tied,
+        eos_token_ids=_end_tokens(directory, config, settings.stop_token_ids),
+        vocab_size=config.vocab_size,
+        max_positions=getattr(config, "max_position_embeddings", None),
+        head_dim=head_dim,
+        kv_bytes_per_token=2 * config.num_hidden_layers * kv_heads * head_dim * value_bytes,
+    )
+    if facts.max_positions is not None and settings.max_context > facts.max_positions:
+        raise PolicySetupError(
+            f"model.max_context ({settings.max_context}) exceeds the {facts.max_positions} "
+            f"positions of {directory}; lower model.max_context"
+        )
+    return facts
+
+
+def read_end_tokens(directory: Path) -> tuple[int, ...]:
+    """Return the end-of-turn tokens of the model in a directory.
+
+    Raises:
+        PolicySetupError: it names none, or has no usable config.json.
+    """
+    return _end_tokens(directory, _text_config(directory), ())
+
+
+def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
+    """Refuse what a CPU engine cannot run, before a process is started for it.
+
+    Raises:
+        PolicyOutOfMemoryError: KV cache and weights exceed the free memory.
+        PolicySetupError: the KV cache cannot hold one sequence, or the head size has no kernel.
+    """
+    if facts.head_dim not in CPU_HEAD_SIZES:
+        raise PolicySetupError(
+            f"the model's attention heads have size {facts.head_dim}; vLLM on the CPU runs "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}; choose hidden_size / num_attention_heads "
+            "among these"
+        )
+    one_sequence = facts.kv_bytes_per_token * settings.max_context / GIB
+    if one_sequence > settings.kv_cache_gib:
+        raise PolicySetupError(
+            f"rollout.kv_cache_gib ({settings.kv_cache_gib:g}) is less than the "
+            f"{one_sequence:.2f} GiB one sequence of model.max_context "
+            f"({settings.max_context}) tokens needs; raise rollout.kv_cache_gib or lower "
+            "model.max_context"
+        )
+    num_values = 0
+    for shape in facts.layout.shapes.values():
+        size = 1
+        for length in shape:
+            size *= length
+        num_values += size
+    weights = num_values * (4 if settings.dtype == "float32" else 2) / GIB
+    free = free_memory_bytes() / GIB
+    if settings.kv_cache_gib + weights > free:
+        raise PolicyOutOfMemoryError(
+            f"rollout.kv_cache_gib ({settings.kv_cache_gib:g}) and the weights "
+            f"({weights:.2f} GiB) exceed the free memory ({free:.2f} GiB): {OUT_OF_MEMORY_REMEDY}"
+        )
+
+
+def check_plugin_installed() -> None:
+    """Check that vLLM's own processes will find our weight-transfer plugin.
+
+    Raises:
+        PolicySetupError: the project is not installed.
+    """
+    if PLUGIN not in {entry.name for entry in entry_points(group="vllm.general_plugins")}:
+        raise PolicySetupError(
+            f"vLLM's processes cannot find the entry point {PLUGIN}; install this project "
+            "(pip install -e .) instead of only putting it on the import path"
+        )
+
+
+def free_memory_bytes() -> int:
+    """Return the memory this process may still take: the machine's, or its control group's."""
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    meminfo = Path("/proc/meminfo")
+    if meminfo.is_file():
+        for line in meminfo.read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    try:
+        limit = (group / "memory.max").read_text(encoding="ascii").strip()
+        used = int((group / "memory.current").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return free
+    return free if limit == "max" else min(free, int(limit) - used)
+
+
+def _find_model(path: str) -> Path:
+    if Path(path).is_dir():
+        return Path(path).absolute()
+    if path.startswith((".", "/", "~")) or path.count("/") > 1:
+        raise PolicySetupError(
+            f"model.path ({path}) is not a directory; give an existing Hugging Face model directory"
+        )
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(
+            snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
+        )
+    except Exception as exc:
+        raise PolicySetupError(
+            f"model.path ({path}) is neither a directory nor a model the hub delivered "
+            f"({type(exc).__name__}: {exc}); give an existing Hugging Face model directory"
+        ) from exc
+
+
+def _text_config(directory: Path) -> Any:
+    # transformers takes seconds to import; vLLM needs it as well.
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(directory).get_text_config()
+    except (OSError, ValueError) as exc:
+        raise PolicySetupError(
+            f"model.path ({directory}) has no usable config.json: {exc}"
+        ) from exc
+
+
+def _end_tokens(directory: Path, config: Any, extra: tuple[int, ...]) -> tuple[int, ...]:
+    generation = directory / "generation_config.json"
+    found: Any = None
+    if generation.is_file():
+        found = json.loads(generation.read_text(encoding="utf-8")).get("eos_token_id")
+    if found is None:
+        found = config.eos_token_id
+    named = [found] if isinstance(found, int) else list(found or [])
+    ids = tuple(sorted({*named, *extra}))
+    if not ids:
+        raise PolicySetupError(
+            f"{directory} names no end-of-turn token; set eos_token_id in its "
+            "generation_config.json"
+        )
+    return ids

@@ -1,0 +1,307 @@
+"""Verifies a published weight snapshot, before anything pauses for it.
+
+Reads `manifest.json` and the safetensors file beside it (written by the learner), compares both
+with the tensors of the configured model, and hands policy.py files it can load blindly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from agent_r1.rollout.policy import PolicySetupError, WeightsRefusedError
+from agent_r1_proto.weights import TensorEntry, WeightManifest
+
+LM_HEAD = "lm_head.weight"
+EMBEDDING = "model.embed_tokens.weight"
+MAX_HEADER_BYTES = 100 * 2**20
+MAX_MANIFEST_BYTES = 64 * 2**20
+"""A tensor takes about 200 bytes there; models have hundreds to tens of thousands."""
+CHUNK_BYTES = 2**22
+DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
+DTYPE_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True)
+class TensorSlot:
+    """Where one tensor lies in a safetensors file."""
+
+    dtype: str
+    """safetensors' code: "F32", "BF16", …"""
+    shape: tuple[int, ...]
+    begin: int
+    """Offset of its first byte in the file."""
+    end: int
+    """One past its last byte."""
+
+
+@dataclass(frozen=True)
+class ModelLayout:
+    """The tensors a model is made of, under their Hugging Face names."""
+
+    files: tuple[Path, ...]
+    """The model's own safetensors files."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Every tensor with values of its own."""
+    aliases: Mapping[str, str]
+    """Tied tensors: name -> the tensor it shares."""
+
+
+def read_header(path: Path) -> dict[str, TensorSlot]:
+    """Read where each tensor of a safetensors file lies.
+
+    Raises:
+        ValueError: the file is not a complete safetensors file.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        header_length = int.from_bytes(file.read(8), "little")
+        if not 2 <= header_length <= min(size - 8, MAX_HEADER_BYTES):
+            raise ValueError(f"{path} ({size} bytes) has no complete safetensors header")
+        try:
+            header: dict[str, Any] = json.loads(file.read(header_length))
+            data_start = 8 + header_length
+            slots = {
+                name: TensorSlot(
+                    dtype=entry["dtype"],
+                    shape=tuple(entry["shape"]),
+                    begin=data_start + entry["data_offsets"][0],
+                    end=data_start + entry["data_offsets"][1],
+                )
+                for name, entry in header.items()
+                if name != "__metadata__"
+            }
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as exc:
+            raise ValueError(f"{path} has a damaged safetensors header: {exc}") from exc
+    last = max((slot.end for slot in slots.values()), default=data_start)
+    if last != size:
+        raise ValueError(f"{path} has {size} bytes; its header describes {last}")
+    return slots
+
+
+def read_model_layout(model_dir: Path, *, tied: bool) -> ModelLayout:
+    """Read which tensors a model directory holds, from its safetensors headers.
+
+    Args:
+        model_dir: a Hugging Face model directory.
+        tied: the model's configuration ties the output layer to the embedding.
+
+    Raises:
+        PolicySetupError: the directory has no readable safetensors files.
+    """
+    index = model_dir / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            files = tuple(model_dir / name for name in sorted(names))
+        else:
+            files = tuple(sorted(model_dir.glob("*.safetensors")))
+        shapes = {name: slot.shape for file in files for name, slot in read_header(file).items()}
+    except (OSError, ValueError, KeyError, AttributeError) as exc:
+        raise PolicySetupError(
+            f"model.path ({model_dir}) cannot be read: {exc}; copy the model again"
+        ) from exc
+    if not shapes:
+        raise PolicySetupError(
+            f"model.path ({model_dir}) holds no *.safetensors file; save the model with "
+            "save_pretrained, which writes them"
+        )
+    aliases = {LM_HEAD: EMBEDDING} if tied and EMBEDDING in shapes else {}
+    own = {name: shape for name, shape in shapes.items() if name not in aliases}
+    return ModelLayout(files=files, shapes=own, aliases=aliases)
+
+
+def read_manifest(
+    location: str, *, policy_version: int, run_id: str, weights_dir: Path
+) -> WeightManifest:
+    """Read a manifest and check that it describes the version asked for.
+
+    What a refusal says never quotes the file: whoever asks for a load need not be allowed to read.
+
+    Args:
+        location: path of the manifest.
+        policy_version: the version it must describe.
+        run_id: the run it must belong to.
+        weights_dir: manifest and snapshot must lie below this folder.
+
+    Returns:
+        The manifest; its location is the real path of the snapshot.
+
+    Raises:
+        WeightsRefusedError: it is missing, elsewhere, too large, does not parse, or is of another
+            version or run.
+    """
+    path = real_path(location, weights_dir)
+    try:
+        manifest = WeightManifest.model_validate_json(_read_small_file(path))
+    except OSError as exc:
+        raise WeightsRefusedError(
+            f"the manifest {path} cannot be read ({exc.strerror}); the learner's weights_dir must "
+            "be a folder that this server sees under the same path"
+        ) from exc
+    except ValidationError as exc:
+        raise WeightsRefusedError(
+            f"the manifest {path} does not parse ({exc.error_count()} problems); it must be one "
+            "that the learner wrote"
+        ) from None  # the cause would quote the file in the log
+    except ValueError as exc:
+        raise WeightsRefusedError(f"the manifest {exc}") from exc
+    if manifest.run_id != run_id:
+        raise WeightsRefusedError(
+            f"the manifest {path} is of another run; this server serves {run_id!r}"
+        )
+    if manifest.policy_version != policy_version:
+        raise WeightsRefusedError(
+            f"the manifest {path} is of another version than {policy_version}, which was asked for"
+        )
+    snapshot = real_path(manifest.location, weights_dir)
+    return manifest.model_copy(update={"location": str(snapshot)})
+
+
+def real_path(location: str, weights_dir: Path) -> Path:
+    """Return where a path leads, links followed.
+
+    Raises:
+        WeightsRefusedError: it leads out of `weights_dir`.
+    """
+    try:
+        path = Path(location).resolve()
+        inside = path.is_relative_to(weights_dir.resolve())
+    except (OSError, RuntimeError, ValueError) as exc:  # a loop of links, a zero byte
+        raise WeightsRefusedError("the location of the weights is not a usable path") from exc
+    if not inside:
+        raise WeightsRefusedError(
+            f"the location {location} does not lie in {weights_dir}, where this server takes "
+            "weights from; learner.weights_dir (or run.dir) must be the same for learner and "
+            "rollout"
+        )
+    return path
+
+
+def _check_regular(status: os.stat_result, path: Path) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is not a regular file")
+
+
+def _read_small_file(path: Path) -> bytes:
+    """Read a regular file that must not be large.
+
+    Raises:
+        ValueError: it is no regular file, or too large.
+    """
+    # Without O_NONBLOCK a named pipe would hold up the open itself.
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
+        status = os.fstat(file.fileno())
+        _check_regular(status, path)
+        if status.st_size > MAX_MANIFEST_BYTES:
+            raise ValueError(
+                f"{path} has {status.st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}"
+            )
+        return file.read(MAX_MANIFEST_BYTES)
+
+
+def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> Path:
+    """Check every tensor of a snapshot against its manifest and the model.
+
+    Hashes the whole file, so that it is also in the page cache afterwards.
+
+    Args:
+        manifest: what the learner says it wrote; `size_bytes` is the size of the file.
+        layout: the tensors of the configured model.
+        dtype: the number format of the run, "float32" or "bfloat16".
+
+    Returns:
+        The safetensors file.
+
+    Raises:
+        WeightsRefusedError: file, manifest and model do not agree.
+    """
+    path = Path(manifest.location)
+    _check_names(manifest, layout, dtype)
+    try:
+        status = path.stat()
+        _check_regular(status, path)
+        size = status.st_size
+        if size != manifest.size_bytes:
+            raise ValueError(f"{path} has {size} bytes; its manifest says {manifest.size_bytes}")
+        slots = read_header(path)
+        own = [entry for entry in manifest.tensors if entry.alias_of is None]
+        if extra := slots.keys() - {entry.name for entry in own}:
+            raise ValueError(f"{path} holds {min(extra)!r}, which its manifest does not name")
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            list(pool.map(lambda entry: _check_tensor(path, entry, slots.get(entry.name)), own))
+    except OSError as exc:
+        raise WeightsRefusedError(
+            f"weights of version {manifest.policy_version}: {path} cannot be read ({exc.strerror})"
+        ) from exc
+    except ValueError as exc:
+        raise WeightsRefusedError(f"weights of version {manifest.policy_version}: {exc}") from exc
+    return path
+
+
+def _check_names(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> None:
+    prefix = f"weights of version {manifest.policy_version}"
+    entries = {entry.name: entry for entry in manifest.tensors}
+    if len(entries) != len(manifest.tensors):
+        raise WeightsRefusedError(f"{prefix}: the manifest names a tensor twice")
+    aliases = {e.name: e.alias_of for e in manifest.tensors if e.alias_of is not None}
+    if unknown := {n: t for n, t in aliases.items() if layout.aliases.get(n) != t}:
+        name, target = min(unknown.items())
+        raise WeightsRefusedError(
+            f"{prefix}: {name!r} is an alias of {target!r} in the manifest, not in the model"
+        )
+    own = entries.keys() - aliases.keys()
+    if missing := layout.shapes.keys() - own:
+        raise WeightsRefusedError(f"{prefix}: tensor {min(missing)!r} of the model is missing")
+    if extra := own - layout.shapes.keys():
+        raise WeightsRefusedError(f"{prefix}: the model has no tensor {min(extra)!r}")
+    for name, shape in layout.shapes.items():
+        entry = entries[name]
+        if tuple(entry.shape) != shape:
+            raise WeightsRefusedError(
+                f"{prefix}: {name!r} has shape {entry.shape}; the model's is {list(shape)}"
+            )
+        if entry.dtype != dtype:
+            raise WeightsRefusedError(
+                f"{prefix}: {name!r} is {entry.dtype}; model.dtype is {dtype}"
+            )
+
+
+def _check_tensor(path: Path, entry: TensorEntry, slot: TensorSlot | None) -> None:
+    if slot is None:
+        raise ValueError(f"{path} lacks the tensor {entry.name!r}")
+    if slot.dtype != DTYPE_CODES[entry.dtype] or slot.shape != tuple(entry.shape):
+        raise ValueError(
+            f"{path} holds {entry.name!r} as {slot.dtype} {list(slot.shape)}; its manifest says "
+            f"{entry.dtype} {entry.shape}"
+        )
+    num_bytes = DTYPE_BYTES[slot.dtype]
+    for length in slot.shape:
+        num_bytes *= length
+    if slot.end - slot.begin != num_bytes:
+        raise ValueError(
+            f"{path} gives {entry.name!r} {slot.end - slot.begin} bytes, not {num_bytes}"
+        )
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        file.seek(slot.begin)
+        left = num_bytes
+        while left:
+            chunk = file.read(min(left, CHUNK_BYTES))
+            if not chunk:
+                raise ValueError(f"{path} ends within {entry.name!r}")
+            digest.update(chunk)
+            left -= len(chunk)
+    if digest.hexdigest() != entry.sha256:
+        raise ValueError(
+            f"{path}: the bytes of {entry.name!r} have another sha256 than its manifest says"
+        )

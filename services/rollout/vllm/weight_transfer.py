@@ -1,0 +1,166 @@
+"""Runs inside vLLM's engine processes: loads weights from safetensors files, dies with the server.
+
+vLLM finds `register` through the entry point `vllm.general_plugins` in every process it starts.
+policy.py drives the phases: init (map the files, while generation goes on), start, update
+(copy into the model), finish. Reads the files that snapshot_reader.py verified.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.model_executor.model_loader.reload import (
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.config.weight_transfer import WeightTransferConfig
+
+BACKEND = "agent_r1_file"
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass
+class FileInitInfo(WeightTransferInitInfo):
+    """Names the files of the next update."""
+
+    locations: list[str]
+    """Paths of safetensors files that together hold every tensor once."""
+    aliases: dict[str, str]
+    """Name the model asks for -> name of the tensor in the files that fills it."""
+
+
+@dataclass
+class FileUpdateInfo(WeightTransferUpdateInfo):
+    """Nothing: the files are already open."""
+
+
+class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo]):
+    """Fills the model of one worker from safetensors files on a disk it can see.
+
+    Every update is announced by `init_transfer_engine`, which maps the files: from then on the
+    update no longer depends on their names, so a publisher may remove them.
+    """
+
+    init_info_cls = FileInitInfo
+    update_info_cls = FileUpdateInfo
+    supports_draft_weight_update = False
+
+    def __init__(
+        self,
+        config: WeightTransferConfig,
+        vllm_config: VllmConfig,
+        device: torch.device,
+        model: torch.nn.Module,
+    ) -> None:
+        """Take the worker's model; see the base class."""
+        super().__init__(config, vllm_config, device, model)
+        if device.type == "cpu":
+            # Linux lets a process use AMX registers only after it asked. vLLM's bf16 attention
+            # does not ask: without this a short first prompt ends the engine with signal 4.
+            torch.cpu._init_amx()
+        self._open_files = ExitStack()
+        self._file_of: dict[str, Any] = {}
+        self._aliases: dict[str, str] = {}
+
+    def init_transfer_engine(self, init_info: FileInitInfo) -> None:
+        """Map the files of the next update.
+
+        Raises:
+            ValueError: a file cannot be opened, or an alias names no tensor.
+        """
+        self.shutdown()
+        try:
+            for location in init_info.locations:
+                opened = self._open_files.enter_context(safe_open(location, framework="pt"))
+                for name in opened.keys():  # noqa: SIM118 - not a dict
+                    self._file_of[name] = opened
+        except (OSError, RuntimeError) as exc:
+            self.shutdown()
+            raise ValueError(f"weight file cannot be opened: {exc}") from exc
+        self._aliases = dict(init_info.aliases)
+        for alias, name in self._aliases.items():
+            if name not in self._file_of:
+                self.shutdown()
+                raise ValueError(f"{alias!r} is an alias of {name!r}, which no weight file holds")
+
+    def start_weight_update(self) -> None:
+        """Put back the parameters as a checkpoint fills them, before any packing."""
+        if not self._file_of:
+            raise ValueError("no weight file is open; init_weight_transfer_engine comes first")
+        initialize_layerwise_reload(self.model)
+
+    # The base class ends with torch.accelerator.synchronize(), which a CPU build does not have.
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Copy every tensor into the model."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def receive_weights(self, update_info: FileUpdateInfo) -> None:
+        """Copy every tensor into the model.
+
+        Raises:
+            RuntimeError: the files leave a parameter of the model unfilled.
+        """
+        wanted = {name for name, _ in self.model.named_parameters()}
+        load_weights: Any = self.model.load_weights
+        filled: set[str] | None = load_weights(self._tensors())
+        if filled is not None and (missing := wanted - filled):
+            raise RuntimeError(
+                f"weight files leave {len(missing)} parameters unfilled, first: {min(missing)}"
+            )
+
+    def _tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, opened in self._file_of.items():
+            yield name, opened.get_tensor(name)
+        for alias, name in self._aliases.items():
+            yield alias, self._file_of[name].get_tensor(name)
+
+    def finish_weight_update(self) -> None:
+        """Pack the new parameters as the kernels want them, and let the files go."""
+        finalize_layerwise_reload(self.model, self.model_config)
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """Let the files go."""
+        self._open_files.close()
+        self._file_of = {}
+        self._aliases = {}
+
+
+def die_with_server() -> None:
+    """Have the kernel kill this process when the one that started it ends, however it ends.
+
+    An engine notices nothing of the end of a server that was killed: it would stay for ever.
+    """
+    server = multiprocessing.parent_process()
+    if server is None:  # this is the server
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != server.pid:  # it has ended already
+        os._exit(1)
+
+
+def register() -> None:
+    """Make the backend known to vLLM; called by vLLM once or more in each of its processes."""
+    die_with_server()
+    if BACKEND not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(BACKEND, FileWeightTransferEngine)

@@ -1,0 +1,163 @@
+"""Which weights this server samples with, and how it gets newer ones.
+
+app.py hands in the learner's `LoadRequest`s; worker.py asks to catch up with the registry's newest
+version before it starts samples. Both end in `Policy.load_weights`, one at a time. What is loaded
+is always the version that the registry calls the newest: a request only says that it is time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from agent_r1.rollout.policy import Policy, WeightsRefusedError
+from agent_r1.rollout.vllm.snapshot_reader import read_manifest, real_path
+from agent_r1_proto.registry import Registry
+from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion, WeightManifest
+
+logger = logging.getLogger(__name__)
+
+REGISTRY_TIMEOUT_S = 10.0
+"""Longest a load waits for Redis to say which version is the newest."""
+
+
+class OlderVersionError(ValueError):
+    """A load was asked for of a version older than the one in use, which is not the newest."""
+
+
+class WeightVersions:
+    """The policy's weights as numbered versions.
+
+    Args:
+        policy: loads weights and scores tokens.
+        registry: knows the newest version.
+        run_id: snapshots of another run are refused.
+        weights_dir: snapshots and manifests elsewhere are refused.
+    """
+
+    def __init__(
+        self, policy: Policy, registry: Registry, *, run_id: str, weights_dir: Path
+    ) -> None:
+        self._policy = policy
+        self._registry = registry
+        self._run_id = run_id
+        self._weights_dir = weights_dir
+        self._lock = asyncio.Lock()
+        self._last_load: LoadReply | None = None
+        self.changed = asyncio.Event()
+        """Set after every load; whoever announces the version clears it."""
+
+    @property
+    def held(self) -> int:
+        """Version in use."""
+        return self._policy.policy_version
+
+    async def load(self, request: LoadRequest) -> LoadReply:
+        """Bring the server to the newest version, which is at least the one asked for.
+
+        A request that comes late asks for a version that newer ones have replaced, and whose files
+        may be gone; it is answered with the newest. For a version in use already the answer is
+        what its load took.
+
+        Raises:
+            OlderVersionError: the server holds a version newer than any that is published.
+            WeightsRefusedError: the version is not published, or manifest or snapshot cannot be
+                used; the old weights stay in use.
+            TimeoutError: Redis did not say what the newest version is.
+            EngineDeadError: the engine failed.
+        """
+        await asyncio.to_thread(real_path, request.manifest_location, self._weights_dir)
+        async with self._lock:
+            # Read under the lock: what is held now was published before.
+            newest = await self._newest()
+            self._check_published(request.policy_version, newest)
+            if newest is not None and newest.policy_version > self.held:
+                if newest.policy_version > request.policy_version:
+                    logger.info(
+                        "push came late, loading the newest policy_version=%d newest=%d",
+                        request.policy_version,
+                        newest.policy_version,
+                    )
+                await self._load_newest(newest)
+            return self._last_load or LoadReply(policy_version=self.held, fetch_s=0.0, pause_s=0.0)
+
+    def _check_published(self, policy_version: int, newest: NewestVersion | None) -> None:
+        published = -1 if newest is None else newest.policy_version
+        if policy_version > published:
+            known = "none" if newest is None else published
+            raise WeightsRefusedError(
+                f"policy_version ({policy_version}) is not published; the newest that Redis knows "
+                f"is {known}. A learner publishes a version before it asks for it"
+            )
+        if published < self.held:
+            raise OlderVersionError(
+                f"policy_version ({policy_version}) is older than {self.held}, which this server "
+                "holds; versions are never reused within a run, so publish a higher one"
+            )
+
+    async def catch_up(self, newest: NewestVersion) -> None:
+        """Load the newest version if the server is behind it.
+
+        Raises:
+            WeightsRefusedError, TimeoutError, EngineDeadError: as `load`.
+        """
+        if newest.policy_version <= self.held:
+            return
+        async with self._lock:
+            if newest.policy_version > self.held:  # else a push came in between
+                logger.info(
+                    "server is behind held=%d policy_version=%d", self.held, newest.policy_version
+                )
+                await self._load_newest(newest)
+
+    async def _load_newest(self, newest: NewestVersion) -> None:
+        """Load a version; where a newer one took its place meanwhile, that one."""
+        while True:
+            try:
+                manifest = await asyncio.to_thread(self._read_manifest, newest)
+                timing = await self._policy.load_weights(manifest)
+                break
+            except WeightsRefusedError:
+                later = await self._newest()
+                if later is None or later.policy_version <= newest.policy_version:
+                    raise
+                # The learner keeps the newest versions only: this one may be deleted by now.
+                logger.info(
+                    "version was replaced before it was loaded policy_version=%d newest=%d",
+                    newest.policy_version,
+                    later.policy_version,
+                )
+                newest = later
+        self._last_load = LoadReply(
+            policy_version=self.held, fetch_s=timing.fetch_s, pause_s=timing.pause_s
+        )
+        self.changed.set()
+
+    async def score(self, token_ids: list[int]) -> tuple[int, list[float]]:
+        """Return the version in use and its [T-1] log-probabilities of the tokens."""
+        async with self._lock:
+            logprobs = await self._policy.score(token_ids)
+            return self.held, logprobs
+
+    async def _newest(self) -> NewestVersion | None:
+        try:
+            async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+                return await self._registry.newest_version()
+        except TimeoutError as exc:
+            raise TimeoutError(
+                f"Redis did not say within {REGISTRY_TIMEOUT_S:g} s which version is the newest"
+            ) from exc
+
+    def _read_manifest(self, newest: NewestVersion) -> WeightManifest:
+        if newest.manifest_location is None:
+            raise WeightsRefusedError(
+                f"version {newest.policy_version} is announced without a manifest; only version 0, "
+                "the configured model, has none"
+            )
+        return read_manifest(
+            newest.manifest_location,
+            policy_version=newest.policy_version,
+            run_id=self._run_id,
+            weights_dir=self._weights_dir,
+        )

@@ -1,0 +1,157 @@
+"""The search corpus: JSON lines of {id, title, text}, plain or gzip-compressed.
+
+Read by the index builders beside it.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import unicodedata
+import zlib
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from pydantic import ValidationError
+
+from agent_r1_proto.messages import StrictMessage
+
+ENGLISH_STOP_WORDS = (
+    *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is"),
+    *("it", "no", "not", "of", "on", "or", "such", "that", "the", "their", "then", "there"),
+    *("these", "they", "this", "to", "was", "will", "with"),
+)
+"""The 33 words Lucene's (and so Elasticsearch's) `english` analyzer drops."""
+_SHOWN_CHARS = 80
+_HASH_CHUNK_BYTES = 1 << 20
+_REPORT_EVERY_LINES = 1000
+
+
+class Passage(StrictMessage):
+    """One passage of a corpus: one line of the file."""
+
+    id: str
+    title: str
+    text: str
+
+
+def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
+    """Yield the passages of a corpus file, in order.
+
+    Args:
+        path: the file.
+        skip: leave out so many lines at its beginning, unread.
+
+    Raises:
+        ValueError: the file is missing, empty, or has a malformed line (named by number).
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"corpus {str(path)!r} does not exist or is not a file; set corpus to a JSON lines "
+            "file of {id, title, text}"
+        )
+    line_number = 0
+    try:
+        with _open(path) as lines:
+            for line_number, line in enumerate(lines, start=1):
+                if line_number > skip:
+                    yield _parse(path, line_number, line)
+    except (EOFError, OSError, zlib.error) as exc:
+        raise ValueError(
+            f"{path}:{line_number + 1}: cannot be read further ({exc}); check that the file is "
+            "readable and whole"
+        ) from exc
+    if line_number == 0:
+        raise ValueError(f"corpus {str(path)!r} is empty; it needs one passage a line")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a corpus file is, read to its end."""
+
+    sha256: str
+    """Of the file, as hex."""
+    num_passages: int
+
+
+def survey(path: Path, report: Callable[[int], None] = lambda _: None) -> Survey:
+    """Read a whole corpus file: every line is a passage and every id its own.
+
+    Holds 8 bytes a passage in memory, 16 at the end.
+
+    Args:
+        path: the file.
+        report: called now and then with the number of lines read.
+
+    Raises:
+        ValueError: as `read_passages`, or an id comes twice; both lines are named.
+    """
+    hashes = array("Q")
+    for passage in read_passages(path):
+        hashes.append(_hash64(passage.id))
+        if len(hashes) % _REPORT_EVERY_LINES == 0:
+            report(len(hashes))
+    ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64))
+    repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
+    line_of: dict[str, int] = {}
+    for line, passage in enumerate(read_passages(path) if repeated else (), start=1):
+        if _hash64(passage.id) in repeated:  # equal hashes need not be equal ids
+            first = line_of.setdefault(passage.id, line)
+            if first != line:
+                raise ValueError(
+                    f"{path}:{line}: id {passage.id!r} is also that of line {first}; give every "
+                    "passage its own id"
+                )
+    return Survey(sha256_of(path), len(hashes))
+
+
+def _hash64(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
+
+
+def searched_text(passage: Passage) -> str:
+    """Return what a query is compared with: title and text in NFC, as queries are."""
+    return unicodedata.normalize("NFC", f"{passage.title}\n{passage.text}")
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, as hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_HASH_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def hash_of(value: Any) -> str:
+    """Return a short hash of a JSON value, as hex."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _open(path: Path) -> BinaryIO | gzip.GzipFile:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    return path.open("rb")
+
+
+def _parse(path: Path, line_number: int, line: bytes) -> Passage:
+    if not line.strip():
+        raise ValueError(
+            f'{path}:{line_number}: the line is empty; it must be {{"id", "title", "text"}}'
+        )
+    try:
+        return Passage.model_validate_json(line)
+    except ValidationError as exc:
+        error = exc.errors()[0]
+        where = ".".join(str(part) for part in error["loc"])
+        shown = line.decode(errors="replace").strip()[:_SHOWN_CHARS]
+        raise ValueError(
+            f"{path}:{line_number}: {where + ': ' if where else ''}{error['msg']}; a line must be "
+            f'{{"id": text, "title": text, "text": text}} and is {shown!r}'
+        ) from exc

@@ -1,0 +1,203 @@
+"""The search tool: finds passages of a corpus for a query.
+
+Reads calls from `app.py`, asks a backend (`backends.py`) through `batching.py`, writes the passages
+as one text. The same index also answers `POST /retrieve`, as Search-R1 retrieval servers do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import FastAPI, Request, Response
+from pydantic import Field, JsonValue
+
+from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
+from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.backends import BACKENDS, Found, Hit, SearchBackend
+from agent_r1.tools.search.batching import BatchedSearch, SearchCounts
+from agent_r1_proto.messages import Message, StrictMessage
+from agent_r1_proto.tools import TextPart, ToolResult
+from agent_r1_service.http_api import Route, describe, json_response, parse_body
+
+RETRIEVE_TIMEOUT_S = 60.0
+"""Longest wait of `POST /retrieve`, whose requests carry no deadline."""
+_CUT_MARK = "…"
+
+
+class SearchTool(Tool):
+    """Answers a query with the best passages as text; `data` lists their ids and scores.
+
+    Args:
+        name: what the model writes to call it.
+        config: its settings.
+        backend: finds the passages.
+    """
+
+    def __init__(self, name: str, config: ToolConfig, backend: SearchBackend) -> None:
+        self.name = name
+        self.description = config.description
+        self.version = f"1+{backend.fingerprint[:12]}"
+        self.parameters = {
+            "type": "object",
+            "properties": {"query": {"type": "string", "description": "What to search for."}},
+            "required": ["query"],
+            "additionalProperties": False,
+        }
+        self._config = config
+        self._backend = backend
+        self._batched: BatchedSearch | None = None
+
+    async def start(self) -> None:
+        """Start the backend.
+
+        Raises:
+            ValueError: its index cannot be used; the text says what to do.
+        """
+        await self._backend.start()
+        config = self._config
+        embedded = config.backend == "bm25"
+        self._batched = BatchedSearch(
+            self._backend.search,
+            max_batch=config.max_search_batch,
+            max_running=config.search_threads if embedded else config.max_search_requests,
+            gather_s=0.0 if embedded else config.gather_ms / 1000,
+            cache_size=config.cache_size,
+        )
+
+    async def stop(self) -> None:
+        """End the searches that run and close the backend."""
+        if self._batched is not None:
+            await self._batched.close()
+        await self._backend.close()
+
+    def counters(self) -> Mapping[str, int]:
+        """Return what became of the queries so far: the fields of `SearchCounts`."""
+        counts = self._batched.counts if self._batched is not None else SearchCounts()
+        return asdict(counts)
+
+    async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
+        """Search for `arguments["query"]`."""
+        query = arguments["query"]
+        assert isinstance(query, str)  # the schema says so
+        limit = self._config.max_query_chars
+        if not query.strip():
+            return error_result("Error: the query is empty; write what to search for.")
+        if len(query) > limit:
+            return error_result(
+                f"Error: the query has {len(query)} characters; the limit is {limit}. "
+                "Ask something shorter."
+            )
+        found = await self.find(query, self._config.top_k, context.timeout_s)
+        mark: dict[str, JsonValue] = {} if found.partial is None else {"partial": found.partial}
+        return ToolResult(
+            parts=[TextPart(text=self._as_text(found.hits))],
+            data=[
+                {"id": hit.passage.id, "title": hit.passage.title, "score": hit.score, **mark}
+                for hit in found.hits
+            ],
+        )
+
+    async def find(self, query: str, top_k: int, timeout_s: float) -> Found:
+        """Return the best passages of one query.
+
+        Raises:
+            ToolUnavailableError: the backend failed, or the part of it that answered has nothing.
+        """
+        assert self._batched is not None, "SearchTool.start was not called"
+        try:
+            found = await self._batched.find(query, top_k, timeout_s)
+            if found.partial is not None and not found.hits:
+                # "No passage matches" would be an answer nobody has looked up.
+                raise ToolUnavailableError(f"nothing was found, and {found.partial}")
+            return found
+        except ToolUnavailableError:
+            raise
+        except Exception as exc:
+            raise ToolUnavailableError(
+                f"search backend {self._config.backend!r} failed: {type(exc).__name__}: {exc}"
+            ) from exc
+
+    def _as_text(self, hits: Sequence[Hit]) -> str:
+        if not hits:
+            return self._config.empty_text
+        text = self._config.separator.join(
+            self._config.passage_template.format(
+                number=number,
+                id=hit.passage.id,
+                title=hit.passage.title,
+                text=hit.passage.text,
+                score=hit.score,
+            )
+            for number, hit in enumerate(hits, start=1)
+        )
+        limit = self._config.max_chars
+        if limit is not None and len(text) > limit:
+            text = text[: limit - len(_CUT_MARK)].rstrip() + _CUT_MARK
+        return text
+
+
+def open_search_tool(name: str, config: ToolConfig) -> SearchTool:
+    """Open the configured backend (building its index if needed) and return the tool.
+
+    Raises:
+        ValueError: the corpus, the index folder or the Elasticsearch index cannot be used.
+    """
+    return SearchTool(name, config, BACKENDS[config.backend](config))
+
+
+class RetrieveRequest(StrictMessage):
+    """Body of `POST /retrieve`, the interface of Search-R1 retrieval servers (arXiv:2503.09516)."""
+
+    queries: list[str]
+    """Their trainer sends the queries of a whole batch at once, none when nobody searches."""
+    topk: Annotated[int, Field(ge=0, le=1000)] | None = None
+    """Passages per query; None and 0 are the tool's `top_k`."""
+    return_scores: bool = False
+    """True: {"document", "score"} per passage; False: the documents alone."""
+
+
+class RetrieveReply(Message):
+    """Answer of `POST /retrieve`."""
+
+    result: list[list[dict[str, JsonValue]]]
+    """Per query the passages, the best first: a document {"id", "contents"}, or with scores
+    {"document", "score"}."""
+
+
+RETRIEVE = Route(
+    "/retrieve",
+    "post",
+    RetrieveRequest,
+    RetrieveReply,
+    {"503": "What finds the passages is down."},
+)
+
+
+def add_retrieve(app: FastAPI, tool: SearchTool, default_top_k: int) -> None:
+    """Add the route `POST /retrieve` to the application of a search tool.
+
+    The contents of a document are the quoted title, a newline and the text.
+    """
+
+    @app.post(RETRIEVE.path)
+    async def retrieve(request: Request) -> Response:
+        body = parse_body(RetrieveRequest, await request.body())
+        top_k = body.topk or default_top_k
+        found = await asyncio.gather(
+            *(tool.find(query, top_k, RETRIEVE_TIMEOUT_S) for query in body.queries)
+        )
+        documents = [[_as_document(hit, body.return_scores) for hit in one.hits] for one in found]
+        return json_response(RetrieveReply(result=documents))
+
+    describe(app, (RETRIEVE,))
+
+
+def _as_document(hit: Hit, with_score: bool) -> dict[str, JsonValue]:
+    document: dict[str, JsonValue] = {
+        "id": hit.passage.id,
+        "contents": f'"{hit.passage.title}"\n{hit.passage.text}',
+    }
+    return {"document": document, "score": hit.score} if with_score else document

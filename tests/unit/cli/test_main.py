@@ -1,0 +1,358 @@
+"""The command line: what it imports, how it fails, what the reading commands print."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.cli import main as cli
+from agent_r1.cli import policy as cli_policy
+from agent_r1.config.run import load_config, write_config
+from agent_r1.config.sources import ConfigError
+from tests.unit.config_scene import write_scene
+
+HEAVY = ("torch", "vllm", "transformers", "deepspeed", "tantivy", "fastapi", "redis", "rich")
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_scene(tmp_path / "example")
+
+
+@pytest.fixture(autouse=True)
+def _logging():
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def fails_with(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("agent-r1: error: ")
+    assert "Traceback" not in captured.err
+    return captured.err
+
+
+@pytest.mark.parametrize("statement", ["import agent_r1", "import agent_r1.cli.main"])
+def test_the_package_and_the_command_load_nothing_heavy(statement: str):
+    program = f"{statement}; import sys; print([m for m in {HEAVY!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["Tool", "ToolEnv", "text_result", "ToolResult"])
+def test_what_user_code_builds_on_comes_without_torch_or_vllm(name: str):
+    program = (
+        f"from agent_r1 import {name}; import sys; "
+        "print([m for m in ('torch', 'vllm', 'transformers', 'redis') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_an_unknown_name_of_the_package_is_an_attribute_error():
+    import agent_r1
+
+    assert "Tool" in dir(agent_r1)
+    with pytest.raises(AttributeError, match="Toool"):
+        _ = agent_r1.Toool  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for command in ("train", "serve", "config", "evaluate", "sft", "chat", "show", "dead-letters"):
+        assert command in text
+
+
+def test_config_check_says_ok(file: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["config", "check", str(file)]) == 0
+    assert "run.toml: ok" in capsys.readouterr().out
+
+
+def test_config_check_lists_what_is_wrong(file: Path, capsys: pytest.CaptureFixture[str]):
+    (file.parent / "corpus.jsonl").unlink()
+    assert "tools.search.corpus" in fails_with(["config", "check", str(file)], capsys)
+
+
+def test_config_show_prints_values_and_where_they_came_from(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AGENT_R1__TOOLS__SEARCH__TOP_K", "3")
+    assert cli.main(["config", "show", str(file), "--set", "learner.steps=9"]) == 0
+    rows = [line.split("#") for line in capsys.readouterr().out.splitlines()]
+    shown = {row[0].strip(): row[-1].strip() for row in rows}
+    assert shown["learner.steps = 9"] == "--set learner.steps"
+    assert shown["tools.search.top_k = 3"] == "variable AGENT_R1__TOOLS__SEARCH__TOP_K"
+    assert shown["learner.group_size = 4"] == f"file {file}"
+    assert shown["learner.max_staleness = 0"] == "default"
+
+
+def test_config_show_hides_passwords(file: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["config", "show", str(file), "--set", "redis.url=redis://:pw@h/0"]) == 0
+    text = capsys.readouterr().out
+    assert "redis://:***@h/0" in text
+    assert "pw@" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["train"], "name a CONFIG to start a run, or --resume DIR"),
+        (["train", "{file}", "--resume", "x"], "name a CONFIG to start a run, or --resume DIR"),
+        (["train", "--resume", "{folder}"], "holds no run to resume (config.json is missing)"),
+        (["train", "--resume", "x", "--run-dir", "y"], "exclude each other"),
+        (["train", "{file}", "--set", "learner.stepz=1"], "unknown key 'stepz'"),
+        (["serve", "rollout", "{file}"], "redis.url is not set"),
+        (["serve", "reward", "{file}"], "redis.url is not set"),
+        (["serve", "learner", "{file}"], "redis.url is not set"),
+        (["serve", "serch", "{file}"], "no service 'serch'; there are rollout, reward, learner"),
+        (["serve", "tool", "{file}", "--name", "x"], "no service 'x'"),
+        (["serve", "tool", "no_such_module:Tool"], "'no_such_module:Tool' cannot be loaded"),
+        (["tools", "list"], "name a run folder, or --redis URL and --pool NAME"),
+        (["tools", "drain", "search", "--run", "{folder}"], "has no config.json"),
+        (["evaluate", "{file}", "--policy", "{folder}", "--out", "o"], "has no config.json"),
+        (["sft", "{file}"], "table [sft] is missing"),
+        (["chat", "{folder}"], "belongs to no run folder"),
+        (["chat", "{folder}", "--temperature", "-1"], "--temperature (-1.0) must be from 0"),
+        (["show", "{folder}"], "has no folder trajectories"),
+        (["dead-letters", "list", "{folder}"], "has no config.json; name a run folder"),
+    ],
+)
+def test_mistakes_are_explained_in_one_message(
+    arguments: list[str], expected: str, file: Path, capsys: pytest.CaptureFixture[str]
+):
+    filled = [a.format(file=file, folder=file.parent) for a in arguments]
+    assert expected in fails_with(filled, capsys)
+
+
+def test_a_run_folder_with_something_in_it_is_refused(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text("")
+    error = fails_with(["train", str(file), "--run-dir", str(run)], capsys)
+    assert f"run folder {run} is not empty" in error
+    assert f"agent-r1 train --resume {run}" in error
+
+
+def test_a_run_that_is_running_is_not_started_twice(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = tmp_path / "run"
+    run.mkdir()
+    write_config(load_config(file, [f"run.dir={run}"], {}).config, run / "config.json")
+    command = Path("/proc/self/cmdline").read_bytes().decode()
+    launcher = {"pid": os.getpid(), "command": command, "state_dir": "x", "started_at": 0}
+    (run / "launcher.json").write_text(json.dumps(launcher))
+    error = fails_with(["train", "--resume", str(run)], capsys)
+    assert f"is still running (process {os.getpid()})" in error
+
+
+# --- show --------------------------------------------------------------------------------------
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    call = {
+        "tool": "search",
+        "arguments": {"query": "Ann"},
+        "status": "ok",
+        "text": "Ann lives in Oslo.",
+        "error": "",
+        "version": "3",
+        "latency_ms": 12.0,
+        "process_reward": None,
+    }
+    values = {
+        "step": 1,
+        "group_id": 7,
+        "sample_index": 0,
+        "task_id": "q1",
+        "payload": {"answers": ["Oslo"]},
+        "prompt": [{"role": "user", "content": "Where does Ann live?"}],
+        "status": "COMPLETED",
+        "reason": "answer",
+        "turns": [
+            {"text": "<tool_call>Ann</tool_call>", "calls": [call]},
+            {"text": "<answer>Oslo</answer>", "calls": []},
+        ],
+        "reward": {"total": 1.0, "components": {"exact_match": 1.0}, "prediction": "Oslo"},
+        "advantage": 0.5,
+        "policy_versions": [2, 3],
+        "num_tokens": 60,
+        "latency_ms": 1500.0,
+    }
+    return {**values, **changes}
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "run"
+    trajectories = folder / "trajectories"
+    trajectories.mkdir(parents=True)
+    failed = record(group_id=8, status="FAILED", reason="tool_timeout: search", reward=None)
+    files = {
+        "step_000001": [record(), failed],
+        "step_000002": [record(step=2, group_id=9, task_id="q9")],
+        "eval_before": [record(task_id="held_out_1")],
+    }
+    for name, records in files.items():
+        text = "".join(json.dumps(line) + "\n" for line in records)
+        (trajectories / f"{name}.jsonl").write_text(text)
+    return folder
+
+
+def shown(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(["show", *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def test_show_tells_who_wrote_what(run_folder: Path, capsys: pytest.CaptureFixture[str]):
+    text = shown([str(run_folder), "--step", "1", "--group", "7"], capsys)
+    assert "user: Where does Ann live?" in text
+    assert "model> <tool_call>Ann</tool_call>" in text
+    assert '[search {"query": "Ann"}, ok, version 3, 12 ms]' in text
+    assert "tool<  Ann lives in Oslo." in text
+    assert "model> <answer>Oslo</answer>" in text
+    assert "reward 1 (exact_match 1); advantage +0.500; policy v2, v3" in text
+    assert "group 8" not in text
+
+
+def test_show_begins_with_the_newest_step(run_folder: Path, capsys: pytest.CaptureFixture[str]):
+    text = shown([str(run_folder), "--limit", "1"], capsys)
+    assert "q9" in text
+    assert "2 more match; --limit 3 shows them all" in text
+
+
+def test_show_failed_gives_the_reason(run_folder: Path, capsys: pytest.CaptureFixture[str]):
+    text = shown([str(run_folder), "--failed"], capsys)
+    assert "FAILED: tool_timeout: search" in text
+    assert "no reward" in text
+    assert "group 7" not in text
+
+
+def test_show_reads_evaluations(run_folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert "held_out_1" in shown([str(run_folder), "--eval", "before"], capsys)
+    error = fails_with(["show", str(run_folder), "--eval", "after"], capsys)
+    assert "no stored evaluation 'after'" in error
+    assert "['before']" in error
+
+
+def test_show_says_which_steps_are_stored(run_folder: Path, capsys: pytest.CaptureFixture[str]):
+    error = fails_with(["show", str(run_folder), "--step", "5"], capsys)
+    assert "stored are 1 to 2" in error
+
+
+def test_show_says_when_nothing_matches(run_folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert "no stored trajectory" in shown([str(run_folder), "--group", "99"], capsys)
+
+
+# --- MODEL_OR_RUN ------------------------------------------------------------------------------
+
+
+def test_a_run_means_its_last_checkpoint(file: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    for step in (2, 10):
+        model = run / "checkpoints" / f"step_{step:06d}" / "model"
+        model.mkdir(parents=True)
+        (model / "config.json").write_text("{}")
+    config = load_config(file, [], {}).config
+    write_config(config, run / "config.json")
+    last = run / "checkpoints" / "step_000010" / "model"
+    assert cli_policy.policy_model(str(run)) == str(last)
+    assert cli_policy.with_policy(config, str(run)).model.path == str(last)
+    assert cli_policy.config_file_of(str(last)) == run / "config.json"
+
+
+def test_a_checkpoint_is_described_by_its_step_and_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    checkpoint = tmp_path / "runs" / "x" / "checkpoints" / "step_000004"
+    checkpoint.mkdir(parents=True)
+    described = cli_policy.describe_policy(str(checkpoint / "model"))
+    assert described == f"policy of step 4, {tmp_path}/runs/x"
+    (checkpoint / "learner.json").write_text('{"step": 4, "policy_version": 5}')
+    monkeypatch.chdir(tmp_path)
+    assert cli_policy.describe_policy(str(checkpoint / "model")) == "policy of step 4 (v5), runs/x"
+    assert cli_policy.describe_policy("owner/name") == "owner/name"
+    assert cli_policy.describe_policy("/models/model") == "/models/model"
+
+
+def test_a_run_without_a_checkpoint_is_explained(file: Path, tmp_path: Path):
+    write_config(load_config(file, [], {}).config, tmp_path / "config.json")
+    with pytest.raises(ConfigError, match="has no checkpoint yet"):
+        cli_policy.policy_model(str(tmp_path))
+
+
+def test_a_model_directory_means_itself_and_a_hub_name_stays(file: Path):
+    model = file.parent / "model"
+    assert cli_policy.policy_model(str(model)) == str(model)
+    assert cli_policy.policy_model("owner/name") == "owner/name"
+    assert cli_policy.config_file_of(str(model)) is None
+
+
+# --- help ----------------------------------------------------------------------------------------
+
+
+def parsers(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    """Yield a parser and those of its commands, all the way down."""
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                yield from parsers(inner)
+
+
+def test_every_command_says_what_it_does_and_every_option_what_for():
+    found = list(parsers(cli.build_parser()))
+    assert len(found) > 20
+    silent = [parser.prog for parser in found if not parser.description]
+    silent += [
+        f"{parser.prog} {action.dest}"
+        for parser in found
+        for action in parser._actions
+        if not action.help and not isinstance(action, argparse._SubParsersAction)
+    ]
+    assert silent == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], ("train", "evaluate", "dead-letters", "start every service on this machine")),
+        (["tools"], ("drain", "rollback", "serve one tool to an MCP agent")),
+        (["config"], ("check", "show")),
+        (["dead-letters"], ("list", "retry")),
+        (["search"], ("index",)),
+    ],
+)
+def test_a_command_that_is_not_finished_prints_the_help(
+    arguments: list[str], expected: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(arguments) == 2
+    text = capsys.readouterr().out
+    assert all(word in text for word in expected)
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    version = importlib.metadata.version("agent-r1")
+    assert capsys.readouterr().out == f"agent-r1 {version}\n"

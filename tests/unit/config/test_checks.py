@@ -1,0 +1,159 @@
+"""What a configuration names outside itself: models, data, corpora, code, memory, ports."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_r1.config import checks as config_checks
+from agent_r1.config import machine as config_machine
+from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1_proto.streams import worst_case_bytes
+from tests.unit.config_scene import task_line, write_scene
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_scene(tmp_path / "example").parent
+
+
+@pytest.fixture(autouse=True)
+def _import_path(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+
+
+def load(folder: Path, *options: str) -> Config:
+    return load_config(folder / "run.toml", options, {}).config
+
+
+def problems(folder: Path, *options: str, purpose: config_machine.Purpose = "train") -> str:
+    return "\n".join(config_checks.problems(load(folder, *options), purpose))
+
+
+def test_a_complete_configuration_has_no_problems(folder: Path):
+    assert problems(folder) == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["model.path=./nowhere"], "is no folder; name a Hugging Face model directory"),
+        (["data.train=['nowhere.jsonl']"], "data.train: "),
+        (["tools.search.corpus=nowhere.jsonl"], "tools.search.corpus ("),
+        (["evaluation.sets.x=nowhere.jsonl"], "evaluation.sets.x: "),
+        (["model.max_context=8192"], "must be <= 4096, the positions that the model"),
+        (["run.plugins=['no-such-package-here']"], "neither a folder nor an installed package"),
+    ],
+)
+def test_what_is_missing_is_named(folder: Path, options: list[str], expected: str):
+    assert expected in problems(folder, *options)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("config.json", "has no config.json"),
+        ("model.safetensors", "has no weights"),
+        ("tokenizer*.json", "has no tokenizer"),
+    ],
+)
+def test_an_incomplete_model_is_explained(folder: Path, name: str, expected: str):
+    for file in list((folder / "model").glob(name)):
+        file.unlink()
+    assert expected in problems(folder)
+
+
+def test_a_hub_name_is_refused_where_the_hub_is_forbidden(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_HOME", str(folder / "cache"))
+    assert "HF_HUB_OFFLINE=1 forbids" in problems(folder, "model.path=owner/name")
+    (folder / "cache" / "hub" / "models--owner--name").mkdir(parents=True)
+    assert problems(folder, "model.path=owner/name") == ""
+
+
+def test_a_malformed_line_is_named_by_file_and_number(folder: Path):
+    (folder / "train.jsonl").write_text(task_line("a") + '{"id": "b"}\n')
+    assert "train.jsonl:2: prompt: Field required" in problems(folder)
+
+
+def test_a_task_that_asks_for_an_unknown_tool_is_named(folder: Path):
+    (folder / "train.jsonl").write_text(task_line("a", tools=["serch"]))
+    assert "task 'a' asks for the tool 'serch'; offered are ['search']" in problems(folder)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("runs/demoo", "is no folder; did you mean runs/demo? Else name a Hugging Face model"),
+        ("runs/other", "(runs/other) is no folder; name a Hugging Face model directory"),
+        ("TYPO", "(TYPO) is no folder; name a Hugging Face model directory or a model on the hub"),
+        ("exampel", "is no folder; did you mean example? Else"),
+        ("a/b/c", "is no folder; name a Hugging Face model directory"),
+    ],
+)
+def test_what_can_be_no_model_is_refused_without_asking_a_hub(
+    path: str, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "runs" / "demo").mkdir(parents=True)
+    assert expected in (config_checks.check_model(path) or "")
+
+
+def test_a_hub_that_does_not_have_the_model_is_a_fault_of_this_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setenv("HF_HOME", str(folder / "cache"))
+    monkeypatch.setattr("agent_r1.config.checks.hub_problem", lambda name: f"the hub has no {name}")
+    here = config_checks.look(load(folder, "model.path=owner/name"), "train")
+    assert (here.problems, here.machine) == ([], ["the hub has no owner/name"])
+    elsewhere = config_checks.look(load(folder, "model.path=owner/name"), "train", machine=False)
+    assert (elsewhere.problems, elsewhere.machine) == ([], [])
+    assert "model.path (owner/name) was not looked at" in elsewhere.notes[0]
+
+
+def test_purposes_need_different_tables(folder: Path):
+    bare = '[model]\npath = "model"\nmax_context = 512\n[env]\nmax_tokens_per_turn = 64\n'
+    (folder / "run.toml").write_text(bare)
+    assert "table [data] is missing" in problems(folder)
+    assert "evaluation.sets is empty" in problems(folder, purpose="evaluate")
+    assert "table [sft] is missing" in problems(folder, purpose="sft")
+    assert problems(folder, purpose="serve") == ""
+
+
+def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
+    # (1 + 1) x 64 x 32 trajectories of training, and 512 of evaluation
+    wanted = worst_case_bytes(2 * 64 * 32 + 512, 512)
+    options = [
+        "learner.max_staleness=1",
+        "learner.groups_per_batch=64",
+        "learner.group_size=32",
+    ]
+    assert config_machine.worst_case_redis_bytes(load(folder, *options)) == wanted
+    assert problems(folder, *options, "redis.maxmemory_mb=128") == ""
+    text = problems(folder, *options, "redis.maxmemory_mb=64")
+    assert text.startswith("redis.maxmemory_mb (64 MiB) must hold the worst case in flight")
+    assert "learner.groups_per_batch 64" in text
+
+
+def test_check_lists_every_problem_and_those_of_the_machine_apart(folder: Path):
+    (folder / "corpus.jsonl").unlink()
+    (folder / "model" / "config.json").unlink()
+    (folder / "file").write_text("")
+    config = load(folder, f"run.dir={folder}/file/run", "env.type=nomodule:Env")
+    with pytest.raises(ConfigError) as caught:
+        config_checks.check(config, "train")
+    model, corpus, env, section, run_dir = str(caught.value).splitlines()
+    assert "has no config.json" in model
+    assert "tools.search.corpus" in corpus
+    assert "env.type (nomodule:Env)" in env
+    assert section == "on this machine (left out by `agent-r1 config check --elsewhere`):"
+    assert f"  run.dir ({folder}/file/run) cannot be created: {folder}/file is a file" in run_dir
+    with pytest.raises(ConfigError) as caught:
+        config_checks.check(config, "train", machine=False)
+    assert str(caught.value).splitlines() == [model, corpus, env]

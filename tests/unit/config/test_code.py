@@ -1,0 +1,262 @@
+"""What `config check` finds in code and models that a configuration names."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent_r1.config import checks as config_checks
+from agent_r1.config import code as config_code
+from agent_r1.config.code import Findings
+from agent_r1.config.run import load_config
+from agent_r1_proto.tasks import Task
+from tests.unit.config_scene import RUN_TOML, write_scene
+
+TOOL = """
+from agent_r1 import Tool
+
+class Good(Tool):
+    name = "good"
+    description = "Is fine."
+    parameters = {"type": "object", "properties": {"x": {"type": "string"}}}
+
+    def __init__(self, level=1):
+        print("said on standard output")
+
+    async def call(self, arguments, context):
+        return "x"
+"""
+
+
+@pytest.fixture(autouse=True)
+def _import_path(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", "")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = write_scene(tmp_path / "example").parent
+    (place / "mine").mkdir()
+    toml = RUN_TOML.replace('dir = "runs/demo"', 'dir = "runs/demo"\nplugins = ["mine"]')
+    (place / "run.toml").write_text(toml)
+    (place / "mine" / "good_tools.py").write_text(TOOL)
+    return place
+
+
+def write(folder: Path, name: str, text: str) -> None:
+    (folder / "mine" / f"{name}.py").write_text(text)
+
+
+def loaded(folder: Path, *options: str, model: bool = False, machine: bool = False) -> Findings:
+    """Load what the configuration names; only the code, unless the model is asked for."""
+    config = load_config(folder / "run.toml", options, {}).config
+    config_checks.use_plugins(config)
+    return config_code.load_everything(
+        config,
+        trains=True,
+        samples=True,
+        model=model,
+        machine=machine,
+        task=Task(id="t", prompt="Where?"),
+    )
+
+
+def tool(name: str, type_: str, **settings: object) -> list[str]:
+    table = json.dumps(settings).replace('": ', '" = ')
+    return [f"tools.{name}.type={type_}", f"tools.{name}.settings={table}"]
+
+
+def test_code_that_is_fine_is_loaded_elsewhere_and_tells_what_the_tools_are(folder: Path):
+    findings = loaded(folder, *tool("good", "good_tools:Good", level=2))
+    assert (findings.problems, findings.machine) == ([], [])
+    assert findings.specs["good"].description == "Is fine."
+    assert set(findings.specs["search"].parameters["properties"]) == {"query"}
+    assert "good_tools" not in sys.modules
+
+
+def test_every_fault_of_user_code_is_named_at_once(folder: Path):
+    write(folder, "raising", "raise RuntimeError('no licence file')")
+    write(folder, "leaving", "import sys\nsys.exit('bye')")
+    write(folder, "many", TOOL.replace("class Good", "class Base") + MANY)
+    options = [
+        *tool("missing", "nomodule:Tool"),
+        *tool("raising", "raising:Tool"),
+        *tool("leaving", "leaving:Tool"),
+        *tool("kind", "many:NoTool"),
+        *tool("constructor", "many:Constructor"),
+        *tool("settings", "many:Good", levle=3),
+        *tool("opens", "many:Opens"),
+        *tool("calls", "many:Calls"),
+        *tool("closes", "many:Closes"),
+        *tool("schema", "many:Schema"),
+        *tool("named", "many:Base"),
+        *tool("python_exec", "python_exec", cpu=1),
+        *tool("mcp_tool", "mcp", tool="x"),
+        "env.type=many:Env",
+        "reward.components={'many:Scorer' = 1.0, 'many:score' = 1.0, 'nomodule:f' = 1.0}",
+        "learner.advantage=many:score",
+        "learner.policy_loss=many:score",
+    ]
+    problems = loaded(folder, *options).problems
+    expected = {
+        "env.type (many:Env)": "step(self, turn) cannot be called: too many positional arguments",
+        "tools.missing.type": "'nomodule:Tool' cannot be loaded: No module named 'nomodule'",
+        "tools.raising.type": "the module raised RuntimeError: no licence file",
+        "tools.leaving": "SystemExit: bye",
+        "tools.kind.type": "'many:NoTool' is not a subclass of agent_r1.Tool",
+        "tools.constructor": "Constructor(...) raised OSError: no such index",
+        "tools.settings.settings": "unexpected keyword argument 'levle'",
+        "tools.opens": "write `async def open(self, rollout_id, tool_context)`",
+        "tools.calls": "call is not async; write `async def call`",
+        "tools.closes": "write `async def close(self, rollout_id)`",
+        "tools.schema": "Schema.parameters is not a valid JSON Schema",
+        "[tools.named]": "whose name is 'good'",
+        "tools.python_exec": "cpu is unknown; did you mean cpu_s?",
+        "tools.mcp_tool": "set exactly one of command",
+        "reward.components": "'many:Scorer' is no function",
+        "reward.components: many:score": "many:score() is called as",
+        "reward.components: 'nomodule:f'": "cannot be loaded: No module named 'nomodule'",
+        "learner.advantage": "is called as",
+        "learner.policy_loss": "is called as",
+    }
+    for key, text in expected.items():
+        assert [p for p in problems if key in p and text in p], (key, text, problems)
+    assert len(problems) == len(expected)
+    assert not [p for p in problems if "\n" in p]
+
+
+MANY = """
+from agent_r1 import ToolEnv
+
+class NoTool:
+    pass
+
+class Good(Base):
+    pass
+
+class Constructor(Base):
+    def __init__(self):
+        raise OSError("no such index")
+
+class Opens(Base):
+    name = "opens"
+    async def open(self, context):
+        pass
+
+class Calls(Base):
+    def call(self, arguments, context):
+        return ""
+
+class Closes(Base):
+    async def close(self):
+        pass
+
+class Schema(Base):
+    parameters = {"type": "object", "properties": {"x": {"type": "strin"}}}
+
+class Env(ToolEnv):
+    async def step(self, turn):
+        pass
+
+class Scorer:
+    def __call__(self, request):
+        return 1.0
+
+def score():
+    return 1.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("def __init__(self, task):\n        task.nothing", "'Task' object has no attribute"),
+        ("def close(self):\n        pass", "close is not async"),
+        ("async def close(self):\n        1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_an_environment_is_constructed_with_a_task_and_closed(
+    folder: Path, body: str, expected: str
+):
+    write(folder, "envs", f"from agent_r1 import ToolEnv\n\nclass Env(ToolEnv):\n    {body}\n")
+    (problem,) = loaded(folder, "env.type=envs:Env").problems
+    assert "env.type (envs:Env)" in problem
+    assert expected in problem
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (
+            "import os, sys; sys.stderr.write('a\\nlibfoo is missing\\n'); os._exit(3)",
+            "ended with status 3: libfoo is missing",
+        ),
+        ("import os; os.kill(os.getpid(), 11)", "was ended by SIGSEGV"),
+    ],
+)
+def test_code_that_crashes_hides_no_other_fault(folder: Path, body: str, expected: str):
+    dying = f"\nclass Dying(Good):\n    def __init__(self):\n        {body}\n"
+    write(folder, "dying", TOOL + dying)
+    write(folder, "broken", "no_such_name")
+    findings = loaded(folder, *tool("dying", "dying:Dying"), *tool("broken", "broken:Tool"))
+    first, second = findings.problems
+    assert first.startswith("tools.dying: ")
+    assert expected in first
+    assert "NameError" in second
+    assert "search" in findings.specs
+
+
+@pytest.mark.slow
+def test_code_that_hangs_hides_no_other_fault(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(config_code, "PART_TIMEOUT_S", 15.0)
+    write(folder, "hanging", "import threading\nthreading.Event().wait()")
+    write(folder, "broken", "no_such_name")
+    first, second = loaded(folder, "env.type=hanging:Env", "learner.advantage=broken:f").problems
+    assert "env.type (hanging:Env): not loaded within 15 s; a constructor must be quick" in first
+    assert "NameError" in second
+
+
+# --- The model -----------------------------------------------------------------------------------
+
+LLAMA_CALL = (
+    "{%- for c in message.tool_calls or [] -%}"
+    """{{- '{"name": "' + c.function.name + '", "parameters": ' -}}"""
+    "{{- c.function.arguments | tojson + '}' -}}{%- endfor -%}"
+)
+
+
+def test_a_template_with_other_calls_and_a_head_size_without_kernel_are_found(folder: Path):
+    model = folder / "model"
+    template = (model / "chat_template.jinja").read_text()
+    (model / "chat_template.jinja").unlink()
+    marker = '"\\n" + message.content + "<|im_end|>\\n"'
+    assert marker in template
+    (model / "chat_template.jinja").write_text(
+        template.replace(marker, f'"\\n" + message.content -}}}}{LLAMA_CALL}{{{{- "<|im_end|>\\n"')
+    )
+    findings = loaded(folder, model=True)
+    (problem,) = findings.problems
+    assert f"model.path ({model})" in problem
+    assert '{"name": "search", "parameters": {"text"' in problem
+    assert '<tool_call>{"name": ..., "arguments": {...}}</tool_call>' in problem
+
+
+def test_a_head_size_without_a_kernel_is_a_fault_of_this_machine(folder: Path):
+    model = folder / "model"
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").unlink()
+    (model / "config.json").write_text(json.dumps({**values, "head_dim": 24}))
+    findings = loaded(folder, model=True, machine=True)
+    assert findings.problems == []
+    (problem,) = findings.machine
+    assert "attention heads have size 24; vLLM on the CPU runs 32, 64" in problem
+
+
+def test_a_model_without_a_chat_template_is_refused(folder: Path):
+    (folder / "model" / "chat_template.jinja").unlink()
+    (problem,) = loaded(folder, model=True).problems
+    assert "has no chat template; put a chat_template.jinja beside the model" in problem

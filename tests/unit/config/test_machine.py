@@ -1,0 +1,158 @@
+"""What a configuration needs of the machine: GPUs, run folder, servers, ports."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from agent_r1.config import machine as config_machine
+from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1_proto.tools import ToolSpec
+from agent_r1_service.config import ListenConfig
+from tests.unit.config_scene import write_scene
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_scene(tmp_path / "example").parent
+
+
+def load(folder: Path, *options: str) -> Config:
+    return load_config(folder / "run.toml", [f"run.dir={folder}/run", *options], {}).config
+
+
+def problems(folder: Path, *options: str, resume: bool = False) -> str:
+    config = load(folder, *options)
+    found = config_machine.machine_problems(config, "train", resume=resume, specs={})
+    return "\n".join(found)
+
+
+def closed_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_machine_that_has_everything_has_no_problems_and_keeps_no_trace(folder: Path):
+    before = sorted(folder.parent.rglob("*"))
+    assert problems(folder) == ""
+    assert sorted(folder.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "expected"),
+    [
+        (0, ["learner.device=cuda"], 'learner.device ("cuda") needs a GPU, and CUDA finds none'),
+        (1, ["learner.device=cuda", "learner.ranks=2"], "learner.ranks (2) must be at most 1"),
+        (1, ["rollout.tensor_parallel_size=2"], "tensor_parallel_size (2) must be at most 1"),
+        (0, ["learner.device=auto"], ""),
+    ],
+)
+def test_gpus_are_counted(
+    folder: Path, gpus: int, options: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(config_machine, "count_gpus", lambda: gpus)
+    found = problems(folder, *options)
+    assert expected in found
+    assert bool(expected) == bool(found)
+
+
+def test_gpus_are_counted_without_torch():
+    assert config_machine.count_gpus() >= 0
+
+
+def test_a_run_folder_that_cannot_be_written_is_named(folder: Path):
+    # Not even root can make a file there.
+    assert "run.dir (/proc/run) cannot be written: /proc: " in problems(folder, "run.dir=/proc/run")
+
+
+def test_a_run_folder_with_something_in_it_can_only_be_gone_on_with(folder: Path):
+    (folder / "run").mkdir()
+    (folder / "run" / "metrics.jsonl").write_text("")
+    assert "is not empty; go on with `agent-r1 train --resume" in problems(folder)
+    assert problems(folder, resume=True) == ""
+
+
+def test_checkpoints_that_no_disk_can_hold_are_refused(folder: Path):
+    # The model's files have 2.8 MB: 0.7 million weights of 16 bytes, a billion times.
+    found = problems(folder, "learner.keep_last=1000000000")
+    assert "of free disk, and checkpoints take at least" in found
+    assert "lower learner.keep_last (1000000000)" in found
+
+
+def test_a_redis_that_does_not_answer_is_named_without_its_password(folder: Path):
+    found = problems(folder, f"redis.url=redis://:secret@127.0.0.1:{closed_port()}/0")
+    assert found.startswith("redis.url (redis://:***@127.0.0.1:")
+    assert "does not answer: " in found
+    assert "secret" not in found
+
+
+@pytest.fixture
+def tool_url() -> Iterator[str]:
+    """The service of a tool called `other`."""
+    spec = ToolSpec(name="other", version="1", description="x", parameters={"type": "object"})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            body = spec.model_dump_json() if self.path == "/spec" else json.dumps({})
+            self.wfile.write(body.encode())
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_tools_that_run_elsewhere_are_asked_what_they_are(folder: Path, tool_url: str):
+    named = f"tools.search.url ({tool_url}) is the service of the tool 'other'; call the table"
+    assert named in problems(folder, f"tools.search.url={tool_url}")
+    nothing = problems(folder, f"tools.search.url={tool_url}/nothing")
+    assert "is no tool service: GET /spec gives something else" in nothing
+    away = problems(folder, f"tools.search.url=http://127.0.0.1:{closed_port()}")
+    assert "does not answer: " in away
+    specs: dict[str, ToolSpec] = {}
+    config = load(folder, f"tools.other.url={tool_url}")
+    found = config_machine.machine_problems(config, "serve", resume=False, specs=specs)
+    assert list(found) == []
+    assert specs["other"].description == "x"
+
+
+def test_a_port_in_use_is_named_with_the_remedy():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError) as caught:
+            config_machine.check_port(ListenConfig(port=port), "rollout")
+    message = str(caught.value)
+    assert f"rollout.port ({port})" in message
+    assert "rollout.port = 0" in message
+
+
+def test_a_host_of_another_machine_is_refused():
+    with pytest.raises(ConfigError, match=r"rollout\.host \(192\.0\.2\.1\)"):
+        config_machine.check_port(ListenConfig(host="192.0.2.1", port=1234), "rollout")
+
+
+def test_port_zero_needs_no_check():
+    config_machine.check_port(ListenConfig(host="192.0.2.1", port=0), "rollout")
+
+
+def test_listeners_are_what_this_run_starts(folder: Path):
+    keys = [key for key, _ in config_machine.listeners(load(folder))]
+    assert keys == ["tools.search", "reward", "rollout"]
+    remote = load(folder, "tools.search.url=http://h:1")
+    assert [key for key, _ in config_machine.listeners(remote)] == ["reward", "rollout"]

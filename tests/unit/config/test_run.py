@@ -1,0 +1,240 @@
+"""Reading the configuration: sources and their order, unknown names, paths, secrets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_r1.config.run import ConfigError, LoadedConfig, dump_config, load_config, write_config
+from tests.unit.config_scene import RUN_TOML, write_scene
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return write_scene(tmp_path / "example")
+
+
+def load(file: Path, *options: str, **environ: str) -> LoadedConfig:
+    return load_config(file, options, environ)
+
+
+def test_later_sources_win_and_each_value_knows_its_source(file: Path):
+    environ = {"AGENT_R1__LEARNER__GROUP_SIZE": "6", "AGENT_R1__LEARNER__STEPS": "7"}
+    loaded = load(file, "learner.steps=9", **environ)
+    learner = loaded.config.learner
+    assert (learner.groups_per_batch, learner.group_size, learner.steps) == (2, 6, 9)
+    assert loaded.origin(("learner", "groups_per_batch")) == f"file {file}"
+    assert loaded.origin(("learner", "group_size")) == "variable AGENT_R1__LEARNER__GROUP_SIZE"
+    assert loaded.origin(("learner", "steps")) == "--set learner.steps"
+    assert loaded.origin(("learner", "max_staleness")) == "default"
+    preset = load(file, "learner.algorithm=dapo")
+    assert preset.origin(("learner", "drop_overlong")) == "preset learner.algorithm = dapo"
+    assert preset.origin(("learner", "clip_low")) == "default"
+
+
+@pytest.mark.parametrize(
+    ("option", "read", "expected"),
+    [
+        ("learner.steps=12", lambda c: c.learner.steps, 12),
+        ("learner.steps=none", lambda c: c.learner.steps, None),
+        ("learner.lr=3e-4", lambda c: c.learner.lr, 3e-4),
+        ("data.shuffle=false", lambda c: c.data.shuffle, False),
+        ("run.id=seven", lambda c: c.run.id, "seven"),
+        ("run.id=7", lambda c: c.run.id, "7"),  # a text field takes its text as it stands
+        ('run.id="7"', lambda c: c.run.id, "7"),
+        ("env.enable_tools=[]", lambda c: c.env.enable_tools, []),
+        ("env.enable_tools=['search']", lambda c: c.env.enable_tools, ["search"]),
+        ("env.system_prompt=a = b", lambda c: c.env.system_prompt, "a = b"),
+        ("tools.search.top_k=5", lambda c: c.tools["search"].top_k, 5),
+        ("reward.components={f1 = 0.5}", lambda c: c.reward.components, {"f1": 0.5}),
+        ("learner={steps = 4}", lambda c: c.learner.steps, 4),
+        (
+            "env.chat_template_kwargs.think=true",
+            lambda c: c.env.chat_template_kwargs["think"],
+            True,
+        ),
+    ],
+)
+def test_set_takes_toml_values_and_bare_text(file: Path, option: str, read, expected):
+    assert read(load(file, option).config) == expected
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "read", "expected"),
+    [
+        ("AGENT_R1__ENV__MAX_TURNS", "3", lambda c: c.env.max_turns, 3),
+        ("AGENT_R1__TOOLS__SEARCH__TOP_K", "4", lambda c: c.tools["search"].top_k, 4),
+        (
+            "AGENT_R1__TOOLS__SEARCH__URL",
+            "http://h:1",
+            lambda c: c.tools["search"].url,
+            "http://h:1",
+        ),
+        ("AGENT_R1__REDIS__URL", "redis://h/0", lambda c: c.redis.url, "redis://h/0"),
+        ("AGENT_R1__MODEL__DTYPE", "bfloat16", lambda c: c.model.dtype, "bfloat16"),
+        ("AGENT_R1__LEARNER__STEPS", "none", lambda c: c.learner.steps, None),
+    ],
+)
+def test_variables_reach_every_table(file: Path, variable: str, text: str, read, expected):
+    assert read(load(file, **{variable: text}).config) == expected
+
+
+def test_a_variable_finds_a_tool_whose_name_has_capitals_and_dashes(tmp_path: Path):
+    toml = RUN_TOML + '\n[tools.Web-search]\ncorpus = "corpus.jsonl"\n'
+    file = write_scene(tmp_path / "x", toml)
+    config = load(file, AGENT_R1__TOOLS__WEB_SEARCH__TOP_K="9").config
+    assert config.tools["Web-search"].top_k == 9
+    assert sorted(config.tools) == ["Web-search", "search"]
+
+
+def test_other_variables_of_ours_are_left_alone(file: Path):
+    assert load(file, AGENT_R1_PARENT_PID="1", AGENT_R10="x").config.run.id == "demo"
+
+
+@pytest.mark.parametrize(
+    ("option", "parts"),
+    [
+        ("lerner.steps=3", ["unknown table 'lerner'", "--set lerner.steps", "'learner'"]),
+        ("learner.stepz=3", ["unknown key 'stepz' in table [learner]", "'steps'"]),
+        ("tools.search.topk=3", ["unknown key 'topk' in table [tools.search]", "'top_k'"]),
+        ("rollout.max_turns=3", ["it belongs elsewhere: env.max_turns"]),
+        ("learner.steps", ["is not KEY=VALUE"]),
+        ("=3", ["is not KEY=VALUE"]),
+        ("learner=3", ["learner (3, --set learner) is a table"]),
+        ("learner.steps=many", ["learner.steps ('many')", "integer", "[--set learner.steps]"]),
+        ("learner.steps=0", ["learner.steps (0)", "greater than or equal to 1"]),
+        ("learner.group_size=1", ["group_size (1)", "must be >= 2", "raise group_size"]),
+        ("model.dtype=float8", ["model.dtype ('float8')", "'bfloat16'"]),
+        ("redis.url=localhost", ["redis.url ('localhost') must start with redis://"]),
+        ("env.max_tokens_per_turn=512", ["must be smaller than model.max_context (512)"]),
+        ("env.enable_tools=['serch']", ["env.enable_tools names 'serch'", "['search']"]),
+        ("tools.redis.url=http://h:1", ["[tools.redis] has the name of another service"]),
+        ("tools.a__b.url=http://h:1", ["[tools.a__b]", "not a usable name"]),
+        ("model={max_context = 3}", ["model.max_context (3)"]),
+    ],
+)
+def test_a_wrong_option_is_explained(file: Path, option: str, parts: list[str]):
+    with pytest.raises(ConfigError) as caught:
+        load(file, option)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "parts"),
+    [
+        ("AGENT_R1__ENV__MAXTURNS", ["variable AGENT_R1__ENV__MAXTURNS", "'max_turns'"]),
+        ("AGENT_R1__LEARNR__STEPS", ["unknown table 'learnr'", "'learner'"]),
+        ("agent_r1__env__maxturns", ["'max_turns'"]),
+        ("AGENT_R1__TOOLS__SEARCH__TOPK", ["'top_k'"]),
+    ],
+)
+def test_an_unknown_variable_is_refused(file: Path, variable: str, parts: list[str]):
+    with pytest.raises(ConfigError) as caught:
+        load(file, **{variable: "3"})
+    for part in parts:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("toml", "parts"),
+    [
+        ("[run\n", ["does not parse", "line 1"]),
+        ("[model]\npath = 'm'\npth = 'x'\n", ["unknown key 'pth' in table [model]", "'path'"]),
+        ("run = 3\n", ["run (3, ", "is a table"]),
+        ("[run]\nid = 'a'\n", ["model is required"]),
+        ("[model]\npath='m'\n[tools]\nsearch = 1\n", ["tools.search (1, ", "is a table"]),
+        ("[model]\npath='m'\n[tools.search]\n", ['type = "search" needs corpus']),
+    ],
+)
+def test_a_wrong_file_is_explained(tmp_path: Path, toml: str, parts: list[str]):
+    file = tmp_path / "run.toml"
+    file.write_text(toml)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    for part in parts:
+        assert part in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no configuration file .*nothing\.toml"):
+        load(tmp_path / "nothing.toml")
+    with pytest.raises(ConfigError, match="is a folder; name the configuration file in it"):
+        load(tmp_path)
+
+
+def test_every_problem_is_reported_at_once(file: Path):
+    with pytest.raises(ConfigError) as caught:
+        load(file, "learner.steps=0", "env.max_turns=0")
+    assert "learner.steps (0)" in str(caught.value)
+    assert "env.max_turns (0)" in str(caught.value)
+
+
+def test_inputs_are_found_from_the_file_and_outputs_from_here(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    config = load(file, "data.train=['mine.jsonl']", "evaluation.sets.mine=m.jsonl").config
+    example = file.parent
+    assert config.model.path == str(example / "model")
+    assert config.tools["search"].corpus == example / "corpus.jsonl"
+    assert config.evaluation.sets["held_out"] == example / "held_out.jsonl"
+    assert config.run.folder() == elsewhere / "runs" / "demo"
+    # What is typed into a terminal is relative to where the terminal is.
+    assert config.data is not None
+    assert config.data.train == [elsewhere / "mine.jsonl"]
+    assert config.evaluation.sets["mine"] == elsewhere / "m.jsonl"
+
+
+def test_the_name_of_a_model_on_a_hub_stays_a_name(file: Path):
+    assert load(file, "model.path=Qwen/Qwen2.5-3B").config.model.path == "Qwen/Qwen2.5-3B"
+
+
+def test_the_written_config_reads_back_the_same_from_anywhere(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    config = load(file, "tools.calc={type = 'm:C', settings = {a = 1}}").config
+    written = tmp_path / "config.json"
+    write_config(config, written)
+    here = Path.cwd()
+    monkeypatch.chdir(tmp_path)
+    again = load(written).config
+    assert again.run.folder() == here / "runs" / "demo"
+    assert again.model_copy(update={"run": config.run}) == config
+
+
+def test_secrets_are_left_out_of_the_written_config(file: Path, tmp_path: Path):
+    environ = {
+        "AGENT_R1__REDIS__URL": "rediss://me:hunter2@h:1/0",
+        "AGENT_R1__TOOLS__SEARCH__URL": "https://u:s3cret@search.example/x",
+    }
+    config = load(file, "env.chat_template_kwargs.api_key=abc123", **environ).config
+    written = tmp_path / "config.json"
+    secrets = write_config(config, written)
+    text = written.read_text()
+    for secret in ("hunter2", "s3cret", "abc123"):
+        assert secret not in text
+    assert json.loads(text)["redis"]["url"] == "rediss://me:***@h:1/0"
+    assert secrets["AGENT_R1__REDIS__URL"] == environ["AGENT_R1__REDIS__URL"]
+    assert secrets["AGENT_R1__TOOLS__SEARCH__URL"] == environ["AGENT_R1__TOOLS__SEARCH__URL"]
+    assert load(written, **secrets).config.redis.url == config.redis.url
+    del secrets["AGENT_R1__REDIS__URL"]
+    with pytest.raises(ConfigError, match=r"redis\.url is a secret.*AGENT_R1__REDIS__URL"):
+        load(written, **secrets)
+
+
+def test_a_url_without_a_password_is_no_secret(file: Path):
+    values, secrets = dump_config(load(file, "redis.url=redis://h:1/0").config)
+    assert values["redis"]["url"] == "redis://h:1/0"
+    assert secrets == {}
+
+
+def test_replicas_cannot_share_a_port_or_a_name(file: Path):
+    with pytest.raises(ConfigError, match=r"rollout\.port \(8001\) must be 0"):
+        load(file, "placement.rollout_replicas=2", "rollout.port=8001")
+    with pytest.raises(ConfigError, match=r"rollout\.server_id \('a'\) must be unset"):
+        load(file, "placement.rollout_replicas=2", "rollout.server_id=a")

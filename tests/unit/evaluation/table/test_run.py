@@ -1,0 +1,265 @@
+"""The numbers of a results table, and the files made of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from pydantic import JsonValue
+
+from agent_r1.evaluation.table.chart import line_chart, tick_step
+from agent_r1.evaluation.table.config import Part
+from agent_r1.evaluation.table.report import Results, report, write_report
+from agent_r1.evaluation.table.run import (
+    Row,
+    SeedScores,
+    bootstrap_seeds,
+    domain_notes,
+    estimate_row,
+    goal_sentences,
+    interval,
+    mean_curve,
+    share,
+)
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+def seed_scores(
+    *em: float, seed: int | None = 0, curve: Sequence[float] = (), wall_s: float = 60.0
+) -> SeedScores:
+    """Return the answers of one run to the one set `near`."""
+    return SeedScores(seed=seed, em={"near": em}, f1={"near": em}, wall_s=wall_s, curve=curve)
+
+
+def row(
+    title: str,
+    *runs: SeedScores,
+    table: Part = "methods",
+    baseline: bool = False,
+    **settings: JsonValue,
+) -> Row:
+    """Return a row; settings are of the learner."""
+    own = {f"learner.{key}": value for key, value in settings.items()}
+    return Row(title.lower(), title, table, runs, baseline, own)
+
+
+def sentences(*rows: Row) -> list[str]:
+    return goal_sentences([(r, estimate_row(r, ["near"])) for r in rows], ["near"])
+
+
+def test_seeds_and_sets_weigh_the_same_whatever_they_have():
+    # Set 1: seeds 1/2 and 1, mean 3/4; set 2: seeds 0 and 1/4, mean 1/8. Mean of both 7/16.
+    found = bootstrap_seeds([[[0, 1], [1]], [[0, 0], [1, 0, 0, 0]]])
+    assert found.mean == pytest.approx(7 / 16)
+    assert found.low <= found.mean <= found.high
+
+
+def test_equal_answers_have_an_interval_of_no_width():
+    found = bootstrap_seeds([[[1, 1], [1, 1, 1]]])
+    assert (found.mean, found.low, found.high) == (1.0, 1.0, 1.0)
+
+
+def test_with_questions_that_agree_only_the_drawn_seeds_count():
+    # Two seeds of mean 0 and 1: a resample is (0 + 0)/2, 1/2, 1/2 or 1, each with chance 1/4, so
+    # the 2.5 % and 97.5 % quantiles are 0 and 1, and the quartiles 0 and 1 or 1/2.
+    found = bootstrap_seeds([[[0, 0, 0], [1, 1]]])
+    assert (found.mean, found.low, found.high) == (0.5, 0.0, 1.0)
+    middle = bootstrap_seeds([[[0, 0, 0], [1, 1]]], level=0.4)
+    assert (middle.low, middle.high) == (0.5, 0.5)
+
+
+def test_one_seed_is_the_bootstrap_over_its_questions():
+    # 100 questions, half right: standard error sqrt(1/4 / 100) = 0.05, so 0.5 -+ 1.96 * 0.05.
+    found = bootstrap_seeds([[[0, 1] * 50]])
+    assert found.low == pytest.approx(0.402, abs=0.015)
+    assert found.high == pytest.approx(0.598, abs=0.015)
+
+
+def test_the_same_answers_give_the_same_interval():
+    values = [[[i / 100 for i in range(100)], [i / 70 for i in range(70)]]]
+    assert bootstrap_seeds(values) == bootstrap_seeds(values)
+    assert bootstrap_seeds(values) != bootstrap_seeds(values, seed=1)
+
+
+@pytest.mark.parametrize("values", [[], [[]], [[[1.0]], [[1.0], [0.0]]], [[[1.0], []]]])
+def test_what_has_no_mean_is_refused(values: list[list[list[float]]]):
+    with pytest.raises(ValueError, match=r"at least one|>= 1"):
+        bootstrap_seeds(values)
+
+
+def test_a_curve_goes_as_far_as_every_seed_does():
+    assert mean_curve([seed_scores(curve=[0.0, 0.5, 1]), seed_scores(curve=[1, 0.5])]) == [0.5, 0.5]
+    assert mean_curve([]) == []
+
+
+@pytest.mark.parametrize(("value", "text"), [(0.9544, ".954"), (0.0, ".000"), (1.0, "1.000")])
+def test_shares_are_written_as_the_paper_does(value: float, text: str):
+    assert share(value) == text
+
+
+def test_rows_above_both_baselines_are_said_to_be():
+    base = row("Base", seed_scores(*[0] * 20, seed=None), baseline=True)
+    rag = row("RAG", seed_scores(*[0] * 20, seed=None), baseline=True)
+    first = sentences(base, rag, row("PPO", seed_scores(*[1] * 20)))[0]
+    assert first.startswith("Does every trained row beat Base and RAG on near")
+    assert first.endswith("? Yes.")
+
+
+def test_a_row_whose_interval_overlaps_a_baselines_is_named_and_so_is_one_not_run():
+    base = row("Base", seed_scores(0, 1, 0, 1, seed=None), baseline=True)
+    found = sentences(base, row("PPO", seed_scores(1, 1, 0, 1)), row("GRPO"))[0]
+    assert "No: PPO against Base on near (.750 [" in found
+    assert found.endswith("Not run: GRPO.")
+
+
+def test_a_row_without_masks_is_compared_with_the_one_that_has_them():
+    masked = row("Masks", seed_scores(1, 1), table="ablation", algorithm="ppo", gamma=0.9)
+    other = row("Other", seed_scores(0, 0), table="ablation", algorithm="grpo")
+    off = {"algorithm": "ppo", "gamma": 0.9, "advantage_mask": False}
+    unmasked = row("None", seed_scores(0, 0), table="ablation", **off)
+    assert sentences(other, masked, unmasked) == [
+        "Masks against None, average: 1.000 against 0.000, difference +1.000; the "
+        "intervals do not overlap."
+    ]
+
+
+def test_a_row_is_called_the_best_only_where_no_other_interval_reaches_its():
+    best = row("A", seed_scores(*[1] * 20))
+    clear = sentences(best, row("B", seed_scores(*[0] * 20)))
+    assert clear == [
+        "The highest average is that of A, 1.000 [1.000, 1.000]; no other interval reaches it."
+    ]
+    # 10 and 11 of 20: far within each other's intervals.
+    close = sentences(row("A", seed_scores(*[0, 1] * 10)), row("B", seed_scores(*[0, 1] * 9, 1, 1)))
+    assert close == [
+        "No best row can be told: the averages of A, B are from .500 to .550, and their "
+        "intervals overlap."
+    ]
+    assert sentences(best) == []  # better than nothing is no finding
+
+
+def far_and_near(title: str, near: float, far: float) -> Row:
+    """One run with a question of either set."""
+    em = {"near": [near], "far": [far]}
+    return Row(title.lower(), title, "methods", [SeedScores(seed=0, em=em, f1=em)])
+
+
+def test_the_average_is_over_what_was_trained_on():
+    found = estimate_row(far_and_near("A", 1.0, 0.0), ["near", "far"], ["near"])
+    assert found is not None
+    assert found.average.mean == 1.0
+
+
+@pytest.mark.parametrize(("far", "told"), [(0.0, True), (1.0, False)])
+def test_a_set_that_no_row_answers_is_said_to_tell_nothing(far: float, told: bool):
+    rows = [far_and_near("A", 1.0, 0.0), far_and_near("B", 1.0, far)]
+    estimated = [(r, estimate_row(r, ["near", "far"], ["near"])) for r in rows]
+    notes = domain_notes(estimated, ["near", "far"], ["near"])
+    assert notes[0] == "The average is over near, whose kinds of question were trained on."
+    assert ("No row answers more than .000 of far" in " ".join(notes)) is told
+    assert domain_notes(estimated, ["near"], ["near"]) == []
+
+
+def results(*rows: Row, chosen_on: str = "") -> Results:
+    return Results(
+        name="small",
+        rows=rows,
+        sets=["near"],
+        in_domain=["near"],
+        budget="Every row spends little.",
+        chosen_on=chosen_on,
+        command="agent-r1 table small.toml",
+        versions={"Python": "3.11"},
+        settings={"ppo": {"lr": 0.1}},
+    )
+
+
+def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
+    ppo = row("PPO", seed_scores(1, 0, seed=0, curve=[0.1, 0.2]), seed_scores(1, 1, seed=1))
+    files = write_report(
+        results(ppo, row("GRPO"), row("Off", table="ablation")), tmp_path / "small"
+    )
+    assert [file.name for file in files] == ["small.md", "small.json"]
+    numbers = json.loads(files[1].read_text())
+    # One line a row, set and seed; the means are 1/2 and 1.
+    assert [(r["method"], r["set"], r["seed"], r["em"], r["n"]) for r in numbers["rows"]] == [
+        ("ppo", "near", 0, 0.5, 2),
+        ("ppo", "near", 1, 1.0, 2),
+    ]
+    assert numbers["rows"][0]["table"] == "methods"
+    assert numbers["rows"][0]["wall_s"] == 60.0
+    assert numbers["command"] == "agent-r1 table small.toml"
+    assert numbers["settings"] == {"ppo": {"lr": 0.1}}
+    text = files[0].read_text()
+    assert re.search(r"^\| PPO \| \.750 \[.*\] \| \.750 \[.*\] \|$", text, re.MULTILINE)
+    assert "| GRPO | not run | not run |" in text
+    assert "| Off | yes | yes | not run | not run |" in text
+    assert "arxiv.org/abs/2511.14460" in text
+    assert "All runs together took 2 minutes." in text
+
+
+def test_the_report_says_which_choices_were_made_on_its_questions(tmp_path: Path):
+    ppo = row("PPO", seed_scores(1))
+    said = results(ppo, chosen_on="The learning rate was chosen on them.")
+    text = write_report(said, tmp_path / "said")[0].read_text()
+    assert "chosen on these questions.** The learning rate was chosen on them.\n" in text
+    text = write_report(results(ppo), tmp_path / "silent")[0].read_text()
+    assert "chosen on these questions.** The table file does not say which choices" in text
+
+
+def test_the_report_is_made_of_what_the_json_file_holds(tmp_path: Path):
+    ppo = row("PPO", seed_scores(1, 0, curve=[0.1, 0.2]))
+    markdown, numbers, *_ = write_report(results(ppo, row("GRPO")), tmp_path / "small")
+    assert report(json.loads(numbers.read_text())) == markdown.read_text()
+
+
+def test_the_committed_results_are_what_their_numbers_give_and_say_what_was_chosen_on_them():
+    markdown = ROOT / "docs" / "results" / "tiny_world.md"
+    found = json.loads(markdown.with_suffix(".json").read_text())
+    text = markdown.read_text()
+    assert report(found) == text
+    table = tomllib.loads((ROOT / "examples" / "tiny_world" / "table.toml").read_text())
+    assert table["chosen_on"].strip() in text
+    # Methods within some thousandths of each other: none of them is called the best.
+    assert "The highest average" not in text
+    assert "No best row can be told" in text
+
+
+def test_a_table_with_curves_has_its_picture(tmp_path: Path):
+    ppo = row("PPO", seed_scores(1, curve=[0.1, 0.2]))
+    files = write_report(results(ppo), tmp_path / "small")
+    assert [file.name for file in files][2:] == ["small_methods.svg"]
+    assert "](small_methods.svg)" in files[0].read_text()
+
+
+def test_a_run_that_serves_two_tables_took_its_time_once(tmp_path: Path):
+    shared = seed_scores(1)
+    both = results(row("A", shared), row("B", shared, table="ablation"))
+    text = write_report(both, tmp_path / "small")[0].read_text()
+    assert "All runs together took 1 minutes." in text
+
+
+def test_a_chart_is_drawn_to_scale_and_escapes_names():
+    text = line_chart({"a<b": [0.0, 1.0, 0.5]}, title="T", x_label="step", y_label="share")
+    drawing = ElementTree.fromstring(text)
+    lines = [element for element in drawing if element.tag.endswith("polyline")]
+    # 3 steps from x = 56 to 760 - 220; y = 0 is at 400 - 48, y = 1 at 36.
+    assert lines[0].get("points") == "56.0,352.0 298.0,36.0 540.0,194.0"
+    assert "a&lt;b" in text
+
+
+@pytest.mark.parametrize(("span", "step"), [(3, 0.5), (10, 1), (50, 5), (150, 20), (1000, 100)])
+def test_ticks_are_ten_at_most(span: float, step: float):
+    assert tick_step(span) == pytest.approx(step)
+
+
+def test_an_interval_is_shown_around_its_mean():
+    found = estimate_row(row("A", seed_scores(1, 1)), ["near"])
+    assert found is not None
+    assert interval(found.average) == "1.000 [1.000, 1.000]"

@@ -1,0 +1,137 @@
+"""Micro-batches: every sample once, little padding, equal counts, right positions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_r1.learner.engine.interface import TrainSample
+from agent_r1.learner.engine.microbatches import (
+    build_microbatch,
+    plan_microbatches,
+    scoring_sample,
+    split_evenly,
+)
+from tests.tiny_models import make_samples
+
+LENGTHS = st.lists(st.integers(2, 400), min_size=0, max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(100, 2000), st.floats(0.0, 0.5))
+def test_a_plan_holds_every_sample_once_within_its_limits(
+    lengths: list[int], ranks: int, max_tokens: int, max_padding: float
+):
+    plan = plan_microbatches(lengths, ranks, max_tokens, max_padding)
+    assert len(plan) == ranks
+    assert len({len(share) for share in plan}) == 1
+    flat = [i for share in plan for batch in share for i in batch]
+    assert sorted(flat) == list(range(len(lengths)))
+    for batch in (batch for share in plan for batch in share if batch):
+        padded = max(lengths[i] for i in batch) * len(batch)
+        real = sum(lengths[i] for i in batch)
+        assert len(batch) == 1 or padded <= max_tokens
+        assert padded - real <= max_padding * padded + 1e-9
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(100, 2000))
+def test_a_packed_plan_is_bounded_by_tokens_alone(lengths: list[int], ranks: int, max_tokens: int):
+    plan = plan_microbatches(lengths, ranks, max_tokens, 0.0, packed=True)
+    assert len({len(share) for share in plan}) == 1
+    assert sorted(i for share in plan for batch in share for i in batch) == [*range(len(lengths))]
+    sums = [[sum(lengths[i] for i in batch) for batch in share if batch] for share in plan]
+    for share, rank_sums in zip(plan, sums, strict=True):
+        for batch, following, tokens in zip(share, share[1:], rank_sums, strict=False):
+            assert len(batch) == 1 or tokens <= max_tokens
+            assert not following or tokens + lengths[following[0]] > max_tokens
+
+
+@given(LENGTHS, st.integers(2, 4))
+def test_ranks_differ_by_at_most_one_sample_of_tokens(lengths: list[int], ranks: int):
+    plan = plan_microbatches(lengths, ranks, 1000, 0.1)
+    loads = [sum(lengths[i] for batch in share for i in batch) for share in plan]
+    assert max(loads) - min(loads) <= max(lengths, default=0)
+
+
+def test_a_sample_longer_than_the_limit_is_a_microbatch_of_its_own():
+    assert plan_microbatches([10, 500, 10], 1, 100, 0.5) == [[[1], [0, 2]]]
+
+
+def test_ranks_without_work_get_empty_microbatches():
+    assert plan_microbatches([5], 3, 100, 0.1) == [[[0]], [[]], [[]]]
+
+
+def sample(token_ids: list[int], trained: list[int]) -> TrainSample:
+    """A trajectory whose values are its token ids, so that a gather can be read off."""
+    ids = np.array(token_ids, np.int32)
+    mask = np.isin(np.arange(len(ids)), trained)
+    values = np.where(mask, ids, 0).astype(np.float32)
+    return TrainSample(ids, mask, -values, np.float32(0.1) * values, temperature=0.5)
+
+
+def test_positions_point_at_the_token_before_the_trained_one():
+    batch = build_microbatch([sample([10, 11, 12], [2]), sample([20, 21], [1])], [0, 1])
+    assert batch.token_ids.tolist() == [[10, 11, 12], [20, 21, 0]]
+    # token 12 is predicted at row 0, column 1; token 21 at row 1, column 0
+    assert batch.positions.tolist() == [1, 3]
+    assert batch.position_ids is None
+    assert batch.sequences.tolist() == [0, 1]
+    assert batch.targets.tolist() == [12, 21]
+    assert batch.old_logprobs.tolist() == [-12.0, -21.0]
+    assert batch.advantages.tolist() == pytest.approx([1.2, 2.1])
+    assert batch.temperatures.tolist() == [0.5, 0.5]
+    assert (batch.num_tokens, batch.num_padded) == (5, 6)
+
+
+def test_packed_samples_stand_end_to_end():
+    samples = [sample([10, 11, 12], [2]), sample([20, 21], [1])]
+    batch = build_microbatch(samples, [1, 0], packed=True)
+    assert batch.token_ids.tolist() == [[20, 21, 10, 11, 12]]
+    assert batch.position_ids is not None
+    assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2]]
+    # token 21 is predicted at place 0, token 12 at place 3
+    assert batch.positions.tolist() == [0, 3]
+    assert batch.targets.tolist() == [21, 12]
+    assert batch.sequences.tolist() == [0, 1]
+    assert batch.advantages.tolist() == pytest.approx([2.1, 1.2])
+    assert (batch.num_tokens, batch.num_padded) == (5, 5)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_empty_microbatch_trains_on_nothing(packed: bool):
+    batch = build_microbatch([], [], packed=packed)
+    assert batch.token_ids.shape == (1, 2)
+    assert len(batch.positions) == len(batch.targets) == len(batch.advantages) == 0
+    assert batch.num_tokens == 0
+
+
+def test_samples_with_wrong_arrays_are_errors():
+    ids = np.array([1, 2, 3], np.int32)
+    mask = np.array([False, True, True])
+    zeros = np.zeros(3, np.float32)
+    with pytest.raises(ValueError, match="advantages has 2 entries; token_ids has 3"):
+        TrainSample(ids, mask, zeros, zeros[:2])
+    with pytest.raises(ValueError, match="nothing predicts the first token"):
+        TrainSample(ids, np.ones(3, dtype=bool), zeros, zeros)
+    with pytest.raises(ValueError, match=r"temperature \(0\.0\) must be > 0"):
+        TrainSample(ids, mask, zeros, zeros, temperature=0.0)
+
+
+def test_a_scoring_sample_asks_for_every_predictable_token():
+    batch = build_microbatch([scoring_sample(np.array([4, 5, 6], np.int32), 1.0)], [0])
+    assert batch.positions.tolist() == [0, 1]
+    assert batch.targets.tolist() == [5, 6]
+
+
+def test_an_even_split_keeps_order_and_every_sample():
+    assert split_evenly(7, 3) == [range(0, 2), range(2, 4), range(4, 7)]
+    assert split_evenly(2, 3) == [range(0, 1), range(1, 2)]  # no part is empty
+
+
+def test_padding_of_a_real_batch_is_small():
+    samples = make_samples(64, longest=300)
+    lengths = [s.num_tokens for s in samples]
+    plan = plan_microbatches(lengths, 1, 2048, 0.1)
+    padded = sum(max(lengths[i] for i in batch) * len(batch) for batch in plan[0])
+    assert 1 - sum(lengths) / padded < 0.1

@@ -1,0 +1,199 @@
+"""The run folder: one line a step, cut back on resume, TensorBoard without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.learner.checkpoint import Ledger
+from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
+from agent_r1_proto.tools import ImagePart, TextPart
+from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_service.files import DiskFullError
+from tests.builders import scored
+
+
+def opened(path: Path, step: int = 0, *, resume: bool = False) -> RunFolder:
+    folder = RunFolder(path)
+    folder.prepare(resume=resume)
+    folder.open_at(step, lambda: None)
+    return folder
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    reader = EventAccumulator(str(folder / "tensorboard"))
+    reader.Reload()
+    tags = reader.Tags()["scalars"]
+    return {
+        tag: [(event.step, round(event.value, 6)) for event in reader.Scalars(tag)] for tag in tags
+    }
+
+
+def test_a_step_is_one_line_and_one_event(tmp_path: Path):
+    folder = opened(tmp_path / "run")
+    folder.write_metrics(1, {"reward/mean": 0.5, "loss/kl": math.nan})
+    folder.write_metrics(2, {"reward/mean": 0.75})
+    folder.write_scalars(1, {"eval/s/em": 0.25})
+    folder.close()
+    assert lines(tmp_path / "run" / "metrics.jsonl") == [
+        {"step": 1, "reward/mean": 0.5, "loss/kl": None},
+        {"step": 2, "reward/mean": 0.75},
+    ]
+    assert scalars(tmp_path / "run") == {
+        "reward/mean": [(1, 0.5), (2, 0.75)],
+        "eval/s/em": [(1, 0.25)],
+    }
+
+
+def test_a_ledger_that_only_says_which_numbers_are_taken_is_no_run(tmp_path: Path):
+    ledger = Ledger(tmp_path)
+    ledger.go_on_after(incarnation=3, policy_version=9)
+    RunFolder(tmp_path).prepare(resume=False)
+    ledger.next_incarnation()
+    with pytest.raises(ValueError, match=r"it has ledger\.json"):
+        RunFolder(tmp_path).prepare(resume=False)
+
+
+def test_resume_forgets_what_came_after_the_checkpoint(tmp_path: Path):
+    path = tmp_path / "run"
+    folder = opened(path)
+    (path / "ledger.json").write_text("{}")
+    for step in (1, 2, 3):
+        folder.write_metrics(step, {"reward/mean": float(step)})
+        folder.write_evaluation(step, "during", {})
+        folder.write_trajectories(f"step_{step:06d}", [{"step": step}])
+    folder.close()
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')  # cut off by a kill
+    folder = opened(path, 2, resume=True)
+    folder.write_metrics(3, {"reward/mean": 30.0})
+    folder.close()
+    assert [line["reward/mean"] for line in lines(path / "metrics.jsonl")] == [1.0, 2.0, 30.0]
+    assert [line["step"] for line in lines(path / "evaluations.jsonl")] == [1, 2]
+    names = sorted(file.name for file in (path / "trajectories").iterdir())
+    assert names == ["step_000001.jsonl", "step_000002.jsonl"]
+    assert scalars(path)["reward/mean"] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+@pytest.mark.parametrize("name", ["ledger.json", "metrics.jsonl", "summary.json"])
+def test_a_folder_with_a_run_is_refused_and_resume_is_named(tmp_path: Path, name: str):
+    (tmp_path / name).write_text('{"incarnation": 1}')
+    with pytest.raises(ValueError, match=rf"not empty \(it has {name}\).*--resume {tmp_path}"):
+        RunFolder(tmp_path).prepare(resume=False)
+
+
+def test_a_folder_with_only_config_and_logs_is_a_fresh_run(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "logs").mkdir()
+    RunFolder(tmp_path).prepare(resume=False)
+    RunFolder(tmp_path).prepare(resume=True)
+
+
+def test_resuming_an_empty_folder_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="holds no run to resume"):
+        RunFolder(tmp_path).prepare(resume=True)
+
+
+def test_the_config_that_the_command_wrote_is_kept(tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.write_config({"a": 1})
+    folder.write_config({"a": 2})
+    assert json.loads((tmp_path / "config.json").read_text()) == {"a": 1}
+
+
+def test_a_summary_holds_no_value_json_cannot(tmp_path: Path):
+    RunFolder(tmp_path).write_summary({"em": math.inf, "sets": {"s": [math.nan, 1]}})
+    expected = {"em": None, "sets": {"s": [None, 1]}}
+    assert json.loads((tmp_path / "summary.json").read_text()) == expected
+
+
+def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder = opened(tmp_path / "run")
+
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", full)
+        with pytest.raises(DiskFullError, match=r"the disk is full while writing metrics\.jsonl"):
+            folder.write_metrics(1, {})
+    folder.close()
+
+
+def test_neither_tensorflow_nor_torch_is_imported(tmp_path: Path):
+    code = f"""
+import sys
+from pathlib import Path
+
+class Refuse:
+    def find_spec(self, name, *rest):
+        if name.split(".")[0] in ("tensorflow", "torch"):
+            sys.exit(f"{{name}} was imported")
+
+sys.meta_path.insert(0, Refuse())
+from agent_r1.learner.reporting.run_folder import RunFolder
+folder = RunFolder(Path({str(tmp_path / "run")!r}))
+folder.prepare(resume=False)
+folder.open_at(0, lambda: None)
+folder.write_metrics(1, {{"reward/mean": 1.0}})
+folder.close()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("mask", "spans"),
+    [
+        ([], []),
+        ([0, 0], []),
+        ([1, 1], [[0, 2]]),
+        ([0, 1, 1, 0, 0, 1], [[1, 3], [5, 6]]),
+        ([1, 0, 1], [[0, 1], [2, 3]]),
+    ],
+)
+def test_mask_spans_are_half_open_ranges(mask: list[int], spans: list[list[int]]):
+    assert mask_spans(np.array(mask, dtype=bool)) == spans
+
+
+def test_a_readable_trajectory_keeps_sampled_text_and_tool_text_apart():
+    call = ToolCallRecord(
+        end_token_index=4,
+        tool="search",
+        arguments={"query": "Ada"},
+        status="ok",
+        version="7",
+        parts=[TextPart(text="born 1815"), ImagePart(media_type="image/png", data_base64="")],
+        process_reward=0.25,
+    )
+    record = readable(scored(calls=[call]), step=3, advantage=-0.5, trained=True)
+    json.dumps(record, allow_nan=False)
+    turn = record["turns"][0]
+    assert turn["text"] == "<think>I know.</think><answer>Ada</answer>"
+    assert turn["calls"][0]["text"] == "born 1815\n[image/png]"
+    assert record["prompt"] == [{"role": "user", "content": "who?"}]
+    assert record["mask_spans"] == [[2, 5]]
+    assert record["version_spans"] == [[0, 2, 5]]
+    assert (record["process_reward"], record["advantage"], record["step"]) == (0.25, -0.5, 3)
+
+
+def test_failed_trajectories_are_stored_too():
+    trained = [scored(), scored(), scored()]
+    failed = [scored(status="FAILED", reason="tool_timeout: search")]
+    records = list(step_lines(trained, [0.1, 0.2, 0.3], failed, step=1, limit=2))
+    assert [record["trained"] for record in records] == [True, True, False]
+    assert records[2]["reason"] == "tool_timeout: search"
+    assert records[2]["reward"] is None

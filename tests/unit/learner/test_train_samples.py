@@ -1,0 +1,307 @@
+"""From rewarded groups to samples: masks, advantages, corrections, filters, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.engine.interface import FloatArray, Model, TrainSample
+from agent_r1.learner.groups import Group, Slot
+from agent_r1.learner.stop_rules import RunFailedError
+from agent_r1.learner.train_samples import Prepared, build_samples, loss_spec, outcome_rewards
+from agent_r1_proto.rewards import Reward, ScoredTrajectory
+from agent_r1_proto.trajectory import ToolCallRecord
+from tests.builders import rollout_task, scored
+
+
+def group(group_id: int, *rewards: float) -> Group:
+    members: list[ScoredTrajectory] = [
+        scored(rollout_task(group_id=group_id, sample_index=index), total=reward)
+        for index, reward in enumerate(rewards)
+    ]
+    slots = [Slot(issued_at=0.0, result=member) for member in members]
+    return Group(group_id, members[0].trajectory.rollout.task, 0, slots)
+
+
+REWARDS = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
+
+
+def test_rewards_stay_with_their_trajectories():
+    assert outcome_rewards(group(0, *REWARDS), shuffle=False) == REWARDS
+
+
+def test_shuffled_rewards_are_the_same_rewards_in_an_order_of_the_group():
+    shuffled = [outcome_rewards(group(number, *REWARDS), shuffle=True) for number in (0, 0, 1)]
+    assert [sorted(rewards) for rewards in shuffled] == [REWARDS] * 3
+    assert shuffled[0] == shuffled[1]  # a resumed run hands out the same
+    assert shuffled[0] != shuffled[2]
+    assert shuffled[0] != REWARDS
+
+
+def test_shuffled_advantages_follow_the_shuffled_rewards():
+    table = LearnerConfig(group_size=8, groups_per_batch=1, normalize_std=False)
+    control = table.model_copy(update={"shuffle_rewards": True})
+    means = build_samples([group(0, *REWARDS)], control).advantages
+    # mean of 0..7 is 3.5
+    expected = [reward - 3.5 for reward in outcome_rewards(group(0, *REWARDS), shuffle=True)]
+    assert means == pytest.approx(expected)
+
+
+# Two turns around one tool response: prompt 2, sampled 2, tool 2, sampled 2 tokens.
+ACTIONS = np.array([0, 0, 1, 1, 0, 0, 1, 1], bool)
+
+
+def two_turns(index: int, total: float, **changes: Any) -> ScoredTrajectory:
+    """A trajectory with tool text in its middle, sampled at log-probability -1."""
+    fields: dict[str, Any] = {
+        "num_sampled": 6,
+        "action_mask": ACTIONS,
+        "rollout_logprobs": np.where(ACTIONS, -1.0, 0.0).astype(np.float32),
+    }
+    return scored(rollout_task(sample_index=index), total=total, **(fields | changes))
+
+
+def pair(*members: ScoredTrajectory, greedy: ScoredTrajectory | None = None) -> Group:
+    slots = [Slot(issued_at=0.0, final=True, result=member) for member in members]
+    if greedy is not None:
+        slots.append(Slot(issued_at=0.0, final=True, result=greedy))
+    task = members[0].trajectory.rollout.task
+    return Group(0, task, 0, slots, has_greedy=greedy is not None)
+
+
+class Scorer:
+    """An engine that only answers: the same log-probability and value for every token."""
+
+    def __init__(self, policy: float = -1.0, reference: float = -1.0, value: float = 0.0) -> None:
+        self._logprobs = {"policy": policy, "reference": reference}
+        self._value = value
+
+    def token_logprobs(
+        self, samples: Sequence[TrainSample], model: Model = "policy"
+    ) -> list[FloatArray]:
+        value = self._logprobs[model]
+        return [np.where(s.loss_mask, value, 0.0).astype(np.float32) for s in samples]
+
+    def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        masks = [s.value_mask for s in samples]
+        return [np.where(m, self._value, 0.0).astype(np.float32) for m in masks if m is not None]
+
+
+def build(group: Group, scorer: Scorer | None = None, **keys: Any) -> Prepared:
+    table = LearnerConfig.model_validate({"group_size": 2, "groups_per_batch": 1, **keys})
+    return build_samples([group], table, scorer)  # pyright: ignore[reportArgumentType]
+
+
+def test_the_mask_ablation_trains_and_credits_tool_text():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    sample = build(group, Scorer(policy=-2.0), loss_mask=False, advantage_mask=False).samples[0]
+    assert sample.loss_mask.tolist() == [False, False, *[True] * 6]
+    # rewards 1, 0: 0.5 / sqrt(1/2) on every token after the prompt
+    assert sample.advantages[2:] == pytest.approx([0.70711] * 6, abs=1e-4)
+    assert sample.old_logprobs is not None
+    assert sample.old_logprobs[2:].tolist() == [-2.0] * 6
+    # tool text was not sampled: its ratio starts at 1 and counts as no difference
+    assert sample.rollout_logprobs.tolist() == [0, 0, -1, -1, -2, -2, -1, -1]
+
+
+def test_gae_runs_over_sampled_tokens_or_over_all_after_the_prompt():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    keys = {"algorithm": "ppo", "gamma": 0.5, "lam": 1.0}
+    masked = build(group, Scorer(), **keys).samples[0]
+    # values 0: returns are discounted rewards, 1 on the last of 4 sampled tokens
+    assert masked.returns is not None
+    assert masked.returns.tolist() == [0, 0, 0.125, 0.25, 0, 0, 0.5, 1]
+    assert masked.value_mask is not None
+    assert masked.value_mask.tolist() == ACTIONS.tolist()
+    unmasked = build(group, Scorer(), advantage_mask=False, **keys).samples[0]
+    assert unmasked.returns is not None
+    assert unmasked.returns.tolist() == [0, 0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1]
+    assert unmasked.loss_mask.tolist() == ACTIONS.tolist()
+
+
+def test_the_kl_goes_into_the_reward_token_by_token():
+    group = pair(two_turns(0, 1.0), two_turns(1, 1.0))
+    keys = {"algorithm": "ppo", "kl": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}
+    prepared = build(group, Scorer(policy=-1.0, reference=-1.5), **keys)
+    # k1 = -1 - -1.5 = 0.5 on each of 4 sampled tokens; the reward-to-go at the first is 1 - 0.2
+    returns = prepared.samples[0].returns
+    assert returns is not None
+    assert returns[ACTIONS] == pytest.approx([0.8, 0.85, 0.9, 0.95])
+    assert prepared.metrics["reward/kl"] == pytest.approx(0.5)
+    assert loss_spec(LearnerConfig.model_validate(keys)).kl_coef == 0.0  # not twice
+
+
+def test_importance_weights_are_capped_and_reported():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    prepared = build(group, Scorer(policy=0.0), importance_cap=2.0)
+    # learner 0, rollout -1: ratio e, above the cap
+    importance = prepared.samples[0].importance
+    assert importance is not None
+    assert importance[ACTIONS].tolist() == [2.0] * 4
+    assert prepared.metrics["importance/capped_share"] == 1.0
+    assert prepared.metrics["logprob/abs_diff_max"] == 1.0
+
+
+def first_factor(sample: TrainSample, learner: float) -> float:
+    """What the first optimizer step weighs the loss of a sampled token by: ratio times weight."""
+    old = sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
+    weight = np.ones_like(old) if sample.importance is None else sample.importance
+    factors = np.exp(learner - old) * weight
+    assert np.ptp(factors[ACTIONS]) == 0
+    return float(factors[ACTIONS][0])
+
+
+@pytest.mark.parametrize("max_staleness", [0, 4])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"optimizer_steps_per_batch": 1},
+        {"optimizer_steps_per_batch": 2},
+        {"kl": "reward"},
+        {"importance_low": 0.01},
+        {"importance_high": 10.0},
+        {"importance_cap": 3.0},
+        {"policy_loss": "gspo"},
+        {"policy_loss": "cispo", "optimizer_steps_per_batch": 2},
+    ],
+    ids=str,
+)
+def test_the_first_factor_of_the_loss_is_the_learners_probability_over_the_rollouts(
+    keys: dict[str, Any], max_staleness: int
+):
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    prepared = build(group, Scorer(policy=-3.0), max_staleness=max_staleness, **keys)
+    # Sampled at -1, -3 for the learner: exp(-2).
+    assert first_factor(prepared.samples[0], -3.0) == pytest.approx(0.135335, abs=1e-6)
+
+
+@pytest.mark.parametrize("policy_loss", ["reinforce", "mine:loss"])
+def test_a_loss_that_may_have_no_ratio_is_weighed_where_samples_may_be_old(policy_loss: str):
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    old, new = (
+        build(group, Scorer(policy=-3.0), policy_loss=policy_loss, max_staleness=staleness)
+        for staleness in (4, 0)
+    )
+    assert old.samples[0].importance is not None
+    assert old.samples[0].importance[ACTIONS] == pytest.approx([0.135335] * 4, abs=1e-6)
+    assert new.samples[0].importance is None  # no forward pass more where nothing is old
+
+
+def test_weights_on_their_own_are_at_most_2_and_can_be_turned_off():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    keys = {"optimizer_steps_per_batch": 2, "max_staleness": 4}
+    prepared = build(group, Scorer(policy=0.0), **keys)
+    # learner 0, rollout -1: e, above 2
+    assert first_factor(prepared.samples[0], 0.0) == 2.0
+    assert prepared.metrics["importance/mean"] == 2.0
+    off = build(group, Scorer(policy=0.0), importance_cap="none", **keys)
+    assert off.samples[0].importance is None
+    assert "importance/mean" not in off.metrics
+
+
+def test_a_trajectory_far_from_the_rollouts_policy_is_left_out_and_counted():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    prepared = build(group, Scorer(policy=0.0), importance_high=2.0)
+    assert prepared.metrics["filter/importance"] == 2.0
+    assert not any(sample.loss_mask.any() for sample in prepared.samples)
+    kept = build(group, Scorer(policy=0.0), importance_high=3.0)  # e = 2.718
+    assert all(sample.loss_mask.any() for sample in kept.samples)
+
+
+def test_overlong_trajectories_count_in_the_comparison_but_are_not_trained_on():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0, status="TRUNCATED"))
+    prepared = build(group, drop_overlong=True, normalize_std=False)
+    assert prepared.advantages == pytest.approx([0.5, -0.5])
+    assert [bool(s.loss_mask.any()) for s in prepared.samples] == [True, False]
+    assert prepared.metrics["filter/overlong"] == 1.0
+
+
+def test_remax_compares_with_the_greedy_answer_which_is_not_trained_on():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0), greedy=two_turns(2, 0.25))
+    prepared = build(group, algorithm="remax")
+    assert prepared.advantages == pytest.approx([0.75, -0.25])
+
+
+def called(index: int, total: float, process_reward: float) -> ScoredTrajectory:
+    """A trajectory whose first turn ends in a call worth so much."""
+    call = ToolCallRecord(
+        end_token_index=3,
+        tool="search",
+        status="ok",
+        latency_ms=1.0,
+        process_reward=process_reward,
+    )
+    return two_turns(index, total, calls=[call])
+
+
+@pytest.mark.parametrize("scope", ["none", "batch", "trajectory"])
+@pytest.mark.parametrize("gamma", [0.5, 1.0])
+def test_a_sample_like_the_greedy_answer_has_no_remax_advantage(scope: str, gamma: float):
+    group = pair(called(0, 1.0, 4.0), two_turns(1, 0.0), greedy=called(2, 1.0, 4.0))
+    prepared = build(group, algorithm="remax", process_rewards=scope, gamma=gamma)
+    assert prepared.samples[0].advantages.tolist() == [0.0] * 8
+    assert prepared.samples[1].advantages[ACTIONS].min() < 0
+
+
+def test_a_greedy_answers_process_rewards_are_scaled_with_the_samples():
+    group = pair(called(0, 1.0, 2.0), two_turns(1, 0.0), greedy=called(2, 1.0, 4.0))
+    prepared = build(group, algorithm="remax", process_rewards="batch")
+    # The largest return of process rewards is the greedy answer's 4: 2 becomes 0.5, 4 becomes 1.
+    # Sample 0: G = 1.5, 1.5, 1, 1; the greedy answer: 2, 2, 1, 1.
+    assert prepared.samples[0].advantages[ACTIONS].tolist() == [-0.5, -0.5, 0.0, 0.0]
+
+
+def test_a_greedy_reward_that_is_not_finite_refuses_the_step_with_its_trajectory():
+    bad = two_turns(2, 0.0)
+    object.__setattr__(bad, "reward", Reward.model_construct(total=float("nan"), components={}))
+    with pytest.raises(RunFailedError, match=r"a reward is not finite in 1 of 3 .*run/1/0/2/0"):
+        build(pair(two_turns(0, 1.0), two_turns(1, 0.0), greedy=bad), algorithm="remax")
+
+
+def test_process_rewards_are_normalized_over_the_batch_before_the_outcome():
+    members = [called(0, 1.0, 4.0), two_turns(1, 0.0)]
+    raw = build(pair(*members), normalize_std=False)
+    # 1 + 4 against 0: the mean is 2.5
+    assert raw.advantages == pytest.approx([2.5, -2.5])
+    # the largest return of process rewards is 4, so 4 becomes 1: 1 + 1 against 0
+    scaled = build(pair(*members), normalize_std=False, process_rewards="batch")
+    assert scaled.advantages == pytest.approx([1.0, -1.0])
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_log_probability_that_is_not_finite_refuses_the_step_with_its_trajectory(broken: float):
+    logprobs = np.where(ACTIONS, -1.0, 0.0).astype(np.float32)
+    logprobs[3] = broken
+    bad = two_turns(1, 0.0)
+    object.__setattr__(bad.trajectory, "rollout_logprobs", logprobs)
+    with pytest.raises(
+        RunFailedError, match=r"log-probability is not finite in 1 of 2 .*run/1/0/1"
+    ):
+        build(pair(two_turns(0, 1.0), bad))
+
+
+def test_a_reward_that_is_not_finite_refuses_the_step_with_its_trajectory():
+    bad = two_turns(1, 0.0)
+    object.__setattr__(bad, "reward", Reward.model_construct(total=float("nan"), components={}))
+    with pytest.raises(RunFailedError, match=r"a reward is not finite in 1 of 2 .*run/1/0/1/0"):
+        build(pair(two_turns(0, 1.0), bad))
+
+
+def test_a_critic_that_is_not_finite_refuses_the_step():
+    group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
+    with pytest.raises(RunFailedError, match="a value is not finite in 2 of 2"):
+        build(group, Scorer(value=float("nan")), algorithm="ppo")
+
+
+def test_the_first_steps_of_ppo_can_train_the_critic_alone():
+    table = LearnerConfig(algorithm="ppo", critic_warmup_steps=2)
+    assert [loss_spec(table, step).trains_policy for step in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]

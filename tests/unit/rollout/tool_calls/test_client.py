@@ -1,0 +1,325 @@
+"""Calls over real HTTP: batches, deadlines, retries, sessions, and replies that are wrong."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
+from agent_r1_proto.tools import CallRequest, TextPart, ToolCall, ToolResult
+from tests.fakes import FakeToolServer
+
+
+@asynccontextmanager
+async def client_of(*servers: FakeToolServer, **options: Any) -> AsyncIterator[ToolClient]:
+    client = ToolClient({server.name: server.url for server in servers}, **options)
+    try:
+        await client.start(wait_s=2.0)
+        yield client
+    finally:
+        await client.stop()
+
+
+async def search(client: ToolClient, query: str = "a", **options: Any) -> str:
+    fields = {"rollout_id": "r/1/0/0/0", "turn": 0} | options
+    reply = await client.call("search", {"query": query}, **fields)
+    return reply.result.text()
+
+
+async def test_call_carries_what_the_tool_needs():
+    async with FakeToolServer() as server, client_of(server, timeout_s=9.0) as client:
+        reply = await client.call(
+            "search", {"query": "é"}, rollout_id="r/1/0/0/0", turn=3, tool_context={"k": 1}
+        )
+    (call,) = server.calls
+    assert (call.arguments, call.turn, call.tool_context) == ({"query": "é"}, 3, {"k": 1})
+    assert 8.0 < call.timeout_s <= 9.0
+    assert (reply.version, reply.instance, reply.attempt) == ("7", "fake-1", 0)
+
+
+async def test_concurrent_calls_travel_together_and_get_their_own_results():
+    async with FakeToolServer(max_batch=3) as server, client_of(server) as client:
+        texts = await asyncio.gather(*(search(client, str(i)) for i in range(7)))
+    assert texts == [f'result of {{"query": "{i}"}}' for i in range(7)]
+    assert sorted(len(request.calls) for request in server.requests) == [1, 3, 3]
+
+
+async def test_tool_that_takes_one_call_gets_one():
+    async with FakeToolServer(max_batch=1) as server, client_of(server) as client:
+        await asyncio.gather(*(search(client, str(i)) for i in range(3)))
+    assert [len(request.calls) for request in server.requests] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("status", "requests"), [(500, 1), (503, 2)])
+async def test_a_call_that_may_have_run_is_sent_again_only_where_that_is_harmless(
+    status: int, requests: int
+):
+    async with (
+        FakeToolServer(idempotent=False, statuses=[status]) as server,
+        client_of(server) as client,
+    ):
+        if requests == 1:  # the tool may have done it
+            with pytest.raises(ToolOutageError, match="tool_http_5xx"):
+                await search(client)
+        else:  # the service refused before the tool saw it
+            await search(client)
+    assert len(server.requests) == requests
+
+
+async def test_a_reply_over_the_size_limit_is_an_outage(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_r1.rollout.tool_calls.transport.MAX_REPLY_BYTES", 100)
+    async with FakeToolServer(reply=b" " * 101) as server, client_of(server) as client:
+        with pytest.raises(ToolOutageError, match=r"tool_too_large: .* more than 100 bytes"):
+            await search(client)
+
+
+@asynccontextmanager
+async def raw_service(answer: bytes) -> AsyncIterator[FakeToolServer]:
+    """A service whose spec is right and whose every /call is answered with these bytes."""
+    asked = FakeToolServer()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        if head.startswith(b"GET /spec"):
+            spec = asked.spec.model_dump_json().encode()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(spec), spec))
+        else:
+            length = int(head.lower().partition(b"content-length:")[2].split()[0])
+            asked.requests.append(CallRequest.model_validate_json(await reader.readexactly(length)))
+            writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    service = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with service:
+        host, port = service.sockets[0].getsockname()
+        asked.url = f"http://{host}:{port}"
+        yield asked
+
+
+GOOD = (
+    b'{"version": "7", "instance": "a", '
+    b'"results": [{"parts": [{"type": "text", "text": "\xc3\xa9"}]}]}'
+)
+LATIN_1 = GOOD.replace(b"\xc3\xa9", b"\xe9")
+
+
+def http(body: bytes, *, length: int | None = None, header: bytes = b"") -> bytes:
+    size = len(body) if length is None else length
+    return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n%b\r\n%b" % (size, header, body)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "requests"),
+    [
+        (http(GOOD[:20], length=len(GOOD)), "tool_unreachable", 3),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n20\r\n{", "tool_unreachable", 3),
+        (b"", "tool_unreachable", 3),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "tool_unreachable", 3),
+        (http(GOOD, header=b"Content-Encoding: gzip\r\n"), "tool_bad_reply", 1),
+        (http(LATIN_1), "tool_bad_reply", 1),
+        (
+            http(LATIN_1, header=b"Content-Type: application/json; charset=latin-1\r\n"),
+            "tool_bad_reply",
+            1,
+        ),
+        (http(GOOD.decode().encode("utf-16")), "tool_bad_reply", 1),
+        (b"HTTP/1.1 500 X\r\nContent-Length: 1\r\n\r\n\xe9", "tool_http_5xx", 3),
+        (b"HTTP/1.1 501 X\r\nContent-Length: 0\r\n\r\n", "tool_broken", 1),
+    ],
+    ids=[
+        "cut",
+        "cut-chunk",
+        "nothing",
+        "not-http",
+        "no-gzip",
+        "latin-1",
+        "said",
+        "utf-16",
+        "500",
+        "501",
+    ],
+)
+async def test_an_answer_half_sent_or_wrongly_encoded_is_an_outage(
+    answer: bytes, kind: str, requests: int
+):
+    async with raw_service(answer) as service, client_of(service, retries=2) as client:
+        with pytest.raises(ToolOutageError, match=f"^{kind}: search: "):
+            await search(client)
+    assert len(service.requests) == requests
+
+
+async def test_the_service_of_these_tests_is_understood_when_it_answers_right():
+    async with raw_service(http(GOOD)) as service, client_of(service) as client:
+        assert await search(client) == "é"
+
+
+async def test_a_slow_tool_does_not_hold_up_another():
+    async def never(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(60)
+        return ToolResult()
+
+    async with (
+        FakeToolServer(name="slow", answer=never, max_batch=1) as slow,
+        FakeToolServer() as quick,
+        client_of(slow, quick, max_requests=2) as client,
+    ):
+        waiting = [
+            asyncio.create_task(client.call("slow", {"query": "a"}, rollout_id=f"r{i}", turn=0))
+            for i in range(8)
+        ]
+        while len(slow.requests) < 2:  # noqa: ASYNC110 - both slots of the slow tool are taken
+            await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(search(client), 5)
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+async def test_retries_travel_alone():
+    async with FakeToolServer(statuses=[500]) as server, client_of(server) as client:
+        await asyncio.gather(*(search(client, str(i)) for i in range(3)))
+    assert sorted(len(request.calls) for request in server.requests) == [1, 1, 1, 3]
+
+
+async def test_one_refused_call_does_not_take_its_neighbours_with_it():
+    # The request of two is refused for one of them: each is asked again alone.
+    async with FakeToolServer(statuses=[409, 200, 409]) as server, client_of(server) as client:
+        good, bad = asyncio.create_task(search(client)), asyncio.create_task(search(client))
+        results = await asyncio.gather(good, bad, return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["ToolOutageError", "str"]
+    assert [len(request.calls) for request in server.requests] == [2, 1, 1]
+
+
+async def test_deadline_ends_a_call_that_hangs():
+    async def hang(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(30)
+        return ToolResult()
+
+    started = time.monotonic()
+    async with FakeToolServer(answer=hang) as server, client_of(server, timeout_s=0.2) as client:
+        with pytest.raises(ToolOutageError) as caught:
+            await search(client)
+    assert caught.value.reason.startswith("tool_timeout: search: nothing usable within 0.2 s")
+    assert "env.tool_timeout_s" in str(caught.value)
+    assert time.monotonic() - started < 5
+
+
+async def test_service_that_ran_out_of_time_is_a_timeout_and_not_asked_again():
+    async with FakeToolServer(always=504) as server, client_of(server) as client:
+        with pytest.raises(ToolOutageError) as caught:
+            await search(client)
+    assert caught.value.reason.startswith("tool_timeout: search: ")
+    assert caught.value.attempts == 1
+    assert len(server.requests) == 1
+
+
+async def test_service_that_is_gone_is_unreachable():
+    async with FakeToolServer() as server:
+        client = ToolClient({"search": server.url}, retries=1)
+        await client.start(wait_s=2.0)
+    with pytest.raises(ToolOutageError) as caught:
+        await search(client)
+    await client.stop()
+    assert caught.value.reason.startswith("tool_unreachable: search: ")
+    assert caught.value.attempts == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (b"not json", "does not parse"),
+        (b'{"version": "1", "instance": "i", "results": []}', "0 results for 1 calls"),
+        (
+            b'{"version": "1", "instance": "i", "results": [{"status": "fine"}]}',
+            "results.0.status",
+        ),
+        (b'{"version": "1", "instance": "i", "results": [{}], "extra": 1}', "extra"),
+    ],
+)
+async def test_reply_that_breaks_the_contract_is_an_outage(reply: bytes, message: str):
+    async with FakeToolServer(reply=reply) as server, client_of(server) as client:
+        with pytest.raises(ToolOutageError, match=message) as caught:
+            await search(client)
+    assert caught.value.reason.startswith("tool_bad_reply: search: ")
+
+
+async def test_requests_in_flight_are_bounded():
+    in_flight, most = 0, 0
+
+    async def count(_: ToolCall) -> ToolResult:
+        nonlocal in_flight, most
+        in_flight += 1
+        most = max(most, in_flight)
+        await asyncio.sleep(0.01)
+        in_flight -= 1
+        return ToolResult()
+
+    async with (
+        FakeToolServer(answer=count, max_batch=1) as server,
+        client_of(server, max_requests=4) as client,
+    ):
+        await asyncio.gather(*(search(client) for _ in range(20)))
+    assert most == 4
+
+
+async def test_arguments_are_checked_against_the_schema():
+    async with FakeToolServer() as server, client_of(server) as client:
+        spec = client.specs["search"]
+        assert client.argument_error(spec, {"query": "a"}) is None
+        assert client.argument_error(spec, {}) == "'query' is a required property"
+        assert client.argument_error(spec, {"query": 1}) == "query: 1 is not of type 'string'"
+
+
+async def test_start_waits_for_a_service_that_comes_up_late():
+    async with FakeToolServer(spec_statuses=[503, 502]) as server, client_of(server) as client:
+        assert client.specs["search"].version == "7"
+    assert server.spec_statuses == []
+
+
+async def test_missing_service_is_named_with_the_keys_to_change():
+    async with FakeToolServer() as server:
+        url = server.url
+    client = ToolClient({"search": url})
+    with pytest.raises(ValueError, match=r"tools\.search\.url.*rollout\.tool_start_timeout_s"):
+        await client.start(wait_s=0.3)
+    await client.stop()
+
+
+async def test_service_that_is_another_tool_is_refused():
+    async with FakeToolServer(name="maps") as server:
+        client = ToolClient({"search": server.url})
+        with pytest.raises(ValueError, match="is the tool 'maps', expected 'search'"):
+            await client.start(wait_s=1.0)
+        await client.stop()
+
+
+async def test_schema_that_is_none_is_refused():
+    async with FakeToolServer(parameters={"type": "nonsense"}) as server:
+        client = ToolClient({"search": server.url})
+        with pytest.raises(ValueError, match="not a JSON Schema"):
+            await client.start(wait_s=1.0)
+        await client.stop()
+
+
+async def test_cancelled_caller_leaves_its_neighbours_alone():
+    arrived, gate = asyncio.Event(), asyncio.Event()
+
+    async def wait(_: ToolCall) -> ToolResult:
+        arrived.set()
+        await gate.wait()
+        return ToolResult(parts=[TextPart(text="late")])
+
+    async with FakeToolServer(answer=wait) as server, client_of(server) as client:
+        first = asyncio.create_task(search(client, "1"))
+        second = asyncio.create_task(search(client, "2"))
+        await arrived.wait()
+        first.cancel()
+        gate.set()
+        assert await second == "late"
+    assert len(server.requests) == 1

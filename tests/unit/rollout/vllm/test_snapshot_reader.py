@@ -1,0 +1,236 @@
+"""Snapshots: what is refused before any sampler pauses for it, and what the refusal says."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent_r1.rollout.policy import PolicySetupError, WeightsRefusedError
+from agent_r1.rollout.vllm.snapshot_reader import (
+    ModelLayout,
+    read_manifest,
+    read_model_layout,
+    verify_snapshot,
+)
+from agent_r1_proto.weights import WeightManifest
+from tests.snapshot_files import EMBEDDING, LM_HEAD, flip_byte, rewrite_header, write_snapshot
+
+NORM = "model.norm.weight"
+
+
+def tensors() -> dict[str, np.ndarray]:
+    return {
+        EMBEDDING: np.arange(12, dtype=np.float32).reshape(4, 3),
+        NORM: np.ones(3, dtype=np.float32),
+    }
+
+
+def layout() -> ModelLayout:
+    return ModelLayout(
+        files=(), shapes={EMBEDDING: (4, 3), NORM: (3,)}, aliases={LM_HEAD: EMBEDDING}
+    )
+
+
+def change_entry(manifest: WeightManifest, name: str, **changes: Any) -> WeightManifest:
+    entries = [
+        entry.model_copy(update=changes) if entry.name == name else entry
+        for entry in manifest.tensors
+    ]
+    return manifest.model_copy(update={"tensors": entries})
+
+
+def test_an_intact_snapshot_is_accepted_with_and_without_the_tied_alias(tmp_path: Path):
+    with_alias = write_snapshot(tmp_path / "a", tensors(), 3)
+    without = write_snapshot(tmp_path / "b", tensors(), 3, aliases={})
+    for manifest in (with_alias, without):
+        path = verify_snapshot(manifest, layout(), "float32")
+        assert path == Path(manifest.location)
+
+
+def test_a_flipped_byte_is_refused_by_its_checksum(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, tensors(), 3)
+    flip_byte(Path(manifest.location))
+    with pytest.raises(WeightsRefusedError, match=rf"version 3: .*{NORM}.* another sha256"):
+        verify_snapshot(manifest, layout(), "float32")
+
+
+def test_data_of_older_weights_under_a_newer_manifest_is_refused(tmp_path: Path):
+    older = write_snapshot(tmp_path / "v1", tensors(), 1)
+    newer = write_snapshot(tmp_path / "v2", {**tensors(), NORM: np.zeros(3, np.float32)}, 2)
+    stale = newer.model_copy(update={"location": older.location})
+    with pytest.raises(WeightsRefusedError, match=f"{NORM}.* another sha256"):
+        verify_snapshot(stale, layout(), "float32")
+
+
+@pytest.mark.parametrize("keep", [0, 7, 60, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: int):
+    manifest = write_snapshot(tmp_path, tensors(), 3)
+    path = Path(manifest.location)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(WeightsRefusedError, match=r"has \d+ bytes; its manifest says"):
+        verify_snapshot(manifest, layout(), "float32")
+    as_long = manifest.model_copy(update={"size_bytes": path.stat().st_size})
+    with pytest.raises(WeightsRefusedError, match=r"no complete safetensors header|describes"):
+        verify_snapshot(as_long, layout(), "float32")
+
+
+def test_a_missing_file_is_refused(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, tensors(), 3)
+    Path(manifest.location).unlink()
+    with pytest.raises(WeightsRefusedError, match="cannot be read \\(No such file"):
+        verify_snapshot(manifest, layout(), "float32")
+
+
+def test_a_damaged_header_is_refused(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, tensors(), 3)
+    path = Path(manifest.location)
+    data = bytearray(path.read_bytes())
+    data[8] = ord("[")
+    path.write_bytes(bytes(data))
+    with pytest.raises(WeightsRefusedError, match="damaged safetensors header"):
+        verify_snapshot(manifest, layout(), "float32")
+
+
+def test_tensors_that_overlap_in_the_file_are_refused(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, tensors(), 3)
+    path = Path(manifest.location)
+
+    def shorten(header: dict[str, Any]) -> dict[str, Any]:
+        header[EMBEDDING]["data_offsets"][1] -= 4
+        return header
+
+    rewrite_header(path, shorten)
+    manifest = manifest.model_copy(update={"size_bytes": path.stat().st_size})
+    with pytest.raises(WeightsRefusedError, match=f"gives '{EMBEDDING}' 44 bytes, not 48"):
+        verify_snapshot(manifest, layout(), "float32")
+
+
+def test_a_tensor_the_manifest_does_not_name_is_refused(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, {**tensors(), "extra": np.ones(2, np.float32)}, 3)
+    entries = [entry for entry in manifest.tensors if entry.name != "extra"]
+    silent = manifest.model_copy(update={"tensors": entries})
+    with pytest.raises(WeightsRefusedError, match="holds 'extra', which its manifest"):
+        verify_snapshot(silent, layout(), "float32")
+    with pytest.raises(WeightsRefusedError, match="the model has no tensor 'extra'"):
+        verify_snapshot(manifest, layout(), "float32")
+
+
+def test_a_tensor_the_file_lacks_is_refused(tmp_path: Path):
+    whole = write_snapshot(tmp_path / "whole", tensors(), 3)
+    partial = write_snapshot(tmp_path / "partial", {NORM: tensors()[NORM]}, 3, aliases={})
+    mixed = whole.model_copy(
+        update={"location": partial.location, "size_bytes": partial.size_bytes}
+    )
+    with pytest.raises(WeightsRefusedError, match=f"lacks the tensor '{EMBEDDING}'"):
+        verify_snapshot(mixed, layout(), "float32")
+    with pytest.raises(WeightsRefusedError, match=f"tensor '{EMBEDDING}' of the model is missing"):
+        verify_snapshot(partial, layout(), "float32")
+
+
+def test_a_shape_or_format_other_than_the_models_is_refused(tmp_path: Path):
+    turned = {**tensors(), EMBEDDING: tensors()[EMBEDDING].T.copy()}
+    manifest = write_snapshot(tmp_path / "turned", turned, 3)
+    with pytest.raises(WeightsRefusedError, match=r"has shape \[3, 4\]; the model's is \[4, 3\]"):
+        verify_snapshot(manifest, layout(), "float32")
+    manifest = write_snapshot(tmp_path / "good", tensors(), 3)
+    with pytest.raises(WeightsRefusedError, match=r"is float32; model.dtype is bfloat16"):
+        verify_snapshot(manifest, layout(), "bfloat16")
+    lying = change_entry(write_snapshot(tmp_path / "lying", turned, 3), EMBEDDING, shape=[4, 3])
+    with pytest.raises(WeightsRefusedError, match=r"as F32 \[3, 4\]; its manifest says"):
+        verify_snapshot(lying, layout(), "float32")
+
+
+def test_an_alias_the_model_does_not_have_is_refused(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, tensors(), 3, aliases={LM_HEAD: NORM})
+    with pytest.raises(WeightsRefusedError, match=f"'{LM_HEAD}' is an alias of '{NORM}'"):
+        verify_snapshot(manifest, layout(), "float32")
+
+
+def test_a_tensor_named_twice_is_refused(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, tensors(), 3)
+    twice = manifest.model_copy(update={"tensors": [*manifest.tensors, manifest.tensors[0]]})
+    with pytest.raises(WeightsRefusedError, match="names a tensor twice"):
+        verify_snapshot(twice, layout(), "float32")
+
+
+def read(location: Path, policy_version: int, weights_dir: Path | None = None) -> WeightManifest:
+    return read_manifest(
+        str(location),
+        policy_version=policy_version,
+        run_id="test",
+        weights_dir=weights_dir or location.parent,
+    )
+
+
+def test_a_manifest_is_read_only_as_the_version_asked_for(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, tensors(), 3)
+    location = tmp_path / "manifest.json"
+    assert read(location, 3) == manifest
+    with pytest.raises(WeightsRefusedError, match="of another version than 4"):
+        read(location, 4)
+    with pytest.raises(WeightsRefusedError, match="cannot be read"):
+        read(tmp_path / "none.json", 3)
+    location.write_text("{}", encoding="utf-8")
+    with pytest.raises(WeightsRefusedError, match="does not parse"):
+        read(location, 3)
+
+
+def test_a_snapshot_outside_the_weights_folder_or_not_a_file_is_refused(tmp_path: Path):
+    weights = tmp_path / "weights"
+    manifest = write_snapshot(weights, tensors(), 3)
+    for location, reason in (
+        ("/dev/zero", "does not lie in"),
+        (str(weights / ".." / "elsewhere"), "does not lie in"),
+    ):
+        elsewhere = manifest.model_copy(update={"location": location})
+        (weights / "manifest.json").write_text(elsewhere.model_dump_json())
+        with pytest.raises(WeightsRefusedError, match=reason):
+            read(weights / "manifest.json", 3)
+    pipe = weights / "pipe"
+    os.mkfifo(pipe)
+    piped = manifest.model_copy(update={"location": str(pipe), "size_bytes": 0})
+    with pytest.raises(WeightsRefusedError, match="not a regular file"):
+        verify_snapshot(piped, layout(), "float32")
+
+
+def test_the_weights_folder_may_itself_be_reached_by_a_link(tmp_path: Path):
+    manifest = write_snapshot(tmp_path / "disk", tensors(), 3)
+    (tmp_path / "weights").symlink_to(tmp_path / "disk")
+    found = read(tmp_path / "weights" / "manifest.json", 3, tmp_path / "weights")
+    assert found == manifest
+
+
+def test_the_layout_of_a_model_directory_leaves_tied_tensors_out(tmp_path: Path):
+    stored = {**tensors(), LM_HEAD: tensors()[EMBEDDING]}
+    write_snapshot(tmp_path, stored, 0, aliases={})
+    tied = read_model_layout(tmp_path, tied=True)
+    assert tied.shapes == {EMBEDDING: (4, 3), NORM: (3,)}
+    assert tied.aliases == {LM_HEAD: EMBEDDING}
+    untied = read_model_layout(tmp_path, tied=False)
+    assert untied.shapes == {EMBEDDING: (4, 3), NORM: (3,), LM_HEAD: (4, 3)}
+    assert untied.aliases == {}
+
+
+def test_the_layout_of_a_sharded_model_reads_the_files_its_index_names(tmp_path: Path):
+    for number, (name, value) in enumerate(tensors().items()):
+        write_snapshot(tmp_path / "part", {name: value}, 0, aliases={})
+        (tmp_path / "part" / "model.safetensors").rename(tmp_path / f"m-{number}.safetensors")
+    (tmp_path / "left_over.safetensors").write_bytes(b"not a part of the model")
+    index = {"weight_map": {EMBEDDING: "m-0.safetensors", NORM: "m-1.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    found = read_model_layout(tmp_path, tied=False)
+    assert found.shapes == {EMBEDDING: (4, 3), NORM: (3,)}
+    assert [file.name for file in found.files] == ["m-0.safetensors", "m-1.safetensors"]
+
+
+def test_a_model_directory_without_weights_is_refused(tmp_path: Path):
+    with pytest.raises(PolicySetupError, match=r"holds no \*.safetensors file"):
+        read_model_layout(tmp_path, tied=False)
+    (tmp_path / "model.safetensors").write_bytes(b"version https://git-lfs")
+    with pytest.raises(PolicySetupError, match="copy the model again"):
+        read_model_layout(tmp_path, tied=False)

@@ -1,0 +1,241 @@
+"""What every service refuses before its application sees it, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from agent_r1_service import http_guard
+from agent_r1_service.config import ListenConfig
+from agent_r1_service.http_guard import is_known_host
+from agent_r1_service.serving import bind, http_config
+
+WAIT_S = 20.0
+
+
+class Service:
+    """An application behind the guard that notes the bodies it was given."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.port = 0
+
+        async def call(request: Request) -> JSONResponse:
+            self.bodies.append(await request.body())
+            return JSONResponse({"bytes": len(self.bodies[-1])})
+
+        self.app = Starlette(routes=[Route("/call", call, methods=["GET", "POST"])])
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+
+@contextlib.asynccontextmanager
+async def serving(**names: object) -> AsyncIterator[Service]:
+    service = Service()
+    listen = ListenConfig.model_validate(names)
+    listener = bind("test", listen)
+    service.port = listener.getsockname()[1]
+    server = uvicorn.Server(http_config(service.app, listen, lifespan="off"))
+    server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    async with asyncio.timeout(WAIT_S):
+        while not server.started:  # noqa: ASYNC110 - uvicorn has no event for it
+            await asyncio.sleep(0.01)
+    try:
+        yield service
+    finally:
+        server.should_exit = True
+        await task
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, str]:
+    """Return status and body of what comes until the connection ends."""
+    raw = await asyncio.wait_for(reader.read(), WAIT_S)
+    head, _, body = raw.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body.decode()
+
+
+LISTEN = ListenConfig(
+    host="0.0.0.0",
+    advertise_host="Gpu7.example.org",
+    allowed_hosts=["tools.example.org"],
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("127.0.0.1", True),
+        ("::1", True),
+        ("10.1.2.3", True),
+        ("localhost", True),
+        ("search", True),  # a compose service
+        ("search.rl.svc", True),
+        ("search.rl.svc.cluster.local", True),
+        ("gpu7.example.org", True),  # advertise_host
+        ("tools.example.org", True),  # allowed_hosts
+        ("evil.example", False),
+        ("gpu7.example.org.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("example.org", False),
+        ("", False),
+    ],
+)
+def test_only_names_that_nobody_else_can_point_here_are_known(name: str, known: bool):
+    assert is_known_host(name, LISTEN) is known
+
+
+async def test_requests_that_name_another_host_never_reach_the_application():
+    hosts = {
+        "127.0.0.1:8001": 200,
+        "Tools.Example.org.:8001": 200,  # written in full
+        "[::1]": 200,
+        "evil.example:8001": 421,
+        "[": 421,
+    }
+    async with (
+        serving(allowed_hosts=["tools.example.org"]) as service,
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        answers = {
+            host: await client.post(f"{service.url}/call", headers={"host": host}) for host in hosts
+        }
+    assert {host: answer.status_code for host, answer in answers.items()} == hosts
+    assert len(service.bodies) == 3
+    assert "name the host in allowed_hosts" in answers["evil.example:8001"].json()["detail"]
+
+
+async def test_web_pages_of_other_hosts_are_refused():
+    origins = {
+        "http://localhost:3000": 200,
+        "https://board.example.org": 200,  # allowed_hosts
+        "http://evil.example": 403,
+        "http://192.168.1.1": 403,
+        "http://127.0.0.1.evil.example": 403,
+        "null": 403,
+    }
+    async with (
+        serving(allowed_hosts=["board.example.org"]) as service,
+        httpx.AsyncClient(trust_env=False) as client,
+    ):
+        origins[service.url] = 200
+        found = {
+            origin: (await client.post(f"{service.url}/call", headers={"origin": origin}))
+            for origin in origins
+        }
+    assert {origin: answer.status_code for origin, answer in found.items()} == origins
+    assert len(service.bodies) == 3
+
+
+async def test_a_body_that_says_it_is_too_large_is_refused_unread():
+    async with serving() as service:
+        reader, writer = await service.connect()
+        writer.write(b"POST /call HTTP/1.1\r\nHost: localhost\r\nContent-Length: 300000000\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT_S)  # before any body
+        writer.close()
+    assert head.startswith(b"HTTP/1.1 413")
+    assert service.bodies == []
+
+
+async def test_a_body_of_unknown_length_is_held_up_to_the_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_guard, "MAX_BODY_BYTES", 1 << 20)
+    held = []
+    read = http_guard._read_body  # pyright: ignore[reportPrivateUsage]
+
+    async def watched(announced, receive):
+        async def counting():
+            message = await receive()
+            held.append(len(message.get("body", b"")))
+            return message
+
+        return await read(announced, counting)
+
+    monkeypatch.setattr(http_guard, "_read_body", watched)
+    chunk = b"x" * 65536
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(64):  # 4 MiB in all
+            yield chunk
+
+    async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.post(f"{service.url}/call", content=body())
+        read_of_first = sum(held)
+        small = await client.post(f"{service.url}/call", content=b"y" * (1 << 20))
+    assert answer.status_code == 413
+    assert "the limit of 1048576 bytes" in answer.json()["detail"]
+    assert 1 << 20 < read_of_first < 2 << 20  # up to the message that was too much
+    assert small.json() == {"bytes": 1 << 20}
+    assert service.bodies == [b"y" * (1 << 20)]
+
+
+async def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_guard, "BODY_TIMEOUT_S", 0.2)
+    async with serving() as service:
+        reader, writer = await service.connect()
+        writer.write(b"POST /call HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n12345")
+        status, body = await answer_of(reader)
+        writer.close()
+    assert status == 408
+    assert "did not arrive within 0.2 s" in json.loads(body)["detail"]
+    assert service.bodies == []
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /call HT", b"POST /call HTTP/1.1\r\nHost: localhost\r\nX-Slow: a"]
+)
+async def test_half_open_connections_are_closed_while_others_are_served(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http_guard, "HEADER_TIMEOUT_S", 1.0)
+    async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
+        pairs = await asyncio.gather(*(service.connect() for _ in range(200)))
+        for _, writer in pairs:
+            writer.write(sent)
+        answer = await client.get(f"{service.url}/call")
+        ends = await asyncio.wait_for(asyncio.gather(*(r.read() for r, _ in pairs)), WAIT_S)
+        for _, writer in pairs:
+            writer.close()
+    assert answer.status_code == 200
+    assert ends == [b""] * 200
+
+
+async def test_a_second_request_gets_the_same_time_for_its_headers(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(http_guard, "HEADER_TIMEOUT_S", 0.2)
+    async with serving() as service:
+        reader, writer = await service.connect()
+        writer.write(b"GET /call HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await asyncio.wait_for(reader.readuntil(b"}"), WAIT_S)
+        begun = time.monotonic()
+        writer.write(b"GET /call HTTP/1.1\r\n")
+        assert await asyncio.wait_for(reader.read(), WAIT_S) == b""
+        writer.close()
+    assert time.monotonic() - begun < 4  # uvicorn's own limit, for idle connections, is 5 s
+
+
+async def test_more_connections_than_allowed_are_answered_503(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("agent_r1_service.serving.MAX_CONNECTIONS", 3)
+    async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
+        pairs = [await service.connect() for _ in range(3)]
+        refused = await client.get(f"{service.url}/call")
+        for _, writer in pairs:
+            writer.close()
+            await writer.wait_closed()
+    assert refused.status_code == 503
