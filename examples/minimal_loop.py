@@ -141,9 +141,8 @@ async def train(steps: int, questions_per_step: int, group_size: int) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 manifest = engine.write_snapshot(Path(folder), "minimal", step)
                 await policy.load_weights(manifest)
-            print(
-                f"step {step}/{steps}  reward {np.mean(rewards):.3f}  {time.monotonic() - started:.1f} s"
-            )
+            step_s = time.monotonic() - started
+            print(f"step {step}/{steps}  reward {np.mean(rewards):.3f}  {step_s:.1f} s")
     finally:
         await policy.stop()
         await tool.stop()
