@@ -87,8 +87,9 @@ class Tool(ABC):
     """Recorded with every call; change it when the tool answers differently."""
     sessions: bool = False
     """True: `open` and `close` bracket every rollout, and calls need an open session."""
-    max_batch: int = 64
-    """Most calls one request may carry."""
+    max_batch: int = 1
+    """Most calls one request may carry. They are answered together, when the slowest is done or the
+    first deadline passes: raise it for a tool whose `call_batch` is cheaper than its calls."""
     idempotent: bool = True
     """False: a call that may have run is never sent again; its attempt fails instead."""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli.main import main
-from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
+from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError, ToolReply
 from agent_r1_deploy.local_folder import REDIS_URL_FILE, launcher_state
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
@@ -62,6 +62,22 @@ class Echo(Tool):
 
     async def call(self, arguments, context):
         return self.version
+"""
+WAITER = """
+import asyncio
+from agent_r1 import Tool
+
+
+class Waiter(Tool):
+    name = "waiter"
+    description = "Answers at once, or never."
+    parameters = {"type": "object", "properties": {"wait": {"type": "boolean"}}}
+    version = "VERSION"
+
+    async def call(self, arguments, context):
+        if arguments["wait"]:
+            await asyncio.Event().wait()
+        return "done"
 """
 COMMAND = Path(sys.executable).with_name("agent-r1")
 
@@ -401,3 +417,20 @@ async def test_a_tool_served_from_a_run_folder_joins_the_run_that_runs_there(
             assert client.directory._tools["echo"].shares == {"1": 1.0}
             said = f"in the pool {run_id!r}; version 2 gets 0% of new trajectories (Redis at "
             await until(lambda: said in (tmp_path / "log").read_text())
+
+
+async def test_a_call_that_hangs_holds_up_no_other_of_the_same_moment(
+    pool: Pool, redis_url: str, run_id: str
+):
+    pool.start(WAITER, "Waiter", "1")
+    async with client_of(redis_url, run_id, "waiter") as client:
+
+        def call(*, wait: bool) -> asyncio.Task[ToolReply]:
+            asked = client.call("waiter", {"wait": wait}, rollout_id="r", turn=0)
+            return asyncio.create_task(asked)
+
+        hanging, quick = call(wait=True), call(wait=False)
+        reply = await asyncio.wait_for(quick, 5)
+        assert reply.result.text() == "done"
+        assert not hanging.done()
+        hanging.cancel()

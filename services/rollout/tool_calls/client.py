@@ -94,8 +94,9 @@ class _Waiting:
 class ToolClient:
     """Calls tools by name.
 
-    Calls made within one turn of the event loop travel in one request, up to the tool's
-    `max_batch`; a call that is retried travels alone, so that it cannot fail others twice.
+    Calls of a tool that answers several at once (`max_batch`), made within one turn of the event
+    loop, travel in one request; a call that is retried travels alone, so that it cannot fail others
+    twice.
 
     Args:
         urls: base URL of the tools whose address is fixed, by name.
