@@ -15,7 +15,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 MAX_BYTES = 4_000_000  # the committed base model is the largest file
 PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 # Written by tools, or texts that are kept as they came.
-SKIPPED_TEXT = re.compile(r"^(LICENSE$|examples/.*/base/|tests/contract/golden/)")
+SKIPPED_TEXT = re.compile(r"^(LICENSE$|examples/.*/base/|tests/contract/(golden|run_0_1_0)/)")
 SOURCE = re.compile(r"\.(py|md|toml|ya?ml|json|sh|txt|jinja|Dockerfile)$|^(Makefile|scripts/\w+)$")
 
 
