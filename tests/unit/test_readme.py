@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 PAPERS = [
     *sorted(REPOSITORY.glob("*.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
-    *sorted(REPOSITORY.glob("*/README.md")),
+    *sorted(REPOSITORY.glob("[!.]*/README.md")),
     *sorted((REPOSITORY / "examples").glob("*/README.md")),
 ]
 README = (REPOSITORY / "README.md").read_text()
@@ -51,17 +51,39 @@ def test_make_targets_that_are_named_exist(paper: Path) -> None:
     assert named <= targets
 
 
-def test_the_tour_is_nine_files() -> None:
-    tour = README.split("## Nine files")[1].split("\n## ")[0]
-    assert len(re.findall(r"^\d\. \[", tour, re.MULTILINE)) == 9
+def test_the_tour_is_numbered_and_passes_every_file_once() -> None:
+    tour = README.split("## Follow one prompt through the code")[1].split("\n## ")[0]
+    stops = re.findall(r"^(\d+)\. \[.*?\]\((.*?\.py)\)", tour, re.MULTILINE)
+    assert [int(number) for number, _ in stops] == list(range(1, len(stops) + 1))
+    assert len({path for _, path in stops}) == len(stops) > 9
+    assert (stops[0][1], stops[-1][1]) == (
+        "services/learner/prompts.py",
+        "services/rollout/vllm/weight_transfer.py",
+    )
 
 
-@pytest.mark.parametrize("paper", ["README.md", "AGENTS.md", "docs/architecture.md"])
+def test_readers_start_with_the_minimal_loop() -> None:
+    assert README.index("examples/minimal_loop.py") < README.index("## ")
+
+
+def test_the_index_leads_to_every_page() -> None:
+    listed = re.findall(r"\]\(([^)#\s]+)", (REPOSITORY / "docs" / "index.md").read_text())
+    reached = {(REPOSITORY / "docs" / target).resolve() for target in listed}
+    assert {relative(p) for p in PAPERS if p.resolve() not in reached} == {"docs/index.md"}
+
+
+OWN_FILES = ["README.md", "AGENTS.md", "CONTRIBUTING.md", "proto/README.md", "docs/architecture.md"]
+"""Papers that name no files but the repository's."""
+
+
+@pytest.mark.parametrize("paper", OWN_FILES)
 def test_source_files_that_are_named_exist(paper: str) -> None:
+    folders = ["services", "proto", "deploy", "scripts", "examples", "tests"]
+    sources = [p for folder in folders for p in (REPOSITORY / folder).rglob("*.py")]
+    paths = ["/" + relative(path) for path in sources]
     text = (REPOSITORY / paper).read_text()
-    roots = [REPOSITORY, REPOSITORY / "services", REPOSITORY / "proto" / "agent_r1_proto"]
-    for name in re.findall(r"`([\w/]+/[\w/]+\.(?:py|txt|toml))`", text):
-        assert any((root / name).is_file() for root in roots), name
+    for name in re.findall(r"`([\w/]+\.py)`", text):
+        assert any(path.endswith("/" + name) for path in paths), name
 
 
 def test_every_subcommand_is_in_the_readme() -> None:
