@@ -17,7 +17,7 @@ from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
-from tests.builders import rollout_task, scored, trajectory
+from tests.support.builders import rollout_task, scored, trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
 CALL = ToolCallRecord(

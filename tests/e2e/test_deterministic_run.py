@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.runs import finished, steps, write_config
+from tests.support.runs import finished, steps, write_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 TOLERANCE = 1e-5

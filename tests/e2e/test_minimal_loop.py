@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import write_config
+from tests.support.runs import write_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

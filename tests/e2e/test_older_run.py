@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import agent_r1
+from tests.support.runs import agent_r1
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.runs import agent_r1, finished, write_config
+from tests.support.runs import agent_r1, finished, write_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import (
+from tests.support.runs import (
     alive,
     descendants,
     finished,

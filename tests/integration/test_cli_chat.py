@@ -18,8 +18,8 @@ from agent_r1.config.run import Config, ConfigError, load_config, write_config
 from agent_r1.reward.config import RewardConfig
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from tests.builders import scored
-from tests.unit.config_scene import task_line, write_scene
+from tests.support.builders import scored
+from tests.support.config_scene import task_line, write_scene
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]
 

@@ -15,8 +15,8 @@ from agent_r1_proto.dead_letters import load_letters, save_letters
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
-from tests.builders import scored
-from tests.unit.config_scene import write_scene
+from tests.support.builders import scored
+from tests.support.config_scene import write_scene
 
 pytestmark = pytest.mark.redis
 

@@ -17,8 +17,8 @@ from agent_r1.tools.app import create_app
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.serving import bind
-from tests.builders import rollout_task
-from tests.fakes import FakeToolServer, build_tokenizer, call_text
+from tests.support.builders import rollout_task
+from tests.support.fakes import FakeToolServer, build_tokenizer, call_text
 from tests.unit.rollout.loops import agent_loop
 
 TESTS = {"tests": ["assert f(2) == 4", "assert f(3) == 9", "assert f(1) == 1", "assert f(0) == 0"]}

@@ -29,8 +29,8 @@ from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.rank_worker import CriticSetup
 from agent_r1.learner.objective import Aggregation
 from agent_r1_service.config import ModelConfig
-from tests.integration import two_ranks
-from tests.tiny_models import make_samples, save_model, with_values
+from tests.support import two_ranks
+from tests.support.tiny_models import make_samples, save_model, with_values
 
 END_TIMEOUT_S = 20.0
 SAMPLES = make_samples(two_ranks.COUNT, seed=two_ranks.SEED)
@@ -525,11 +525,11 @@ def test_running_out_of_memory_names_the_keys_in_order(model_dir: Path, monkeypa
 
 
 class Leader:
-    """A `tests.integration.two_ranks` process and the lines it prints."""
+    """A `tests.support.two_ranks` process and the lines it prints."""
 
     def __init__(self, mode: str, model_dir: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.integration.two_ranks", mode, str(model_dir)],
+            [sys.executable, "-m", "tests.support.two_ranks", mode, str(model_dir)],
             cwd=Path(__file__).resolve().parents[2],
             # DeepSpeed prints what it finds where it is not told.
             env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},

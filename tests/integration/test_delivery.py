@@ -24,9 +24,9 @@ from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.evaluation_client import EvalClient, summarise
-from tests.builders import rollout_task
 from tests.conftest import REPOSITORY, RedisServer
-from tests.learner_fakes import (
+from tests.support.builders import rollout_task
+from tests.support.learner_fakes import (
     KILL_CODE,
     FakeEngine,
     FakeServices,
@@ -60,7 +60,7 @@ async def services_of(url: str, run_id: str, **options: Any) -> AsyncIterator[Fa
 
 @contextlib.asynccontextmanager
 async def learner_process(**settings: Any) -> AsyncIterator[asyncio.subprocess.Process]:
-    script = REPOSITORY / "tests" / "integration" / "learner_process.py"
+    script = REPOSITORY / "tests" / "support" / "learner_process.py"
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         str(script),

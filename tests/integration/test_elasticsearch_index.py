@@ -21,7 +21,7 @@ from agent_r1.cli.main import main
 from agent_r1.tools.search import elasticsearch_build
 from agent_r1.tools.search.elasticsearch_build import BuildOptions, BuildResult, build_index
 from agent_r1.tools.search.elasticsearch_client import Server
-from tests.integration.elasticsearch_front import Answer, Asked, Front, error_answer
+from tests.support.elasticsearch_front import Answer, Asked, Front, error_answer
 
 pytestmark = pytest.mark.elasticsearch
 

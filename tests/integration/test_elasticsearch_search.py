@@ -30,7 +30,7 @@ from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.elasticsearch_build import BuildOptions, build_index
 from agent_r1.tools.search.elasticsearch_client import Server
 from agent_r1.tools.search.tool import SearchTool, open_search_tool
-from tests.integration.elasticsearch_front import Answer, Asked, Front, error_answer
+from tests.support.elasticsearch_front import Answer, Asked, Front, error_answer
 
 pytestmark = pytest.mark.elasticsearch
 

@@ -12,7 +12,7 @@ from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.main import run_evaluation
 from agent_r1_proto.streams import Broker
 from agent_r1_service.config import RedisConfig, RunConfig
-from tests.learner_fakes import FakeServices, write_tasks
+from tests.support.learner_fakes import FakeServices, write_tasks
 
 pytestmark = pytest.mark.redis
 

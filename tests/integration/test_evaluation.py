@@ -31,11 +31,11 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.evaluation_client import question_seed
-from tests.builders import scored
-from tests.fakes import FakeToolServer, running
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE
-from tests.learner_fakes import eventually
-from tests.unit.config_scene import task_line, write_scene
+from tests.support.builders import scored
+from tests.support.config_scene import task_line, write_scene
+from tests.support.fakes import FakeToolServer, running
+from tests.support.learner_fakes import eventually
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]
 

@@ -29,8 +29,8 @@ from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
-from tests.learner_fakes import eventually
-from tests.unit.config_scene import load_nothing, write_scene
+from tests.support.config_scene import load_nothing, write_scene
+from tests.support.learner_fakes import eventually
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 

@@ -24,7 +24,7 @@ from agent_r1_deploy.supervisor import (
     describe_exit,
 )
 
-FAKE_SERVICE = Path(__file__).with_name("fake_service.py")
+FAKE_SERVICE = Path(__file__).resolve().parents[1] / "support" / "fake_service.py"
 WAIT_S = 20.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the launcher needs Linux")

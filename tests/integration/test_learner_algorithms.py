@@ -20,10 +20,10 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import LoadReply, LoadRequest
 from agent_r1_service.config import ModelConfig
-from tests.builders import trajectory
-from tests.e2e.runs import steps
-from tests.learner_fakes import FakeServices, training_plan
-from tests.tiny_models import VOCABULARY, save_model
+from tests.support.builders import trajectory
+from tests.support.learner_fakes import FakeServices, training_plan
+from tests.support.runs import steps
+from tests.support.tiny_models import VOCABULARY, save_model
 
 LEARN_S = 60
 # Prompt 3, sampled 4, tool text 3, sampled 4 tokens.

@@ -22,8 +22,8 @@ from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
-from tests.fakes import running
-from tests.learner_fakes import (
+from tests.support.fakes import running
+from tests.support.learner_fakes import (
     FakeEngine,
     FakeServices,
     answered,

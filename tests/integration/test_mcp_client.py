@@ -24,7 +24,7 @@ from agent_r1.tools.main import load_tool
 from agent_r1.tools.mcp.client import McpTool
 from agent_r1_proto.tools import CallReply, ImagePart, TextPart, ToolResult, ToolSpec
 
-SERVER = Path(__file__).with_name("mcp_notes_server.py")
+SERVER = Path(__file__).resolve().parents[1] / "support" / "mcp_notes_server.py"
 WAIT_S = 60.0
 POLL_S = 0.02
 

@@ -24,7 +24,7 @@ from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker, StreamConsumer
-from tests.builders import rollout_task, trajectory
+from tests.support.builders import rollout_task, trajectory
 
 pytestmark = pytest.mark.redis
 

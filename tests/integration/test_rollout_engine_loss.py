@@ -22,9 +22,9 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import NewestVersion
-from tests.builders import rollout_task
 from tests.conftest import REPOSITORY
 from tests.integration.test_rollout_service import Bench
+from tests.support.builders import rollout_task
 
 pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.slow]
 
@@ -152,7 +152,7 @@ async def test_a_stopped_engine_ends_its_server_and_another_one_does_the_samples
 
 async def another_server(broker: Broker, redis_url: str, folder: Path) -> Bench:
     from agent_r1.rollout.chat_format import ChatFormat
-    from tests.fakes import build_tokenizer
+    from tests.support.fakes import build_tokenizer
 
     tokenizer = await asyncio.to_thread(build_tokenizer)
     end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")

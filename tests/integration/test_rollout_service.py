@@ -39,9 +39,9 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
-from tests.builders import rollout_task
 from tests.conftest import REPOSITORY
-from tests.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
+from tests.support.builders import rollout_task
+from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
 
 pytestmark = pytest.mark.redis
 
@@ -701,7 +701,7 @@ async def server_process(
 ) -> AsyncIterator[subprocess.Popen[bytes]]:
     """A server process that has taken samples and is in the middle of them."""
     folder = bench.folder / "process"
-    command = [sys.executable, "-m", "tests.integration.rollout_process", bench.redis_url]
+    command = [sys.executable, "-m", "tests.support.rollout_process", bench.redis_url]
     command += [bench.run_id, str(folder), str(lease_s)]
     process = await asyncio.to_thread(subprocess.Popen, command, cwd=REPOSITORY)
 

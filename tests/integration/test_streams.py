@@ -21,8 +21,8 @@ from agent_r1_proto.streams import Broker, StreamConsumer
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import NewestVersion
-from tests.builders import rollout_task, trajectory
 from tests.conftest import RedisServer
+from tests.support.builders import rollout_task, trajectory
 
 pytestmark = pytest.mark.redis
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
@@ -48,7 +48,7 @@ async def until(condition: Callable[[], Awaitable[bool]]) -> None:
 
 @contextlib.contextmanager
 def worker(broker_url: str, run_id: str, name: str, mode: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.integration.stream_worker"]
+    command = [sys.executable, "-m", "tests.support.stream_worker"]
     process = subprocess.Popen(
         [*command, broker_url, run_id, name, mode],
         cwd=REPOSITORY,

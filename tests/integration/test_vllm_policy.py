@@ -20,8 +20,8 @@ from agent_r1.rollout.policy import (
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1_proto.trajectory import VersionSpan
-from tests.live_engine import MAX_CONTEXT, LiveEngine, shared_engine
-from tests.snapshot_files import (
+from tests.support.live_engine import MAX_CONTEXT, LiveEngine, shared_engine
+from tests.support.snapshot_files import (
     EOS,
     VOCAB_SIZE,
     all_logprobs,

@@ -20,8 +20,8 @@ from agent_r1.rollout.policy import (
     WeightsRefusedError,
 )
 from agent_r1_proto.weights import WeightManifest
-from tests.live_engine import LiveEngine, shared_engine
-from tests.snapshot_files import (
+from tests.support.live_engine import LiveEngine, shared_engine
+from tests.support.snapshot_files import (
     EMBEDDING,
     batch_logprobs,
     build_model,

@@ -19,7 +19,7 @@ from agent_r1.cli import main as cli
 from agent_r1.cli import policy as cli_policy
 from agent_r1.config.run import load_config, write_config
 from agent_r1.config.sources import ConfigError
-from tests.unit.config_scene import write_scene
+from tests.support.config_scene import write_scene
 
 HEAVY = ("torch", "vllm", "transformers", "deepspeed", "tantivy", "fastapi", "redis", "rich")
 

@@ -11,7 +11,7 @@ import pytest
 from agent_r1.cli import main as cli
 from agent_r1.cli.table_plan import PlannedRun, read_plan
 from agent_r1.config.run import write_config
-from tests.unit.config_scene import load_nothing, write_scene
+from tests.support.config_scene import load_nothing, write_scene
 
 TABLE_TOML = """
 config = "run.toml"

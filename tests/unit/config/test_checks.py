@@ -11,7 +11,7 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1_proto.streams import worst_case_bytes
-from tests.unit.config_scene import task_line, write_scene
+from tests.support.config_scene import task_line, write_scene
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from agent_r1.config import code as config_code
 from agent_r1.config.code import Findings
 from agent_r1.config.run import load_config
 from agent_r1_proto.tasks import Task
-from tests.unit.config_scene import RUN_TOML, write_scene
+from tests.support.config_scene import RUN_TOML, write_scene
 
 TOOL = """
 from agent_r1 import Tool

@@ -15,7 +15,7 @@ from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
-from tests.unit.config_scene import write_scene
+from tests.support.config_scene import write_scene
 
 
 @pytest.fixture

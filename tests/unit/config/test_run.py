@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.config.run import ConfigError, LoadedConfig, dump_config, load_config, write_config
-from tests.unit.config_scene import RUN_TOML, write_scene
+from tests.support.config_scene import RUN_TOML, write_scene
 
 
 @pytest.fixture

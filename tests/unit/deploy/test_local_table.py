@@ -8,7 +8,7 @@ from pathlib import Path
 
 from agent_r1.config.run import load_config
 from agent_r1_deploy.local_table import TableRun, TableView
-from tests.unit.config_scene import write_scene
+from tests.support.config_scene import write_scene
 
 
 def run_of(folder: Path, name: str, steps: int) -> TableRun:

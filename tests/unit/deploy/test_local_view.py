@@ -20,7 +20,7 @@ from agent_r1_deploy.local_view import (
     step_values,
     total_steps,
 )
-from tests.unit.config_scene import write_scene
+from tests.support.config_scene import write_scene
 
 METRICS = {
     "step": 2,

@@ -23,7 +23,7 @@ from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_service.evaluation_client import EvalResult
-from tests.builders import rollout_task, scored
+from tests.support.builders import rollout_task, scored
 from tests.unit.evaluation.lines import answer
 
 FACTS: Facts = {"method": "agent", "policy": "m", "seed": 0, "temperature": 0.0}

@@ -22,7 +22,7 @@ from agent_r1_service.evaluation_client import (
     question_seed,
     summarise,
 )
-from tests.builders import rollout_task, scored
+from tests.support.builders import rollout_task, scored
 from tests.unit.evaluation.lines import answer
 
 # --- of result files ----------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1_proto.tasks import Task
-from tests.unit.config_scene import task_line
+from tests.support.config_scene import task_line
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "multihop_qa"
 FILES = sorted((EXAMPLE / "configs").glob("*.toml"))

@@ -7,7 +7,7 @@ from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_service.evaluation_client import EvalResult, summarise
-from tests.builders import rollout_task, scored
+from tests.support.builders import rollout_task, scored
 
 
 def evaluation_of(*results: EvalResult) -> Evaluation:

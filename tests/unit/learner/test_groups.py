@@ -21,7 +21,7 @@ from agent_r1.learner.groups import (
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import VersionSpan
-from tests.builders import scored, trajectory
+from tests.support.builders import scored, trajectory
 
 RULES = GroupBufferConfig(
     run_id="run",

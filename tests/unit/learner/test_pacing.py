@@ -15,7 +15,7 @@ import pytest
 
 from agent_r1.learner.groups import GroupBuffer, GroupBufferConfig, staleness
 from agent_r1_proto.tasks import RolloutTask, SamplingParameters, Task
-from tests.builders import scored
+from tests.support.builders import scored
 
 GROUPS_PER_BATCH = 8
 GROUP_SIZE = 4

@@ -11,7 +11,7 @@ from agent_r1.learner.stop_rules import FailureMonitor, RunFailedError
 from agent_r1_proto.failures import Failure, failure, reason_kind
 from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
-from tests.builders import trajectory
+from tests.support.builders import trajectory
 
 
 def make(**changes: Any) -> FailureMonitor:

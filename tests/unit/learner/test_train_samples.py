@@ -15,7 +15,7 @@ from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import Prepared, build_samples, loss_spec, outcome_rewards
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.trajectory import ToolCallRecord
-from tests.builders import rollout_task, scored
+from tests.support.builders import rollout_task, scored
 
 
 def group(group_id: int, *rewards: float) -> Group:

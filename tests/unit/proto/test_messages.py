@@ -22,7 +22,7 @@ from agent_r1_proto.messages import (
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutTask, Task
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, VersionSpan
-from tests.builders import rollout_task, scored, trajectory
+from tests.support.builders import rollout_task, scored, trajectory
 
 
 @given(st.lists(st.integers(-(2**31), 2**31 - 1)))

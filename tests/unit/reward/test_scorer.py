@@ -15,7 +15,7 @@ from agent_r1.reward.config import COMPONENT_NAMES, RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import ToolCallRecord
-from tests.builders import rollout_task, trajectory
+from tests.support.builders import rollout_task, trajectory
 
 CALL = "<think>look</think><tool_call>{}</tool_call>"
 

@@ -12,7 +12,7 @@ from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
-from tests.builders import trajectory
+from tests.support.builders import trajectory
 
 TABLE = RewardConfig(components={"tests_passed": 1.0, "all_tests_passed": 0.5})
 

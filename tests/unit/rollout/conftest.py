@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from agent_r1.rollout.chat_format import ChatFormat
-from tests.fakes import build_tokenizer
+from tests.support.fakes import build_tokenizer
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.tool_calls.client import ToolClient
-from tests.fakes import FakePolicy, FakeToolServer
+from tests.support.fakes import FakePolicy, FakeToolServer
 
 ANSWER = "<think>done</think><answer>Ada</answer>"
 

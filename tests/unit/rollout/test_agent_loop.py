@@ -20,8 +20,8 @@ from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task
 from agent_r1_proto.tool_pool import ToolInstance, ToolState
 from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
-from tests.builders import rollout_task
-from tests.fakes import FakeToolServer, call_text
+from tests.support.builders import rollout_task
+from tests.support.fakes import FakeToolServer, call_text
 from tests.unit.rollout.loops import ANSWER, agent_loop, sampled
 
 

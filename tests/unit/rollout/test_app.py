@@ -12,7 +12,7 @@ from agent_r1.rollout.app import create_app
 from agent_r1.rollout.weights import WeightVersions
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import CanaryReply
-from tests.fakes import FakePolicy
+from tests.support.fakes import FakePolicy
 
 
 @pytest.fixture

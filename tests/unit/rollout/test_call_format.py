@@ -12,7 +12,7 @@ from agent_r1.rollout.chat_format import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.main import build_chat_format
 from agent_r1_proto.tools import ToolSpec
-from tests.fakes import HERMES_TEMPLATE, build_tokenizer
+from tests.support.fakes import HERMES_TEMPLATE, build_tokenizer
 
 SEARCH = ToolSpec(
     name="search",

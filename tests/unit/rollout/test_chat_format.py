@@ -20,7 +20,7 @@ from agent_r1.rollout.chat_format import (
 from agent_r1.rollout.parsing import ParsedCall, parse_turn
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
-from tests.fakes import FORGETFUL_TEMPLATE, HERMES_TEMPLATE, build_tokenizer, call_text
+from tests.support.fakes import FORGETFUL_TEMPLATE, HERMES_TEMPLATE, build_tokenizer, call_text
 
 SEARCH = ToolSpec(name="search", version="1", description="Finds.", parameters={"type": "object"})
 

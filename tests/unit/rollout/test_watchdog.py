@@ -8,7 +8,7 @@ import pytest
 
 from agent_r1.rollout.policy import EngineDeadError
 from agent_r1.rollout.watchdog import Silence, watch
-from tests.fakes import FakePolicy
+from tests.support.fakes import FakePolicy
 
 LIMIT_S = 0.3
 WAIT_S = 20.0

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1_proto.tools import CallReply, TextPart, ToolHealth, ToolResult, ToolSpec
-from tests.fakes import LeavingClient
+from tests.support.fakes import LeavingClient
 
 WAIT_S = 10.0
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from agent_r1.learner.engine.checkpoint import export_model, verify_checksums
 from agent_r1.learner.weights.snapshot import Weights
 from agent_r1_service.files import CHECKSUM_FILE, seal
-from tests.tiny_models import build_model, build_tokenizer, save_model
+from tests.support.tiny_models import build_model, build_tokenizer, save_model
 
 FACTS = {"learner.ranks": 2, "model.dtype": "float32"}
 

@@ -14,7 +14,7 @@ from agent_r1.learner.engine.microbatches import (
     scoring_sample,
     split_evenly,
 )
-from tests.tiny_models import make_samples
+from tests.support.tiny_models import make_samples
 
 LENGTHS = st.lists(st.integers(2, 400), min_size=0, max_size=60)
 

@@ -13,7 +13,7 @@ from agent_r1.learner.algorithms.losses.ppo import clipped_policy_loss
 from agent_r1.learner.engine.microbatches import build_microbatch
 from agent_r1.learner.engine.model import LogprobHead, PolicyModule, load_causal_model
 from agent_r1_service.config import ModelConfig
-from tests.tiny_models import VOCABULARY, build_model, make_samples, save_model
+from tests.support.tiny_models import VOCABULARY, build_model, make_samples, save_model
 
 
 def reference_logprobs(

@@ -11,7 +11,7 @@ from agent_r1.learner.reporting.metrics import batch_metrics, format_duration, r
 from agent_r1.learner.train_samples import build_samples, loss_spec, process_rewards
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.trajectory import ToolCallRecord
-from tests.builders import rollout_task, scored
+from tests.support.builders import rollout_task, scored
 
 
 def group(group_id: int, *results: ScoredTrajectory) -> Group:

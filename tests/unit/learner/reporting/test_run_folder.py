@@ -18,7 +18,7 @@ from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step
 from agent_r1_proto.tools import ImagePart, TextPart
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_service.files import DiskFullError
-from tests.builders import scored
+from tests.support.builders import scored
 
 
 def opened(path: Path, step: int = 0, *, resume: bool = False) -> RunFolder:

@@ -12,7 +12,7 @@ import pytest
 from agent_r1.learner.config import SftConfig
 from agent_r1.learner.sft.data import load_dialogues, plan_batches
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
-from tests.tiny_models import save_model
+from tests.support.tiny_models import save_model
 
 GOOD = {"messages": [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "Ann"}]}
 

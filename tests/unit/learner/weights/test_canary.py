@@ -14,7 +14,7 @@ from agent_r1.learner.weights.canary import (
     compare,
     judge,
 )
-from tests.builders import trajectory
+from tests.support.builders import trajectory
 
 ALL = np.array([True, True, True])
 

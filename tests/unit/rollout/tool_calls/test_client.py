@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_proto.tools import CallRequest, TextPart, ToolCall, ToolResult
-from tests.fakes import FakeToolServer
+from tests.support.fakes import FakeToolServer
 
 
 @asynccontextmanager

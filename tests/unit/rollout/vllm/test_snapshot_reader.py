@@ -18,7 +18,13 @@ from agent_r1.rollout.vllm.snapshot_reader import (
     verify_snapshot,
 )
 from agent_r1_proto.weights import WeightManifest
-from tests.snapshot_files import EMBEDDING, LM_HEAD, flip_byte, rewrite_header, write_snapshot
+from tests.support.snapshot_files import (
+    EMBEDDING,
+    LM_HEAD,
+    flip_byte,
+    rewrite_header,
+    write_snapshot,
+)
 
 NORM = "model.norm.weight"
 

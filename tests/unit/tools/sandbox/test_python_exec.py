@@ -20,7 +20,7 @@ from agent_r1.tools.sandbox.run import RunResult
 from agent_r1.tools.sandbox.seccomp import compile_filter
 from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1_proto.tools import ToolResult
-from tests.fakes import LeavingClient
+from tests.support.fakes import LeavingClient
 
 SETTINGS = SandboxSettings()
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.rollout.weights import WeightVersions
 from agent_r1_proto.weights import LoadRequest, NewestVersion, WeightManifest
-from tests.fakes import FakePolicy
+from tests.support.fakes import FakePolicy
 
 WAIT_S = 20.0
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.main import run_until_stopped
-from tests.learner_fakes import FakeEngine, training_plan
+from tests.support.learner_fakes import FakeEngine, training_plan
 
 
 def main(settings: dict[str, Any]) -> None:

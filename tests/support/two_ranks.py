@@ -1,6 +1,6 @@
 """Rank 0 of a learner of two ranks, for test_deepspeed_engine.py: prints one JSON line per answer.
 
-    python -m tests.integration.two_ranks compare|lose|fail MODEL_DIR
+    python -m tests.support.two_ranks compare|lose|fail MODEL_DIR
 
 `compare` trains under every ZeRO stage and prints what came out, then waits to be killed.
 `lose` ends rank 1 by kill -9, `fail` lets it raise; both print what calls raise from then on.
@@ -26,7 +26,7 @@ from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.rank_group import RankGroup
 from agent_r1.learner.engine.rank_worker import CriticSetup
 from agent_r1_service.config import ModelConfig
-from tests.tiny_models import make_samples, with_values
+from tests.support.tiny_models import make_samples, with_values
 
 SEED = 11
 COUNT = 7

@@ -14,7 +14,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, serve_policy
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
-from tests.fakes import FakePolicy, build_tokenizer
+from tests.support.fakes import FakePolicy, build_tokenizer
 
 
 async def _never_ends(token_ids: list[int], number: int) -> list[int]:

@@ -21,7 +21,7 @@ from agent_r1.evaluation.config import Method
 from agent_r1.evaluation.main import Evaluation, Progress
 from agent_r1_deploy import local_client
 from agent_r1_proto.tools import ToolSpec
-from tests.unit.config_scene import RUN_TOML, load_nothing, task_line, write_scene
+from tests.support.config_scene import RUN_TOML, load_nothing, task_line, write_scene
 from tests.unit.evaluation.lines import answer
 
 

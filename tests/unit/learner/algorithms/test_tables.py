@@ -23,7 +23,7 @@ from agent_r1.learner.algorithms import (
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
 from agent_r1.learner.algorithms.losses.ppo import ppo_loss
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 DOCUMENT = (REPOSITORY / "docs" / "add-an-algorithm.md").read_text()
 
 

@@ -19,7 +19,7 @@ from agent_r1.rollout.policy import LoadTiming
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1_proto.weights import WeightManifest
-from tests.snapshot_files import build_model, own_tensors, write_snapshot
+from tests.support.snapshot_files import build_model, own_tensors, write_snapshot
 
 CALL_TIMEOUT_S = 280.0
 MAX_CONTEXT = 512

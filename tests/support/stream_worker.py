@@ -11,7 +11,7 @@ import sys
 
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from tests.builders import trajectory
+from tests.support.builders import trajectory
 
 
 async def main(url: str, run_id: str, consumer_name: str, mode: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from agent_r1.tools.sandbox import bubblewrap
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture

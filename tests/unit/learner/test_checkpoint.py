@@ -17,7 +17,7 @@ from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1_proto.failures import failure
 from agent_r1_service.files import DiskFullError
-from tests.learner_fakes import FakeEngine
+from tests.support.learner_fakes import FakeEngine
 
 
 def make(folder: Path, *, keep_last: int = 2, keep_best: int = 1) -> Checkpoints:

@@ -8,7 +8,7 @@ import pytest
 
 from agent_r1.learner.sft.loss_mask import DialogueEncoder, EncodedDialogue
 from agent_r1_proto.tasks import ChatMessage
-from tests.tiny_models import CHAT_TEMPLATE, build_tokenizer, save_model
+from tests.support.tiny_models import CHAT_TEMPLATE, build_tokenizer, save_model
 
 END = "<|im_end|>"
 DIALOGUE = [

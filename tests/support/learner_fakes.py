@@ -37,7 +37,7 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
-from tests.builders import trajectory
+from tests.support.builders import trajectory
 
 GROUP_TOKEN = 1_000_000
 SAMPLE_TOKEN = 2_000_000
