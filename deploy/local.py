@@ -33,10 +33,10 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1_service.run_files import CONFIG_FILE, LOGS_DIR
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
 LAUNCHER_LOG = "launcher.log"
 CLAIM_POLL_S = 0.5
 CLAIM_MARGIN_S = 5.0
@@ -184,7 +184,7 @@ def run_training(config: Config, *, resume: bool) -> int:
     folder = config.run.folder()
     claim_run_folder(folder, resume=resume)
     secrets = write_config(config, folder / CONFIG_FILE)
-    log_dir = folder / "logs"
+    log_dir = folder / LOGS_DIR
     log_to(log_dir / LAUNCHER_LOG, config.run.log_level)
     view = TrainingView(folder, config)
     try:
@@ -221,7 +221,7 @@ async def _train(
         config,
         config_file=folder / CONFIG_FILE,
         state_dir=state_dir,
-        log_dir=folder / "logs",
+        log_dir=folder / LOGS_DIR,
         secrets=secrets,
         report=view.event,
     )

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 from agent_r1.config.run import Config, write_config
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_deploy.local import (
-    CONFIG_FILE,
     LAUNCHER_LOG,
     cancel_all,
     first_of,
@@ -32,6 +31,7 @@ from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.streams import Broker
+from agent_r1_service.run_files import CONFIG_FILE, LOGS_DIR
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ async def serving(
     own = config.model_copy(update={"run": run})
     state_dir = work_dir / "state"
     state_dir.mkdir(mode=0o700)
-    log_dir = work_dir / "logs"
+    log_dir = work_dir / LOGS_DIR
     log_dir.mkdir()
     handler = log_to(log_dir / LAUNCHER_LOG, own.run.log_level)
     services = LocalServices(

@@ -18,14 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config.sources import ConfigError
-from agent_r1.learner.ownership import LOCK_FILE
 from agent_r1_service.private_files import private_folder, write_private
+from agent_r1_service.run_files import (
+    CONFIG_FILE,
+    LAUNCHER_FILE,
+    LOCK_FILE,
+    LOGS_DIR,
+    TRAJECTORIES_DIR,
+)
 
-LAUNCHER_FILE = "launcher.json"
-"""In the run folder while a run runs: the launcher's process id and its private folder."""
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""
-LEFT_BY_A_FAILED_START = {"config.json", "logs", "trajectories", LAUNCHER_FILE, LOCK_FILE}
+LEFT_BY_A_FAILED_START = {CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LAUNCHER_FILE, LOCK_FILE}
 
 
 def running_launcher(folder: Path) -> dict[str, Any] | None:
@@ -88,7 +92,7 @@ def claim_run_folder(folder: Path, *, resume: bool) -> None:
         raise ConfigError(problem)
     try:
         private_folder(folder)
-        (folder / "logs").mkdir(exist_ok=True)
+        (folder / LOGS_DIR).mkdir(exist_ok=True)
     except OSError as exc:
         raise ConfigError(
             f"cannot create the run folder {folder}: {exc.strerror}; name another with --run-dir"

@@ -19,7 +19,6 @@ from agent_r1.cli.transcript import print_transcript
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local_view import (
-    SUMMARY_FILE,
     at_hand,
     duration,
     program,
@@ -27,9 +26,8 @@ from agent_r1_deploy.local_view import (
     set_scores,
 )
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
+from agent_r1_service.run_files import LEDGER_FILE, LOGS_DIR, SUMMARY_FILE, TRAJECTORIES_DIR
 
-LEDGER_FILE = "ledger.json"
-"""The learner writes it before it trains; without it there is nothing to resume."""
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""
 
@@ -44,10 +42,11 @@ def summary_of(folder: Path) -> dict[str, Any]:
 
 def _changed_answer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Find one held-out question with its answer before and after, best one that was wrong."""
-    before = {r["task_id"]: r for r in read_json_lines(folder / "trajectories/eval_before.jsonl")}
+    stored = folder / TRAJECTORIES_DIR
+    before = {r["task_id"]: r for r in read_json_lines(stored / "eval_before.jsonl")}
     pairs = [
         (before[record["task_id"]], record)
-        for record in read_json_lines(folder / "trajectories/eval_after.jsonl")
+        for record in read_json_lines(stored / "eval_after.jsonl")
         if record["task_id"] in before
     ]
     if not pairs:
@@ -119,7 +118,7 @@ def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) 
     console = Console(file=output or sys.stdout, highlight=False, markup=False, emoji=False)
     summary = summary_of(folder)
     if not summary:
-        console.print(f"{folder / SUMMARY_FILE} is missing; see {folder / 'logs'}")
+        console.print(f"{folder / SUMMARY_FILE} is missing; see {folder / LOGS_DIR}")
         return
     pair = _changed_answer(folder)
     if pair is not None:

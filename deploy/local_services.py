@@ -23,6 +23,7 @@ from agent_r1_deploy.local_folder import REDIS_URL_FILE
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, ServiceSpec, Supervisor
 from agent_r1_service.exit_status import EXIT_LOSSES
 from agent_r1_service.private_files import write_private
+from agent_r1_service.run_files import LOGS_DIR
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
@@ -142,7 +143,7 @@ class LocalServices:
             self._learner(resume, folder / self._config_file.name),
             ends_run=False,
             is_job=True,
-            log_dir=folder / "logs",
+            log_dir=folder / LOGS_DIR,
         )
         await self.supervisor.start(learner)
         await self.supervisor.finished(learner.name)

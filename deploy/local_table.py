@@ -23,7 +23,6 @@ from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local import (
-    CONFIG_FILE,
     LAUNCHER_LOG,
     Interrupts,
     cancel_all,
@@ -38,8 +37,6 @@ from agent_r1_deploy.local_folder import launcher_state, running_launcher
 from agent_r1_deploy.local_result import losses_text, summary_of
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import (
-    FAILURES_FILE,
-    METRICS_FILE,
     Tail,
     duration,
     first_failure,
@@ -50,6 +47,7 @@ from agent_r1_deploy.local_view import (
 )
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_service.private_files import private_folder
+from agent_r1_service.run_files import CONFIG_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +98,9 @@ def run_table(
             f"the table in {folder} is still running (process {live['pid']}); stop it first, or "
             "name another folder with --out"
         )
-    private_folder(folder / "logs")
+    private_folder(folder / LOGS_DIR)
     secrets = write_config(config, folder / CONFIG_FILE)
-    log_to(folder / "logs" / LAUNCHER_LOG, config.run.log_level)
+    log_to(folder / LOGS_DIR / LAUNCHER_LOG, config.run.log_level)
     with launcher_state(folder) as state_dir:
         return asyncio.run(_run(config, folder, state_dir, secrets, baselines, runs, view))
 
@@ -120,7 +118,7 @@ async def _run(
         config,
         config_file=folder / CONFIG_FILE,
         state_dir=state_dir,
-        log_dir=folder / "logs",
+        log_dir=folder / LOGS_DIR,
         secrets=secrets,
         report=view.event,
     )
@@ -158,13 +156,13 @@ async def _work(
     await services.start_all(learner=False, resume=False)
     if baselines is not None:
         served = _served(services, config)
-        async with failures_shown(served, folder / "logs", view.event):
+        async with failures_shown(served, folder / LOGS_DIR, view.event):
             await baselines(served)
     # Fresh servers hold version 0, the configured model.
     incarnation = policy_version = 0
     for run in runs:
         private_folder(run.folder)
-        (run.folder / "logs").mkdir(exist_ok=True)
+        (run.folder / LOGS_DIR).mkdir(exist_ok=True)
         ledger = Ledger(run.folder)
         resume = ledger.starts > 0
         ledger.go_on_after(incarnation=incarnation, policy_version=policy_version)

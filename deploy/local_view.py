@@ -28,16 +28,12 @@ from agent_r1.config.run import Config
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
+from agent_r1_service.run_files import EVALUATIONS_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
 from agent_r1_service.task_files import read_task_file
 
 UPDATE_S = 0.5
 STEPS_FOR_ETA = 10
 COLUMN_GAP = 2
-
-METRICS_FILE = "metrics.jsonl"
-EVALUATIONS_FILE = "evaluations.jsonl"
-FAILURES_FILE = "failures.jsonl"
-SUMMARY_FILE = "summary.json"
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
@@ -304,7 +300,7 @@ def first_failure(record: dict[str, Any], folder: Path) -> str:
     step = f"look into the log; after the step also `{command} show {run} --failed`"
     if one.where == "tools":
         step = f"nothing, if the model is to learn from it; calls: `{command} show {run}`"
-    return failure_text(one, log=str(at_hand(log_of(folder / "logs", one))), next_step=step)
+    return failure_text(one, log=str(at_hand(log_of(folder / LOGS_DIR, one))), next_step=step)
 
 
 def program(name: str) -> str:

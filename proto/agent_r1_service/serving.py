@@ -7,11 +7,12 @@ to learn the port and that the service is up.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -26,15 +27,34 @@ _CLOSE_TIMEOUT_S = 5
 _WILDCARDS = ("0.0.0.0", "::")
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A uvicorn server that leaves the order of stopping to us and says when it is up."""
 
     def __init__(
-        self, config: uvicorn.Config, *, on_up: Callable[[], None], on_signal: Callable[[], None]
+        self,
+        config: uvicorn.Config,
+        *,
+        on_up: Callable[[], None],
+        on_signal: Callable[[], None] | None = None,
     ) -> None:
+        """Prepare a server.
+
+        Args:
+            config: as `http_config` returns it.
+            on_up: called once the application answers.
+            on_signal: called at SIGTERM and SIGINT; None leaves signals to whoever handles them.
+        """
         super().__init__(config)
         self._on_up = on_up
         self._on_signal = on_signal
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        if self._on_signal is None:
+            yield
+            return
+        with super().capture_signals():
+            yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
@@ -45,7 +65,8 @@ class _Server(uvicorn.Server):
             self._on_up()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self._on_signal()
+        if self._on_signal is not None:
+            self._on_signal()
 
 
 class _Startup:
@@ -114,7 +135,7 @@ async def serve_app(
 
     startup = _Startup(app)
     config = http_config(startup, listen, lifespan="on")
-    server = _Server(config, on_up=announce, on_signal=on_signal)
+    server = Server(config, on_up=announce, on_signal=on_signal)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _first(serving, stop.wait(), *([] if until is None else [until]))
     if not serving.done():

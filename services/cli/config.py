@@ -10,11 +10,12 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1.cli.policy import CONFIG_FILE
 from agent_r1.config import checks as config_checks
-from agent_r1.config.machine import MIB, Purpose, worst_case_redis_bytes
+from agent_r1.config.machine import MIB, Purpose
 from agent_r1.config.run import Config, LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import Key, dotted
+from agent_r1.learner.redis_memory import worst_case_redis_bytes
+from agent_r1_service.run_files import CONFIG_FILE
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -32,8 +33,9 @@ def check(arguments: argparse.Namespace) -> int:
     for note in findings.notes:
         print(f"note: {note}")
     if not only_sft:
-        need = worst_case_redis_bytes(config) / MIB
-        print(f"Redis needs at most {need:.0f} MiB for messages in flight")
+        learner, evaluation = config.learner, config.evaluation
+        need = worst_case_redis_bytes(learner, evaluation, config.model.max_context)
+        print(f"Redis needs at most {need / MIB:.0f} MiB for messages in flight")
     return 0
 
 

@@ -20,6 +20,7 @@ from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers, hide_password
 from agent_r1_proto.dead_letters import DeadLetter, load_letters
 from agent_r1_proto.streams import Broker
+from agent_r1_service.run_files import CONFIG_FILE
 
 T = TypeVar("T")
 
@@ -27,9 +28,9 @@ ALL = "all"
 
 
 def _run_config(folder: Path) -> Config:
-    file = folder / "config.json"
+    file = folder / CONFIG_FILE
     if not file.is_file():
-        raise ConfigError(f"{folder} has no config.json; name a run folder, such as runs/demo")
+        raise ConfigError(f"{folder} has no {CONFIG_FILE}; name a run folder, such as runs/demo")
     return load_config(file).config
 
 

@@ -13,9 +13,8 @@ from pathlib import Path
 from agent_r1.config.checks import check_model
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
+from agent_r1_service.run_files import CHECKPOINTS_DIR, CONFIG_FILE, STATE_FILE
 
-CONFIG_FILE = "config.json"
-STATE_FILE = "learner.json"
 CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 
@@ -30,7 +29,7 @@ def is_run_folder(folder: Path) -> bool:
 
 def last_checkpoint_model(run_folder: Path) -> Path | None:
     """Return the model directory of a run's last checkpoint; None when it has none yet."""
-    found = run_folder.glob("checkpoints/step_*/model/config.json")
+    found = run_folder.glob(f"{CHECKPOINTS_DIR}/step_*/model/config.json")
     steps = {int(path.parts[-3].removeprefix("step_")): path.parent for path in found}
     return steps[max(steps)] if steps else None
 
@@ -71,7 +70,7 @@ def describe_policy(model: str) -> str:
     """
     checkpoint = Path(model).parent
     step = CHECKPOINT.match(checkpoint.name)
-    if step is None or checkpoint.parent.name != "checkpoints":
+    if step is None or checkpoint.parent.name != CHECKPOINTS_DIR:
         return model
     version = ""
     with contextlib.suppress(OSError, ValueError, KeyError):

@@ -24,12 +24,10 @@ from agent_r1.config.sources import ENV_PREFIX
 from agent_r1.tools.config import CLASS_PATTERN
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_service.files import DiskFullError
+from agent_r1_service.run_files import CONFIG_FILE, LEDGER_FILE
 
 logger = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
-LEDGER_FILE = "ledger.json"
-"""The learner writes it before anything else; without it there is nothing to resume."""
 SERVICES = ("rollout", "reward", "learner", "tool")
 
 

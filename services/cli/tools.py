@@ -26,6 +26,7 @@ from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import PinReport, ToolInstance, ToolState, check_weights
 from agent_r1_proto.tools import ToolHealth
+from agent_r1_service.run_files import CONFIG_FILE
 
 T = TypeVar("T")
 
@@ -44,9 +45,9 @@ def _place(arguments: argparse.Namespace) -> tuple[str, str]:
         if arguments.redis is None or arguments.pool is None:
             raise ConfigError("name a run folder, or --redis URL and --pool NAME")
         return arguments.redis, arguments.pool
-    file = folder / "config.json"
+    file = folder / CONFIG_FILE
     if not file.is_file():
-        raise ConfigError(f"{folder} has no config.json; name a run folder, such as runs/demo")
+        raise ConfigError(f"{folder} has no {CONFIG_FILE}; name a run folder, such as runs/demo")
     config = load_config(file).config
     run = config.run
     url = arguments.redis or live_redis_url(folder) or config.redis.url

@@ -23,10 +23,10 @@ from agent_r1.config.machine import (
     Purpose,
     hub_problem,
     machine_problems,
-    memory_problem,
 )
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
+from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1_proto.tasks import Task
 from agent_r1_service.foreign_files import foreign_format
 from agent_r1_service.task_files import TaskFileError, read_task_file
@@ -178,7 +178,13 @@ def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
     if purpose == "sft" and config.sft is None:
         yield "table [sft] is missing; the warm start needs sft.data and sft.output"
     if purpose == "train" and config.redis.url is None:
-        problem = memory_problem(config, config.redis.maxmemory_mb * MIB, "redis.maxmemory_mb")
+        problem = redis_memory_problem(
+            config.learner,
+            config.evaluation,
+            config.model.max_context,
+            limit_bytes=config.redis.maxmemory_mb * MIB,
+            limit_name="redis.maxmemory_mb",
+        )
         if problem is not None:
             yield problem
 

@@ -18,8 +18,7 @@ from typing import Literal
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.learner.config import EngineConfig
-from agent_r1.learner.evaluation import MAX_IN_FLIGHT
-from agent_r1_proto.streams import worst_case_bytes
+from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
 
@@ -169,29 +168,6 @@ def _unwritable(path: Path, key: str) -> str | None:
 # --- Servers and ports ---------------------------------------------------------------------------
 
 
-def worst_case_redis_bytes(config: Config) -> int:
-    """Return the most memory, in bytes, that a training run's messages can take in Redis."""
-    learner = config.learner
-    training = (learner.max_staleness + 1) * learner.groups_per_batch * learner.slots_per_group
-    evaluating = MAX_IN_FLIGHT if config.evaluation.sets else 0
-    return worst_case_bytes(training + evaluating, config.model.max_context)
-
-
-def memory_problem(config: Config, limit_bytes: int, limit_name: str) -> str | None:
-    """Say why a memory limit of Redis is too low for the run; None when it is not."""
-    need = worst_case_redis_bytes(config)
-    if need <= limit_bytes:
-        return None
-    learner = config.learner
-    return (
-        f"{limit_name} ({limit_bytes / MIB:.0f} MiB) must hold the worst case in flight, "
-        f"{need / MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "
-        f"learner.groups_per_batch {learner.groups_per_batch} x learner.group_size "
-        f"{learner.group_size} trajectories of model.max_context {config.model.max_context} "
-        f"tokens, and up to {MAX_IN_FLIGHT} of evaluation; raise it or lower one of these"
-    )
-
-
 def _redis_problems(config: Config, *, trains: bool) -> Iterator[str]:
     from redis import Redis, RedisError
 
@@ -225,7 +201,13 @@ def _redis_problems(config: Config, *, trains: bool) -> Iterator[str]:
             "noeviction` there"
         )
     if limit and trains:
-        problem = memory_problem(config, limit, "maxmemory of the Redis at redis.url")
+        problem = redis_memory_problem(
+            config.learner,
+            config.evaluation,
+            config.model.max_context,
+            limit_bytes=limit,
+            limit_name=SERVER_MAXMEMORY,
+        )
         if problem is not None:
             yield problem
 

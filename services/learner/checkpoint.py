@@ -33,12 +33,10 @@ from agent_r1_service.files import (
     seal,
     sync_path,
 )
+from agent_r1_service.run_files import CHECKPOINTS_DIR, LEDGER_FILE, STATE_FILE
 
 logger = logging.getLogger(__name__)
 
-LEDGER_FILE = "ledger.json"
-CHECKPOINTS_DIR = "checkpoints"
-STATE_FILE = "learner.json"
 SCORES_FILE = "scores.json"
 ENGINE_DIR = "engine"
 MODEL_DIR = "model"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.config import EvaluationConfig, LearnerConfig
+from agent_r1.learner.redis_memory import MAX_QUESTIONS_IN_FLIGHT
 from agent_r1.learner.stop_rules import FEWEST_ALL_FAILED, FailureMonitor, RunFailedError
 from agent_r1_proto.failures import failure, place_of_failure
 from agent_r1_proto.streams import Broker
@@ -29,8 +30,6 @@ from agent_r1_service.task_files import read_task_file
 
 logger = logging.getLogger(__name__)
 
-MAX_IN_FLIGHT = 512
-"""Most questions in the streams at one time, which bounds their memory."""
 SHARE_DURING = 4
 """An evaluation during training asks at most 1/4 of a training batch at one time."""
 
@@ -145,7 +144,7 @@ class TrainingEvaluation:
             timeout_s=self._config.timeout_s,
             sample_timeout_s=self._learner.sample_timeout_s,
             max_attempts=self._learner.max_attempts,
-            max_in_flight=max(1, batch // SHARE_DURING) if during else MAX_IN_FLIGHT,
+            max_in_flight=max(1, batch // SHARE_DURING) if during else MAX_QUESTIONS_IN_FLIGHT,
         )
         logger.info(
             "evaluation started name=%s step=%d policy_version=%d questions=%d",

@@ -87,7 +87,7 @@ class Evaluations:
         label = f"step_{evaluation.step:06d}" if during else evaluation.name
         self._folder.write_trajectories(f"eval_{label}", self._readable(evaluation))
         if evaluation.name == "after":
-            self._folder.write_answers("after", map(_answer, evaluation.results))
+            self._folder.write_answers(map(_answer, evaluation.results))
         self._checkpoints.record_score(evaluation.step, score)
 
     def _readable(self, evaluation: Evaluation) -> list[dict[str, Any]]:

@@ -35,9 +35,8 @@ Algorithm = Literal[
 ]
 
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
-"""Advantages that compare the trajectories of a group; a group of one has none."""
-SEQUENCE_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
-"""Advantages that are the same on every action token of a trajectory."""
+"""Advantages that compare the trajectories of a group, a group of one having none, and that are the
+same on every action token of a trajectory."""
 RATIO_LOSSES = ("ppo", "gspo", "cispo")
 """Losses whose own ratio corrects for samples of older weights, where it starts at the rollout's
 log-probabilities."""
@@ -186,11 +185,11 @@ class ObjectiveConfig(StrictConfig):
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         own = self.advantage not in ADVANTAGES
-        if self.policy_loss == "gspo" and not own and self.advantage not in SEQUENCE_ADVANTAGES:
+        if self.policy_loss == "gspo" and not own and self.advantage not in GROUP_ADVANTAGES:
             raise ValueError(
                 f'learner.policy_loss "gspo" weighs whole trajectories and learner.advantage '
                 f'"{self.advantage}" gives every token its own; use policy_loss = "ppo", or one '
-                f"of the advantages {', '.join(SEQUENCE_ADVANTAGES)}"
+                f"of the advantages {', '.join(GROUP_ADVANTAGES)}"
             )
         if self.kl == "loss" and self.kl_estimator == "k1":
             raise ValueError(
@@ -201,7 +200,7 @@ class ObjectiveConfig(StrictConfig):
             self._refuse("dual_clip", because=f'policy_loss "{self.policy_loss}"')
         if self.advantage != "gae":
             self._refuse("critic_path", "critic_lr", "critic_warmup_steps", "value_clip", "lam")
-        if self.advantage in SEQUENCE_ADVANTAGES:
+        if self.advantage in GROUP_ADVANTAGES:
             self._refuse("gamma")
         if self.advantage != "grpo" and not own:
             self._refuse("normalize_std")
@@ -246,7 +245,7 @@ class ObjectiveConfig(StrictConfig):
                 "advantage_mask = true leaves at 0, so nothing would change; set advantage_mask = "
                 "false too"
             )
-        if self.loss_mask and not self.advantage_mask and self.advantage in SEQUENCE_ADVANTAGES:
+        if self.loss_mask and not self.advantage_mask and self.advantage in GROUP_ADVANTAGES:
             raise ValueError(
                 f'learner.advantage_mask = false changes nothing with advantage "{self.advantage}" '
                 "(one number a trajectory) as long as learner.loss_mask is true; set loss_mask = "

@@ -18,11 +18,10 @@ import weakref
 from pathlib import Path
 
 from agent_r1.learner.stop_rules import RunFailedError
+from agent_r1_service.run_files import LOCK_FILE
 
 logger = logging.getLogger(__name__)
 
-LOCK_FILE = "learner.lock"
-"""In the run folder: locked by the learner that writes there, with its process id and host."""
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
-from agent_r1.learner.evaluation import MAX_IN_FLIGHT, load_sets
+from agent_r1.learner.evaluation import load_sets
 from agent_r1.learner.prompts import PromptOrder
+from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.learner.reporting.run_folder import RunFolder
-from agent_r1_proto.streams import worst_case_bytes
 from agent_r1_proto.tasks import Task
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 
@@ -59,17 +59,17 @@ class RunSpec:
         Raises:
             ValueError: the worst case does not fit.
         """
-        samples = self.samples_per_batch * (self.learner.max_staleness + 1)
-        questions = min(MAX_IN_FLIGHT, sum(len(tasks) for tasks in self.eval_sets.values()))
-        need = worst_case_bytes(samples + questions, self.model.max_context)
-        if limit is not None and need > limit:
-            raise ValueError(
-                f"redis maxmemory ({limit / 2**20:.0f} MiB) is less than the "
-                f"{need / 2**20:.0f} MiB that {samples} samples and {questions} questions of "
-                f"{self.model.max_context} tokens can take; raise redis.maxmemory_mb, or lower "
-                "learner.groups_per_batch, learner.group_size, learner.max_staleness or "
-                "model.max_context"
-            )
+        if limit is None:
+            return
+        problem = redis_memory_problem(
+            self.learner,
+            self.evaluation,
+            self.model.max_context,
+            limit_bytes=limit,
+            limit_name=SERVER_MAXMEMORY,
+        )
+        if problem is not None:
+            raise ValueError(problem)
 
 
 def make_run_spec(

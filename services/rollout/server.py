@@ -11,32 +11,14 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 
-import uvicorn
 from fastapi import FastAPI
 
 from agent_r1.rollout.weights import WeightVersions
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.serving import http_config
-
-
-class _Server(uvicorn.Server):
-    """A uvicorn server that leaves signals to main.py and says when it is up."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        if self.started:
-            self.up.set()
+from agent_r1_service.serving import Server, http_config
 
 
 @contextlib.asynccontextmanager
@@ -48,9 +30,10 @@ async def serving(
     Yields:
         The serving task, once it answers; it ends early only by an error.
     """
-    server = _Server(http_config(app, listen, lifespan="off"))
+    is_up = asyncio.Event()
+    server = Server(http_config(app, listen, lifespan="off"), on_up=is_up.set)
     task = asyncio.create_task(server.serve(sockets=[listener]))
-    up = asyncio.create_task(server.up.wait())
+    up = asyncio.create_task(is_up.wait())
     try:
         await asyncio.wait([task, up], return_when=asyncio.FIRST_COMPLETED)
         yield task

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from agent_r1.learner.checkpoint import LEDGER_FILE
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train import Learner
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -24,6 +23,7 @@ from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.evaluation_client import EvalClient, summarise
+from agent_r1_service.run_files import LEDGER_FILE
 from tests.conftest import REPOSITORY, RedisServer
 from tests.support.builders import rollout_task
 from tests.support.learner_fakes import (

@@ -376,7 +376,7 @@ async def test_a_redis_that_is_too_small_is_refused_at_start(
     redis_server.stop()
     redis_server.start(maxmemory="10mb")
     plan = training_plan(tmp_path / "run", redis_server.url, run_id, groups_per_batch=500)
-    with pytest.raises(ValueError, match=r"raise redis\.maxmemory_mb"):
+    with pytest.raises(ValueError, match=r"the Redis at redis\.url \(10 MiB\)"):
         await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
 
 

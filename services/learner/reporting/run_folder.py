@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.checkpoint import (
-    CHECKPOINTS_DIR,
-    LEDGER_FILE,
     Ledger,
     disk_errors,
     write_atomically,
@@ -26,17 +24,21 @@ from agent_r1.learner.ownership import FolderLock
 from agent_r1.learner.reporting.tensorboard import EventLog
 from agent_r1_proto.failures import Failure
 from agent_r1_service.private_files import private_folder
+from agent_r1_service.run_files import (
+    ANSWERS_FILE,
+    CHECKPOINTS_DIR,
+    CONFIG_FILE,
+    EVALUATIONS_FILE,
+    FAILURES_FILE,
+    LEDGER_FILE,
+    LOGS_DIR,
+    METRICS_FILE,
+    SUMMARY_FILE,
+    TENSORBOARD_DIR,
+    TRAJECTORIES_DIR,
+)
 
 logger = logging.getLogger(__name__)
-
-METRICS_FILE = "metrics.jsonl"
-EVALUATIONS_FILE = "evaluations.jsonl"
-FAILURES_FILE = "failures.jsonl"
-SUMMARY_FILE = "summary.json"
-CONFIG_FILE = "config.json"
-TRAJECTORIES_DIR = "trajectories"
-TENSORBOARD_DIR = "tensorboard"
-LOGS_DIR = "logs"
 
 
 def _anybody() -> None:
@@ -158,11 +160,11 @@ class RunFolder:
         """Append numbers to the TensorBoard events only (an evaluation's, at its own step)."""
         self._write_events(step, values)
 
-    def write_answers(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        """Write the scores of an evaluation to `evaluation_{name}.jsonl`, one line a question."""
+    def write_answers(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Write the scores of the last evaluation, one line a question."""
         self._require_owner()
         text = "".join(_line(record) for record in records)
-        write_atomically(self.path / f"evaluation_{name}.jsonl", text)
+        write_atomically(self.path / ANSWERS_FILE, text)
 
     def write_trajectories(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Write readable trajectories to `trajectories/{name}.jsonl`; nothing for no records."""

@@ -10,6 +10,8 @@ import pytest
 from agent_r1.config import checks as config_checks
 from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1.learner.redis_memory import worst_case_redis_bytes
+from agent_r1.learner.run_spec import make_run_spec
 from agent_r1_proto.streams import worst_case_bytes
 from tests.support.config_scene import task_line, write_scene
 
@@ -134,11 +136,34 @@ def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
         "learner.groups_per_batch=64",
         "learner.group_size=32",
     ]
-    assert config_machine.worst_case_redis_bytes(load(folder, *options)) == wanted
+    config = load(folder, *options)
+    of_run = config.learner, config.evaluation, config.model.max_context
+    assert worst_case_redis_bytes(*of_run) == wanted
     assert problems(folder, *options, "redis.maxmemory_mb=128") == ""
     text = problems(folder, *options, "redis.maxmemory_mb=64")
     assert text.startswith("redis.maxmemory_mb (64 MiB) must hold the worst case in flight")
     assert "learner.groups_per_batch 64" in text
+
+
+def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for(folder: Path):
+    # The one question of the set counts as the 512 that may be in flight, as it does in the check.
+    config = load(folder, 'redis.url="redis://127.0.0.1:1/0"')
+    assert config.data is not None
+    spec = make_run_spec(
+        run=config.run,
+        model=config.model,
+        redis=config.redis,
+        data=config.data,
+        learner=config.learner,
+        evaluation=config.evaluation,
+        resume=False,
+    )
+    need = worst_case_redis_bytes(config.learner, config.evaluation, config.model.max_context)
+    spec.check_memory(None)
+    spec.check_memory(need)
+    with pytest.raises(ValueError, match="must hold the worst case in flight"):
+        spec.check_memory(need - 1)
+    spec.folder.close()
 
 
 def test_check_lists_every_problem_and_those_of_the_machine_apart(folder: Path):

@@ -1,0 +1,33 @@
+"""What the files and folders of a run are called.
+
+The learner and the launcher write them; the command line and the launcher's views read them.
+"""
+
+from __future__ import annotations
+
+CONFIG_FILE = "config.json"
+"""The whole configuration, without secrets; a resume reads it."""
+LEDGER_FILE = "ledger.json"
+"""The learner writes it before anything else; without it there is nothing to resume."""
+LOCK_FILE = "learner.lock"
+"""Locked by the learner that writes there, with its process id and host."""
+LAUNCHER_FILE = "launcher.json"
+"""While a run runs: the launcher's process id and its private folder."""
+
+METRICS_FILE = "metrics.jsonl"
+"""One line a step."""
+EVALUATIONS_FILE = "evaluations.jsonl"
+"""One line an evaluation."""
+ANSWERS_FILE = "evaluation_after.jsonl"
+"""One line a question of the last evaluation."""
+FAILURES_FILE = "failures.jsonl"
+"""The first failure of each kind."""
+SUMMARY_FILE = "summary.json"
+"""What the run came to, written at its end."""
+
+LOGS_DIR = "logs"
+TENSORBOARD_DIR = "tensorboard"
+TRAJECTORIES_DIR = "trajectories"
+CHECKPOINTS_DIR = "checkpoints"
+STATE_FILE = "learner.json"
+"""In the folder of a checkpoint: where the learner stood."""

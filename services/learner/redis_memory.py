@@ -1,0 +1,60 @@
+"""How much memory a run's messages can take in Redis, and whether a server has as much.
+
+`agent-r1 config check` asks before a run starts, the learner again with the limit of the server it
+has connected to. Samples and questions of evaluations are in flight at the same time.
+"""
+
+from __future__ import annotations
+
+from agent_r1.learner.config import EvaluationConfig, LearnerConfig
+from agent_r1_proto.streams import worst_case_bytes
+
+MAX_QUESTIONS_IN_FLIGHT = 512
+"""Most questions of an evaluation in the streams at one time, which bounds their memory."""
+SERVER_MAXMEMORY = "maxmemory of the Redis at redis.url"
+"""What messages call the limit of a server that runs already."""
+_MIB = 1024 * 1024
+
+
+def worst_case_redis_bytes(
+    learner: LearnerConfig, evaluation: EvaluationConfig, max_context: int
+) -> int:
+    """Return the most memory, in bytes, that a training run's messages can take in Redis.
+
+    Args:
+        learner: how many samples are asked for ahead.
+        evaluation: its sets are asked meanwhile.
+        max_context: most tokens of one trajectory.
+    """
+    samples = (learner.max_staleness + 1) * learner.groups_per_batch * learner.slots_per_group
+    questions = MAX_QUESTIONS_IN_FLIGHT if evaluation.sets else 0
+    return worst_case_bytes(samples + questions, max_context)
+
+
+def redis_memory_problem(
+    learner: LearnerConfig,
+    evaluation: EvaluationConfig,
+    max_context: int,
+    *,
+    limit_bytes: int,
+    limit_name: str,
+) -> str | None:
+    """Say why a memory limit of Redis is too low for the run; None when it is not.
+
+    Args:
+        learner: how many samples are asked for ahead.
+        evaluation: its sets are asked meanwhile.
+        max_context: most tokens of one trajectory.
+        limit_bytes: the limit.
+        limit_name: what the message calls it, so that the user knows what to raise.
+    """
+    need = worst_case_redis_bytes(learner, evaluation, max_context)
+    if need <= limit_bytes:
+        return None
+    return (
+        f"{limit_name} ({limit_bytes / _MIB:.0f} MiB) must hold the worst case in flight, "
+        f"{need / _MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "
+        f"learner.groups_per_batch {learner.groups_per_batch} x learner.group_size "
+        f"{learner.group_size} trajectories of model.max_context {max_context} tokens, and up to "
+        f"{MAX_QUESTIONS_IN_FLIGHT} of evaluation; raise it or lower one of these"
+    )
