@@ -1,7 +1,7 @@
-"""Whether code that users bring can be called as a service calls it.
+"""What a service says of code that users bring, when it cannot be loaded or called.
 
-reward and learner ask when they load a function, so that a wrong signature is an error at start and
-not in every call.
+Services ask when they load a function or class, so that a mistake is an error at start and not in
+every call.
 """
 
 from __future__ import annotations
@@ -11,6 +11,14 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+MOVED_MODULES = {
+    "agent_r1.tools.code_tests": "agent_r1.tools.sandbox.code_tests",
+    "agent_r1.tools.mcp_client": "agent_r1.tools.mcp.client",
+    "agent_r1.tools.python_exec": "agent_r1.tools.sandbox.python_exec",
+    "agent_r1.tools.search": "agent_r1.tools.search.tool",
+}
+"""Modules that configurations and users' code may name as they were called in version 0.1.0."""
 
 
 def check_call(function: Callable[..., Any], *arguments: str, name: str) -> None:
@@ -35,6 +43,14 @@ def check_call(function: Callable[..., Any], *arguments: str, name: str) -> None
             f"{name}{signature} is called as {name}({', '.join(arguments)}): {exc}; "
             "give it these parameters"
         ) from exc
+
+
+def import_remedy(exc: ImportError | AttributeError) -> str:
+    """Say what to do about a `module:Name` that cannot be imported: the new name of what moved."""
+    name = exc.name if isinstance(exc, ImportError) else getattr(exc.obj, "__name__", None)
+    if name in MOVED_MODULES:
+        return f"{name} is now {MOVED_MODULES[name]}"
+    return "check the name, and that its folder is in run.plugins"
 
 
 def describe(exc: BaseException) -> str:

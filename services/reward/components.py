@@ -14,7 +14,7 @@ from agent_r1.reward import scoring
 from agent_r1.reward.math_equal import math_equal
 from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_service.user_code import check_call, describe
+from agent_r1_service.user_code import check_call, describe, import_remedy
 
 Component = Callable[[ScoreRequest], float | Awaitable[float]]
 """A component of a user's: a function or an `async` function."""
@@ -109,8 +109,7 @@ def load_component(name: str) -> Component:
         found: Any = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as exc:
         raise ValueError(
-            f"reward.components: {name!r} cannot be loaded: {exc}; check the name, and that its "
-            "folder is in run.plugins"
+            f"reward.components: {name!r} cannot be loaded: {exc}; {import_remedy(exc)}"
         ) from exc
     except Exception as exc:
         raise ValueError(f"reward.components: {name!r} cannot be loaded: {describe(exc)}") from exc

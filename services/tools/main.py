@@ -32,6 +32,7 @@ from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import ToolInstance
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.serving import serve_app, withdraw_announcement
+from agent_r1_service.user_code import import_remedy
 
 logger = logging.getLogger(__name__)
 
@@ -249,10 +250,7 @@ def import_tool_class(name: str) -> type[Tool]:
     try:
         found = getattr(importlib.import_module(module_name), class_name)
     except (ImportError, AttributeError) as exc:
-        raise ValueError(
-            f"{name!r} cannot be loaded: {exc}; check the name, and that its folder is in "
-            "run.plugins"
-        ) from exc
+        raise ValueError(f"{name!r} cannot be loaded: {exc}; {import_remedy(exc)}") from exc
     except Exception as exc:
         raise ValueError(
             f"{name!r} cannot be loaded: the module raised {describe_exception(exc)}; correct it"

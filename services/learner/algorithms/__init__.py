@@ -27,7 +27,7 @@ from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
 )
 from agent_r1.learner.algorithms.advantages.remax import remax_advantages
 from agent_r1.learner.algorithms.advantages.rloo import rloo_advantages
-from agent_r1_service.user_code import check_call, describe
+from agent_r1_service.user_code import check_call, describe, import_remedy
 
 if TYPE_CHECKING:
     from agent_r1.learner.algorithms.losses import PolicyLossFunction
@@ -111,8 +111,8 @@ def _import_function(name: str, key: str, known: Iterable[str]) -> Any:
         module = importlib.import_module(module_name)
     except ImportError as exc:
         raise ValueError(
-            f'{key} ("{name}"): module {module_name} cannot be imported: {exc}; check its name, '
-            "and that its folder is in run.plugins"
+            f'{key} ("{name}"): module {module_name} cannot be imported: {exc}; '
+            f"{import_remedy(exc)}"
         ) from exc
     except Exception as exc:
         raise ValueError(

@@ -11,6 +11,7 @@ from agent_r1.rollout.envs.base import CallResult, CallStatus, EnvStep, ModelTur
 from agent_r1.rollout.envs.code_env import CodeEnv
 from agent_r1.rollout.envs.math_env import MathEnv
 from agent_r1.rollout.envs.tool_env import ToolEnv
+from agent_r1_service.user_code import import_remedy
 
 __all__ = [
     "BUILTIN_ENVS",
@@ -67,8 +68,8 @@ def _import_env_class(env_type: str) -> type[ToolEnv]:
         module = importlib.import_module(module_name)
     except ImportError as exc:
         raise ValueError(
-            f"env.type ({env_type}): module {module_name!r} cannot be imported: {exc}; put its "
-            "folder into run.plugins"
+            f"env.type ({env_type}): module {module_name!r} cannot be imported: {exc}; "
+            f"{import_remedy(exc)}"
         ) from exc
     except Exception as exc:
         said = traceback.format_exception_only(exc)[-1].strip()

@@ -124,6 +124,10 @@ def test_config_show_hides_passwords(file: Path, capsys: pytest.CaptureFixture[s
         (["serve", "serch", "{file}"], "no service 'serch'; there are rollout, reward, learner"),
         (["serve", "tool", "{file}", "--name", "x"], "no service 'x'"),
         (["serve", "tool", "no_such_module:Tool"], "'no_such_module:Tool' cannot be loaded"),
+        (
+            ["serve", "tool", "agent_r1.tools.python_exec:PythonExec"],
+            "agent_r1.tools.python_exec is now agent_r1.tools.sandbox.python_exec",
+        ),
         (["tools", "list"], "name a run folder, or --redis URL and --pool NAME"),
         (["tools", "drain", "search", "--run", "{folder}"], "has no config.json"),
         (["evaluate", "{file}", "--policy", "{folder}", "--out", "o"], "has no config.json"),

@@ -78,6 +78,23 @@ def test_code_that_is_fine_is_loaded_elsewhere_and_tells_what_the_tools_are(fold
     assert "good_tools" not in sys.modules
 
 
+def test_a_module_that_has_moved_is_answered_with_its_new_name(folder: Path):
+    old = "agent_r1.tools.code_tests"
+    for name in ("tool", "environment", "reward", "loss"):
+        write(folder, f"old_{name}", f"from {old} import CodeTests")
+    options = [
+        *tool("code_tests", f"{old}:CodeTests"),
+        *tool("mine", "old_tool:Mine"),
+        "env.type=old_environment:Env",
+        "reward.components={'old_reward:score' = 1.0}",
+        "learner.policy_loss=old_loss:loss",
+    ]
+    problems = loaded(folder, *options).problems
+    assert len(problems) == 5
+    answer = f"{old} is now agent_r1.tools.sandbox.code_tests"
+    assert [problem for problem in problems if answer not in problem] == []
+
+
 def test_every_fault_of_user_code_is_named_at_once(folder: Path):
     write(folder, "raising", "raise RuntimeError('no licence file')")
     write(folder, "leaving", "import sys\nsys.exit('bye')")

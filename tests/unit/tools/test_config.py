@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from agent_r1.tools.config import ToolConfig
-from agent_r1.tools.main import load_tool, serve
+from agent_r1.tools.main import import_tool_class, load_tool, serve
 from agent_r1_service.config import RedisConfig, RunConfig
 
 CORPUS = Path("c.jsonl")
@@ -144,6 +145,24 @@ def test_a_module_that_raises_is_one_line_that_keeps_its_cause(
 def test_a_module_that_is_not_on_the_path_names_run_plugins():
     with pytest.raises(ValueError, match=r"cannot be loaded: No module .* run\.plugins"):
         load_tool("add", ToolConfig(type="nowhere_at_all:Add"))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("agent_r1.tools.python_exec:PythonExec", "agent_r1.tools.sandbox.python_exec"),
+        ("agent_r1.tools.code_tests:CodeTests", "agent_r1.tools.sandbox.code_tests"),
+        ("agent_r1.tools.mcp_client:McpTool", "agent_r1.tools.mcp.client"),
+        ("agent_r1.tools.search:SearchTool", "agent_r1.tools.search.tool"),
+    ],
+)
+def test_a_class_whose_module_has_moved_is_found_under_the_name_that_is_answered(
+    old: str, new: str
+):
+    module, _, class_name = old.partition(":")
+    with pytest.raises(ValueError, match=re.escape(f"{module} is now {new}") + "$"):
+        import_tool_class(old)
+    assert import_tool_class(f"{new}:{class_name}").__name__ == class_name
 
 
 def test_a_tool_that_runs_elsewhere_is_not_served_here():
