@@ -12,7 +12,7 @@ setup: ## make .venv with exactly the locked packages (a second run ends at once
 demo: setup ## train a search agent on this machine through all services, into runs/demo
 	@$(BIN)/python scripts/demo
 
-table: setup ## every method of the paper on tiny_world, three seeds each; goes on where it stopped
+table: setup ## every method of the paper on tiny_world, three seeds each; continues where it stopped
 	@$(BIN)/python scripts/demo --world-only
 	@$(BIN)/agent-r1 table examples/tiny_world/table.toml
 

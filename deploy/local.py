@@ -171,7 +171,7 @@ def run_training(config: Config, *, resume: bool) -> int:
 
     Args:
         config: the configuration; `run.dir` names the run folder.
-        resume: go on with the run in that folder.
+        resume: continue the run in that folder.
 
     Returns:
         Exit status (`agent_r1_service.exit_status`): 0 finished, 1 stopped for a reason that was

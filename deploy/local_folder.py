@@ -75,8 +75,8 @@ def run_folder_problem(folder: Path, *, resume: bool) -> str | None:
         return f"{folder} is a file; name a folder with --run-dir"
     if folder.is_dir() and _holds_a_run(folder):
         return (
-            f"run folder {folder} is not empty; go on with `agent-r1 train --resume {folder}`, or "
-            "name another folder with --run-dir"
+            f"run folder {folder} is not empty; continue with "
+            f"`agent-r1 train --resume {folder}`, or name another folder with --run-dir"
         )
     return None
 

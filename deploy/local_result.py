@@ -1,4 +1,4 @@
-"""The end of a training run in the terminal: what it achieved, what it lost, how to go on.
+"""The end of a training run in the terminal: what it achieved, what it lost, how to continue.
 
 local.py --run folder--> here. Reads `summary.json` and `trajectories/eval_*.jsonl`, which the
 learner writes.
@@ -148,7 +148,7 @@ def _print_next(console: Console, run: Path) -> None:
 
 
 def print_stopped(folder: Path, error: str | None) -> None:
-    """Say why a run stopped before its end, and how to go on where that is possible.
+    """Say why a run stopped before its end, and how to continue where that is possible.
 
     Args:
         folder: the run folder.
@@ -167,7 +167,7 @@ def _way_on(folder: Path, *, failed: bool) -> str:
     resume = f"{program('agent-r1')} train --resume {at_hand(folder)}"
     if failed:
         return (
-            "Stopped. Remove the cause before you go on; a key of the configuration is changed "
-            f"with --set KEY=VALUE. To go on: {resume}"
+            "Stopped. Remove the cause before you continue; a key of the configuration is changed "
+            f"with --set KEY=VALUE. To continue: {resume}"
         )
-    return f"Stopped. To go on: {resume}"
+    return f"Stopped. To continue: {resume}"

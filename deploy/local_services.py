@@ -134,7 +134,7 @@ class LocalServices:
 
         Args:
             folder: has its `config.json`, with the same `run.id` and the same services.
-            resume: go on with the run in that folder.
+            resume: continue the run in that folder.
 
         Raises:
             ServiceError: the learner did not come up; `supervisor.wait` raises what comes later.

@@ -1,7 +1,7 @@
 """`agent-r1 table` on one machine: one start of the services, and one learner after another.
 
 cli_table.py --configuration, runs--> here --> the processes (local_services.py), each run's folder.
-All runs have the same run id and Redis, so that rollout goes on serving; a run begins by pushing
+All runs have the same run id and Redis, so that rollout keeps serving; a run begins by pushing
 its own weights under the next policy version. The numbers go from one run folder's ledger to the
 next.
 """
@@ -82,7 +82,7 @@ def run_table(
         config: of the services; every run has the same tables for them, and the same run id.
         folder: gets their `config.json` and `logs/`.
         baselines: asks the services before anything is trained; None where nothing is left to ask.
-        runs: in order; one whose folder holds a run goes on with it.
+        runs: in order; one whose folder holds a run continues it.
         view: shows what happens.
 
     Returns:
@@ -225,7 +225,7 @@ class TableView:
         self._index += 1
         self._run = run
         self._steps = total_steps(run.config)
-        earlier = int(summary_of(run.folder).get("steps") or 0)  # of a run that goes on
+        earlier = int(summary_of(run.folder).get("steps") or 0)  # of a run that continues
         self._steps_left -= earlier
         self._metrics = Tail(run.folder / METRICS_FILE, from_end=True)
         self._failures = Tail(run.folder / FAILURES_FILE, from_end=True)

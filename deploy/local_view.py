@@ -210,7 +210,7 @@ class TrainingView:
         self._console.print(Text(line, style="bold red" if loud else ""), soft_wrap=True)
 
     def status(self, text: str) -> None:
-        """Say what is going on before the first step."""
+        """Say what happens before the first step."""
         if text == self._status:
             return
         self._status = text

@@ -3,7 +3,7 @@
     python3 deploy/preflight.py
 
 Run by scripts/setup; standard library only, and Python 3.7 can run it, since telling Pythons apart
-is its work. Exit status 0: go on; 1: something is missing, and was said.
+is its work. Exit status 0: continue; 1: something is missing, and was reported.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ subreaper: whatever the service starts, however it detaches itself, stays below 
 service ends, the guard ends the rest; when the launcher dies, however it dies, the guard stops the
 service and the rest. Standard library only, run as a file, so that it starts in milliseconds.
 
-Signals: SIGTERM and SIGINT go on to the service, once; SIGQUIT kills everything below at once.
+Signals: SIGTERM and SIGINT are passed to the service, once; SIGQUIT kills everything below at once.
 Exit status: the service's own, or 128 + n when signal n ended it.
 """
 

@@ -75,7 +75,7 @@ class ServiceSpec:
     ends_run: bool = False
     """The run is over when this service is done."""
     is_job: bool = False
-    """The others go on when this service is done; see `finished`."""
+    """The others continue when this service is done; see `finished`."""
     done_codes: Sequence[int] = (0,)
     """Exit statuses that say that the service is done."""
     log_dir: Path | None = None
@@ -167,7 +167,7 @@ def _full_disk(folder: Path) -> str | None:
     return (
         f"the disk is full: {free / 2**20:.1f} MiB are free in {folder}, so that its log may lack "
         "the last lines. The last checkpoint is kept: free space there, or move the run folder to "
-        "a larger disk, and go on"
+        "a larger disk, and continue"
     )
 
 

@@ -182,7 +182,7 @@ class Swapper:
             time.sleep(LOOK_S)
 
     def operations(self) -> Iterator[tuple[str, Callable[[], None]]]:
-        """Yield operations for ever, in an order in which each is possible."""
+        """Yield operations forever, in an order in which each is possible."""
         for name in itertools.cycle(
             (
                 *("upgrade", "add", "upgrade", "canary", "rollback", "forward", "add", "kill_one"),
@@ -223,7 +223,7 @@ def metrics(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(what: str, condition: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
-    """Wait while the run goes on.
+    """Wait while the run continues.
 
     Raises:
         HotswapError: the run ended first.

@@ -1,7 +1,7 @@
 """Make `.venv`: reads deploy/constraints/cpu.txt, installs exactly that, writes a stamp.
 
 Called by scripts/setup with Python 3.11 or 3.12; standard library only. Nothing is resolved: the
-lock is complete. A second run finds the stamp and ends at once; an interrupted run goes on, since
+lock is complete. A second run finds the stamp and ends at once; an interrupted run continues, since
 pip keeps what it downloaded and skips what is installed. A failure says what to do about it.
 """
 
@@ -283,7 +283,7 @@ def main() -> None:
         except OSError as exc:
             sys.exit(explain(f"{type(exc).__name__}: {exc}"))
         except KeyboardInterrupt:
-            sys.exit("\nset-up interrupted; the same command goes on where it stopped")
+            sys.exit("\nset-up interrupted; the same command continues where it stopped")
         STAMP.write_text(stamp + "\n")
     print(f"set-up done in {time.monotonic() - started:.0f} s")
 

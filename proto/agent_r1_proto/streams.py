@@ -137,7 +137,7 @@ class Broker(RedisConnection):
     async def forget_results(self) -> None:
         """Delete what only the learner of a run and its log need: results, dead letters, failures.
 
-        For a learner that has finished beside services that go on.
+        For a learner that has finished beside services that stay.
         """
         keys = self.keys
         streams = (keys.tasks, keys.trajectories, keys.scored)

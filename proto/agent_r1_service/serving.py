@@ -169,7 +169,7 @@ async def _first(*awaitables: Awaitable[object]) -> None:
     tasks = [asyncio.ensure_future(item) for item in awaitables]
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for item, task in zip(awaitables, tasks, strict=True):
-        if task is not item and not task.done():  # what came in as a task goes on
+        if task is not item and not task.done():  # what came in as a task continues
             task.cancel()
 
 

@@ -73,7 +73,7 @@ def _config(policy: str, file: Path | None, options: list[str]) -> Config:
             "configuration with --config"
         )
     config = with_policy(load_config(file, options).config, policy)
-    # A question of the user's has no answer to compare with; held-out ones have, and are compared.
+    # A user's own question has no answer to compare with; held-out ones have, and are compared.
     nothing = {"rule": "weighted", "components": {"answered": 1.0}, "ranges": {}}
     reward = config.reward.model_copy(update=nothing)
     return config.model_copy(update={"reward": reward})

@@ -117,12 +117,12 @@ def _status(scores: Mapping[str, SetScores], max_share: float) -> int:
 
 
 def _ask(evaluation: Evaluation, config: Config, arguments: argparse.Namespace) -> int:
-    """Ask what is left on services of its own; say how to go on if that does not end."""
+    """Ask what is left on services of its own; say how to continue if that does not end."""
     from agent_r1_deploy import local_client
 
     total, before = len(evaluation.questions), len(evaluation.left)
     if before < total:
-        print(f"{total - before} of {total} questions have their answer; going on with the rest")
+        print(f"{total - before} of {total} questions are answered; continuing with the rest")
     meter = Meter()
     searches = arguments.method == "naive_rag"
 
@@ -138,7 +138,7 @@ def _ask(evaluation: Evaluation, config: Config, arguments: argparse.Namespace) 
 
     def kept() -> str:
         done = total - len(evaluation.left)
-        return f"{done} of {total} answers are kept; go on with: {again(arguments)}"
+        return f"{done} of {total} answers are kept; continue with: {again(arguments)}"
 
     try:
         local_client.run_client(config, ask, meter.event)
@@ -302,7 +302,7 @@ def _tool_facts(tools: dict[str, dict[str, JsonValue]]) -> Iterator[tuple[str, J
 
 
 def again(arguments: argparse.Namespace) -> str:
-    """Return the command that goes on with an evaluation."""
+    """Return the command that continues an evaluation."""
     words = ["agent-r1", "evaluate", str(arguments.config)]
     if arguments.policy is not None:
         words += ["--policy", arguments.policy]

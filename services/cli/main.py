@@ -52,7 +52,9 @@ def _train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     )
     _add_config(parser, required=False)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (run.dir)")
-    parser.add_argument("--resume", type=Path, metavar="DIR", help="go on with this run folder")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="continue the run in this folder"
+    )
     parser.set_defaults(run="agent_r1.cli.run:train")
 
 
@@ -70,7 +72,7 @@ def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, tool")
     _add_config(parser)
     parser.add_argument("--name", metavar="TOOL", help="which tool, with `serve tool`")
-    parser.add_argument("--resume", action="store_true", help="learner: go on with the run folder")
+    parser.add_argument("--resume", action="store_true", help="learner: continue the run")
     parser.add_argument("--announce-dir", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--resume-if-begun", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run="agent_r1.cli.run:serve")
@@ -117,10 +119,10 @@ def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
     index = actions.add_parser(
         "index",
         help="make the index of a corpus",
-        description="Make the index of a corpus. Called again it does nothing; after an "
-        "interruption it goes on. A changed corpus becomes a new version, which replaces the old "
-        "one when it is complete. Credentials of Elasticsearch are variables: "
-        "AGENT_R1_ELASTICSEARCH_API_KEY, or _USER and _PASSWORD.",
+        description="Make the index of a corpus. Running the command again does nothing; "
+        "after an interruption it continues. A changed corpus becomes a new version, which "
+        "replaces the old one when it is complete. Set the credentials of Elasticsearch in the "
+        "environment: AGENT_R1_ELASTICSEARCH_API_KEY, or _USER and _PASSWORD.",
     )
     index.add_argument(
         "--backend",
@@ -207,7 +209,7 @@ def _evaluation_parsers(commands: argparse._SubParsersAction[argparse.ArgumentPa
         help="train a table of methods over seeds and report it",
         description="Start tools, reward and rollout once, evaluate the baselines, train every "
         "method of TABLE with every seed on them, and write scores with 95 % intervals as "
-        "Markdown and JSON. Called again, it keeps finished rows and goes on with the rest.",
+        "Markdown and JSON. Run again, it keeps finished rows and continues with the rest.",
     )
     table.add_argument("table", type=Path, metavar="TABLE", help="table file (.toml)")
     table.add_argument(

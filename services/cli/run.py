@@ -44,7 +44,7 @@ def train(arguments: argparse.Namespace) -> int:
     from agent_r1_deploy import local
 
     if (arguments.config is None) == (arguments.resume is None):
-        raise ConfigError("name a CONFIG to start a run, or --resume DIR to go on with one")
+        raise ConfigError("name a CONFIG to start a run, or --resume DIR to continue one")
     options = list(arguments.options)
     if arguments.resume is not None:
         if arguments.run_dir is not None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SAY_EVERY_S = 5.0
-STOPPED = "stopped; the same command goes on where this one was"
+STOPPED = "stopped; the same command continues where this one stopped"
 
 
 def index(arguments: argparse.Namespace) -> int:

@@ -89,7 +89,7 @@ def _run(
     left: Sequence[PlannedRun],
     again: str,
 ) -> int:
-    """Run the services and all that is left; say how to go on if that does not end."""
+    """Run the services and all that is left; say how to continue if that does not end."""
     from agent_r1_deploy import local_table
     from agent_r1_deploy.supervisor import ServiceError
 
@@ -106,7 +106,7 @@ def _run(
     if not stopped:
         return 0
     finished = sum(_is_finished(run) for run in selected)
-    kept = f"{finished} of {len(selected)} rows are finished and kept; go on with: {again}"
+    kept = f"{finished} of {len(selected)} rows are finished and kept; continue with: {again}"
     if reason:
         raise ValueError(reason + kept)
     print(f"stopped; {kept}", file=sys.stderr)
@@ -200,7 +200,7 @@ def _is_finished(run: PlannedRun) -> bool:
 
 
 def _again(arguments: argparse.Namespace, only: str | None = None) -> str:
-    """Return the command that goes on with a table, or with some of its rows."""
+    """Return the command that continues a table, or some of its rows."""
     words = ["agent-r1", "table", str(arguments.table)]
     if arguments.out is not None:
         words += ["--out", str(arguments.out)]

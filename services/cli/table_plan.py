@@ -244,7 +244,7 @@ def _identity(config: Config) -> str:
 
 
 def _check_base(base: Config, table: TableFile) -> None:
-    findings = config_checks.look(base, "train", resume=True)  # a table goes on in its folder
+    findings = config_checks.look(base, "train", resume=True)  # a table continues in its folder
     findings.add(config_checks.look(base, "evaluate", machine=False))
     config_checks.refuse(findings)
     if "exact_match" not in base.reward.components:

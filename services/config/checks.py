@@ -104,7 +104,7 @@ def _context_problem(config: Config) -> str | None:
 
 
 def plugin_folders(config: Config) -> list[str]:
-    """Return the folders of `run.plugins` that go on the import path.
+    """Return the folders of `run.plugins` that are put on the import path.
 
     Raises:
         ConfigError: an entry is neither a folder nor an installed package.

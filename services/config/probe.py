@@ -52,7 +52,7 @@ class ProbeRequest(StrictConfig):
     reward: RewardConfig | None
     rollout: RolloutConfig
     functions: dict[str, str]
-    """Functions of the user's for the learner, as `module:function`, by key."""
+    """The user's own functions for the learner, as `module:function`, by key."""
     task: Task | None
     """Some task, for the environment; None makes none."""
     offered: list[str]

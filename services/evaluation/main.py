@@ -1,8 +1,8 @@
 """An evaluation outside of training: a client of running services.
 
 Task files --tasks with purpose `eval`--> rollout --> reward --> one JSON line a question and a
-summary. With `naive_rag` the search tool is asked first. An evaluation that was interrupted goes on
-where its file ends.
+summary. With `naive_rag` the search tool is asked first. An interrupted evaluation continues where
+its file ends.
 """
 
 from __future__ import annotations

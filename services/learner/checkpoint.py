@@ -1,4 +1,4 @@
-"""The learner's ledger and its checkpoints: everything a run needs to go on after any end.
+"""The learner's ledger and its checkpoints: everything a run needs to resume after any end.
 
 train.py --numbers--> `ledger.json`, --state--> `checkpoints/step_000012/` (`learner.json`,
 `engine/`, `model/`, and their checksums); a resumed train.py reads the newest checkpoint and takes
@@ -57,7 +57,8 @@ def disk_errors(what: str, path: Path) -> Iterator[None]:
             raise
         raise DiskFullError(
             f"the disk is full while writing {what} ({path}); everything complete before is kept. "
-            "Free space (or lower learner.keep_last and learner.keep_best) and go on with --resume"
+            "Free space (or lower learner.keep_last and learner.keep_best), then continue with "
+            "--resume"
         ) from exc
 
 
@@ -367,7 +368,7 @@ class Checkpoints:
         if not steps:
             return None
         path = self.path(steps[-1])
-        older = f"; to go on from step {steps[-2]} instead, delete it" if len(steps) > 1 else ""
+        older = f"; to continue from step {steps[-2]} instead, delete it" if len(steps) > 1 else ""
         try:
             state = _read_checked(path)
             engine.load_state(path / ENGINE_DIR)

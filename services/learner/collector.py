@@ -113,7 +113,7 @@ class RolloutCollector:
         await self._broker.publish_many(self._broker.keys.tasks, tasks)
 
     async def collect_forever(self, consumer: StreamConsumer[ScoredTrajectory]) -> None:
-        """Put every scored trajectory into its slot, for ever.
+        """Put every scored trajectory into its slot, forever.
 
         Raises:
             RunFailedError: a stop rule is met.
@@ -211,7 +211,7 @@ class RolloutCollector:
     async def watch_forever(
         self, newest: Callable[[], NewestVersion], announce: Callable[[], Awaitable[None]]
     ) -> None:
-        """Issue overdue samples again, restore what Redis lost, read queue depths, for ever.
+        """Issue overdue samples again, restore what Redis lost, read queue depths, forever.
 
         Args:
             newest: the newest version this learner has published.

@@ -255,7 +255,7 @@ class SftConfig(EngineConfig):
     output: Path
     """Hugging Face model directory to write."""
     work_dir: Path | None = None
-    """Log and resume state; None is `{output}.sft`. The same command goes on from state there."""
+    """Log and resume state; None is `{output}.sft`. The same command continues from state there."""
     epochs: PositiveInt = 1
     """Passes through the data; `steps` and `max_tokens` may end training earlier."""
     steps: PositiveInt | None = None

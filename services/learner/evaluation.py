@@ -1,7 +1,7 @@
 """Evaluation before, during and after training, on the servers that also roll out for training.
 
 train.py --name--> tasks with purpose `eval` --> rollout, reward --> a reply stream --> here -->
-`evaluations.jsonl`, metrics and the summary. Training rollouts go on meanwhile.
+`evaluations.jsonl`, metrics and the summary. Training rollouts continue meanwhile.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ class GroupBuffer:
         """Whether a group is to be replaced because its rewards are all equal.
 
         Beyond the limit groups are taken as they are: a policy that always or never succeeds
-        would otherwise wait for ever.
+        would otherwise wait forever.
         """
         if not self.rules.drop_equal_groups or self._equal_dropped >= self.rules.groups_per_batch:
             return False

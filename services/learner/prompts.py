@@ -2,7 +2,7 @@
 
 A group id is a position in one endless, seeded order: every epoch holds each task once, shuffled
 anew. So the whole state of the order is one number, the next group id (the cursor), and a resumed
-run goes on exactly where its checkpoint stood.
+run continues exactly where its checkpoint stood.
 """
 
 from __future__ import annotations

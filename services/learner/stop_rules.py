@@ -36,7 +36,7 @@ SHOWN_KINDS = 64
 
 
 class RunFailedError(RuntimeError):
-    """The run cannot go on; the message says what was seen, the limit and where to look."""
+    """The run cannot continue; the message says what was seen, the limit and where to look."""
 
 
 class FailureMonitor:

@@ -6,7 +6,7 @@
 - produces: weight versions (weights/publisher.py), checkpoints, metrics, evaluations, the summary.
 
 Engine calls run in a thread of their own; collecting, issuing overdue samples again and
-evaluations during training go on meanwhile.
+evaluations during training continue meanwhile.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ class Training:
         return status
 
     async def _leave_redis(self) -> None:
-        """Leave nothing of a finished run but what services that go on still read.
+        """Leave nothing of a finished run but what services that stay still read.
 
         Dead letters move to the run folder. Without a rollout server the run is over for everyone.
         """

@@ -317,7 +317,7 @@ def _refuse_not_finite(
 
 
 def _check_result(result: Advantages, batch: AdvantageBatch, name: str) -> None:
-    """Refuse what an estimator of the user's must not return."""
+    """Refuse what a user's own estimator must not return."""
     if len(result.advantages) != len(batch.credit_masks):
         raise ValueError(
             f"learner.advantage ({name}) returned {len(result.advantages)} arrays for "

@@ -1,7 +1,7 @@
 """Compares mathematical answers, in a process of its own: `python -m agent_r1.reward.math_worker`.
 
 Reads a line of JSON {"answers": […], "prediction": "…"} from standard input, writes a line
-{"equal": true}. A model can write expressions that take for ever to expand (9^{9^{9^9}}), and
+{"equal": true}. A model can write expressions that take forever to expand (9^{9^{9^9}}), and
 nothing interrupts the arithmetic of large integers but the end of the process; so each comparison
 gets seconds of CPU time after which the kernel ends this process, and `math_equal.py` starts
 another. CPU time, not wall time: a busy machine must not turn a right answer into a wrong one.

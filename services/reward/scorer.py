@@ -53,7 +53,7 @@ class Scorer:
 
         Raises:
             ValueError: the status is FAILED, or the payload lacks what a named component needs.
-            ComponentError: a component of the user's failed.
+            ComponentError: one of the user's own components failed.
         """
         if request.status == "FAILED":
             raise ValueError(

@@ -143,14 +143,14 @@ class Policy(Protocol):
         ...
 
     async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
-        """Verify a snapshot, then pause, load it, and go on; requests in flight go on too.
+        """Verify a snapshot, then pause, load it, and resume, requests in flight included.
 
         Verification is complete before anything pauses. Calls are served one at a time. A
         manifest of the version already in use is loaded again.
 
         Raises:
             WeightsRefusedError: the snapshot is missing, damaged, or of another model; the old
-                version goes on serving.
+                version keeps serving.
             EngineDeadError: the engine failed while loading.
         """
         ...

@@ -249,7 +249,7 @@ class ToolService:
     def _in_flight(self, calls: list[ToolCall]) -> Iterator[None]:
         with ExitStack() as stack:
             if self.spec.sessions:
-                # An open session may go on while the service drains: only it can be answered here.
+                # An open session may continue while the service drains: nobody else can answer it.
                 for call in calls:
                     stack.enter_context(self.sessions.use(call.rollout_id))
             else:

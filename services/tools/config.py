@@ -54,7 +54,7 @@ _BACKEND_KEYS = {
 
 
 class ToolConfig(ListenConfig):
-    """`[tools.<name>]`: the search tool, or a `Tool` subclass of the user's."""
+    """`[tools.<name>]`: the search tool, or the user's own `Tool` subclass."""
 
     type: str = "search"
     """`search`, a name of BUILTIN_TOOLS, or `module:Name` of a `Tool` subclass found through

@@ -300,7 +300,7 @@ async def test_ctrl_c_ends_the_services_and_names_the_command_that_goes_on(tmp_p
     text = error.decode()
     assert "Traceback" not in text
     command = f"agent-r1 evaluate {file} --policy {policy} --method agent --out {out}"
-    assert f"stopped; 0 of 1 answers are kept; go on with: {command}" in text
+    assert f"stopped; 0 of 1 answers are kept; continue with: {command}" in text
     stopped = {line.split()[1] for line in _text(journal).splitlines() if line.startswith("stop")}
     assert stopped == {"search", "reward", "rollout"}
 

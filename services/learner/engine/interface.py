@@ -25,7 +25,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class EngineError(RuntimeError):
-    """The engine cannot go on: a rank ended, a collective failed, a gradient is not finite."""
+    """The engine cannot continue: a rank ended, a collective failed, a gradient is not finite."""
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ class _Invitation:
     config: EngineConfig
     log_level: int
     import_path: list[str]
-    """Rank 0's, for losses of the user's."""
+    """Rank 0's, for the user's own losses."""
 
 
 def choose_device(config: EngineConfig, rank: int) -> torch.device:

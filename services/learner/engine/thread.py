@@ -1,7 +1,7 @@
 """The engine's own thread: train.py --function--> one worker thread --> PolicyEngine.
 
 The engine blocks and is not thread-safe. One thread runs its calls in order, so that the event
-loop goes on collecting, issuing again and evaluating meanwhile.
+loop keeps collecting, issuing again and evaluating meanwhile.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ class RunFolder:
         if not resume and (has_run or has_checkpoint):
             found = has_run[0] if has_run else CHECKPOINTS_DIR
             raise ValueError(
-                f"run folder {self.path} is not empty (it has {found}); go on with "
+                f"run folder {self.path} is not empty (it has {found}); continue with "
                 f"`agent-r1 train --resume {self.path}`, or name another folder with --run-dir"
             )
         with disk_errors("the run folder", self.path):

@@ -2,8 +2,8 @@
 
 data.py --samples--> run --train_batch--> the engine of reinforcement learning --> `sft.output`
 
-Everything it writes on the way is in `work_dir`: `log.jsonl` (one line a step), `state/` (to go on
-from), `summary.json` (at the end). Interrupted, the same command goes on where it stopped.
+Everything it writes on the way is in `work_dir`: `log.jsonl` (one line a step), `state/` (to resume
+from), `summary.json` (at the end). Interrupted, the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class _WarmStart:
         logger.info("warm start resumed step=%d of=%d", self.step, len(self.batches))
 
     def save(self, engine: PolicyEngine) -> None:
-        """Write the state to go on from, in place of the one before."""
+        """Write the state to resume from, in place of the one before."""
         with replace_directory(self.state_dir) as staging:
             progress = {
                 "identity": self.identity,
@@ -205,7 +205,7 @@ def _train(warm_start: _WarmStart, engine: PolicyEngine, stopping: threading.Eve
             if stopping.is_set():
                 warm_start.save(engine)
                 logger.warning(
-                    "warm start interrupted step=%d of=%d; the same command goes on from %s",
+                    "warm start interrupted step=%d of=%d; the same command continues from %s",
                     warm_start.step,
                     last,
                     warm_start.state_dir,

@@ -1,8 +1,8 @@
 """Publish, then pull: how new weights reach the rollout servers.
 
 learner writes a snapshot and its manifest (file transport), sets the newest version in Redis, and
-POSTs `LoadRequest` to every announced rollout server; it goes on when at least one has it. Servers
-that are behind or start late catch up by themselves. A canary follows each push.
+POSTs `LoadRequest` to every announced rollout server; it continues when at least one has it.
+Servers that are behind or start late catch up by themselves. A canary follows each push.
 
 Every phase has a timeout, so that no push can hang the learner.
 """
@@ -233,7 +233,8 @@ class WeightSync:
     ) -> dict[str, ServerError]:
         """POST the new version to all servers at once; return once one has it and all had a chance.
 
-        Servers that take longer go on in the background; their failures surface at the next push.
+        Servers that take longer continue in the background; their failures surface at the next
+        push.
         """
         names: dict[asyncio.Task[CanaryReading | None], str] = {}
         for server in servers:
@@ -335,7 +336,7 @@ class WeightSync:
         )
         if verdict == "fail" and self._config.canary_action == "fail":
             raise CanaryError(
-                f'{message}; restart that server, or set learner.canary_action = "warn" to go on'
+                f'{message}; restart that server, or set learner.canary_action = "warn" to continue'
             )
         logger.warning("%s", message)
         return reading

@@ -77,7 +77,7 @@ def _check_reply(name: str, env: ToolEnv, step: EnvStep, num_calls: int) -> None
         raise WrongStepError(f"{name} returned a message; set {kind}.sends_messages = True")
     if num_calls == 0 and step.message is None:
         raise WrongStepError(
-            f"{name} returned nothing to go on with after a turn without calls; return "
+            f"{name} returned nothing to continue with after a turn without calls; return "
             "done=True or a message"
         )
 

@@ -2,7 +2,7 @@
 
 The model calls `code_tests` with its program. That tool runs it in a sandbox against the tests of
 the task's `tool_context`; neither program nor tests run here. Its counts (`CallResult.data`)
-decide: all passed ends the trajectory, failures go on to the next turn. The outcome is the
+decide: all passed ends the trajectory, failures lead to the next turn. The outcome is the
 reward's business (`tests_passed`, `all_tests_passed`).
 """
 

@@ -221,7 +221,7 @@ class ToolDirectory:
         return endpoint
 
     async def watch_forever(self, registry: ToolRegistry, names: Sequence[str]) -> None:
-        """Follow the registry, and report the pinned versions there, for ever."""
+        """Follow the registry, and report the pinned versions there, forever."""
         while True:
             try:
                 for name, state in (await registry.read(names)).items():

@@ -1,7 +1,7 @@
 """What becomes of a tool call that went wrong: one table.
 
 Two kinds of things go wrong. What the model or the tool itself did is answered to the model as
-text, and the trajectory goes on (runner.py, `status` of the call record). What a service or the
+text, and the trajectory continues (runner.py, `status` of the call record). What a service or the
 network did is an outage: no token of it is trained on, and the attempt ends as FAILED.
 
 | what happened | call status | becomes |

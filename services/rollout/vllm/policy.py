@@ -56,7 +56,7 @@ STOP_TIMEOUT_S = 5.0
 class VllmPolicy:
     """A vLLM engine with versioned weights; implements `Policy`.
 
-    Requests in flight when weights are loaded go on: they are computed again under the new
+    Requests in flight when weights are loaded continue: they are computed again under the new
     weights from their first token, so a token labelled v has v's log-probability over its whole
     prefix.
     """
@@ -219,7 +219,7 @@ class VllmPolicy:
         return to_prompt_logprobs(output)
 
     async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
-        """Verify a snapshot, then pause, load it, and go on; see `Policy.load_weights`."""
+        """Verify a snapshot, then pause, load it, and resume; see `Policy.load_weights`."""
         # Shielded: a caller that gives up must not leave the engine paused.
         self._loading = asyncio.ensure_future(self._load_next(manifest))
         return await asyncio.shield(self._loading)

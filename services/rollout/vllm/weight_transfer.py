@@ -1,7 +1,7 @@
 """Runs inside vLLM's engine processes: loads weights from safetensors files, dies with the server.
 
 vLLM finds `register` through the entry point `vllm.general_plugins` in every process it starts.
-policy.py drives the phases: init (map the files, while generation goes on), start, update
+policy.py drives the phases: init (map the files, while generation continues), start, update
 (copy into the model), finish. Reads the files that snapshot_reader.py verified.
 """
 
@@ -149,7 +149,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 def die_with_server() -> None:
     """Have the kernel kill this process when the one that started it ends, however it ends.
 
-    An engine notices nothing of the end of a server that was killed: it would stay for ever.
+    An engine notices nothing of the end of a server that was killed: it would stay forever.
     """
     server = multiprocessing.parent_process()
     if server is None:  # this is the server

@@ -161,7 +161,7 @@ class McpConnection:
         """Call a tool.
 
         Raises:
-            MCPError: the server refused the request; the connection goes on.
+            MCPError: the server refused the request; the connection stays open.
             McpLostError: the connection broke, or the answer is not what MCP says.
         """
         return await self._ask(lambda client: client.call_tool(tool, arguments))

@@ -1,1 +1,1 @@
-"""Runs code that nobody trusts: bubblewrap, limits, and sandboxes started ahead of the calls."""
+"""Runs untrusted code: bubblewrap, limits, and sandboxes started ahead of the calls."""

@@ -30,7 +30,7 @@ class TestContext(BaseModel):
     setup: str = ""
     """Runs before each test, with the tests (MBPP's `test_setup_code`)."""
     prompt: str = ""
-    """Put before the code, which may go on where it ends (HumanEval's `prompt`)."""
+    """Put before the code, which may continue where it ends (HumanEval's `prompt`)."""
     entry_point: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
     """Name of the function that `check` tests."""
     check: str | None = None
@@ -124,7 +124,7 @@ def _find_helpers(context: TestContext) -> str:
     """
     try:
         body = ast.parse(context.prompt).body
-    except SyntaxError:  # it ends where the code goes on
+    except SyntaxError:  # it ends where the code continues
         return ""
     helpers = [node for node in body if _is_helper(node, context.entry_point)]
     return "\n".join(map(ast.unparse, helpers))

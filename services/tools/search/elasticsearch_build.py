@@ -2,8 +2,8 @@
 
 Reads a corpus file, writes `NAME-<fingerprint>` in bulk requests of a set size, notes in the
 index's `_meta` how far it is, and switches the alias NAME when all of it is there. Memory does not
-grow with the corpus. A load that was stopped, by whatever, goes on where it was: passages are
-created under their own id, so sending one twice changes nothing.
+grow with the corpus. A load that was stopped, for whatever reason, continues where it was:
+passages are created under their own id, so sending one twice changes nothing.
 """
 
 from __future__ import annotations
@@ -268,11 +268,11 @@ class _Loader:
             if isinstance(exc, elasticsearch.ApiError) and exc.status_code == TOO_LARGE:
                 raise ValueError(
                     f"the server takes no request of {self._bulk_bytes} bytes (413); lower "
-                    "--bulk-mb and give the command again, and it goes on"
+                    "--bulk-mb and run the command again, and it continues"
                 ) from exc
             raise ValueError(
                 f"loading stopped after {answered} of {self._meta.num_passages} passages: "
-                f"{explain(exc, self._server)}; then give the same command again, and it goes on"
+                f"{explain(exc, self._server)}; then run the same command again, and it continues"
             ) from exc
         except KeyboardInterrupt:
             self._note(answered)
@@ -300,7 +300,7 @@ class _Loader:
         if item["status"] == 429:
             raise ValueError(
                 f"the server is overloaded ({reason}); give the same command again later, and it "
-                "goes on, or lower --bulk-mb"
+                "continues, or lower --bulk-mb"
             )
         raise ValueError(f"{self._corpus}:{line}: the server refuses the passage: {reason}")
 

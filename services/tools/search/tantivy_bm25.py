@@ -3,7 +3,7 @@
 Reads a corpus file, writes `index_dir` (a tantivy index and `index.json`, which says what it was
 built from), and answers queries of the search tool. A build goes to a folder beside it, under a
 lock, and is renamed into place: processes that start together build once and none reads half. A
-build that was stopped goes on at its last commit.
+build that was stopped continues at its last commit.
 """
 
 from __future__ import annotations
@@ -234,7 +234,7 @@ def _for_writing(index: tantivy.Index) -> tantivy.Index:
 def _write_passages(corpus: Path, index: tantivy.Index, num_passages: int) -> int:
     done = index.searcher().num_docs  # a commit holds a beginning of the corpus, nothing else
     if done:
-        logger.info("index build goes on num_passages=%d of=%d", done, num_passages)
+        logger.info("index build continues num_passages=%d of=%d", done, num_passages)
     # One indexing thread: documents keep the corpus's order, so ties rank the same in every build
     # that needed one commit.
     writer = index.writer(heap_size=_WRITER_HEAP_BYTES, num_threads=1)

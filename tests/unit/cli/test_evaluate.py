@@ -186,13 +186,13 @@ def test_ctrl_c_names_the_command_that_goes_on_and_it_does(
     launch(until=3, error=KeyboardInterrupt())
     assert cli.main(command(file, "--overwrite", "--set", "run.seed=3")) == 130
     error = capsys.readouterr().err
-    assert "3 of 4 answers are kept; go on with: agent-r1 evaluate" in error
-    words = shlex.split(error.rpartition("go on with: ")[2])
+    assert "3 of 4 answers are kept; continue with: agent-r1 evaluate" in error
+    words = shlex.split(error.rpartition("continue with: ")[2])
     assert "--overwrite" not in words
     fake = launch()
     assert cli.main(words[1:]) == 0
     assert fake.asked == ["q3"]
-    assert "3 of 4 questions have their answer" in capsys.readouterr().out
+    assert "3 of 4 questions are answered" in capsys.readouterr().out
     # Once more: nothing is left, so nothing is started.
     idle = launch(error=AssertionError("started"))
     assert cli.main(words[1:]) == 0
@@ -205,7 +205,7 @@ def test_a_service_that_dies_leaves_the_answers(
 ):
     launch(until=1, error=ValueError("rollout died"))
     assert cli.main(command(file)) == 2
-    assert "rollout died\n1 of 4 answers are kept; go on with: " in capsys.readouterr().err
+    assert "rollout died\n1 of 4 answers are kept; continue with: " in capsys.readouterr().err
     launch(until=0, error=ValueError("rollout died"))
     assert cli.main(command(file, "--overwrite")) == 2
     assert "kept" not in capsys.readouterr().err

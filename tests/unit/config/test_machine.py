@@ -75,7 +75,7 @@ def test_a_run_folder_that_cannot_be_written_is_named(folder: Path):
 def test_a_run_folder_with_something_in_it_can_only_be_gone_on_with(folder: Path):
     (folder / "run").mkdir()
     (folder / "run" / "metrics.jsonl").write_text("")
-    assert "is not empty; go on with `agent-r1 train --resume" in problems(folder)
+    assert "is not empty; continue with `agent-r1 train --resume" in problems(folder)
     assert problems(folder, resume=True) == ""
 
 

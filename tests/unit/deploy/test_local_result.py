@@ -145,10 +145,10 @@ def test_a_run_that_began_goes_on_once_the_cause_is_removed(
 ):
     (tmp_path / "ledger.json").write_text("{}")
     print_stopped(tmp_path, None)
-    assert capsys.readouterr().out.startswith("Stopped. To go on: ")
+    assert capsys.readouterr().out.startswith("Stopped. To continue: ")
     print_stopped(tmp_path, "7 of the last 8 samples failed")
     error = capsys.readouterr().err
     assert error.startswith("agent-r1: error: 7 of the last 8 samples failed\n")
-    assert "Remove the cause before you go on" in error
+    assert "Remove the cause before you continue" in error
     assert "--set KEY=VALUE" in error
     assert f"train --resume {tmp_path}" in error

@@ -160,7 +160,7 @@ def test_a_full_disk_keeps_what_was_there(tmp_path: Path):
     save(checkpoints, 1)
     engine = FakeEngine(full_disk_at=2)
     engine.steps = 2
-    with pytest.raises(DiskFullError, match="go on with --resume"):
+    with pytest.raises(DiskFullError, match="continue with --resume"):
         checkpoints.save(engine, LearnerState(step=2))
     assert [path.name for path in checkpoints.directory.iterdir()] == ["step_000001"]
 

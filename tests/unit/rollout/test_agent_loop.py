@@ -614,7 +614,7 @@ def returning(step: Any) -> type[ToolEnv]:
     [
         (Broken, "Broken.step raised KeyError: 'goal'"),
         (Unmade, "Unmade(...) raised LookupError: no goal \N{REPLACEMENT CHARACTER}"),
-        (returning(EnvStep()), "Mine.step returned nothing to go on with after a turn"),
+        (returning(EnvStep()), "Mine.step returned nothing to continue with after a turn"),
         (returning(None), "Mine.step returned None; it must return an EnvStep"),
         (returning({"done": True}), "Mine.step returned dict ({'done': True}); it must return an"),
         (

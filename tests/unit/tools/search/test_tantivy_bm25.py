@@ -198,7 +198,7 @@ def test_a_stopped_build_goes_on_where_it_was(tmp_path: Path, caplog: pytest.Log
     interrupt_build(corpus, 4)
     os.utime(corpus, ns=(1, 1))  # its contents count, not its date
     index = open_index(corpus)
-    assert "goes on num_passages=4 of=9" in caplog.text
+    assert "continues num_passages=4 of=9" in caplog.text
     assert index.num_passages == 9
     found = [index.search([f"word{n}"], 9)[0] for n in range(9)]
     assert [[hit.passage.id for hit in hits] for hits in found] == [[f"p{n}"] for n in range(9)]
@@ -214,7 +214,7 @@ def test_a_stopped_build_of_another_corpus_is_not_gone_on_with(
     interrupt_build(corpus, 4)
     write_corpus(corpus, numbered(10))
     assert len(open_index(corpus).search(["common"], 99)[0]) == 10
-    assert "goes on" not in caplog.text
+    assert "index build continues" not in caplog.text
 
 
 def test_a_corpus_that_grows_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
