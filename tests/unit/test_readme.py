@@ -44,6 +44,19 @@ def test_links_lead_somewhere(paper: Path) -> None:
             assert (paper.parent / target).exists(), target
 
 
+def anchors(paper: Path) -> set[str]:
+    """Return the anchors that GitHub gives the headings of a paper."""
+    headings = re.findall(r"^#+ (.*)$", paper.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("paper", PAPERS, ids=relative)
+def test_links_into_a_page_name_one_of_its_headings(paper: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)]+)\)", paper.read_text()):
+        page = paper.parent / target if target else paper
+        assert anchor in anchors(page), f"{target}#{anchor}"
+
+
 @pytest.mark.parametrize("paper", PAPERS, ids=relative)
 def test_make_targets_that_are_named_exist(paper: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
