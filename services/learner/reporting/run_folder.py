@@ -13,7 +13,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_r1.learner.checkpoint import (
     Ledger,
@@ -21,7 +21,6 @@ from agent_r1.learner.checkpoint import (
     write_atomically,
 )
 from agent_r1.learner.ownership import FolderLock
-from agent_r1.learner.reporting.tensorboard import EventLog
 from agent_r1_proto.failures import Failure
 from agent_r1_service.private_files import private_folder
 from agent_r1_service.run_files import (
@@ -37,6 +36,9 @@ from agent_r1_service.run_files import (
     TENSORBOARD_DIR,
     TRAJECTORIES_DIR,
 )
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +79,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._events: EventLog | None = None
+        self._events: SummaryWriter | None = None
         self._lock = FolderLock(path)
         self._require_owner: Callable[[], None] = _anybody
 
@@ -123,6 +125,9 @@ class RunFolder:
             require_owner: called before every write from now on; raises where this learner may
                 not write.
         """
+        # Only here: it imports torch, and a start that is refused need not wait for that.
+        from torch.utils.tensorboard import SummaryWriter
+
         self._require_owner = require_owner
         with disk_errors("metrics", self.path):
             for name in (METRICS_FILE, EVALUATIONS_FILE):
@@ -132,7 +137,9 @@ class RunFolder:
             for path in (self.path / TRAJECTORIES_DIR).glob("step_*.jsonl"):
                 if int(path.stem.removeprefix("step_")) > step:
                     path.unlink()
-            self._events = EventLog(self.path / TENSORBOARD_DIR, step + 1 if step else 0)
+            # TensorBoard then hides what earlier files say of this step and later ones.
+            purge_step = step + 1 if step else None
+            self._events = SummaryWriter(self.path / TENSORBOARD_DIR, purge_step=purge_step)
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
         """Write `config.json` unless the command that started the run has written it."""
@@ -154,7 +161,10 @@ class RunFolder:
         if self._events is None:
             raise RuntimeError("the run folder is not open; call open_at first")
         with disk_errors("TensorBoard events", self.path / TENSORBOARD_DIR):
-            self._events.write(step, {k: v for k, v in values.items() if math.isfinite(v)})
+            for tag, value in values.items():
+                if math.isfinite(value):
+                    self._events.add_scalar(tag, value, step)
+            self._events.flush()
 
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Append numbers to the TensorBoard events only (an evaluation's, at its own step)."""
@@ -196,7 +206,10 @@ class RunFolder:
 
     def close(self) -> None:
         """Close the event log and give the lock back."""
-        if self._events is not None:
-            self._events.close()
+        try:
+            if self._events is not None:
+                with disk_errors("TensorBoard events", self.path / TENSORBOARD_DIR):
+                    self._events.close()
+        finally:
             self._events = None
-        self._lock.release()
+            self._lock.release()

@@ -1,4 +1,4 @@
-"""The run folder: one line a step, cut back on resume, TensorBoard without TensorFlow."""
+"""The run folder: one line a step, cut back on resume, and the same numbers for TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -134,23 +135,44 @@ def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.Monk
     folder.close()
 
 
-def test_neither_tensorflow_nor_torch_is_imported(tmp_path: Path):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_disk_that_fills_up_under_the_events_is_said_at_once_and_gives_the_lock_back(
+    tmp_path: Path,
+):
+    others = set(threading.enumerate())
+    folder = opened(tmp_path)
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    events.unlink()
+    events.symlink_to("/dev/full")
+    message = "the disk is full while writing TensorBoard events"
+    with pytest.raises(DiskFullError, match=message):
+        folder.write_scalars(1, {"reward/mean": 1.0})
+    with pytest.raises(DiskFullError, match=message):
+        folder.close()
+    RunFolder(tmp_path).prepare(resume=False)
+    for thread in set(threading.enumerate()) - others:
+        thread.join(timeout=10.0)  # what the writer's thread raised belongs to this test
+
+
+def test_events_are_on_disk_when_the_call_returns(tmp_path: Path):
+    folder = opened(tmp_path)
+    folder.write_scalars(1, {"eval/two words/em": 0.5})
+    assert scalars(tmp_path) == {"eval/two words/em": [(1, 0.5)]}
+    folder.close()
+
+
+def test_torch_is_imported_only_when_the_events_are_opened(tmp_path: Path):
     code = f"""
 import sys
 from pathlib import Path
-
-class Refuse:
-    def find_spec(self, name, *rest):
-        if name.split(".")[0] in ("tensorflow", "torch"):
-            sys.exit(f"{{name}} was imported")
-
-sys.meta_path.insert(0, Refuse())
 from agent_r1.learner.reporting.run_folder import RunFolder
 folder = RunFolder(Path({str(tmp_path / "run")!r}))
 folder.prepare(resume=False)
+assert "torch" not in sys.modules
 folder.open_at(0, lambda: None)
 folder.write_metrics(1, {{"reward/mean": 1.0}})
 folder.close()
+assert "torch" in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
