@@ -1,7 +1,7 @@
-"""Files that survive a crash, and are found out when they were changed.
+"""How files are written: whole or not at all, with checksums where a change must be found out.
 
-Written under a temporary name, synced, renamed into place; checksums beside them. The learner
-writes weights and checkpoints through it.
+A file or folder is written under a temporary name, synced and renamed into place; a full disk is
+reported in one form. Every service and the launcher write through it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 CHECKSUM_FILE = "checksums.json"
 _OLDER = "resume from an older checkpoint of the run"
@@ -23,52 +23,106 @@ _HASH_BLOCK = 4 * _MIB
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class DiskFullError(RuntimeError):
+class DiskFullError(OSError):
     """The disk is full: a file was not written, and nothing that existed before was lost."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 @contextlib.contextmanager
-def report_full_disk(what: str, directory: Path, need_bytes: int, remedy: str) -> Generator[None]:
-    """Turn a full disk inside the block into a DiskFullError that says how much is missing.
+def report_full_disk(
+    what: str, path: Path, need_bytes: int | None = None, remedy: str | None = None
+) -> Generator[None]:
+    """Turn a full disk inside the block into a DiskFullError that says what was not written.
 
     Args:
         what: what is being written, for the message.
-        directory: where; its file system's free space is reported.
-        need_bytes: about how much is needed in all, in bytes.
-        remedy: what the user can do, for the message.
+        path: where; its file system's free space is reported.
+        need_bytes: about how much is needed in all, in bytes, where that is known.
+        remedy: what the user can do besides freeing space, for the message.
     """
     try:
         yield
+    except DiskFullError:
+        raise  # its message names the file
     except (OSError, RuntimeError) as exc:
         # torch.save reports a failed write as a RuntimeError; then free space tells.
-        full = exc.errno in _FULL if isinstance(exc, OSError) else _free(directory) < _MIB
+        full = exc.errno in _FULL if isinstance(exc, OSError) else _free(path) < _MIB
         if not full:
             raise
-        raise DiskFullError(_full_message(what, directory, need_bytes, remedy)) from exc
+        raise _disk_full(what, path, need_bytes, remedy) from exc
 
 
-def require_space(what: str, directory: Path, need_bytes: int, remedy: str) -> None:
+def require_space(what: str, path: Path, need_bytes: int, remedy: str) -> None:
     """Refuse to start writing what cannot fit.
 
     Raises:
         DiskFullError: less than `need_bytes` are free; nothing was written.
     """
-    if _free(directory) < need_bytes:
-        raise DiskFullError(_full_message(what, directory, need_bytes, remedy))
+    if _free(path) < need_bytes:
+        raise _disk_full(what, path, need_bytes, remedy)
 
 
-def _full_message(what: str, directory: Path, need_bytes: int, remedy: str) -> str:
-    return (
-        f"{what} needs about {need_bytes / _MIB:.1f} MiB in {directory} and "
-        f"{_free(directory) / _MIB:.1f} MiB are free; free space there or {remedy}"
+def _disk_full(what: str, path: Path, need_bytes: int | None, remedy: str | None) -> DiskFullError:
+    needs = "cannot be written"
+    if need_bytes is not None:
+        needs = f"needs about {need_bytes / _MIB:.1f} MiB"
+    return DiskFullError(
+        errno.ENOSPC,
+        f"the disk is full: {what} ({path}) {needs}, and {_free(path) / _MIB:.1f} MiB are free; "
+        "what was complete before is kept. Free space there" + (f", or {remedy}" if remedy else ""),
     )
 
 
-def _free(directory: Path) -> int:
-    """Return free bytes on the file system of `directory` or its nearest existing parent."""
-    while not directory.exists():
-        directory = directory.parent
-    return shutil.disk_usage(directory).free
+def _free(path: Path) -> int:
+    """Return free bytes on the file system of `path` or its nearest existing parent."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+@contextlib.contextmanager
+def replace_file(path: Path, *, mode: int = 0o666) -> Generator[BinaryIO]:
+    """Give a file that becomes `path`, on the disk, when the block ends without an error.
+
+    Readers, and a crash, see the old file or the new one.
+
+    Args:
+        path: where; after an error what was there is untouched.
+        mode: permissions from its first byte on, less the process's umask.
+
+    Raises:
+        DiskFullError: there is no room.
+    """
+    staging = _staging(path)
+    with report_full_disk(path.name, path):
+        try:
+            staging.unlink(missing_ok=True)
+            descriptor = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with open(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            staging.replace(path)
+            sync_path(path.parent)
+        finally:
+            staging.unlink(missing_ok=True)
+
+
+def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
+    """Write a whole file as `replace_file` does; text in UTF-8.
+
+    Raises:
+        DiskFullError: there is no room.
+    """
+    with replace_file(path, mode=mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def _staging(path: Path) -> Path:
+    """Return the temporary name of what becomes `path`: another process has another one."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
 
 
 @contextlib.contextmanager
@@ -79,7 +133,7 @@ def replace_directory(directory: Path) -> Generator[Path]:
     removed.
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
-    staging = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
+    staging = _staging(directory)
     retired = directory.with_name(f".{directory.name}.{os.getpid()}.old")
     for leftover in (staging, retired):
         shutil.rmtree(leftover, ignore_errors=True)
@@ -137,10 +191,8 @@ def seal(directory: Path, facts: dict[str, Any] | None = None) -> None:
         for path in _files(directory)
     }
     text = json.dumps({"facts": facts or {}, "files": files}, indent=1, sort_keys=True)
-    staged = directory / f"{CHECKSUM_FILE}.tmp"
-    staged.write_text(text, encoding="utf-8")
-    staged.rename(directory / CHECKSUM_FILE)
     sync_tree(directory)
+    write_atomically(directory / CHECKSUM_FILE, text)
 
 
 def _files(directory: Path) -> Iterator[Path]:

@@ -6,8 +6,9 @@ A run folder holds prompts, answers, weights and the way to the run's Redis.
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
+
+from agent_r1_service.files import write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,4 @@ def private_folder(path: Path) -> None:
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that its owner alone may read, from its first byte on."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with open(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)  # it may have existed
-        file.write(text)
+    write_atomically(path, text, mode=0o600)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Generator
@@ -20,6 +18,7 @@ from typing import Literal
 import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.http_guard import MAX_CONNECTIONS, HttpGuard, TimedProtocol
 
@@ -208,16 +207,3 @@ def advertised_url(name: str, listen: ListenConfig, port: int) -> str:
             "it; set advertise_host to a name they can reach"
         )
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def write_announcement(folder: Path, name: str, url: str) -> None:
-    """Write `{folder}/{name}.json`, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / f".{name}.{os.getpid()}.tmp"
-    temporary.write_text(json.dumps({"name": name, "url": url, "pid": os.getpid()}))
-    temporary.replace(folder / f"{name}.json")
-
-
-def withdraw_announcement(folder: Path, name: str) -> None:
-    """Remove `{folder}/{name}.json`: the service leaves on purpose and is not to be restarted."""
-    (folder / f"{name}.json").unlink(missing_ok=True)

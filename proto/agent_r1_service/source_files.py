@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from agent_r1_service.files import replace_file
+
 Record = TypeVar("Record", bound=BaseModel)
 
 
@@ -121,11 +123,9 @@ def misfit(place: str, exc: ValidationError) -> SourceError:
 def write_lines(path: Path, messages: Iterable[BaseModel]) -> int:
     """Write one message a line, the whole file or none of it; return their number."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
     count = 0
-    with temporary.open("w", encoding="utf-8") as file:
+    with replace_file(path) as file:
         for message in messages:
-            file.write(message.model_dump_json(exclude_defaults=True) + "\n")
+            file.write(message.model_dump_json(exclude_defaults=True).encode() + b"\n")
             count += 1
-    temporary.replace(path)
     return count

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
+from agent_r1_service.files import DiskFullError
 
 logger = logging.getLogger(__name__)
 
@@ -395,7 +396,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone (`agent-r1 show RUN | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except ValueError as exc:
+    except (ValueError, DiskFullError) as exc:
         # The launcher keeps a log, where a trace helps; a person reads the message.
         logged = getattr(arguments, "announce_dir", None) is not None
         logger.log(logging.ERROR if logged else logging.DEBUG, "stopped", exc_info=True)

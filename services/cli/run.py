@@ -23,7 +23,6 @@ from agent_r1.config.run import Config, ConfigError, LoadedConfig, dump_config, 
 from agent_r1.config.sources import ENV_PREFIX
 from agent_r1.tools.config import CLASS_PATTERN
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1_service.files import DiskFullError
 from agent_r1_service.run_files import CONFIG_FILE, LEDGER_FILE
 
 logger = logging.getLogger(__name__)
@@ -220,7 +219,7 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
             announce_dir=announce_dir,
             resolved_config=dump_config(config)[0],
         )
-    except (RunFailedError, CanaryError, DiskFullError) as exc:
+    except (RunFailedError, CanaryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc
     return EXIT_LOSSES if status == outcome.FINISHED_WITH_LOSSES else 0
@@ -238,6 +237,6 @@ def sft(arguments: argparse.Namespace) -> int:
 
     try:
         finished = warm_start.run(run=config.run, model=config.model, sft=config.sft)
-    except (EngineError, DiskFullError) as exc:
+    except EngineError as exc:
         raise ValueError(str(exc)) from exc
     return 0 if finished else EXIT_INTERRUPTED

@@ -26,6 +26,7 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.tools.config import ToolConfig
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
+from agent_r1_service.files import write_atomically
 
 __all__ = ["Config", "ConfigError", "LoadedConfig", "PlacementConfig", "load_config"]
 
@@ -256,7 +257,5 @@ def write_config(config: Config, path: Path) -> dict[str, str]:
         The secrets it leaves out, as environment variables for the services.
     """
     values, secrets = dump_config(config)
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_atomically(path, json.dumps(values, indent=2) + "\n")
     return secrets

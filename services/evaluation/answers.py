@@ -8,7 +8,6 @@ on only with its own file.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ANSWERED, Status, Trajectory
 from agent_r1_service.evaluation_client import EvalResult
+from agent_r1_service.files import write_atomically
 
 Key = tuple[str, str]
 """Set and id of a question."""
@@ -314,7 +314,7 @@ class ResultFile:
             self._check_facts(facts)
             self._take_over()
         else:
-            _replace(meta_file(out), json.dumps(dict(facts), indent=2, ensure_ascii=False) + "\n")
+            write_json(meta_file(out), facts)
 
     def append(self, answer: Answer) -> None:
         """Write one line; it is in the file when this returns.
@@ -371,19 +371,10 @@ class ResultFile:
             # An outage is nobody's answer.
             self.notes.append(f"{self.out}: {len(answers) - len(kept)} failed questions come again")
         if len(kept) < len(answers) or whole != data:
-            _replace(self.out, "".join(answer.model_dump_json() + "\n" for answer in kept))
+            write_atomically(self.out, "".join(answer.model_dump_json() + "\n" for answer in kept))
         self.answers = {answer.key: answer for answer in kept}
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def write_json(path: Path, values: Mapping[str, Any] | Sequence[Any]) -> None:
     """Write JSON for people and programs, whole or not at all."""
-    _replace(path, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomically(path, json.dumps(values, indent=2, ensure_ascii=False, allow_nan=False) + "\n")

@@ -10,14 +10,11 @@ disk leaves the last complete one.
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import hashlib
 import json
 import logging
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +25,11 @@ from agent_r1.learner.ownership import TakenOverError
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files import (
     CHECKSUM_FILE,
-    DiskFullError,
     check_seal,
+    replace_directory,
+    report_full_disk,
     seal,
-    sync_path,
+    write_atomically,
 )
 from agent_r1_service.run_files import CHECKPOINTS_DIR, LEDGER_FILE, STATE_FILE
 
@@ -42,40 +40,8 @@ ENGINE_DIR = "engine"
 MODEL_DIR = "model"
 CHECKSUM_KEY = "sha256"
 """In `learner.json`, which changes after its checkpoint was sealed: the digest of the rest."""
-TEMPORARY_PREFIX = ".tmp-"
 HEADROOM = 1.1
 """Free disk asked for at start, as a multiple of the estimate."""
-
-
-@contextlib.contextmanager
-def disk_errors(what: str, path: Path) -> Iterator[None]:
-    """Turn "no space left" into a message that says what was kept and what to do."""
-    try:
-        yield
-    except OSError as exc:
-        if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DiskFullError(
-            f"the disk is full while writing {what} ({path}); everything complete before is kept. "
-            "Free space (or lower learner.keep_last and learner.keep_best), then continue with "
-            "--resume"
-        ) from exc
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that readers, and a crash, see the old text or the new."""
-    temporary = path.with_name(f"{TEMPORARY_PREFIX}{path.name}")
-    with disk_errors(path.name, path):
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-            sync_path(path.parent)
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
 
 
 class LedgerNumbers(StrictMessage):
@@ -258,7 +224,7 @@ class Checkpoints:
         self._keep_best = keep_best
         self._being_scored: set[int] = set()
         self.directory.mkdir(parents=True, exist_ok=True)
-        for leftover in self.directory.glob(f"{TEMPORARY_PREFIX}*"):
+        for leftover in self.directory.glob(".*step_*"):
             if leftover.is_dir():
                 shutil.rmtree(leftover)
 
@@ -307,21 +273,16 @@ class Checkpoints:
         if (final / STATE_FILE).is_file():
             write_atomically(final / STATE_FILE, text)
             return final
-        temporary = self.directory / f"{TEMPORARY_PREFIX}{final.name}"
-        with disk_errors("a checkpoint", final):
-            try:
-                temporary.mkdir()
-                engine.save_state(temporary / ENGINE_DIR)
-                engine.export_model(temporary / MODEL_DIR)
-                seal(temporary)  # before the state, which is written again and has its own
-                write_atomically(temporary / STATE_FILE, text)
-                self._require_owner()  # a learner may be suspended while it writes
-            except BaseException:
-                shutil.rmtree(temporary, ignore_errors=True)
-                raise
-            sync_path(temporary)
-            temporary.rename(final)
-            sync_path(self.directory)
+        remedy = "lower learner.keep_last and learner.keep_best; then continue with --resume"
+        with (
+            report_full_disk("a checkpoint", final, remedy=remedy),
+            replace_directory(final) as staging,
+        ):
+            engine.save_state(staging / ENGINE_DIR)
+            engine.export_model(staging / MODEL_DIR)
+            seal(staging)  # before the state, which is written again and has its own
+            write_atomically(staging / STATE_FILE, text)
+            self._require_owner()  # a learner may be suspended while it writes
         self._delete_surplus()
         logger.info("checkpoint written step=%d path=%s", state.step, final)
         return final

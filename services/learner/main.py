@@ -7,7 +7,6 @@ the end of the run or until SIGTERM or SIGINT.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -17,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.algorithms import find_advantage, find_policy_loss
-from agent_r1.learner.checkpoint import write_atomically
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.outcome import INTERRUPTED
 from agent_r1.learner.run_spec import RunSpec, make_run_spec
 from agent_r1.learner.train import Learner
+from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 
 logger = logging.getLogger(__name__)
@@ -103,13 +102,6 @@ def build_engine(plan: RunSpec) -> PolicyEngine:
     )
 
 
-def _announce(folder: Path) -> None:
-    """Tell the launcher that the learner is up; it has no port."""
-    folder.mkdir(parents=True, exist_ok=True)
-    announcement = {"name": NAME, "url": "", "pid": os.getpid()}
-    write_atomically(folder / f"{NAME}.json", json.dumps(announcement) + "\n")
-
-
 async def run_until_stopped(plan: RunSpec, engine: PolicyEngine, announce_dir: Path | None) -> str:
     """Run the learner; SIGTERM and SIGINT end it in order. Return the run's status."""
     learner = Learner(plan, engine)
@@ -117,7 +109,7 @@ async def run_until_stopped(plan: RunSpec, engine: PolicyEngine, announce_dir: P
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, learner.request_stop, signal.Signals(number).name)
     if announce_dir is not None:
-        _announce(announce_dir)
+        write_announcement(announce_dir, NAME, url="")  # it has no port
     try:
         return await learner.run()
     finally:

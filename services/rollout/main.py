@@ -35,8 +35,9 @@ from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1_service.serving import advertised_url, bind, write_announcement
+from agent_r1_service.serving import advertised_url, bind
 
 logger = logging.getLogger(__name__)
 

@@ -30,8 +30,9 @@ from agent_r1.tools.search.tool import SearchTool, add_retrieve, open_search_too
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import ToolInstance
+from agent_r1_service.announcements import withdraw_announcement
 from agent_r1_service.config import RedisConfig, RunConfig
-from agent_r1_service.serving import serve_app, withdraw_announcement
+from agent_r1_service.serving import serve_app
 from agent_r1_service.user_code import import_remedy
 
 logger = logging.getLogger(__name__)

@@ -25,6 +25,7 @@ from agent_r1.evaluation.table.run import (
     interval,
     mean_curve,
 )
+from agent_r1_service.files import write_atomically
 
 HEADINGS: dict[Part, str] = {"methods": "Methods", "ablation": "Ablation of the masks"}
 NOT_RUN = "not run"
@@ -110,11 +111,11 @@ def write_report(results: Results, out: Path) -> list[Path]:
                 title = f"{HEADINGS[part]}: exact match of the training rollouts"
                 text = line_chart(lines, title=title, x_label="step", y_label="exact match")
                 files.append(picture(out, part))
-                files[-1].write_text(text, encoding="utf-8")
+                write_atomically(files[-1], text)
                 pictures[part] = files[-1].name
         found = record(results, pictures)
         write_json(numbers, found)
-        markdown.write_text(report(found), encoding="utf-8")
+        write_atomically(markdown, report(found))
     except OSError as exc:
         raise ValueError(
             f"the results ({out}) cannot be written: {exc.strerror}; name a --out"

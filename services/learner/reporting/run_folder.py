@@ -15,13 +15,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.learner.checkpoint import (
-    Ledger,
-    disk_errors,
-    write_atomically,
-)
+from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.ownership import FolderLock
 from agent_r1_proto.failures import Failure
+from agent_r1_service.files import report_full_disk, write_atomically
 from agent_r1_service.private_files import private_folder
 from agent_r1_service.run_files import (
     ANSWERS_FILE,
@@ -112,7 +109,7 @@ class RunFolder:
                 f"run folder {self.path} is not empty (it has {found}); continue with "
                 f"`agent-r1 train --resume {self.path}`, or name another folder with --run-dir"
             )
-        with disk_errors("the run folder", self.path):
+        with report_full_disk("the run folder", self.path):
             private_folder(self.path)
             (self.path / TRAJECTORIES_DIR).mkdir(exist_ok=True)
             self._lock.acquire()
@@ -129,7 +126,7 @@ class RunFolder:
         from torch.utils.tensorboard import SummaryWriter
 
         self._require_owner = require_owner
-        with disk_errors("metrics", self.path):
+        with report_full_disk("metrics", self.path):
             for name in (METRICS_FILE, EVALUATIONS_FILE):
                 path = self.path / name
                 if path.exists():
@@ -160,7 +157,7 @@ class RunFolder:
         self._require_owner()
         if self._events is None:
             raise RuntimeError("the run folder is not open; call open_at first")
-        with disk_errors("TensorBoard events", self.path / TENSORBOARD_DIR):
+        with report_full_disk("TensorBoard events", self.path / TENSORBOARD_DIR):
             for tag, value in values.items():
                 if math.isfinite(value):
                     self._events.add_scalar(tag, value, step)
@@ -181,9 +178,7 @@ class RunFolder:
         self._require_owner()
         text = "".join(_line(record) for record in records)
         if text:
-            path = self.path / TRAJECTORIES_DIR / f"{name}.jsonl"
-            with disk_errors("trajectories", path):
-                path.write_text(text, encoding="utf-8")
+            write_atomically(self.path / TRAJECTORIES_DIR / f"{name}.jsonl", text)
 
     def write_failure(self, step: int, failure: Failure) -> None:
         """Append the first failure of a kind to `failures.jsonl`, with the log to look into."""
@@ -201,14 +196,14 @@ class RunFolder:
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         self._require_owner()
         path = self.path / name
-        with disk_errors(name, path), path.open("a", encoding="utf-8") as file:
+        with report_full_disk(name, path), path.open("a", encoding="utf-8") as file:
             file.writelines(_line(record) for record in records)
 
     def close(self) -> None:
         """Close the event log and give the lock back."""
         try:
             if self._events is not None:
-                with disk_errors("TensorBoard events", self.path / TENSORBOARD_DIR):
+                with report_full_disk("TensorBoard events", self.path / TENSORBOARD_DIR):
                     self._events.close()
         finally:
             self._events = None

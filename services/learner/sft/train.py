@@ -25,7 +25,7 @@ from agent_r1.learner.engine.interface import LossSpec, PolicyEngine
 from agent_r1.learner.sft.data import SftData, load_dialogues, plan_batches
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1_service.config import ModelConfig, RunConfig
-from agent_r1_service.files import replace_directory
+from agent_r1_service.files import replace_directory, write_atomically
 
 logger = logging.getLogger(__name__)
 
@@ -219,7 +219,7 @@ def _train(warm_start: _WarmStart, engine: PolicyEngine, stopping: threading.Eve
                 warm_start.save(engine)
     engine.export_model(config.output)
     summary = json.dumps(warm_start.summary(), indent=1)
-    (warm_start.work_dir / SUMMARY_FILE).write_text(summary, encoding="utf-8")
+    write_atomically(warm_start.work_dir / SUMMARY_FILE, summary)
     shutil.rmtree(warm_start.state_dir, ignore_errors=True)
     logger.info("warm start written output=%s", config.output)
     return True
@@ -229,7 +229,7 @@ def _keep_log_lines(path: Path, steps: int) -> None:
     """Drop log lines of steps that will be taken (again)."""
     if path.exists():
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        path.write_text("".join(lines[:steps]), encoding="utf-8")
+        write_atomically(path, "".join(lines[:steps]))
 
 
 def _differences(old: Any, new: dict[str, Any]) -> str:

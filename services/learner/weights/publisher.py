@@ -25,7 +25,7 @@ import numpy.typing as npt
 from httpx_aiohttp import AiohttpTransport
 from pydantic import ValidationError
 
-from agent_r1.learner.checkpoint import Ledger, disk_errors
+from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.thread import EngineThread
 from agent_r1.learner.shutdown import cancel_and_wait
@@ -185,11 +185,9 @@ class WeightSync:
         version = self._ledger.next_policy_version()
         directory = self._weights_dir / f"v{version}"
         started = time.monotonic()
-        with disk_errors("a weight snapshot", directory):
-            self._weights_dir.mkdir(parents=True, exist_ok=True)
-            await self._engine.call(
-                lambda engine: engine.write_snapshot(directory, self._run_id, version)
-            )
+        await self._engine.call(
+            lambda engine: engine.write_snapshot(directory, self._run_id, version)
+        )
         newest = NewestVersion(
             policy_version=version, manifest_location=str(directory / MANIFEST_FILE)
         )

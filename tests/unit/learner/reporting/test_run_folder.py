@@ -130,7 +130,7 @@ def test_a_full_disk_is_said_to_be_full(tmp_path: Path, monkeypatch: pytest.Monk
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", full)
-        with pytest.raises(DiskFullError, match=r"the disk is full while writing metrics\.jsonl"):
+        with pytest.raises(DiskFullError, match=r"the disk is full: metrics\.jsonl"):
             folder.write_metrics(1, {})
     folder.close()
 
