@@ -22,6 +22,7 @@ from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
+from agent_r1_service.files import DiskFullError
 from tests.support.fakes import running
 from tests.support.learner_fakes import (
     FakeEngine,
@@ -361,7 +362,7 @@ async def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(
         FakeServices(broker).running(),
     ):
         plan = training_plan(folder, redis_url, run_id, checkpoint_every=1)
-        with pytest.raises(RuntimeError, match="the disk is full while writing a checkpoint"):
+        with pytest.raises(DiskFullError, match="the disk is full: a checkpoint "):
             await asyncio.wait_for(Learner(plan, engine).run(), 30)
         assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000001"]
         again = FakeEngine()

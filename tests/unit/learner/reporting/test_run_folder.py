@@ -144,7 +144,7 @@ def test_a_disk_that_fills_up_under_the_events_is_said_at_once_and_gives_the_loc
     (events,) = (tmp_path / "tensorboard").iterdir()
     events.unlink()
     events.symlink_to("/dev/full")
-    message = "the disk is full while writing TensorBoard events"
+    message = "the disk is full: TensorBoard events "
     with pytest.raises(DiskFullError, match=message):
         folder.write_scalars(1, {"reward/mean": 1.0})
     with pytest.raises(DiskFullError, match=message):
