@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 ENV_PREFIX = "AGENT_R1__"
 NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9-]|_(?!_)){0,63}"
@@ -409,8 +409,3 @@ def explain(error: ValidationError, origins: Mapping[Key, str]) -> str:
         named = not key or message.startswith(f"{dotted(key)}.")
         lines.append(f"{message}{suffix}" if named else f"{dotted(key)}{shown}: {message}{suffix}")
     return "\n".join(lines)
-
-
-def as_json(value: BaseModel) -> dict[str, Any]:
-    """Return a table as JSON values."""
-    return TypeAdapter(type(value)).dump_python(value, mode="json")

@@ -223,33 +223,3 @@ def _read_set(name: str, path: Path, questioning: QuestioningConfig) -> list[Tas
 def _fingerprint(path: Path) -> str:
     with path.open("rb") as file:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-
-
-def run_evaluation(
-    *,
-    run: RunConfig,
-    redis: RedisConfig,
-    sets: Mapping[str, Path],
-    questioning: QuestioningConfig,
-    out: Path,
-    search_url: str | None = None,
-) -> dict[str, SetScores]:
-    """Ask running services every question of the sets, and summarise the answers.
-
-    Args:
-        run: names the run whose services answer.
-        redis: the run's Redis.
-        sets: file of tasks per set name.
-        questioning: method, sampling and limits.
-        out: file to write; one that has answers of the same evaluation is completed.
-        search_url: base URL of the search tool, which `naive_rag` asks.
-
-    Returns:
-        Scores per set, and per question type and number of hops within it.
-
-    Raises:
-        ValueError: see `Evaluation`.
-    """
-    evaluation = Evaluation(sets=sets, questioning=questioning, out=out)
-    evaluation.ask(run=run, redis=redis, search_url=search_url)
-    return evaluation.summarise()

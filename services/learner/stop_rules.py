@@ -79,11 +79,6 @@ class FailureMonitor:
         """Per tool: None for a call that was answered, else the kind of error."""
         self._idle_s = 0.0
 
-    @property
-    def idle_s(self) -> float:
-        """Seconds the learner has waited since a group last completed."""
-        return self._idle_s
-
     def succeeded(self) -> None:
         """Note a final result that can be trained on."""
         self._window.append(None)

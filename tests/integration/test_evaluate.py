@@ -1,4 +1,4 @@
-"""`run_evaluation` against a real Redis, with stand-ins for rollout and reward."""
+"""`Evaluation` against a real Redis, with stand-ins for rollout and reward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.evaluation.config import QuestioningConfig
-from agent_r1.evaluation.main import run_evaluation
+from agent_r1.evaluation.main import Evaluation
 from agent_r1_proto.streams import Broker
 from agent_r1_service.config import RedisConfig, RunConfig
 from tests.support.learner_fakes import FakeServices, write_tasks
@@ -26,14 +26,12 @@ async def test_every_question_becomes_one_line_and_counts_in_the_summary(
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker).running() as services,
     ):
-        summary = await asyncio.to_thread(
-            run_evaluation,
-            run=RunConfig(id=run_id),
-            redis=RedisConfig(url=redis_url),
-            sets=sets,
-            questioning=QuestioningConfig(max_questions=4, max_turns=2, timeout_s=20.0),
-            out=out,
+        questioning = QuestioningConfig(max_questions=4, max_turns=2, timeout_s=20.0)
+        evaluation = Evaluation(sets=sets, questioning=questioning, out=out)
+        await asyncio.to_thread(
+            evaluation.ask, run=RunConfig(id=run_id), redis=RedisConfig(url=redis_url)
         )
+        summary = await asyncio.to_thread(evaluation.summarise)
     assert {name: scores.n for name, scores in summary.items()} == {"a": 4, "b": 4}
     text = await asyncio.to_thread(out.read_text)
     lines = [json.loads(line) for line in text.splitlines()]
