@@ -45,6 +45,7 @@ class Shout(Tool):
         "properties": {"text": {"type": "string"}},
         "required": ["text"],
     }
+    max_batch = 64  # as the search tool; calls of one request are answered together
 
     async def call(self, arguments, context):
         """Repeat."""
