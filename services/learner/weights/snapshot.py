@@ -4,6 +4,10 @@ engine.collect --Weights--> write_snapshot --model.safetensors, manifest.json-->
 
 The file is written tensor by tensor, so that a checksum of each is taken on the way and no second
 copy of the weights is held. Tied embeddings are stored once; the other name is an alias.
+
+`safetensors.torch.save_file` (0.8) is neither faster nor slower (316 MiB and their checksums take
+0.3 to 0.9 s either way), but its errors carry no errno, by which a full disk is told from others,
+and its file is readable by its owner alone, whatever the umask; so the header is written here.
 """
 
 from __future__ import annotations

@@ -23,25 +23,9 @@ from agent_r1_proto.weights import TensorEntry, WeightManifest
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
-MAX_HEADER_BYTES = 100 * 2**20
 MAX_MANIFEST_BYTES = 64 * 2**20
 """A tensor takes about 200 bytes there; models have hundreds to tens of thousands."""
-CHUNK_BYTES = 2**22
-DTYPE_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 DTYPE_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-
-
-@dataclass(frozen=True)
-class TensorSlot:
-    """Where one tensor lies in a safetensors file."""
-
-    dtype: str
-    """safetensors' code: "F32", "BF16", …"""
-    shape: tuple[int, ...]
-    begin: int
-    """Offset of its first byte in the file."""
-    end: int
-    """One past its last byte."""
 
 
 @dataclass(frozen=True)
@@ -56,36 +40,24 @@ class ModelLayout:
     """Tied tensors: name -> the tensor it shares."""
 
 
-def read_header(path: Path) -> dict[str, TensorSlot]:
-    """Read where each tensor of a safetensors file lies.
+def _open(path: Path, framework: str) -> Any:
+    """Open a safetensors file, whose header must be sound and account for every byte.
 
     Raises:
-        ValueError: the file is not a complete safetensors file.
+        ValueError: it is damaged or cut off.
     """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        header_length = int.from_bytes(file.read(8), "little")
-        if not 2 <= header_length <= min(size - 8, MAX_HEADER_BYTES):
-            raise ValueError(f"{path} ({size} bytes) has no complete safetensors header")
-        try:
-            header: dict[str, Any] = json.loads(file.read(header_length))
-            data_start = 8 + header_length
-            slots = {
-                name: TensorSlot(
-                    dtype=entry["dtype"],
-                    shape=tuple(entry["shape"]),
-                    begin=data_start + entry["data_offsets"][0],
-                    end=data_start + entry["data_offsets"][1],
-                )
-                for name, entry in header.items()
-                if name != "__metadata__"
-            }
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as exc:
-            raise ValueError(f"{path} has a damaged safetensors header: {exc}") from exc
-    last = max((slot.end for slot in slots.values()), default=data_start)
-    if last != size:
-        raise ValueError(f"{path} has {size} bytes; its header describes {last}")
-    return slots
+    # Not at the top: the command line and the tools' image do without it.
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, framework)
+    except SafetensorError as exc:
+        raise ValueError(f"{path} is no complete safetensors file: {exc}") from exc
+
+
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    file = _open(path, "np")
+    return {name: tuple(file.get_slice(name).get_shape()) for name in file.offset_keys()}
 
 
 def read_model_layout(model_dir: Path, *, tied: bool) -> ModelLayout:
@@ -105,7 +77,7 @@ def read_model_layout(model_dir: Path, *, tied: bool) -> ModelLayout:
             files = tuple(model_dir / name for name in sorted(names))
         else:
             files = tuple(sorted(model_dir.glob("*.safetensors")))
-        shapes = {name: slot.shape for file in files for name, slot in read_header(file).items()}
+        shapes = {name: shape for file in files for name, shape in _shapes(file).items()}
     except (OSError, ValueError, KeyError, AttributeError) as exc:
         raise PolicySetupError(
             f"model.path ({model_dir}) cannot be read: {exc}; copy the model again"
@@ -233,15 +205,19 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
         size = status.st_size
         if size != manifest.size_bytes:
             raise ValueError(f"{path} has {size} bytes; its manifest says {manifest.size_bytes}")
-        slots = read_header(path)
+        file = _open(path, "pt")
         own = [entry for entry in manifest.tensors if entry.alias_of is None]
-        if extra := slots.keys() - {entry.name for entry in own}:
+        stored, named = set(file.offset_keys()), {entry.name for entry in own}
+        if extra := stored - named:
             raise ValueError(f"{path} holds {min(extra)!r}, which its manifest does not name")
+        if lacking := named - stored:
+            raise ValueError(f"{path} lacks the tensor {min(lacking)!r}")
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-            list(pool.map(lambda entry: _check_tensor(path, entry, slots.get(entry.name)), own))
+            list(pool.map(lambda entry: _check_tensor(path, file, entry), own))
     except OSError as exc:
         raise WeightsRefusedError(
-            f"weights of version {manifest.policy_version}: {path} cannot be read ({exc.strerror})"
+            f"weights of version {manifest.policy_version}: {path} cannot be read "
+            f"({exc.strerror or exc})"
         ) from exc
     except ValueError as exc:
         raise WeightsRefusedError(f"weights of version {manifest.policy_version}: {exc}") from exc
@@ -276,32 +252,18 @@ def _check_names(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> N
             )
 
 
-def _check_tensor(path: Path, entry: TensorEntry, slot: TensorSlot | None) -> None:
-    if slot is None:
-        raise ValueError(f"{path} lacks the tensor {entry.name!r}")
-    if slot.dtype != DTYPE_CODES[entry.dtype] or slot.shape != tuple(entry.shape):
+def _check_tensor(path: Path, file: Any, entry: TensorEntry) -> None:
+    import torch
+
+    stored = file.get_slice(entry.name)
+    dtype, shape = stored.get_dtype(), stored.get_shape()
+    if dtype != DTYPE_CODES[entry.dtype] or shape != entry.shape:
         raise ValueError(
-            f"{path} holds {entry.name!r} as {slot.dtype} {list(slot.shape)}; its manifest says "
+            f"{path} holds {entry.name!r} as {dtype} {shape}; its manifest says "
             f"{entry.dtype} {entry.shape}"
         )
-    num_bytes = DTYPE_BYTES[slot.dtype]
-    for length in slot.shape:
-        num_bytes *= length
-    if slot.end - slot.begin != num_bytes:
-        raise ValueError(
-            f"{path} gives {entry.name!r} {slot.end - slot.begin} bytes, not {num_bytes}"
-        )
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        file.seek(slot.begin)
-        left = num_bytes
-        while left:
-            chunk = file.read(min(left, CHUNK_BYTES))
-            if not chunk:
-                raise ValueError(f"{path} ends within {entry.name!r}")
-            digest.update(chunk)
-            left -= len(chunk)
-    if digest.hexdigest() != entry.sha256:
+    data = file.get_tensor(entry.name).reshape(-1).view(torch.uint8).numpy()
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
         raise ValueError(
             f"{path}: the bytes of {entry.name!r} have another sha256 than its manifest says"
         )

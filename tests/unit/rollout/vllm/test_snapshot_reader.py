@@ -81,7 +81,7 @@ def test_a_truncated_file_is_refused(tmp_path: Path, keep: int):
     with pytest.raises(WeightsRefusedError, match=r"has \d+ bytes; its manifest says"):
         verify_snapshot(manifest, layout(), "float32")
     as_long = manifest.model_copy(update={"size_bytes": path.stat().st_size})
-    with pytest.raises(WeightsRefusedError, match=r"no complete safetensors header|describes"):
+    with pytest.raises(WeightsRefusedError, match=r"is no complete safetensors file: Error"):
         verify_snapshot(as_long, layout(), "float32")
 
 
@@ -98,7 +98,9 @@ def test_a_damaged_header_is_refused(tmp_path: Path):
     data = bytearray(path.read_bytes())
     data[8] = ord("[")
     path.write_bytes(bytes(data))
-    with pytest.raises(WeightsRefusedError, match="damaged safetensors header"):
+    with pytest.raises(
+        WeightsRefusedError, match=r"is no complete safetensors file: .*invalid JSON"
+    ):
         verify_snapshot(manifest, layout(), "float32")
 
 
@@ -112,7 +114,7 @@ def test_tensors_that_overlap_in_the_file_are_refused(tmp_path: Path):
 
     rewrite_header(path, shorten)
     manifest = manifest.model_copy(update={"size_bytes": path.stat().st_size})
-    with pytest.raises(WeightsRefusedError, match=f"gives '{EMBEDDING}' 44 bytes, not 48"):
+    with pytest.raises(WeightsRefusedError, match=r"no complete safetensors file: .*offset"):
         verify_snapshot(manifest, layout(), "float32")
 
 
