@@ -162,7 +162,7 @@ def print_stopped(folder: Path, error: str | None) -> None:
 
 def _way_on(folder: Path, *, failed: bool) -> str:
     if not (folder / LEDGER_FILE).exists():
-        cause = "correct what is said above, and " if failed else ""
+        cause = "correct the problem above, and " if failed else ""
         return f"Stopped before training began: {cause}start again with the same command."
     resume = f"{program('agent-r1')} train --resume {at_hand(folder)}"
     if failed:

@@ -145,7 +145,7 @@ async def serve_app(
     if startup.refusal is not None:
         raise startup.refusal
     if not server.started:
-        raise RuntimeError(f"service {name!r} did not start; the lines above say why")
+        raise RuntimeError(f"service {name!r} did not start; the lines above give the reason")
 
 
 def http_config(

@@ -31,7 +31,7 @@ from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.task_files import read_task_file
 
 HELP = (
-    "Type a question. :pick [SET] asks a held-out one, :sets lists the sets, :help says this, "
+    "Type a question. :pick [SET] asks a held-out one, :sets lists the sets, :help prints this, "
     ":quit leaves."
 )
 ANSWER_TIMEOUT_S = 300.0
@@ -69,7 +69,7 @@ def _config(policy: str, file: Path | None, options: list[str]) -> Config:
     file = file or config_file_of(policy)
     if file is None:
         raise ConfigError(
-            f"{policy} belongs to no run folder, so its tools and prompts are not known; name a "
+            f"{policy} belongs to no run folder, so its tools and prompts are unknown; name a "
             "configuration with --config"
         )
     config = with_policy(load_config(file, options).config, policy)

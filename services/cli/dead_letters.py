@@ -118,7 +118,7 @@ def retry_letters(arguments: argparse.Namespace) -> int:
     url = _redis_url(folder, config)
     if url is None:
         raise ConfigError(
-            f"the run in {folder} is not running, and its Redis went with it; nothing is lost: "
+            f"the run in {folder} is not running, and its Redis has ended too; nothing is lost: "
             f"`agent-r1 train --resume {folder}` issues every unfinished sample again"
         )
 

@@ -89,7 +89,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         if code:
             return code
     else:
-        print("every question has its answer; --overwrite asks them again")
+        print("every question is answered; --overwrite asks them again")
     scores = evaluation.summarise()
     for line in summary_lines(scores, config.score_names()):
         print(line)
@@ -110,7 +110,7 @@ def _status(scores: Mapping[str, SetScores], max_share: float) -> int:
         if of_set.failed > max_share * asked:
             print(
                 f"!! {of_set.failed} of the {asked} questions of the set {name} failed, and "
-                f"learner.max_lost_share allows {max_share:.0%}: its means are of what is left"
+                f"learner.max_lost_share allows {max_share:.0%}: its means cover only the rest"
             )
             status = EXIT_LOSSES
     return status

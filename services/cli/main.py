@@ -40,7 +40,7 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="set one key, over file and environment: --set learner.steps=10 (repeatable)",
+        help="set one key and override file and environment: --set learner.steps=10 (repeatable)",
     )
 
 
@@ -48,8 +48,8 @@ def _train_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     parser = commands.add_parser(
         "train",
         help="start every service on this machine and train",
-        description="Start every service as a process of its own on this machine, and train. "
-        "Ctrl-C stops cleanly and keeps a run that --resume continues.",
+        description="Start every service in its own process on this machine, and train. Ctrl-C "
+        "stops cleanly; --resume continues the run.",
     )
     _add_config(parser, required=False)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (run.dir)")
@@ -64,11 +64,11 @@ def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         "serve",
         help="run one service in the foreground",
         description="Run one service in the foreground. SERVICE is rollout, reward, learner, or "
-        "the name of a tool in the configuration; `tool` with --name is the same, and --name may "
-        "be left out when there is one tool. `serve tool my_module:MyTool` serves a class of the "
-        "current folder without a configuration. Redis is named by redis.url or "
-        "AGENT_R1__REDIS__URL; tools are found there, or have a tools.<name>.url. With the "
-        "config.json of a run folder whose run is running, it is the Redis of that run.",
+        "the name of a tool in the configuration. `serve tool --name NAME` is the same; if there "
+        "is only one tool, you may leave out --name. `serve tool my_module:MyTool` serves a class from the "
+        "current folder without a configuration. Set redis.url or AGENT_R1__REDIS__URL to the "
+        "Redis to use. Tools are found through it, or have a tools.<name>.url. With the "
+        "config.json of a running run, the service uses the Redis of that run.",
     )
     parser.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, tool")
     _add_config(parser)
@@ -93,10 +93,10 @@ def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
             "validate everything without starting anything",
             "Validate everything without starting anything, and list every problem: keys and "
             "values, files, the model and its chat template, your own tools, environment, rewards "
-            "and functions (imported and constructed in a process of their own), and what the run "
-            "needs of this machine. `agent-r1 train` makes the same check.",
+            "and functions (imported and constructed in a separate process), and what the run "
+            "needs from this machine. `agent-r1 train` makes the same check.",
         ),
-        ("show", "print every value and where it came from", "Print every value, and its source."),
+        ("show", "print every value and where it came from", "Print every value and its source."),
     ):
         action = actions.add_parser(name, help=text, description=description)
         _add_config(action)
@@ -104,7 +104,7 @@ def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
             action.add_argument(
                 "--elsewhere",
                 action="store_true",
-                help="leave out what depends on this machine: GPUs, the run folder, ports, servers",
+                help="skip what depends on this machine: GPUs, the run folder, ports, servers",
             )
         action.set_defaults(run=f"agent_r1.cli.config:{name}")
 
@@ -112,15 +112,15 @@ def _config_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
 def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser(
         "search",
-        help="make the index of the search tool",
-        description="Make the index of the search tool.",
+        help="build the index of the search tool",
+        description="Build the index of the search tool.",
     )
     parser.set_defaults(parser=parser)
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
     index = actions.add_parser(
         "index",
-        help="make the index of a corpus",
-        description="Make the index of a corpus. Running the command again does nothing; "
+        help="build the index of a corpus",
+        description="Build the index of a corpus. Running the command again does nothing; "
         "after an interruption it continues. A changed corpus becomes a new version, which "
         "replaces the old one when it is complete. Set the credentials of Elasticsearch in the "
         "environment: AGENT_R1_ELASTICSEARCH_API_KEY, or _USER and _PASSWORD.",
@@ -129,7 +129,7 @@ def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "--backend",
         choices=("elasticsearch", "embedded"),
         required=True,
-        help="elasticsearch: an index on a server; embedded: a folder of this machine",
+        help="elasticsearch: an index on a server; embedded: a folder on this machine",
     )
     index.add_argument(
         "--corpus", type=Path, required=True, metavar="FILE", help="lines of {id, title, text}"
@@ -138,17 +138,19 @@ def _search_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "--index", required=True, metavar="NAME", help="name of the index; embedded: its folder"
     )
     index.add_argument("--url", metavar="URL", help="the server (http://localhost:9200)")
-    index.add_argument("--ca-certs", type=Path, metavar="FILE", help="PEM file that vouches for it")
-    index.add_argument("--no-verify-certs", action="store_true", help="take any certificate")
+    index.add_argument(
+        "--ca-certs", type=Path, metavar="FILE", help="PEM file to verify the server with"
+    )
+    index.add_argument("--no-verify-certs", action="store_true", help="accept any certificate")
     index.add_argument("--bulk-mb", type=int, default=8, metavar="N", help="size of a request (8)")
     index.add_argument("--shards", type=int, default=1, metavar="N", help="parts of the index (1)")
     index.add_argument(
-        "--replicas", type=int, metavar="N", help="copies; without it one, where there is a node"
+        "--replicas", type=int, metavar="N", help="copies (1 if there is a second node)"
     )
     index.add_argument(
         "--delete-old",
         action="store_true",
-        help="delete every other version; without it the last one is kept",
+        help="delete every other version; by default the previous one is kept",
     )
     index.add_argument(
         "--request-timeout-s",
@@ -165,17 +167,17 @@ def _evaluation_parsers(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "evaluate",
         help="score a policy on the evaluation sets",
         description="Start tools, reward and rollout on this machine with a given policy, ask "
-        "every question of evaluation.sets, and write one JSON line an answer to FILE; the scores, "
-        "with 95 % intervals, go beside it under the suffix .summary.json. Called again after an "
-        "interruption, it asks only the questions that have no answer yet. `--set run.seed=S` "
+        "every question of evaluation.sets, and write one JSON line per answer to FILE. The "
+        "scores, with 95 % intervals, go beside it, with the suffix .summary.json. Run again "
+        "after an interruption, it asks only the questions that have no answer yet. `--set run.seed=S` "
         "seeds the sampling, `--set evaluation.temperature=T` sets its temperature.",
     )
     _add_config(evaluate)
     evaluate.add_argument(
         "--policy",
         metavar="MODEL_OR_RUN",
-        help="model directory, or a run folder (its last checkpoint); base_tool_call takes the "
-        "configuration's model.path without it",
+        help="model directory, or a run folder (its last checkpoint); base_tool_call uses the "
+        "configuration's model.path by default",
     )
     evaluate.add_argument(
         "--method",
@@ -189,41 +191,43 @@ def _evaluation_parsers(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "--out", type=Path, required=True, metavar="FILE", help="JSON-lines file to write"
     )
     evaluate.add_argument(
-        "--overwrite", action="store_true", help="begin again and lose the answers in FILE"
+        "--overwrite", action="store_true", help="start again and discard the answers in FILE"
     )
     evaluate.set_defaults(run="agent_r1.cli.evaluate:evaluate")
 
     compare = commands.add_parser(
         "compare",
         help="paired test between two evaluations",
-        description="Compare two files of `agent-r1 evaluate` on the questions both have: the "
-        "difference of the means with its 95 % interval (paired bootstrap), and an exact McNemar "
-        "test for exact match; per set and over all.",
+        description="Compare two files of `agent-r1 evaluate` on the questions that both have, for "
+        "each set and for all sets: the difference of the means with its 95 % interval (paired "
+        "bootstrap), and an exact McNemar test for exact match.",
     )
     compare.add_argument("a", type=Path, metavar="A", help="JSON-lines file of an evaluation")
-    compare.add_argument("b", type=Path, metavar="B", help="the other one; differences are B - A")
+    compare.add_argument(
+        "b", type=Path, metavar="B", help="file of the other; differences are B - A"
+    )
     compare.add_argument("--out", type=Path, metavar="FILE", help="write the numbers as JSON")
     compare.set_defaults(run="agent_r1.cli.evaluate:compare")
 
     table = commands.add_parser(
         "table",
-        help="train a table of methods over seeds and report it",
+        help="compare methods over several seeds",
         description="Start tools, reward and rollout once, evaluate the baselines, train every "
-        "method of TABLE with every seed on them, and write scores with 95 % intervals as "
-        "Markdown and JSON. Run again, it keeps finished rows and continues with the rest.",
+        "method of TABLE with every seed, and write scores with 95 % intervals as Markdown and "
+        "JSON. Run again, it keeps finished rows and continues with the rest.",
     )
     table.add_argument("table", type=Path, metavar="TABLE", help="table file (.toml)")
     table.add_argument(
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder for results and runs; without it the file's `results`, and runs/table",
+        help="folder for results and runs; by default the file's `results`, and runs/table",
     )
     table.add_argument(
         "--only", metavar="METHOD[,METHOD]", help="only these methods or baselines, by name"
     )
     table.add_argument(
-        "--overwrite", action="store_true", help="begin the rows again and lose what they have"
+        "--overwrite", action="store_true", help="start the rows again and discard what they have"
     )
     _add_set(table)
     table.set_defaults(run="agent_r1.cli.table:table")
@@ -242,17 +246,19 @@ def _model_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParser]
         "chat",
         help="ask the agent a question and watch its turns",
         description="Start tools and rollout on this machine, then ask the agent questions: your "
-        "own, or held-out ones (`:pick`). Text the model sampled and text that tools returned "
-        "have different colours.",
+        "own, or held-out ones (`:pick`). Text from the model and text from tools have different "
+        "colours.",
     )
     chat.add_argument(
-        "policy", metavar="MODEL_OR_RUN", help="model directory, or a run folder (its last one)"
+        "policy",
+        metavar="MODEL_OR_RUN",
+        help="model directory, or run folder (its last checkpoint)",
     )
     chat.add_argument(
         "--config", type=Path, metavar="CONFIG", help=f"{CONFIG_HELP}; a run folder has its own"
     )
     _add_set(chat)
-    chat.add_argument("--question", metavar="TEXT", help="ask this one question and leave")
+    chat.add_argument("--question", metavar="TEXT", help="ask this one question and exit")
     chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
     chat.set_defaults(run="agent_r1.cli.chat:chat")
 
@@ -268,15 +274,17 @@ def _reading_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParse
     show.add_argument("--step", type=int, metavar="N", help="only this learner step")
     show.add_argument("--group", type=int, metavar="ID", help="only this group")
     show.add_argument("--failed", action="store_true", help="only FAILED trajectories")
-    show.add_argument("--eval", metavar="NAME", help="an evaluation's, such as before or after")
-    show.add_argument("--limit", type=int, default=8, metavar="N", help="at most so many (8)")
+    show.add_argument(
+        "--eval", metavar="NAME", help="only this evaluation, such as before or after"
+    )
+    show.add_argument("--limit", type=int, default=8, metavar="N", help="show at most N (8)")
     show.set_defaults(run="agent_r1.cli.show:show")
 
     letters = commands.add_parser(
         "dead-letters",
         help="messages that could not be processed",
-        description="Messages that could not be processed, of a run that is running (or of one "
-        "that has ended, as it left them).",
+        description="List, show and retry messages that could not be processed, of a run that is "
+        "running or has ended.",
     )
     letters.set_defaults(parser=letters)
     actions = letters.add_subparsers(dest="action", metavar="ACTION")
@@ -297,9 +305,9 @@ def _reading_parsers(commands: argparse._SubParsersAction[argparse.ArgumentParse
 def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     tools = commands.add_parser(
         "tools",
-        help="which tool instances and versions get calls",
-        description="List tool instances, drain them, and share new trajectories out among "
-        "versions, while training runs. Rollout servers follow within a second.",
+        help="manage tool instances and versions",
+        description="List tool instances, drain them, and divide new trajectories among versions "
+        "while training runs. Rollout servers follow within a second.",
     )
     tools.set_defaults(parser=tools)
     actions = tools.add_subparsers(dest="action", metavar="ACTION")
@@ -318,7 +326,7 @@ def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
     drain = action("drain", "drain_tools", "take an instance, or a version, out of service")
     undrain = action("undrain", "undrain_tools", "put drained instances back into service")
     for parser in (drain, undrain):
-        parser.add_argument("--instance", metavar="NAME", help="this one, as `list` names it")
+        parser.add_argument("--instance", metavar="NAME", help="this instance, as `list` names it")
         parser.add_argument("--version", metavar="VERSION", help="every instance of this version")
     drain.add_argument(
         "--timeout-s",
@@ -327,22 +335,24 @@ def _tools_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         metavar="S",
         help="longest wait for trajectories that still need it, in seconds (120)",
     )
-    weight = action("weight", "weight_tools", "share new trajectories out among versions")
+    weight = action("weight", "weight_tools", "divide new trajectories among versions")
     weight.add_argument(
         "weights",
         nargs="*",
         metavar="VERSION=WEIGHT",
         help="such as 1.0=9 2.0=1; a version that is not announced yet gets its share once it is",
     )
-    weight.add_argument("--newest", action="store_true", help="all to the newest version again")
-    rollback = action("rollback", "rollback_tool", "give everything to the version before")
-    rollback.add_argument("--version", metavar="VERSION", help="this one instead")
+    weight.add_argument(
+        "--newest", action="store_true", help="give everything to the newest version again"
+    )
+    rollback = action("rollback", "rollback_tool", "give everything to the previous version")
+    rollback.add_argument("--version", metavar="VERSION", help="give it to this version instead")
     mcp = actions.add_parser(
         "mcp",
         help="serve one tool to an MCP agent over stdio",
         description="Serve one tool of a configuration to an MCP agent over standard input and "
         "output. The agent starts this command itself; logs go to standard error. A tool service "
-        "that runs already has the same under its URL + /mcp.",
+        "that already runs offers the same at its URL + /mcp.",
     )
     _add_config(mcp)
     mcp.add_argument("tool", metavar="TOOL", help="name of its table, [tools.TOOL]")
@@ -361,7 +371,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--version",
         action="version",
         version=f"agent-r1 {version}",
-        help="print the version and leave",
+        help="print the version and exit",
     )
     parser.set_defaults(run=None, parser=parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")

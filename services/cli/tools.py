@@ -52,7 +52,7 @@ def _place(arguments: argparse.Namespace) -> tuple[str, str]:
     run = config.run
     url = arguments.redis or live_redis_url(folder) or config.redis.url
     if url is None:
-        raise ConfigError(f"the run in {folder} is not running, and its Redis went with it")
+        raise ConfigError(f"the run in {folder} is not running, and its Redis has ended with it")
     return url, arguments.pool or run.tool_pool or run.id
 
 
@@ -220,7 +220,7 @@ def _chosen(
             f"{', '.join(f'{one.instance} ({one.version})' for one in state.instances)}"
         )
     if len(chosen) == len(state.instances) and instance is None and version is None:
-        raise ConfigError(f"say which of {tool!r} to mean: --instance or --version")
+        raise ConfigError(f"choose the instances of {tool!r} with --instance or --version")
     return chosen
 
 

@@ -344,7 +344,7 @@ async def _work(
         done, _ = await asyncio.wait([working, http, *others], return_when=asyncio.FIRST_COMPLETED)
         for part in done:
             part.result()  # raises what ended it
-        raise RuntimeError("a part of the rollout server ended; the lines above say why")
+        raise RuntimeError("a part of the rollout server ended; the lines above give the reason")
     finally:
         for task in others:
             task.cancel()

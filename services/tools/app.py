@@ -56,7 +56,7 @@ _EXPIRY_CHECKS_PER_PERIOD = 4
 _SESSION_ERRORS = {
     "409": "The call needs a session that is not open here.",
     "422": "The body does not fit the schema, or names another tool.",
-    "501": "The tool's own code is wrong; the text says what to correct.",
+    "501": "The tool's own code is wrong; the text explains what to correct.",
     "503": "Draining, overloaded, or what stands behind the tool is down.",
 }
 ROUTES = (

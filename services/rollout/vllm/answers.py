@@ -69,7 +69,9 @@ def death_reason(engine: Any) -> str:
             "the engine process was killed (signal 9), most likely because it ran out of memory: "
             f"{OUT_OF_MEMORY_REMEDY}"
         )
-    return f"the engine process ended (exit codes {codes}); the lines it logged before say why"
+    return (
+        f"the engine process ended (exit codes {codes}); the lines it logged before give the reason"
+    )
 
 
 def to_generation(completion: Any) -> Generation:

@@ -218,5 +218,5 @@ def explain_refusal(complaint: str) -> str:
             "with weaker limits, for a container that holds nothing else"
         )
     else:
-        remedy = "docs/sandbox.md says what the sandbox needs"
+        remedy = "docs/sandbox.md explains what the sandbox needs"
     return f"the sandbox cannot be started: bwrap said {said!r}; {remedy}"

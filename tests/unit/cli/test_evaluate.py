@@ -197,7 +197,7 @@ def test_ctrl_c_names_the_command_that_goes_on_and_it_does(
     idle = launch(error=AssertionError("started"))
     assert cli.main(words[1:]) == 0
     assert (idle.configs, idle.asked) == ([], [])
-    assert "every question has its answer" in capsys.readouterr().out
+    assert "every question is answered" in capsys.readouterr().out
 
 
 def test_a_service_that_dies_leaves_the_answers(

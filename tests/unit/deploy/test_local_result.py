@@ -136,7 +136,7 @@ def test_a_run_that_never_began_is_started_again_not_resumed(
     shown = "".join(capsys.readouterr())
     assert "--resume" not in shown
     assert "start again with the same command" in shown
-    assert ("correct what is said above" in shown) == (error is not None)
+    assert ("correct the problem above" in shown) == (error is not None)
     claim_run_folder(tmp_path, resume=False)  # which then works
 
 
