@@ -37,7 +37,7 @@ hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")
 
 # A shell starts a background job with SIGINT ignored, and every process it starts inherits that:
-# tests that interrupt one would wait for ever.
+# tests that interrupt one would wait forever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -66,8 +66,8 @@ def _serve_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser])
         description="Run one service in the foreground. SERVICE is rollout, reward, learner, or "
         "the name of a tool in the configuration. `serve tool --name NAME` is the same; if there "
         "is only one tool, you may leave out --name. `serve tool my_module:MyTool` serves a class "
-        "from the current folder without a configuration. Set redis.url or AGENT_R1__REDIS__URL to the "
-        "Redis to use. Tools are found through it, or have a tools.<name>.url. With the "
+        "from the current folder without a configuration. Set redis.url or AGENT_R1__REDIS__URL to "
+        "the Redis to use. Tools are found through it, or have a tools.<name>.url. With the "
         "config.json of a running run, the service uses the Redis of that run.",
     )
     parser.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, tool")
@@ -170,7 +170,8 @@ def _evaluation_parsers(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "every question of evaluation.sets, and write one JSON line per answer to FILE. The "
         "scores, with 95 % intervals, go beside it, with the suffix .summary.json. Run again "
         "after an interruption, it asks only the questions that have no answer yet. "
-        "`--set run.seed=S` seeds the sampling, `--set evaluation.temperature=T` sets its temperature.",
+        "`--set run.seed=S` seeds the sampling, `--set evaluation.temperature=T` sets its "
+        "temperature.",
     )
     _add_config(evaluate)
     evaluate.add_argument(

@@ -1,4 +1,4 @@
-"""A run folder that version 0.1.0 wrote goes on in this version.
+"""A run folder that version 0.1.0 wrote continues in this version.
 
 `tests/contract/run_0_1_0` is such a folder with its model, tasks and reward: four steps of a tiny
 random model. Paths in it begin with RUN_0_1_0, which stands for where it lies.

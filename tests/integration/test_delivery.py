@@ -355,7 +355,7 @@ async def test_a_suspended_learner_that_wakes_up_after_its_successor_writes_noth
             zombie.send_signal(signal.SIGSTOP)
             with pytest.raises(ValueError, match=rf"is writing .* process {zombie.pid} on"):
                 training_plan(folder, resume=True, **settings)
-            # As where locks do not reach: the run goes on from another machine.
+            # As where locks do not reach: the run continues on another machine.
             (folder / "learner.lock").unlink()
             engine = FakeEngine()
             learner = Learner(training_plan(folder, resume=True, **settings), engine)

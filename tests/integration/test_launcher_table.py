@@ -103,7 +103,7 @@ def test_services_start_once_and_the_learners_come_in_turn(table: Table):
     assert started[-2:] == ["learner", "learner"]
     assert served[0].redis.url is not None
     assert served[0].tools["search"].url is not None
-    # The run that was begun goes on; the new one begins after its numbers.
+    # The run that was begun continues; the new one begins after its numbers.
     assert table.learners == ["first", "second"]
     assert table.stage.lines("resume") == [["learner"]]
     numbers = Ledger(second)

@@ -219,7 +219,7 @@ async def test_new_versions_are_seen_pins_are_kept_and_a_leaving_instance_waits_
         assert await echo() == "2"
         assert await echo(pins["echo"]) == "1"
         old.send_signal(signal.SIGTERM)
-        # The pin is reported in Redis, so the old instance goes on answering its trajectory.
+        # The pin is reported in Redis, so the old instance keeps answering its trajectory.
         await until(lambda: client.directory._tools["echo"].shares == {"2": 1.0})
         for _ in range(10):
             assert await echo("1") == "1"

@@ -272,7 +272,7 @@ def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(engine: Liv
         assert "start the rollout service again" in str(policy.death)
     finally:
         policy._engine.update_weights = update
-        # The other tests go on with this engine.
+        # The other tests continue with this engine.
         engine.run(mend())
     assert canary_distance(engine, manifest.policy_version) <= PARITY
 

@@ -312,7 +312,7 @@ async def eventually(
     *,
     timeout_s: float = 10.0,
 ) -> None:
-    """Wait until a condition holds while a task, if given, goes on running.
+    """Wait until a condition holds while a task, if given, keeps running.
 
     Raises:
         AssertionError: it did not within `timeout_s`, or the task ended first.

@@ -1,4 +1,4 @@
-"""The set-up: the lock is exact and complete, the installer goes on, and a failure says what to do.
+"""The set-up: the lock is exact and complete, the installer continues, and failures are explained.
 
 Reads deploy/constraints, pyproject.toml and scripts/.
 """

@@ -1,4 +1,4 @@
-"""`agent-r1 evaluate` around the services: methods, mistakes, and how an evaluation goes on."""
+"""`agent-r1 evaluate` around the services: methods, mistakes, and how an evaluation continues."""
 
 from __future__ import annotations
 

@@ -239,7 +239,7 @@ async def test_draining_waits_for_the_sessions_of_mcp_clients():
             drain = asyncio.create_task(service.app.state.service.drain(10))
             await asyncio.sleep(0.05)
             assert not drain.done()
-            assert text(await client.call_tool("count", {})) == "2"  # an open session goes on
+            assert text(await client.call_tool("count", {})) == "2"  # an open session stays open
             async with service.client("legacy") as late:
                 with pytest.raises(MCPError, match="is shutting down"):
                     await late.call_tool("count", {})
