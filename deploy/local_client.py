@@ -1,6 +1,6 @@
 """The services of a run lent to a client on this machine: `agent-r1 evaluate` and `agent-r1 chat`.
 
-cli_evaluate.py, cli_chat.py --configuration, client--> here --> tools, reward and rollout
+cli/evaluate.py, cli/chat.py --configuration, client--> here --> tools, reward and rollout
 (local_services.py), without a learner, for as long as the client runs. What fails meanwhile is
 shown at once.
 """

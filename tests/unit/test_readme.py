@@ -87,16 +87,32 @@ def test_the_index_leads_to_every_page() -> None:
 
 OWN_FILES = ["README.md", "AGENTS.md", "CONTRIBUTING.md", "proto/README.md", "docs/architecture.md"]
 """Papers that name no files but the repository's."""
+CODE = [
+    path
+    for folder in ("services", "proto", "deploy", "scripts", "examples", "tests")
+    for path in sorted((REPOSITORY / folder).rglob("*.py"))
+]
+
+
+def unknown_files(names: list[str]) -> list[str]:
+    """Return those names of Python files that no file of the repository ends in."""
+    paths = ["/" + relative(path) for path in CODE]
+    return [name for name in names if not any(path.endswith("/" + name) for path in paths)]
 
 
 @pytest.mark.parametrize("paper", OWN_FILES)
 def test_source_files_that_are_named_exist(paper: str) -> None:
-    folders = ["services", "proto", "deploy", "scripts", "examples", "tests"]
-    sources = [p for folder in folders for p in (REPOSITORY / folder).rglob("*.py")]
-    paths = ["/" + relative(path) for path in sources]
     text = (REPOSITORY / paper).read_text()
-    for name in re.findall(r"`([\w/]+\.py)`", text):
-        assert any(path.endswith("/" + name) for path in paths), name
+    assert unknown_files(re.findall(r"`([\w/]+\.py)`", text)) == []
+
+
+@pytest.mark.parametrize("package", ["services", "proto", "deploy"])
+def test_source_files_that_source_files_name_exist(package: str) -> None:
+    files = [path for path in CODE if path.is_relative_to(REPOSITORY / package)]
+    assert len(files) > 5
+    named = {path: re.findall(r"(?<![\w/*])\w[\w/]*\.py\b", path.read_text()) for path in files}
+    unknown = {relative(path): unknown_files(names) for path, names in named.items()}
+    assert {path: names for path, names in unknown.items() if names} == {}
 
 
 def test_every_subcommand_is_in_the_readme() -> None:

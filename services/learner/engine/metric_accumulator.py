@@ -1,6 +1,7 @@
 """What the micro-batches of one batch add up to, over all ranks: the engine's metrics.
 
-rank_worker.py --values of each micro-batch--> Tally --> batch_metrics --> policy_engine.py
+rank_worker.py --values of each micro-batch--> `MetricAccumulator` --> batch_metrics
+--> policy_engine.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Micro-batches: which trajectories go through the model together, on which rank.
 
-engine --TrainSample--> plan_microbatches, build_microbatch --MicroBatch--> logprobs.PolicyModule
+engine --TrainSample--> plan_microbatches, build_microbatch --MicroBatch--> model.PolicyModule
 
 Trajectories of similar length share a micro-batch and are padded on the right. Attention is
 causal, so no real token sees padding and no mask is needed; sorting keeps padding a small share.
