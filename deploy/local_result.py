@@ -20,11 +20,11 @@ from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local_view import (
     at_hand,
-    duration,
     program,
     read_json_lines,
     set_scores,
 )
+from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
 from agent_r1_service.run_files import LEDGER_FILE, LOGS_DIR, SUMMARY_FILE, TRAJECTORIES_DIR
 
@@ -131,7 +131,7 @@ def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) 
     console.print(
         f"{summary.get('steps')} steps, {summary.get('trajectories_trained')} trajectories, "
         f"{summary.get('sampled_tokens')} sampled tokens"
-        + (f" in {duration(wall)}" if wall is not None else ""),
+        + (f" in {format_duration(wall)}" if wall is not None else ""),
     )
     if summary.get("status") == FINISHED_WITH_LOSSES:
         console.print(Text(losses_text(summary, folder), style="bold red"), soft_wrap=True)

@@ -38,7 +38,6 @@ from agent_r1_deploy.local_result import losses_text, summary_of
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import (
     Tail,
-    duration,
     first_failure,
     in_line,
     set_scores,
@@ -46,6 +45,7 @@ from agent_r1_deploy.local_view import (
     total_steps,
 )
 from agent_r1_deploy.supervisor import ServiceError
+from agent_r1_service.durations import format_duration
 from agent_r1_service.private_files import private_folder
 from agent_r1_service.run_files import CONFIG_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
 
@@ -240,7 +240,7 @@ class TableView:
             summary = summary_of(run.folder)
             self.event(
                 f"row {self._index} of {self._total}: {run.label} {summary.get('status')} after "
-                f"{duration(summary.get('wall_s') or 0.0)}; {_scores(summary, run.config)}"
+                f"{format_duration(summary.get('wall_s') or 0.0)}; {_scores(summary, run.config)}"
             )
             if summary.get("status") == FINISHED_WITH_LOSSES:
                 self.event(losses_text(summary, run.folder))
@@ -268,7 +268,7 @@ class TableView:
         line = (
             f"row {self._index} of {self._total}  {run.label}  step {step}/{steps}  "
             f"{in_line(step_scores(metrics, run.config.score_names()))}  "
-            f"left {duration(self._left_s())}"
+            f"left {format_duration(self._left_s())}"
         )
         if self._live:
             self._output.write(f"\r{line:<{self._width}}")

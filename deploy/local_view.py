@@ -28,6 +28,7 @@ from agent_r1.config.run import Config
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
+from agent_r1_service.durations import format_duration
 from agent_r1_service.run_files import EVALUATIONS_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
 from agent_r1_service.task_files import read_task_file
 
@@ -95,16 +96,6 @@ class Tail:
         del self._seen[same:]
 
 
-def duration(seconds: float) -> str:
-    """Render seconds as `1h02m`, `3m20s` or `12s`."""
-    whole = max(0, round(seconds))
-    hours, rest = divmod(whole, 3600)
-    minutes, secs = divmod(rest, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
-
-
 def _losses(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     """Return what was lost in a step; nothing where nothing was."""
     values = [
@@ -132,7 +123,7 @@ def step_values(
         ("queue", _number(metrics.get("queue/depth"), ".0f")),
         ("staleness", _number(metrics.get("staleness/max"), ".0f")),
         ("policy", "v" + _number(metrics.get("policy/version"), ".0f")),
-        ("left", "-" if left_s is None else duration(left_s)),
+        ("left", "-" if left_s is None else format_duration(left_s)),
     ]
 
 
@@ -262,7 +253,7 @@ class TrainingView:
 
     def _below(self) -> Group | Text:
         if self._latest is None:
-            return Text(f"{self._status} … {duration(time.monotonic() - self._started)}")
+            return Text(f"{self._status} … {format_duration(time.monotonic() - self._started)}")
         return in_columns(self._values(self._latest), self._console.width)
 
     def close(self) -> None:

@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 CHECKSUM_FILE = "checksums.json"
 _OLDER = "resume from an older checkpoint of the run"
 _MIB = 1024 * 1024
-_HASH_BLOCK = 4 * _MIB
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -167,11 +166,8 @@ def sync_path(path: Path) -> None:
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file, as hexadecimal digits."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(directory: Path, facts: dict[str, Any] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""What a data file is that is not JSON lines: said by name, with the way to convert it.
+"""Data files: opened plain or gzip-compressed, and called by name where they are not JSON lines.
 
 task_files.py, the warm start's reader and `agent-r1 config check` ask, so that a Parquet file is
 called one and not "invalid JSON".
@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 FIRST_BYTES = 4096
 MAGIC = {
@@ -30,6 +31,11 @@ REMEDIES = {
 CONVERT = "convert it to JSON lines, one object a line"
 
 
+def open_data(path: Path) -> BinaryIO | gzip.GzipFile:
+    """Open a data file for reading its bytes, unpacked where it has the suffix .gz."""
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
 def foreign_format(path: Path) -> str | None:
     """Say what a file is that holds no JSON lines, and what to do; None where it may hold some.
 
@@ -37,7 +43,7 @@ def foreign_format(path: Path) -> str | None:
         path: plain, or gzip-compressed with the suffix .gz; one that cannot be read gives None.
     """
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        with open_data(path) as file:
             start = file.read(FIRST_BYTES)
     except (OSError, EOFError, zlib.error):
         return None

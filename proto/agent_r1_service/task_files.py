@@ -5,14 +5,14 @@ learner, evaluation and chat read `.jsonl` or `.jsonl.gz` files through `read_ta
 
 from __future__ import annotations
 
-import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from agent_r1_proto.tasks import Task
-from agent_r1_service.foreign_files import foreign_format
+from agent_r1_service.foreign_files import foreign_format, open_data
 
 
 class TaskFileError(ValueError):
@@ -20,12 +20,8 @@ class TaskFileError(ValueError):
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    if path.suffix == ".gz":
-        with gzip.open(path, "rb") as file:
-            yield from file
-    else:
-        with path.open("rb") as file:
-            yield from file
+    with open_data(path) as file:
+        yield from file
 
 
 def _problem(exc: ValidationError) -> str:
@@ -65,7 +61,7 @@ def read_task_file(path: Path) -> list[Task]:
                 )
             line_of[task.id] = number
             tasks.append(task)
-    except (OSError, EOFError) as exc:
+    except (OSError, EOFError, zlib.error) as exc:
         where = f"{path}:{number + 1}" if number else str(path)
         why = getattr(exc, "strerror", None) or exc
         raise TaskFileError(f"{where}: the task file cannot be read: {why}") from exc

@@ -8,7 +8,6 @@ its file ends.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import os
 from collections import Counter
@@ -37,6 +36,7 @@ from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.evaluation_client import EvalClient, EvalResult
+from agent_r1_service.files import hash_file
 from agent_r1_service.task_files import read_task_file
 
 logger = logging.getLogger(__name__)
@@ -221,5 +221,4 @@ def _read_set(name: str, path: Path, questioning: QuestioningConfig) -> list[Tas
 
 
 def _fingerprint(path: Path) -> str:
-    with path.open("rb") as file:
-        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+    return f"sha256:{hash_file(path)}"

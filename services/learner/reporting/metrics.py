@@ -120,13 +120,3 @@ def reward_delay_s(groups: Sequence[Group]) -> float:
         if s.trajectory.started_at > 0 and s.scored_at > 0
     ]
     return float(np.mean(delays)) if delays else 0.0
-
-
-def format_duration(seconds: float) -> str:
-    """Render seconds as `1h02m`, `3m20s` or `12s`."""
-    whole = round(seconds)
-    hours, rest = divmod(whole, 3600)
-    minutes, secs = divmod(rest, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"

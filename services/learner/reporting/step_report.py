@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.groups import Group, staleness
-from agent_r1.learner.reporting.metrics import batch_metrics, format_duration, reward_delay_s
+from agent_r1.learner.reporting.metrics import batch_metrics, reward_delay_s
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.reporting.trajectory_log import step_lines
 from agent_r1.learner.stop_rules import FailureMonitor
 from agent_r1.learner.weights.publisher import PushReport
+from agent_r1_service.durations import format_duration
 
 logger = logging.getLogger(__name__)
 

@@ -5,7 +5,6 @@ Read by the index builders beside it.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import unicodedata
@@ -14,12 +13,14 @@ from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
 
 from agent_r1_proto.messages import StrictMessage
+from agent_r1_service.files import hash_file
+from agent_r1_service.foreign_files import open_data
 
 ENGLISH_STOP_WORDS = (
     *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is"),
@@ -28,7 +29,6 @@ ENGLISH_STOP_WORDS = (
 )
 """The 33 words Lucene's (and so Elasticsearch's) `english` analyzer drops."""
 _SHOWN_CHARS = 80
-_HASH_CHUNK_BYTES = 1 << 20
 _REPORT_EVERY_LINES = 1000
 
 
@@ -57,7 +57,7 @@ def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
         )
     line_number = 0
     try:
-        with _open(path) as lines:
+        with open_data(path) as lines:
             for line_number, line in enumerate(lines, start=1):
                 if line_number > skip:
                     yield _parse(path, line_number, line)
@@ -107,7 +107,7 @@ def survey(path: Path, report: Callable[[int], None] = lambda _: None) -> Survey
                     f"{path}:{line}: id {passage.id!r} is also that of line {first}; give every "
                     "passage its own id"
                 )
-    return Survey(sha256_of(path), len(hashes))
+    return Survey(hash_file(path), len(hashes))
 
 
 def _hash64(text: str) -> int:
@@ -119,25 +119,10 @@ def searched_text(passage: Passage) -> str:
     return unicodedata.normalize("NFC", f"{passage.title}\n{passage.text}")
 
 
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file, as hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_HASH_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def hash_of(value: Any) -> str:
     """Return a short hash of a JSON value, as hex."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def _open(path: Path) -> BinaryIO | gzip.GzipFile:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    return path.open("rb")
 
 
 def _parse(path: Path, line_number: int, line: bytes) -> Passage:

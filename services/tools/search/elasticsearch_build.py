@@ -18,7 +18,7 @@ import elastic_transport
 import elasticsearch
 from elasticsearch import Elasticsearch, helpers
 
-from agent_r1.tools.search.corpus import Passage, read_passages, searched_text, sha256_of
+from agent_r1.tools.search.corpus import Passage, read_passages, searched_text
 from agent_r1.tools.search.elasticsearch_client import (
     Server,
     check_server,
@@ -40,6 +40,7 @@ from agent_r1.tools.search.elasticsearch_index import (
     meta_mapping,
     stored_indices,
 )
+from agent_r1_service.files import hash_file
 
 MAX_ID_BYTES = 512
 """Elasticsearch's limit of an `_id`."""
@@ -118,7 +119,7 @@ def _build(
         next(read_passages(corpus))  # raises the corpus error
     before = _aliased(client, server, name)
     report("reading the corpus", 0, None)
-    fingerprint = fingerprint_of(sha256_of(corpus))
+    fingerprint = fingerprint_of(hash_file(corpus))
     concrete = concrete_name(name, fingerprint)
     meta = _meta_of(client, server, concrete)
     if meta is None:

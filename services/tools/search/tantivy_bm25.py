@@ -30,10 +30,10 @@ from agent_r1.tools.search.corpus import (
     hash_of,
     read_passages,
     searched_text,
-    sha256_of,
     survey,
 )
 from agent_r1_proto.messages import StrictMessage
+from agent_r1_service.files import hash_file
 
 logger = logging.getLogger(__name__)
 
@@ -288,7 +288,7 @@ def _usable_meta(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta
         return None
     if (meta.corpus_bytes, meta.corpus_mtime_ns) == (stat.st_size, stat.st_mtime_ns):
         return meta
-    if meta.corpus_bytes == stat.st_size and meta.corpus_sha256 == sha256_of(corpus):
+    if meta.corpus_bytes == stat.st_size and meta.corpus_sha256 == hash_file(corpus):
         return meta
     logger.info("corpus has changed, building its index again corpus=%s", corpus)
     return None

@@ -14,7 +14,6 @@ from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1_deploy.local_view import (
     Tail,
     TrainingView,
-    duration,
     in_columns,
     in_line,
     step_values,
@@ -47,14 +46,6 @@ def config(tmp_path: Path) -> Config:
 def append(path: Path, *records: dict[str, Any]) -> None:
     with path.open("a") as file:
         file.writelines(json.dumps(record) + "\n" for record in records)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0s"), (59.6, "1m00s"), (200, "3m20s"), (3720, "1h02m"), (-5, "0s")],
-)
-def test_durations_are_short(seconds: float, text: str):
-    assert duration(seconds) == text
 
 
 def line_of(metrics: dict[str, Any], names: ScoreNames = NAMES) -> str:

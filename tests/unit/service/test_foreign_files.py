@@ -48,3 +48,11 @@ def test_json_lines_are_not_foreign(tmp_path: Path, name: str, data: bytes):
 def test_a_missing_file_is_told_without_its_error_number(tmp_path: Path):
     with pytest.raises(TaskFileError, match=r"cannot be read: No such file or directory$"):
         read_task_file(tmp_path / "nowhere.jsonl")
+
+
+def test_a_damaged_gzip_file_of_tasks_is_named(tmp_path: Path):
+    path = tmp_path / "tasks.jsonl.gz"
+    # The first block of the packed data is of type 3, which deflate does not have.
+    path.write_bytes(gzip.compress(b"{}\n")[:10] + b"\xff" * 20)
+    with pytest.raises(TaskFileError, match=r"tasks\.jsonl\.gz: the task file cannot be read"):
+        read_task_file(path)

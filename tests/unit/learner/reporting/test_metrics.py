@@ -7,7 +7,7 @@ import pytest
 
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.groups import Group, Slot, total_reward
-from agent_r1.learner.reporting.metrics import batch_metrics, format_duration, reward_delay_s
+from agent_r1.learner.reporting.metrics import batch_metrics, reward_delay_s
 from agent_r1.learner.train_samples import build_samples, loss_spec, process_rewards
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.trajectory import ToolCallRecord
@@ -134,10 +134,3 @@ def test_the_delay_of_a_reward_runs_from_the_end_of_its_trajectory():
     early = member(0, 1, 1.0, started_at=100.0, latency_ms=2000.0).replace(scored_at=101.0)
     assert reward_delay_s([group(0, record, early)]) == 0.25
     assert reward_delay_s([group(0, member(0, 0, 1.0))]) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0s"), (59.6, "1m00s"), (200, "3m20s"), (3720, "1h02m")]
-)
-def test_durations_are_short(seconds: float, text: str):
-    assert format_duration(seconds) == text
