@@ -106,6 +106,14 @@ def test_source_files_that_are_named_exist(paper: str) -> None:
     assert unknown_files(re.findall(r"`([\w/]+\.py)`", text)) == []
 
 
+@pytest.mark.parametrize("package", ["agent_r1_proto", "agent_r1_service"])
+def test_the_page_of_the_contract_lists_every_module(package: str) -> None:
+    text = (REPOSITORY / "proto" / "README.md").read_text()
+    modules = [path.name for path in (REPOSITORY / "proto" / package).glob("[!_]*.py")]
+    assert len(modules) > 5
+    assert [name for name in modules if f"`{name}`" not in text] == []
+
+
 @pytest.mark.parametrize("package", ["services", "proto", "deploy"])
 def test_source_files_that_source_files_name_exist(package: str) -> None:
     files = [path for path in CODE if path.is_relative_to(REPOSITORY / package)]
