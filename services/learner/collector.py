@@ -5,7 +5,7 @@
 - unblocked by: reward's XADD; a group whose last slot became final;
 - produces: `RolloutTask` on the stream `tasks`, as far as credits allow.
 
-All three run on one event loop, and every change of the book happens between two awaits.
+All three run on one event loop, and every change of the group buffer happens between two awaits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class RolloutCollector:
         *,
         broker: Broker,
         registry: Registry,
-        book: GroupBuffer,
+        group_buffer: GroupBuffer,
         prompts: PromptOrder,
         monitor: FailureMonitor,
         board: FailureBoard,
@@ -58,12 +58,12 @@ class RolloutCollector:
         failed_tasks: Sequence[str] = (),
         groups_to_train: int,
     ) -> None:
-        """Prepare the work of one start.
+        """Prepare the collecting of one start.
 
         Args:
             broker: connection to Redis.
             registry: the run's shared facts.
-            book: the group slots.
+            group_buffer: the group slots.
             prompts: the prompt order.
             monitor: the stop rules.
             board: what the other services say of failed attempts.
@@ -72,7 +72,7 @@ class RolloutCollector:
             failed_tasks: what an earlier start listed.
             groups_to_train: groups the rest of the run will train; no more are asked for.
         """
-        self.book = book
+        self.groups = group_buffer
         self.next_group_id = next_group_id
         self.depths: dict[str, int] = {}
         """Entries waiting or in flight, per stream, and dead letters that are kept."""
@@ -98,18 +98,18 @@ class RolloutCollector:
 
     def outstanding_ids(self) -> list[int]:
         """Return the groups to issue again after a resume."""
-        return sorted([*self.book.outstanding_ids(), *self._reopen])
+        return sorted([*self.groups.outstanding_ids(), *self._reopen])
 
     async def fill(self) -> None:
         """Ask for as many groups as credits and the rest of the run allow."""
         tasks: list[RolloutTask] = []
-        while self.book.room() > 0 and len(self.book) < self._groups_to_train:
+        while self.groups.room() > 0 and len(self.groups) < self._groups_to_train:
             if self._reopen:
                 group_id = self._reopen.popleft()
             else:
                 group_id = self.next_group_id
                 self.next_group_id += 1
-            tasks += self.book.open(group_id, self._prompts.task(group_id), time.monotonic())
+            tasks += self.groups.open(group_id, self._prompts.task(group_id), time.monotonic())
         await self._broker.publish_many(self._broker.keys.tasks, tasks)
 
     async def collect_forever(self, consumer: StreamConsumer[ScoredTrajectory]) -> None:
@@ -139,9 +139,11 @@ class RolloutCollector:
         Raises:
             TakenOverError: there are some.
         """
-        own = self.book.rules.incarnation
+        own = self.groups.config.incarnation
         keys = [entry.message.trajectory.rollout.key for entry in entries]
-        later = max((k.incarnation for k in keys if k.run_id == self.book.rules.run_id), default=0)
+        later = max(
+            (k.incarnation for k in keys if k.run_id == self.groups.config.run_id), default=0
+        )
         if later > own:
             for entry in entries:
                 await consumer.release(entry)
@@ -149,19 +151,19 @@ class RolloutCollector:
 
     def _accept(self, scored: ScoredTrajectory) -> None:
         trajectory = scored.trajectory
-        ready = self.book.num_ready
-        verdict = self.book.accept(scored)
-        if verdict is AcceptResult.FILLED:
+        ready = self.groups.num_ready
+        outcome = self.groups.accept(scored)
+        if outcome is AcceptResult.FILLED:
             self._monitor.succeeded()
             self._monitor.observe_calls(trajectory)
-        elif verdict is AcceptResult.FAILED:
+        elif outcome is AcceptResult.FAILED:
             self._failures.append(scored)
             self._note_lost(trajectory.rollout.task.id)
             reason = failure_reason(scored) or ""
             self._monitor.failed(reason, trajectory.rollout_id, place_of_failure(trajectory))
         else:
-            logger.debug("result dropped rollout_id=%s verdict=%s", trajectory.rollout_id, verdict)
-        if self.book.num_ready > ready:
+            logger.debug("result dropped rollout_id=%s result=%s", trajectory.rollout_id, outcome)
+        if self.groups.num_ready > ready:
             self._monitor.group_completed()
         self._progress.set()
 
@@ -178,7 +180,7 @@ class RolloutCollector:
             RunFailedError: no group completed within `stall_timeout_s`.
         """
         while True:
-            groups = self.book.take_batch()
+            groups = self.groups.take_batch()
             if groups is not None:
                 return groups
             self._progress.clear()
@@ -188,17 +190,19 @@ class RolloutCollector:
             except TimeoutError:
                 now = time.monotonic()
                 if now - self._last_contact < CONTACT_GRACE_S:
-                    doing = f"{len(self.book)} groups outstanding, {self.book.num_ready} complete"
+                    doing = (
+                        f"{len(self.groups)} groups outstanding, {self.groups.num_ready} complete"
+                    )
                     self._monitor.waited(now - started, doing)
 
     def mark_trained(self, groups: Sequence[Group]) -> None:
         """Note that groups were trained; their credits come back with `advance`."""
-        self.book.mark_trained(groups)
+        self.groups.mark_trained(groups)
         self._groups_to_train -= len(groups)
 
     async def advance(self, policy_version: int) -> None:
         """Note that new weights were published, ask for more, and count what failed so far."""
-        self.book.advance(policy_version)
+        self.groups.advance(policy_version)
         await self.fill()
         await self.count_failures()
 
@@ -223,7 +227,7 @@ class RolloutCollector:
         while True:
             await self._watch_registry(newest, announce)
             await self.count_failures()
-            overdue = self.book.overdue(time.monotonic())
+            overdue = self.groups.overdue(time.monotonic())
             if overdue:
                 logger.warning("samples overdue, issued again count=%d", len(overdue))
                 await self._broker.publish_many(self._broker.keys.tasks, overdue)
@@ -237,7 +241,7 @@ class RolloutCollector:
         Raises:
             TakenOverError: it is a later one than this learner's.
         """
-        own = self.book.rules.incarnation
+        own = self.groups.config.incarnation
         incarnation = await self._registry.incarnation()
         if incarnation is not None and incarnation > own:
             raise self._taken_over(incarnation)
@@ -246,14 +250,14 @@ class RolloutCollector:
     def _taken_over(self, incarnation: int) -> TakenOverError:
         return TakenOverError(
             f"learner start {incarnation} has taken over this run (this is start "
-            f"{self.book.rules.incarnation}); two learners must not share a run id: give the "
+            f"{self.groups.config.incarnation}); two learners must not share a run id: give the "
             "other run its own run.id"
         )
 
     async def _watch_registry(
         self, newest: Callable[[], NewestVersion], announce: Callable[[], Awaitable[None]]
     ) -> None:
-        own = self.book.rules.incarnation
+        own = self.groups.config.incarnation
         own_version = newest().policy_version
         incarnation = await self.require_newest()
         published = await self._registry.newest_version()
@@ -263,7 +267,7 @@ class RolloutCollector:
         logger.warning("redis lost the run's data; announcing and issuing again")
         await self._registry.set_incarnation(own)
         await announce()
-        tasks = self.book.reissue_open(time.monotonic())
+        tasks = self.groups.reissue_open(time.monotonic())
         await self._broker.publish_many(self._broker.keys.tasks, tasks)
 
     async def _read_depths(self) -> None:
@@ -289,7 +293,7 @@ class RolloutCollector:
         before, self._dead_letters = self._dead_letters, await self._broker.dead_letter_count()
         new = self._dead_letters - before
         if new > 0:  # it is less where Redis lost its data
-            self.book.counts["dead_letters"] += new
+            self.groups.counts["dead_letters"] += new
             logger.error("dead letters new=%d see=`agent-r1 dead-letters list`", new)
             await self._give_up_unreadable()
 
@@ -303,7 +307,7 @@ class RolloutCollector:
             except ValueError:
                 continue  # about no sample
             reason = f"unreadable_entry: {letter.stream.rpartition(':')[2]}: {letter.reason}"
-            scored = self.book.failed_result(key, reason)
+            scored = self.groups.failed_result(key, reason)
             if scored is not None:
                 self._accept(scored)
         await self.fill()

@@ -28,13 +28,13 @@ class Evaluations:
         *,
         runner: TrainingEvaluation,
         folder: RunFolder,
-        records: RunSummary,
+        summary: RunSummary,
         checkpoints: Checkpoints,
         shown_per_set: int,
     ) -> None:
         self._runner = runner
         self._folder = folder
-        self._records = records
+        self._summary = summary
         self._checkpoints = checkpoints
         self._shown_per_set = shown_per_set
         self._metrics: dict[str, float] = {}
@@ -59,7 +59,7 @@ class Evaluations:
         if self._runner.sets:
             self._keep(await self._runner.run(name, step, policy_version))
 
-    def start(self, halt: StopSignal, step: int, policy_version: int) -> None:
+    def start(self, stop_signal: StopSignal, step: int, policy_version: int) -> None:
         """Evaluate in the background, unless the evaluation before is still running."""
         if self._running is not None and not self._running.done():
             logger.warning(
@@ -69,7 +69,7 @@ class Evaluations:
             )
             return
         self._checkpoints.expect_score(step)
-        self._running = halt.spawn(self.run("during", step, policy_version), "evaluate")
+        self._running = stop_signal.spawn(self.run("during", step, policy_version), "evaluate")
 
     async def wait(self) -> None:
         """Wait for the evaluation in the background; its failure reaches the loop by itself."""
@@ -78,7 +78,7 @@ class Evaluations:
 
     def _keep(self, evaluation: Evaluation) -> None:
         score = self._runner.score(evaluation.sets)
-        self._records.add_evaluation(evaluation, score)
+        self._summary.add_evaluation(evaluation, score)
         values = evaluation.metrics()
         self._metrics |= values
         self._folder.write_scalars(evaluation.step, values)

@@ -1,4 +1,4 @@
-"""Group slots: the learner's book of the work it has asked for. Pure: no clock, no Redis.
+"""Group slots: what the learner has asked for and what has come back. Pure: no clock, no Redis.
 
 train.py opens a group (one prompt, `group_size` samples), hands in every scored trajectory that
 comes back, and takes complete groups out as batches. Each (group, sample) slot is filled once: the
@@ -45,7 +45,7 @@ class AcceptResult(StrEnum):
 
 @dataclass(frozen=True)
 class GroupBufferConfig:
-    """What a book needs to know of the run."""
+    """What a group buffer needs to know of the run."""
 
     run_id: str
     incarnation: int
@@ -168,12 +168,12 @@ class GroupBuffer:
     """Every group that was asked for and is neither trained nor dropped."""
 
     def __init__(
-        self, rules: GroupBufferConfig, sampling: SamplingParameters, newest_version: int = 0
+        self, config: GroupBufferConfig, sampling: SamplingParameters, newest_version: int = 0
     ) -> None:
-        self.rules = rules
+        self.config = config
         self.newest_version = newest_version
         self.counts: Counter[str] = Counter()
-        """Verdicts by name, `reissued` samples, `dropped_groups` and `equal_groups`."""
+        """Results by what became of them; `reissued` samples, dropped and equal groups."""
         self._sampling = sampling
         self._groups: dict[int, Group] = {}
         self._ready: list[int] = []
@@ -195,7 +195,7 @@ class GroupBuffer:
 
     def room(self) -> int:
         """Return how many groups may be opened now."""
-        return self.rules.max_outstanding - len(self._groups) - self._held
+        return self.config.max_outstanding - len(self._groups) - self._held
 
     def outstanding_ids(self) -> list[int]:
         """Return the ids of the groups that are neither trained nor dropped, lowest first."""
@@ -209,14 +209,14 @@ class GroupBuffer:
         """
         if self.room() <= 0:
             raise ValueError(
-                f"group {group_id} cannot be opened: {self.rules.max_outstanding} groups are "
-                f"outstanding, the most that max_staleness ({self.rules.max_staleness}) allows"
+                f"group {group_id} cannot be opened: {self.config.max_outstanding} groups are "
+                f"outstanding, the most that max_staleness ({self.config.max_staleness}) allows"
             )
         if group_id in self._groups:
             raise ValueError(f"group {group_id} is outstanding already")
-        slots = [Slot(issued_at=now) for _ in range(self.rules.slots_per_group)]
+        slots = [Slot(issued_at=now) for _ in range(self.config.slots_per_group)]
         group = Group(
-            group_id, task, self.newest_version, slots, has_greedy=self.rules.greedy_baseline
+            group_id, task, self.newest_version, slots, has_greedy=self.config.greedy_baseline
         )
         self._groups[group_id] = group
         return [self._task(group, index) for index in range(len(slots))]
@@ -224,47 +224,47 @@ class GroupBuffer:
     def _task(self, group: Group, sample_index: int) -> RolloutTask:
         attempt = group.slots[sample_index].attempt
         sampling = self._sampling
-        if sample_index == self.rules.group_size:
+        if sample_index == self.config.group_size:
             sampling = sampling.model_copy(update={"temperature": 0.0})
         return RolloutTask(
             key=RolloutKey(
-                run_id=self.rules.run_id,
-                incarnation=self.rules.incarnation,
+                run_id=self.config.run_id,
+                incarnation=self.config.incarnation,
                 group_id=group.group_id,
                 sample_index=sample_index,
                 attempt=attempt,
             ),
-            group_size=self.rules.slots_per_group,
+            group_size=self.config.slots_per_group,
             task=group.task,
             purpose="train",
             sampling=sampling,
-            max_attempts=attempt + self.rules.max_attempts,
+            max_attempts=attempt + self.config.max_attempts,
         )
 
     def accept(self, scored: ScoredTrajectory) -> AcceptResult:
         """Fill a slot with a final result, or say why it is dropped."""
-        verdict = self._judge(scored)
-        self.counts[verdict] += 1
-        if verdict not in (AcceptResult.FILLED, AcceptResult.FAILED):
-            return verdict
+        outcome = self._judge(scored)
+        self.counts[outcome] += 1
+        if outcome not in (AcceptResult.FILLED, AcceptResult.FAILED):
+            return outcome
         key = scored.trajectory.rollout.key
         group = self._groups[key.group_id]
         slot = group.slots[key.sample_index]
         slot.final = True
-        if verdict is AcceptResult.FILLED:
+        if outcome is AcceptResult.FILLED:
             slot.result = scored
             self.counts["retried"] += key.attempt > 0
         else:
             group.failures.append(scored)
         if group.complete:
             self._close(group)
-        return verdict
+        return outcome
 
     def failed_result(self, key: RolloutKey, reason: str) -> ScoredTrajectory | None:
         """Return a FAILED result for a sample nobody will answer; None if none is awaited."""
         group = self._groups.get(key.group_id)
         known = group is not None and key.sample_index < len(group.slots)
-        own = (key.run_id, key.incarnation) == (self.rules.run_id, self.rules.incarnation)
+        own = (key.run_id, key.incarnation) == (self.config.run_id, self.config.incarnation)
         if group is None or not known or not own or group.slots[key.sample_index].final:
             return None
         rollout = self._task(group, key.sample_index)
@@ -284,11 +284,11 @@ class GroupBuffer:
     def _judge(self, scored: ScoredTrajectory) -> AcceptResult:
         trajectory = scored.trajectory
         key = trajectory.rollout.key
-        if key.run_id != self.rules.run_id or trajectory.rollout.purpose != "train":
+        if key.run_id != self.config.run_id or trajectory.rollout.purpose != "train":
             return AcceptResult.FOREIGN
-        if key.incarnation != self.rules.incarnation:
+        if key.incarnation != self.config.incarnation:
             return AcceptResult.OLD_INCARNATION
-        if key.sample_index >= self.rules.slots_per_group:
+        if key.sample_index >= self.config.slots_per_group:
             return AcceptResult.FOREIGN
         group = self._groups.get(key.group_id)
         if group is None or group.slots[key.sample_index].final:
@@ -298,7 +298,7 @@ class GroupBuffer:
     def _usable(self, group: Group) -> bool:
         """Whether enough of a complete group is left to train on."""
         has_baseline = group.greedy is not None or not group.has_greedy
-        return len(group.survivors) >= self.rules.min_survivors and has_baseline
+        return len(group.survivors) >= self.config.min_survivors and has_baseline
 
     def _close(self, group: Group) -> None:
         if not self._usable(group):
@@ -319,7 +319,7 @@ class GroupBuffer:
         Beyond the limit groups are taken as they are: a policy that always or never succeeds
         would otherwise wait forever.
         """
-        if not self.rules.drop_equal_groups or self._equal_dropped >= self.rules.groups_per_batch:
+        if not self.config.drop_equal_groups or self._equal_dropped >= self.config.groups_per_batch:
             return False
         return len({total_reward(scored) for scored in group.survivors}) == 1
 
@@ -334,7 +334,7 @@ class GroupBuffer:
 
     def overdue(self, now: float) -> list[RolloutTask]:
         """Return the samples to issue again because they gave no final result in time."""
-        return self._reissue(now, self.rules.sample_timeout_s)
+        return self._reissue(now, self.config.sample_timeout_s)
 
     def reissue_open(self, now: float) -> list[RolloutTask]:
         """Return every sample without a final result, to issue again (Redis lost its data)."""
@@ -358,7 +358,7 @@ class GroupBuffer:
         Returns:
             None while there are too few, or while an older group is worth waiting for.
         """
-        size = self.rules.groups_per_batch
+        size = self.config.groups_per_batch
         if len(self._ready) < size or self._waits_for_the_old():
             return None
         ids, self._ready = self._ready[:size], self._ready[size:]
@@ -372,7 +372,7 @@ class GroupBuffer:
         When only the old ones are left, rollout would stand still; one that has missed its last
         chance is not waited for again.
         """
-        last_chance = self.newest_version - self.rules.max_staleness
+        last_chance = self.newest_version - self.config.max_staleness
         versions = [g.opened_version for g in self._groups.values() if not g.complete]
         return last_chance in versions and max(versions) > last_chance
 

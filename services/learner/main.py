@@ -56,7 +56,7 @@ def train(
     """
     find_advantage(learner.advantage)
     find_policy_loss(learner.policy_loss)
-    plan = make_run_spec(
+    spec = make_run_spec(
         run=run,
         model=model,
         redis=redis,
@@ -65,31 +65,31 @@ def train(
         evaluation=evaluation,
         resume=resume,
     )
-    plan.folder.write_config(resolved_config)
+    spec.folder.write_config(resolved_config)
     try:
-        with _interruptible(), closing(build_engine(plan)) as engine:
-            return asyncio.run(run_until_stopped(plan, engine, announce_dir))
+        with _interruptible(), closing(build_engine(spec)) as engine:
+            return asyncio.run(run_until_stopped(spec, engine, announce_dir))
     except KeyboardInterrupt:
         logger.info("stopped while the model was being loaded; nothing was trained")
         return INTERRUPTED
 
 
-def build_engine(plan: RunSpec) -> PolicyEngine:
+def build_engine(spec: RunSpec) -> PolicyEngine:
     """Load the model over all ranks."""
-    if plan.run.deterministic:
+    if spec.run.deterministic:
         # Read when CUDA starts, also by the other ranks.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
     from agent_r1.learner.engine.rank_worker import CriticSetup
 
-    config = plan.learner
-    critic_model = plan.model.model_copy(update={"path": config.critic_path or plan.model.path})
+    config = spec.learner
+    critic_model = spec.model.model_copy(update={"path": config.critic_path or spec.model.path})
     return DeepSpeedPolicyEngine(
-        plan.model,
+        spec.model,
         config,
-        seed=plan.run.seed,
-        total_steps=plan.total_steps * config.optimizer_steps_per_batch,
+        seed=spec.run.seed,
+        total_steps=spec.total_steps * config.optimizer_steps_per_batch,
         with_reference=config.kl != "none",
         critic=CriticSetup(
             critic_model,
@@ -98,13 +98,13 @@ def build_engine(plan: RunSpec) -> PolicyEngine:
         )
         if config.has_critic
         else None,
-        deterministic=plan.run.deterministic,
+        deterministic=spec.run.deterministic,
     )
 
 
-async def run_until_stopped(plan: RunSpec, engine: PolicyEngine, announce_dir: Path | None) -> str:
+async def run_until_stopped(spec: RunSpec, engine: PolicyEngine, announce_dir: Path | None) -> str:
     """Run the learner; SIGTERM and SIGINT end it in order. Return the run's status."""
-    learner = Learner(plan, engine)
+    learner = Learner(spec, engine)
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, learner.request_stop, signal.Signals(number).name)

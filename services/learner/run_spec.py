@@ -1,6 +1,6 @@
 """What one run is made of: configuration tables and data files, read and checked before anything.
 
-main.py builds the plan from its arguments; train.py carries it out.
+main.py builds it from its arguments; train.py carries it out.
 """
 
 from __future__ import annotations

@@ -37,14 +37,14 @@ class StopSignal:
     """Races the loop's waits against a stop; owns the background tasks."""
 
     def __init__(self) -> None:
-        self._halted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stopped: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._background: set[asyncio.Task[Any]] = set()
 
     def request_stop(self, why: str) -> None:
         """End the run in order at its next wait."""
-        if not self._halted.done():
+        if not self._stopped.done():
             logger.info("stopping, a checkpoint is written first reason=%s", why)
-            self._halted.set_exception(StopRequested(why))
+            self._stopped.set_exception(StopRequested(why))
 
     def spawn(self, work: Coroutine[Any, Any, T], name: str) -> asyncio.Task[T]:
         """Run a background task; its failure ends the run."""
@@ -55,11 +55,11 @@ class StopSignal:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
-        if task.cancelled() or self._halted.done():
+        if task.cancelled() or self._stopped.done():
             return
         error = task.exception()
         if error is not None:
-            self._halted.set_exception(error)
+            self._stopped.set_exception(error)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Wait for `work`; on a stop, cancel it and raise what stopped the run.
@@ -69,18 +69,18 @@ class StopSignal:
         """
         task = asyncio.ensure_future(work)
         try:
-            await asyncio.wait({task, self._halted}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({task, self._stopped}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await cancel_and_wait({task})
-        if self._halted.done() and (task.cancelled() or not task.exception()):
+        if self._stopped.done() and (task.cancelled() or not task.exception()):
             # The stop comes first, unless the work has failed with a reason of its own.
-            await self._halted
+            await self._stopped
         return task.result()
 
     async def close(self) -> None:
         """Cancel the background tasks and wait for them; may be called twice."""
         await cancel_and_wait(set(self._background))
-        if not self._halted.done():
-            self._halted.cancel()
-        elif not self._halted.cancelled():
-            self._halted.exception()  # what ended the run has been raised; asyncio need not warn
+        if not self._stopped.done():
+            self._stopped.cancel()
+        elif not self._stopped.cancelled():
+            self._stopped.exception()  # what ended the run has been raised; asyncio need not warn

@@ -68,7 +68,7 @@ class FailureMonitor:
         self._max_failed_share = max_failed_share
         self._stall_timeout_s = stall_timeout_s
         self._log_dir = log_dir
-        self._show = show
+        self.show = show
         self._shown: set[str] = set()
         self._window: deque[str | None] = deque(maxlen=WINDOW_BATCHES * samples_per_batch)
         self._all_failed = min(
@@ -165,8 +165,8 @@ class FailureMonitor:
             one.reason,
             self._log_dir,
         )
-        if self._show is not None:
-            self._show(one)
+        if self.show is not None:
+            self.show(one)
 
     def group_completed(self) -> None:
         """Note progress: a group is complete."""

@@ -190,7 +190,7 @@ class _Batch:
             if cap is not None:
                 factors = truncated_weights(learner, rollout, cap)
                 weights.append(factors[sampled])
-                self._update(index, importance=factors)
+                self._update(index, importance_weights=factors)
             high = math.inf if config.importance_high is None else config.importance_high
             if not keeps_sequence(learner[sampled], rollout[sampled], config.importance_low, high):
                 dropped += 1

@@ -198,7 +198,8 @@ def test_the_mean_of_sequence_means_equals_plain_torch(model_dir: Path):
 def test_importance_weights_multiply_the_policy_loss(model_dir: Path):
     spec = LossSpec(policy_loss="reinforce")
     twice = [
-        dataclasses.replace(s, importance=np.full(s.num_tokens, 2.0, np.float32)) for s in SAMPLES
+        dataclasses.replace(s, importance_weights=np.full(s.num_tokens, 2.0, np.float32))
+        for s in SAMPLES
     ]
     plain = gradient(model_dir, SAMPLES, spec)
     assert relative_distance(gradient(model_dir, twice, spec), 2 * plain) <= 1e-5

@@ -50,7 +50,7 @@ class TrainSample:
     """What messages call it: the rollout id."""
     old_logprobs: FloatArray | None = None
     """[T] the probability ratio's denominator; None is rollout_logprobs."""
-    importance: FloatArray | None = None
+    importance_weights: FloatArray | None = None
     """[T] factor of each token's policy loss; None is 1."""
     value_mask: npt.NDArray[np.bool_] | None = None
     """[T] True where the critic learns token t's return; None where there is no critic."""
@@ -68,7 +68,7 @@ class TrainSample:
             "rollout_logprobs",
             "advantages",
             "old_logprobs",
-            "importance",
+            "importance_weights",
             "value_mask",
             "returns",
             "old_values",

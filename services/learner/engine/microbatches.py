@@ -67,7 +67,7 @@ class MicroBatch(TokenBatch):
     """[N] the probability ratio's denominator."""
     advantages: npt.NDArray[np.float32]
     """[N] advantages."""
-    importance: npt.NDArray[np.float32]
+    importance_weights: npt.NDArray[np.float32]
     """[N] factor of the policy loss."""
     weights: npt.NDArray[np.float32]
     """[N] what each token's loss counts in the optimizer batch; see aggregation.py."""
@@ -187,9 +187,9 @@ def build_microbatch(
             columns,
         ),
         advantages=_gather([row.advantages for row in rows], columns),
-        importance=_gather(
+        importance_weights=_gather(
             [
-                one if row.importance is None else row.importance
+                one if row.importance_weights is None else row.importance_weights
                 for one, row in zip(ones, rows, strict=True)
             ],
             columns,

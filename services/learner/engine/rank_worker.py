@@ -212,7 +212,7 @@ class RankEngine:
                 clip_low=spec.clip_low, clip_high=spec.clip_high, dual_clip=spec.dual_clip
             )
             policy = find_policy_loss(spec.policy_loss)(inputs, options)
-            share = (policy.loss * self._tensor(batch.importance) * weights).sum()
+            share = (policy.loss * self._tensor(batch.importance_weights) * weights).sum()
             tally.add("policy", share)
             tally.add("clipped", policy.clipped)
             tally.raise_max("ratio", policy.ratio)

@@ -86,23 +86,23 @@ def _push_metrics(push: PushReport | None) -> dict[str, float]:
     return values
 
 
-class StepLog:
-    """Writes one step at a time."""
+class StepReporter:
+    """Writes down one step at a time."""
 
     def __init__(
         self,
         *,
         folder: RunFolder,
-        records: RunSummary,
-        work: RolloutCollector,
+        summary: RunSummary,
+        collector: RolloutCollector,
         monitor: FailureMonitor,
         total_steps: int,
         trajectories_per_step: int,
         max_staleness: int,
     ) -> None:
         self._folder = folder
-        self._records = records
-        self._work = work
+        self._summary = summary
+        self._collector = collector
         self._monitor = monitor
         self._counted = self._failures()
         """Failures as of the step before."""
@@ -113,12 +113,12 @@ class StepLog:
     def write(self, report: StepReport) -> None:
         """Write a step to `metrics.jsonl`, TensorBoard, `trajectories/` and the log."""
         values = self._values(report)
-        self._records.add_times(report.times())
+        self._summary.add_times(report.times())
         self._folder.write_metrics(report.step, values)
         lines = step_lines(
             [scored for group in report.groups for scored in group.survivors],
             report.advantages,
-            self._work.take_failures(),
+            self._collector.take_failures(),
             step=report.step,
             limit=self._trajectories_per_step,
         )
@@ -133,11 +133,11 @@ class StepLog:
         values |= _push_metrics(report.push)
         values |= {f"time/{name}": value for name, value in report.times().items()}
         values["throughput/tokens_per_s"] = report.sampled_tokens / max(report.step_s, 1e-9)
-        depths = self._work.depths
+        depths = self._collector.depths
         values |= {f"queue/{name}": float(depth) for name, depth in depths.items()}
         streams = [depth for name, depth in depths.items() if name != "dead_letters"]
         values["queue/depth"] = float(sum(streams))
-        counts = self._work.book.counts
+        counts = self._collector.groups.counts
         values |= {f"results/{name}": float(counts[name]) for name in COUNTED}
         values["group/dropped"] = float(counts["dropped_groups"])
         values["filter/equal_groups"] = float(counts["equal_groups"])
@@ -145,7 +145,7 @@ class StepLog:
         return values | report.evaluation
 
     def _failures(self) -> dict[str, int]:
-        counts = self._work.book.counts
+        counts = self._collector.groups.counts
         return {
             "failed": counts["failed"],
             "attempts": self._monitor.attempts,
@@ -159,7 +159,7 @@ class StepLog:
 
     def _progress_line(self, step: int, values: dict[str, float]) -> None:
         left = self._total_steps - step
-        eta_s = left * (self._records.median_step_s() or 0.0)
+        eta_s = left * (self._summary.median_step_s() or 0.0)
         logger.info(
             "step %d/%d reward=%.3f tokens/s=%.0f queue=%d staleness=%d late=%.0f%% "
             "version=%d failed=%d attempts_failed=%d dead_letters=%d step_s=%.2f eta=%s",

@@ -38,7 +38,7 @@ class RunSummary:
         return name in self.evaluations
 
     def save_into(self, state: LearnerState) -> LearnerState:
-        """Return the state with these records in it."""
+        """Return the state with what the summary remembers in it."""
         return state.model_copy(
             update={
                 "totals": dict(self.totals),
@@ -87,7 +87,7 @@ class RunSummary:
         return statistics.median(steps) if steps else None
 
     def summary(self, in_domain: Sequence[str]) -> dict[str, Any]:
-        """Return what these records contribute to `summary.json`.
+        """Return what the run contributes to `summary.json`.
 
         Args:
             in_domain: the sets that the means before and after run over.

@@ -94,7 +94,7 @@ class _Canary:
     """[T-1] the learner's."""
 
 
-class WeightSync:
+class WeightPublisher:
     """Pushes weight versions to the rollout servers; use as `async with`."""
 
     def __init__(
@@ -342,7 +342,7 @@ class WeightSync:
     async def _post(
         self, server: RolloutServer, path: str, body: StrictMessage, reply_type: type[R]
     ) -> R:
-        assert self._client is not None, "use WeightSync as `async with`"
+        assert self._client is not None, "use WeightPublisher as `async with`"
         where = f"server {server.server_id} at {server.url}{path}"
         try:
             # httpx bounds each read; this bounds the whole request.

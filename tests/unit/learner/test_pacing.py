@@ -39,7 +39,7 @@ class Simulation:
     """Batches taken while a group was complete and waited, by group."""
 
     def __post_init__(self) -> None:
-        rules = GroupBufferConfig(
+        config = GroupBufferConfig(
             run_id="run",
             incarnation=1,
             group_size=GROUP_SIZE,
@@ -47,7 +47,7 @@ class Simulation:
             max_staleness=self.max_staleness,
             sample_timeout_s=1e9,
         )
-        self.book = GroupBuffer(rules, SamplingParameters())
+        self.buffer = GroupBuffer(config, SamplingParameters())
         self.rng = random.Random(self.seed)
         self.under_way: list[tuple[float, int, int, RolloutTask]] = []
         self.complete_s: dict[int, float] = {}
@@ -56,10 +56,10 @@ class Simulation:
         """Train every group of the run."""
         self.fill()
         for _ in range(STEPS):
-            groups = self.book.take_batch()
+            groups = self.buffer.take_batch()
             while groups is None:
                 self.arrive()
-                groups = self.book.take_batch()
+                groups = self.buffer.take_batch()
             taken = {group.group_id for group in groups}
             for group_id in self.complete_s.keys() - taken:
                 self.passed_over[group_id] = self.passed_over.get(group_id, 0) + 1
@@ -68,25 +68,25 @@ class Simulation:
                 for survivor in group.survivors:
                     key = survivor.trajectory.rollout.key
                     self.trained.append((key.group_id, key.sample_index))
-                    self.ages.append(staleness(survivor.trajectory, self.book.newest_version))
+                    self.ages.append(staleness(survivor.trajectory, self.buffer.newest_version))
             ends = self.now + TRAIN_S
             while self.under_way and self.under_way[0][0] <= ends:
                 self.arrive()
             self.now = ends
-            self.book.mark_trained(groups)
-            self.book.advance(self.book.newest_version + 1)
+            self.buffer.mark_trained(groups)
+            self.buffer.advance(self.buffer.newest_version + 1)
             self.fill()
         return self
 
     def fill(self) -> None:
         """Ask for as many groups as there are credits."""
-        while self.book.room() > 0 and self.opened < STEPS * GROUPS_PER_BATCH:
+        while self.buffer.room() > 0 and self.opened < STEPS * GROUPS_PER_BATCH:
             task = Task(id=f"q{self.opened}", prompt="who?")
-            for rollout in self.book.open(self.opened, task, self.now):
+            for rollout in self.buffer.open(self.opened, task, self.now):
                 key = (rollout.key.group_id, rollout.key.sample_index)
                 self.asked_s[key] = 0.5 + 0.3 * self.rng.paretovariate(1.2)
                 ends = self.now + self.asked_s[key]
-                event = (ends, *key, rollout.replace(max_attempts=self.book.newest_version + 1))
+                event = (ends, *key, rollout.replace(max_attempts=self.buffer.newest_version + 1))
                 heapq.heappush(self.under_way, event)
             self.opened += 1
 
@@ -95,7 +95,7 @@ class Simulation:
         ends, group_id, _, rollout = heapq.heappop(self.under_way)
         self.now = max(self.now, ends)
         # Sampled under the weights of its start, which `fill` noted in the task.
-        self.book.accept(scored(rollout, policy_version=rollout.max_attempts - 1))
+        self.buffer.accept(scored(rollout, policy_version=rollout.max_attempts - 1))
         if all(group != group_id for _, group, _, _ in self.under_way):
             self.complete_s[group_id] = self.now
 
@@ -113,7 +113,7 @@ def asynchronous(request: pytest.FixtureRequest) -> Simulation:
 def test_every_sample_that_was_asked_for_is_trained_exactly_once(asynchronous: Simulation):
     # So the latencies of what is trained are those of what was asked, slow ones included.
     assert sorted(asynchronous.trained) == sorted(asynchronous.asked_s)
-    assert asynchronous.book.counts["dropped_groups"] == 0
+    assert asynchronous.buffer.counts["dropped_groups"] == 0
     slowest = max(asynchronous.asked_s, key=asynchronous.asked_s.__getitem__)
     assert asynchronous.asked_s[slowest] > 30  # the tail is there
     assert slowest in asynchronous.trained

@@ -139,7 +139,7 @@ def test_importance_weights_are_capped_and_reported():
     group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
     prepared = build(group, Scorer(policy=0.0), importance_cap=2.0)
     # learner 0, rollout -1: ratio e, above the cap
-    importance = prepared.samples[0].importance
+    importance = prepared.samples[0].importance_weights
     assert importance is not None
     assert importance[ACTIONS].tolist() == [2.0] * 4
     assert prepared.metrics["importance/capped_share"] == 1.0
@@ -149,7 +149,7 @@ def test_importance_weights_are_capped_and_reported():
 def first_factor(sample: TrainSample, learner: float) -> float:
     """What the first optimizer step weighs the loss of a sampled token by: ratio times weight."""
     old = sample.rollout_logprobs if sample.old_logprobs is None else sample.old_logprobs
-    weight = np.ones_like(old) if sample.importance is None else sample.importance
+    weight = np.ones_like(old) if sample.importance_weights is None else sample.importance_weights
     factors = np.exp(learner - old) * weight
     assert np.ptp(factors[ACTIONS]) == 0
     return float(factors[ACTIONS][0])
@@ -186,9 +186,9 @@ def test_a_loss_that_may_have_no_ratio_is_weighed_where_samples_may_be_old(polic
         build(group, Scorer(policy=-3.0), policy_loss=policy_loss, max_staleness=staleness)
         for staleness in (4, 0)
     )
-    assert old.samples[0].importance is not None
-    assert old.samples[0].importance[ACTIONS] == pytest.approx([0.135335] * 4, abs=1e-6)
-    assert new.samples[0].importance is None  # no forward pass more where nothing is old
+    assert old.samples[0].importance_weights is not None
+    assert old.samples[0].importance_weights[ACTIONS] == pytest.approx([0.135335] * 4, abs=1e-6)
+    assert new.samples[0].importance_weights is None  # no forward pass more where nothing is old
 
 
 def test_weights_on_their_own_are_at_most_2_and_can_be_turned_off():
@@ -199,7 +199,7 @@ def test_weights_on_their_own_are_at_most_2_and_can_be_turned_off():
     assert first_factor(prepared.samples[0], 0.0) == 2.0
     assert prepared.metrics["importance/mean"] == 2.0
     off = build(group, Scorer(policy=0.0), importance_cap="none", **keys)
-    assert off.samples[0].importance is None
+    assert off.samples[0].importance_weights is None
     assert "importance/mean" not in off.metrics
 
 
