@@ -55,10 +55,9 @@ class StopSignal:
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._background.discard(task)
-        if task.cancelled() or self._stopped.done():
-            return
-        error = task.exception()
-        if error is not None:
+        # Asked for in any case: asyncio prints an error that nobody asked for, after the reason.
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not self._stopped.done():
             self._stopped.set_exception(error)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
