@@ -118,7 +118,9 @@ def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) 
     console = Console(file=output or sys.stdout, highlight=False, markup=False, emoji=False)
     summary = summary_of(folder)
     if not summary:
-        console.print(f"{folder / SUMMARY_FILE} is missing; see {folder / LOGS_DIR}")
+        console.print(
+            f"{folder / SUMMARY_FILE} is missing; see {folder / LOGS_DIR}", soft_wrap=True
+        )
         return
     pair = _changed_answer(folder)
     if pair is not None:

@@ -303,7 +303,7 @@ class StreamConsumer(Generic[M]):
         """Give an entry back at once, for any consumer to take."""
         self._in_flight.discard(entry.entry_id)
         # An idle time of a whole lease makes the entry reclaimable now.
-        await self.broker.retrying(
+        await self._with_group(
             lambda: self.broker.redis.xclaim(
                 self.stream,
                 self.group,

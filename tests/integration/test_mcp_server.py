@@ -83,7 +83,7 @@ from my_tools import Count
 from agent_r1.tools.app import create_app
 from agent_r1.tools.mcp.server import mcp_router
 app = create_app(Count())
-app.include_router(mcp_router(app.state.service, host="127.0.0.1"))
+app.include_router(mcp_router(app.state.service))
 uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")
 """
 

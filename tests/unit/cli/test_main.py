@@ -304,7 +304,10 @@ def test_a_run_without_a_checkpoint_is_explained(file: Path, tmp_path: Path):
         cli_policy.policy_model(str(tmp_path))
 
 
-def test_a_model_directory_means_itself_and_a_hub_name_stays(file: Path):
+def test_a_model_directory_means_itself_and_a_hub_name_stays(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     model = file.parent / "model"
     assert cli_policy.policy_model(str(model)) == str(model)
     assert cli_policy.policy_model("owner/name") == "owner/name"

@@ -107,6 +107,8 @@ async def try_to_start(tool: PythonExec) -> None:
     try:
         await tool.start()
     except ValueError as exc:
+        if "bwrap" not in str(exc):
+            raise
         pytest.skip(str(exc))
 
 
@@ -197,8 +199,8 @@ async def test_packages_below_the_temporary_folder_are_found():
     # The sandbox has a /tmp of its own, which must not hide them.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         python = Path(folder, "clone", ".venv", "bin", "python")
-        venv.create(python.parents[2], with_pip=False, symlinks=True)
-        (packages,) = python.parents[2].glob("lib/python*/site-packages")
+        venv.create(python.parents[1], with_pip=False, symlinks=True)
+        (packages,) = python.parents[1].glob("lib/python*/site-packages")
         (packages / "only_there.py").write_text("value = 42\n")
         tool = PythonExec(max_workers=1, python=str(python), reuse_calls=5)
         await try_to_start(tool)
