@@ -144,7 +144,7 @@ async def client_of(
             await client.stop()
 
 
-async def until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():  # noqa: ASYNC110 - other processes have no event here
             await asyncio.sleep(0.02)

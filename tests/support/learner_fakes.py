@@ -310,7 +310,7 @@ async def eventually(
     condition: Callable[[], bool],
     running: asyncio.Task[Any] | None = None,
     *,
-    timeout_s: float = 10.0,
+    timeout_s: float = 60.0,
 ) -> None:
     """Wait until a condition holds while a task, if given, keeps running.
 
