@@ -36,7 +36,7 @@ def _index_embedded(arguments: argparse.Namespace) -> int:
         return 0
     # The builder logs how far it is.
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    logging.getLogger("agent_r1.tools.search.backends").setLevel(logging.INFO)
+    logging.getLogger("agent_r1.tools.search").setLevel(logging.INFO)
     started = time.monotonic()
     try:
         built = open_index(corpus, folder)

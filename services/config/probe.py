@@ -181,10 +181,10 @@ class Probe:
 
 
 def _elasticsearch(name: str, config: ToolConfig) -> Iterator[Report]:
-    from agent_r1.tools.search.backends import BACKENDS
+    from agent_r1.tools.search.tool import open_backend
 
     try:
-        BACKENDS["elasticsearch"](config)
+        open_backend(config)
     except ValueError as exc:
         yield Report(kind="machine", text=f"tools.{name}: {exc}")
 

@@ -25,33 +25,12 @@ def prediction_of(request: ScoreRequest) -> str | None:
     return scoring.extract_answer(request.turns[-1].text)
 
 
-def accepted_answers(request: ScoreRequest) -> list[str]:
-    """Return the payload's `answers`.
-
-    Raises:
-        ValueError: there are none, or they are not texts.
-    """
-    answers = request.payload.get("answers")
-    if not isinstance(answers, list) or not answers:
-        raise ValueError(
-            f'payload has answers = {answers!r}; this component needs "answers": [text, …] in the '
-            "payload of every task; add it or remove the component from reward.components"
-        )
-    texts = [answer for answer in answers if isinstance(answer, str)]
-    if len(texts) != len(answers):
-        raise ValueError(f"payload has answers = {answers!r}; every answer must be a text")
-    return texts
-
-
 def _of_answer(score: Callable[[str | None, Sequence[str]], float]) -> Callable[..., float]:
-    def component(request: ScoreRequest) -> float:
-        return score(prediction_of(request), accepted_answers(request))
-
-    return component
+    return lambda request: score(prediction_of(request), scoring.accepted_answers(request.payload))
 
 
-def _format(request: ScoreRequest) -> float:
-    return scoring.format_score([turn.text for turn in request.turns])
+def _of_turns(score: Callable[[Sequence[str]], float]) -> Callable[..., float]:
+    return lambda request: score([turn.text for turn in request.turns])
 
 
 def _answered(request: ScoreRequest) -> float:
@@ -60,10 +39,6 @@ def _answered(request: ScoreRequest) -> float:
 
 def _tool_calls(request: ScoreRequest) -> float:
     return float(sum(turn.num_calls for turn in request.turns))
-
-
-def _reasoning_format(request: ScoreRequest) -> float:
-    return scoring.reasoning_share([turn.text for turn in request.turns])
 
 
 def _tool_efficiency(request: ScoreRequest) -> float:
@@ -76,8 +51,8 @@ BUILT_IN: dict[str, Callable[[ScoreRequest], float]] = {
     "exact_match": _of_answer(scoring.exact_match),
     "f1": _of_answer(scoring.f1),
     "substring_match": _of_answer(scoring.substring_match),
-    "format": _format,
-    "reasoning_format": _reasoning_format,  # share of the turns that open with a thought
+    "format": _of_turns(scoring.format_score),
+    "reasoning_format": _of_turns(scoring.reasoning_share),  # share that opens with a thought
     "answered": _answered,  # 1.0 when the last turn gives a non-empty answer
     "tool_calls": _tool_calls,  # number of calls, failed and malformed ones included
     "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before

@@ -100,23 +100,12 @@ def math_equal(request: ScoreRequest) -> float:
         ValueError: the payload has no `answers`, or they are not texts.
         RuntimeError: no comparison within WAIT_S, for which the machine is to blame.
     """
-    answers = _accepted(request)
+    answers = scoring.accepted_answers(request.payload)
     number = request.payload.get("answer_type") == "number"
     prediction = math_answer(request.turns[-1].text, number=number)
     if prediction is None or len(prediction) > MAX_ANSWER_CHARS:
         return 0.0
     return float(_WORKERS.equal(answers, prediction))
-
-
-def _accepted(request: ScoreRequest) -> list[str]:
-    answers = request.payload.get("answers")
-    texts = [item for item in answers if isinstance(item, str)] if isinstance(answers, list) else []
-    if not texts or not isinstance(answers, list) or len(texts) != len(answers):
-        raise ValueError(
-            f'payload has answers = {answers!r}; math_equal needs "answers": [LaTeX text, …] in '
-            "the payload of every task"
-        )
-    return texts
 
 
 class MathWorkers:

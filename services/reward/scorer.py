@@ -100,7 +100,7 @@ class Scorer:
         if not low <= value <= high:
             raise ComponentError(
                 f"reward component {name!r} returned {value!r}, outside its declared range "
-                f"[{low:g}, {high:g}]; mend it or widen reward.ranges"
+                f"[{low:g}, {high:g}]; correct it or widen reward.ranges"
             )
         return float(value)
 

@@ -48,6 +48,23 @@ def extract_answer(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
+def accepted_answers(payload: Mapping[str, Any]) -> list[str]:
+    """Return the `answers` in a task's payload.
+
+    Raises:
+        ValueError: there are none, or they are not texts.
+    """
+    answers = payload.get("answers")
+    if not isinstance(answers, list) or not answers:
+        raise ValueError(
+            f'payload has answers = {answers!r}; this component needs "answers": [text, …] in the '
+            "payload of every task; add it or remove the component from reward.components"
+        )
+    if not all(isinstance(answer, str) for answer in answers):
+        raise ValueError(f"payload has answers = {answers!r}; every answer must be a text")
+    return answers
+
+
 def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
     """Return 1.0 when the prediction equals one of the answers after normalization, else 0.0."""
     _check_answers(answers)

@@ -66,6 +66,17 @@ ROUTES = (
     Route("/open", "post", SessionRequest, errors=_SESSION_ERRORS),
     Route("/close", "post", SessionRequest, errors=_SESSION_ERRORS),
 )
+_STATUS_OF: dict[type[Exception], int] = {
+    SessionNotOpenError: 409,
+    BrokenToolError: 501,
+    ToolUnavailableError: 503,
+}
+
+
+def _status_of(exc: Exception) -> int:
+    if isinstance(exc, HTTPException):
+        return exc.status_code
+    return next(status for kind, status in _STATUS_OF.items() if isinstance(exc, kind))
 
 
 class ToolService:
@@ -149,17 +160,8 @@ class ToolService:
         started = time.perf_counter()
         try:
             reply = await self._answer(calls)
-        except HTTPException as exc:
-            self.metrics.count(str(exc.status_code), len(calls))
-            raise
-        except SessionNotOpenError:
-            self.metrics.count("409", len(calls))
-            raise
-        except ToolUnavailableError:
-            self.metrics.count("503", len(calls))
-            raise
-        except BrokenToolError:
-            self.metrics.count("501", len(calls))
+        except (HTTPException, *_STATUS_OF) as exc:
+            self.metrics.count(str(_status_of(exc)), len(calls))
             raise
         finally:
             self.metrics.observe(time.perf_counter() - started)
@@ -170,17 +172,11 @@ class ToolService:
     async def _answer(self, calls: list[ToolCall]) -> CallReply:
         self._check_calls(calls)
         with self._in_flight(calls):
-            results: list[ToolResult | None] = [self._refuse_arguments(call) for call in calls]
-            valid = [index for index, result in enumerate(results) if result is None]
-            if valid:
-                answers = await self._within_deadline([calls[index] for index in valid])
-                for index, answer in zip(valid, answers, strict=True):
-                    results[index] = answer
-        return CallReply(
-            version=self.spec.version,
-            instance=self._instance,
-            results=[result for result in results if result is not None],
-        )
+            refused = [self._refuse_arguments(call) for call in calls]
+            valid = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
+            answers = iter(await self._within_deadline(valid) if valid else ())
+            results = [next(answers) if one is None else one for one in refused]
+        return CallReply(version=self.spec.version, instance=self._instance, results=results)
 
     async def open(self, request: SessionRequest) -> None:
         """Open a session.
@@ -301,23 +297,14 @@ class ToolService:
             ) from exc
 
     async def _run(self, calls: list[ToolCall]) -> list[ToolResult]:
-        arguments = [
-            (
-                call.arguments,
-                CallContext(call.rollout_id, call.turn, call.tool_context, call.timeout_s),
-            )
-            for call in calls
-        ]
+        contexts = [CallContext(c.rollout_id, c.turn, c.tool_context, c.timeout_s) for c in calls]
+        arguments = [(c.arguments, context) for c, context in zip(calls, contexts, strict=True)]
         try:
             answered: object = await self._tool.call_batch(arguments)
         except Exception as exc:  # noqa: BLE001 - user code; `to_result` logs the traceback
             answered = [exc] * len(calls)
-        answers = check_batch(self._tool, answered, len(calls))
-        limit = self._max_result_bytes
-        return [
-            to_result(self._tool, call, answer, limit)
-            for call, answer in zip(calls, answers, strict=True)
-        ]
+        answers = zip(calls, check_batch(self._tool, answered, len(calls)), strict=True)
+        return [to_result(self._tool, *answer, self._max_result_bytes) for answer in answers]
 
     async def _expire_sessions(self) -> None:
         while True:
@@ -382,18 +369,13 @@ def create_app(
         await service.close(parse_body(SessionRequest, await request.body()))
         return json_response({})
 
-    @app.exception_handler(ToolUnavailableError)
-    async def unavailable(_: Request, exc: Exception) -> Response:
-        logger.error("tool unavailable tool=%s", service.spec.name, exc_info=exc)
-        return JSONResponse({"detail": repair_text(str(exc))[:MAX_PROBLEM_CHARS]}, status_code=503)
+    async def outage(_: Request, exc: Exception) -> Response:
+        if isinstance(exc, ToolUnavailableError):
+            logger.error("tool unavailable tool=%s", service.spec.name, exc_info=exc)
+        detail = repair_text(str(exc))[:MAX_PROBLEM_CHARS]
+        return JSONResponse({"detail": detail}, status_code=_status_of(exc))
 
-    @app.exception_handler(BrokenToolError)
-    async def broken(_: Request, exc: Exception) -> Response:
-        return JSONResponse({"detail": str(exc)}, status_code=501)
-
-    @app.exception_handler(SessionNotOpenError)
-    async def not_open(_: Request, exc: Exception) -> Response:
-        return JSONResponse({"detail": str(exc)}, status_code=409)
-
+    for kind in _STATUS_OF:
+        app.add_exception_handler(kind, outage)
     describe(app, ROUTES)
     return app

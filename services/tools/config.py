@@ -26,29 +26,15 @@ CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 TEMPLATE_FIELDS = ("number", "id", "title", "text", "score")
 
 _COMMON_KEYS = {
-    "type",
-    "url",
-    "host",
-    "port",
-    "advertise_host",
-    "allowed_hosts",
-    "session_expiry_s",
-    "drain_timeout_s",
-    "max_calls_in_flight",
-    "announce_expiry_s",
-    "max_result_bytes",
-    "new_version",
+    *ListenConfig.model_fields,
+    *("type", "url", "settings", "session_expiry_s", "drain_timeout_s", "max_calls_in_flight"),
+    *("announce_expiry_s", "max_result_bytes", "new_version"),
 }
 _BACKEND_KEYS = {
     "bm25": ("index_dir", "search_threads"),
     "elasticsearch": (
-        "elasticsearch_url",
-        "index",
-        "ca_certs",
-        "verify_certs",
-        "request_timeout_s",
-        "gather_ms",
-        "max_search_requests",
+        *("elasticsearch_url", "index", "ca_certs", "verify_certs"),
+        *("request_timeout_s", "gather_ms", "max_search_requests"),
     ),
 }
 
@@ -130,9 +116,8 @@ class ToolConfig(ListenConfig):
                     "start the tool with this run"
                 )
             return self
-        given = self.model_fields_set
         if self.type != "search":
-            self._check_user_tool(given)
+            self._check_user_tool()
         elif self.settings:
             raise ValueError(
                 f"settings ({sorted(self.settings)}) belong to tools of other types; "
@@ -166,13 +151,13 @@ class ToolConfig(ListenConfig):
         if self.backend == "elasticsearch":
             _check_elasticsearch(self.elasticsearch_url, self.index)
 
-    def _check_user_tool(self, given: set[str]) -> None:
+    def _check_user_tool(self) -> None:
         if self.type not in BUILTIN_TOOLS and not re.match(CLASS_PATTERN, self.type):
             raise ValueError(
                 f"type ({self.type!r}) must be one of {', '.join(('search', *BUILTIN_TOOLS))}, or "
                 '"module:Name" of a Tool subclass'
             )
-        foreign = sorted(given - _COMMON_KEYS - {"settings"})
+        foreign = sorted(self.model_fields_set - _COMMON_KEYS)
         if foreign:
             raise ValueError(
                 f"{', '.join(foreign)}: keys of the search tool, but type is {self.type!r}; "

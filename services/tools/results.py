@@ -47,12 +47,8 @@ def to_result(tool: Tool, call: ToolCall, answer: object, max_bytes: int) -> Too
         raise broken(
             tool, f"call returned {_kind_of(answer)}; it must return a string or a ToolResult", call
         )
-    parts = [_repaired(part) for part in result.parts]
-    return ToolResult(
-        status=result.status,
-        parts=_cut(tool.name, parts, max_bytes),
-        data=repair_json(result.data),
-    )
+    parts = _cut(tool.name, [_repaired(part) for part in result.parts], max_bytes)
+    return ToolResult(status=result.status, parts=parts, data=repair_json(result.data))
 
 
 def check_batch(tool: Tool, answers: object, num_calls: int) -> list[object]:

@@ -250,7 +250,7 @@ def test_an_outage_while_loading_says_so_and_the_next_time_sends_only_the_rest(
         return None
 
     front.before = break_off
-    with pytest.raises(ValueError, match=r"stopped after 60 of 300 .*disk gone.*it continues"):
+    with pytest.raises(ValueError, match=r"stopped after 60 of 300 .*disk gone.*to continue"):
         build(front.url, corpus, name)
     assert behind(client, name) == []
     front.before = lambda _: None

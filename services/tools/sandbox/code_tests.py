@@ -21,7 +21,7 @@ from agent_r1.tools.sandbox.checks import Check, read_checks
 from agent_r1.tools.sandbox.pool import SandboxBusyError, SandboxPool
 from agent_r1.tools.sandbox.report import describe_failure, shorten
 from agent_r1.tools.sandbox.run import REPORT, Run, RunResult
-from agent_r1.tools.sandbox.settings import SandboxSettings, parse_settings
+from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError, Worker
 from agent_r1_proto.tools import TestedCode, ToolResult
@@ -40,25 +40,18 @@ class CodeTestsSettings(SandboxSettings):
     """Longer answers are cut in the middle, in characters."""
 
 
-class CodeTests(SandboxTool):
-    """Runs hidden tests.
-
-    Args:
-        settings: fields of `CodeTestsSettings`.
-
-    Raises:
-        ValueError: a setting is unknown or wrong.
-    """
+class CodeTests(SandboxTool[CodeTestsSettings]):
+    """Runs hidden tests."""
 
     name = "code_tests"
+    settings_class = CodeTestsSettings
     description = (
         "Runs your Python code against the tests of the task and returns how many pass and the "
         "errors of those that fail. Give the whole program."
     )
 
     def __init__(self, **settings: JsonValue) -> None:
-        self.settings = parse_settings("code_tests", CodeTestsSettings, settings)
-        super().__init__(self.settings)
+        super().__init__(**settings)
         # Only tests run there, and nothing stays of one, so these sandboxes are kept.
         self._testers = SandboxPool(self.settings.model_copy(update={"reuse_calls": _TESTER_CALLS}))
 

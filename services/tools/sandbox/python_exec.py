@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
 from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError
 from agent_r1.tools.sandbox.pool import SandboxBusyError
 from agent_r1.tools.sandbox.report import describe_failure, shorten
 from agent_r1.tools.sandbox.run import RunResult
-from agent_r1.tools.sandbox.settings import SandboxSettings, parse_settings
+from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError
 from agent_r1_proto.tools import TextPart, ToolResult
@@ -28,25 +28,15 @@ class PythonSettings(SandboxSettings):
     """Longer output is cut in the middle, in characters."""
 
 
-class PythonExec(SandboxTool):
-    """Runs Python.
-
-    Args:
-        settings: fields of `PythonSettings`.
-
-    Raises:
-        ValueError: a setting is unknown or wrong.
-    """
+class PythonExec(SandboxTool[PythonSettings]):
+    """Runs Python."""
 
     name = "python_exec"
+    settings_class = PythonSettings
     description = (
         "Runs Python code and returns what it printed; the value of a last expression is printed "
         "too. Every call starts anew. There is no network and no input."
     )
-
-    def __init__(self, **settings: JsonValue) -> None:
-        self.settings = parse_settings("python_exec", PythonSettings, settings)
-        super().__init__(self.settings)
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Run `code`."""

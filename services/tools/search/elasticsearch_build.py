@@ -170,8 +170,8 @@ def _meta_of(client: Elasticsearch, server: Server, concrete: str) -> IndexMeta 
     if meta is None or found[0].differences:
         problem = "; ".join(found[0].differences) or "it does not say what it was made from"
         raise ValueError(
-            f"index {concrete!r} of {server.url} is not as this command makes it: {problem}; "
-            "delete that index and give the command again, or choose another --index"
+            f"index {concrete!r} on {server.url} was not made by this command: {problem}; "
+            "delete it and run the command again, or choose another --index"
         )
     return meta
 
@@ -269,11 +269,11 @@ class _Loader:
             if isinstance(exc, elasticsearch.ApiError) and exc.status_code == TOO_LARGE:
                 raise ValueError(
                     f"the server takes no request of {self._bulk_bytes} bytes (413); lower "
-                    "--bulk-mb and run the command again, and it continues"
+                    "--bulk-mb and run the command again to continue"
                 ) from exc
             raise ValueError(
                 f"loading stopped after {answered} of {self._meta.num_passages} passages: "
-                f"{explain(exc, self._server)}; then run the same command again, and it continues"
+                f"{explain(exc, self._server)}; then run the same command again to continue"
             ) from exc
         except KeyboardInterrupt:
             self._note(answered)
@@ -300,8 +300,8 @@ class _Loader:
         reason = reason_in(item.get("error", "no reason given"))
         if item["status"] == 429:
             raise ValueError(
-                f"the server is overloaded ({reason}); give the same command again later, and it "
-                "continues, or lower --bulk-mb"
+                f"the server is overloaded ({reason}); run the same command again later to "
+                "continue, or lower --bulk-mb"
             )
         raise ValueError(f"{self._corpus}:{line}: the server refuses the passage: {reason}")
 
@@ -355,7 +355,7 @@ def _finish(
     if count != meta.num_passages:
         raise ValueError(
             f"index {concrete!r} has {count} passages after loading and the corpus has "
-            f"{meta.num_passages}; something else has changed that index: delete it and give the "
+            f"{meta.num_passages}; something else has changed that index: delete it and run the "
             "command again"
         )
     copies: dict[str, Any] = (

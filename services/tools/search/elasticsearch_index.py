@@ -179,8 +179,7 @@ def check_index(client: Elasticsearch, server: Server, name: str) -> StoredIndex
     if not index.meta.complete:
         raise ValueError(
             f"index {name!r} ({index.name}) on {server.url} holds {index.meta.loaded} of "
-            f"{index.meta.num_passages} passages; run the command that makes it again, and "
-            "it continues"
+            f"{index.meta.num_passages} passages; finish it with `{command}`"
         )
     return index
 

@@ -135,9 +135,6 @@ class TantivyIndex:
         """Find at most `top_k` passages per query, best first."""
         return [self._search_one(query, top_k) for query in queries]
 
-    def close(self) -> None:
-        """Nothing to release: the files are memory-mapped and go with the object."""
-
     def _search_one(self, text: str, top_k: int) -> list[Hit]:
         counts = Counter(self._analyzer.analyze(_POSSESSIVE.sub("", text)))
         if not counts:
@@ -198,7 +195,7 @@ def _build(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta:
         shutil.rmtree(unfinished)
         raise ValueError(
             f"corpus {str(corpus)!r} had {meta.num_passages} passages when its index was begun and "
-            f"{written} at the end; leave it alone meanwhile, and give the command again"
+            f"{written} at the end; do not change it during a build, and run the command again"
         )
     (unfinished / _META_FILE).write_text(meta.model_dump_json(indent=1))
     (unfinished / _BUILD_FILE).unlink()

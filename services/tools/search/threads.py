@@ -11,7 +11,7 @@ from agent_r1.tools.search.backend import Found, Hit
 
 
 class BlockingIndex(Protocol):
-    """An index whose methods block; `search` is called from several threads at once."""
+    """An index whose `search` blocks, and is called from several threads at once."""
 
     @property
     def fingerprint(self) -> str:
@@ -20,10 +20,6 @@ class BlockingIndex(Protocol):
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         """Find at most `top_k` passages per query, best first."""
-        ...
-
-    def close(self) -> None:
-        """Release files."""
         ...
 
 
@@ -59,8 +55,6 @@ class ThreadedBackend:
         return [Found(hits) for hits in found]
 
     async def close(self) -> None:
-        """Wait for the searches that run; release the index."""
+        """Wait for the searches that run."""
         if self._executor is not None:
-            executor = self._executor
-            await asyncio.to_thread(executor.shutdown, wait=True, cancel_futures=True)
-        self._index.close()
+            await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)

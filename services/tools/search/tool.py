@@ -1,12 +1,13 @@
 """The search tool: finds passages of a corpus for a query.
 
-Reads calls from `app.py`, asks a backend (`backends.py`) through `batching.py`, writes the passages
+Reads calls from `app.py`, asks a backend (`backend.py`) through `batching.py`, writes the passages
 as one text. The same index also answers `POST /retrieve`, as Search-R1 retrieval servers do.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated
@@ -16,7 +17,7 @@ from pydantic import Field, JsonValue
 
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.config import ToolConfig
-from agent_r1.tools.search.backends import BACKENDS, Found, Hit, SearchBackend
+from agent_r1.tools.search.backend import Found, Hit, SearchBackend
 from agent_r1.tools.search.batching import BatchedSearch, SearchCounts
 from agent_r1_proto.messages import Message, StrictMessage
 from agent_r1_proto.tools import TextPart, ToolResult
@@ -149,7 +150,31 @@ def open_search_tool(name: str, config: ToolConfig) -> SearchTool:
     Raises:
         ValueError: the corpus, the index folder or the Elasticsearch index cannot be used.
     """
-    return SearchTool(name, config, BACKENDS[config.backend](config))
+    return SearchTool(name, config, open_backend(config))
+
+
+def open_backend(config: ToolConfig) -> SearchBackend:
+    """Open what finds the passages; tools without a search need none of its packages."""
+    if config.backend == "elasticsearch":
+        from agent_r1.tools.search.elasticsearch_bm25 import open_index
+        from agent_r1.tools.search.elasticsearch_client import Server
+
+        assert config.elasticsearch_url is not None  # both checked by ToolConfig
+        assert config.index is not None
+        server = Server.from_environment(
+            os.environ,
+            url=config.elasticsearch_url,
+            ca_certs=config.ca_certs,
+            verify_certs=config.verify_certs,
+            request_timeout_s=config.request_timeout_s,
+        )
+        return open_index(server, config.index)
+    from agent_r1.tools.search import tantivy_bm25
+    from agent_r1.tools.search.threads import ThreadedBackend
+
+    assert config.corpus is not None  # checked by ToolConfig
+    index = tantivy_bm25.open_index(config.corpus, config.index_dir)
+    return ThreadedBackend(index, config.search_threads)
 
 
 class RetrieveRequest(StrictMessage):

@@ -363,3 +363,14 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
     assert caught.value.code == 0
     version = importlib.metadata.version("agent-r1")
     assert capsys.readouterr().out == f"agent-r1 {version}\n"
+
+
+def test_search_index_prints_how_far_the_embedded_index_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+):
+    corpus, folder = tmp_path / "corpus.jsonl", tmp_path / "index"
+    corpus.write_text('{"id": "p1", "title": "t", "text": "one passage"}\n')
+    options = ["--backend", "embedded", "--corpus", str(corpus), "--index", str(folder)]
+    assert cli.main(["search", "index", *options]) == 0
+    assert "index build started" in caplog.text
+    assert f"{folder}: 1 passages in " in capsys.readouterr().out

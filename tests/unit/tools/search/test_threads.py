@@ -20,15 +20,11 @@ class BlockingIndex:
     def __init__(self) -> None:
         self.gate = threading.Event()
         self.entered = threading.Event()
-        self.closed = False
 
     def search(self, queries: Sequence[str], top_k: int) -> list[list[Hit]]:
         self.entered.set()
         assert self.gate.wait(TIMEOUT_S)
         return [[HIT] * top_k for _ in queries]
-
-    def close(self) -> None:
-        self.closed = True
 
 
 async def test_searching_leaves_the_event_loop_free_and_closing_waits_for_it():
@@ -42,5 +38,4 @@ async def test_searching_leaves_the_event_loop_free_and_closing_waits_for_it():
     index.gate.set()
     assert await asyncio.wait_for(task, TIMEOUT_S) == [Found([HIT, HIT])] * 2
     await backend.close()
-    assert index.closed
     assert backend.fingerprint == "abc"
