@@ -28,7 +28,7 @@ test-docker: ## build the image and run the demo in containers (needs Docker)
 test-sandbox: setup ## run every reference solution of HumanEval and MBPP (AGENT_R1_REAL_DATA) in the sandbox
 	@$(BIN)/python scripts/test_sandbox
 
-check: setup ## run the quality gate: format, lint, types, imports, schemas, words
+check: setup ## run the quality gate: format, lint, imports, types, schemas, files
 	@scripts/check
 
 schemas: setup ## write proto/schemas from the message classes

@@ -12,9 +12,9 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, write_config
@@ -127,7 +127,7 @@ async def cancel_all(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def save_dead_letters(url: str, config: Config, folder: Path) -> int:
+async def _save_dead_letters(url: str, config: Config, folder: Path) -> int:
     """Keep what could not be processed; return how many there are."""
     try:
         async with asyncio.timeout(DEAD_LETTERS_TIMEOUT_S):
@@ -152,7 +152,23 @@ async def leave_shared_redis(config: Config) -> None:
         logger.warning("keys of the run stay in redis run_id=%s error=%r", config.run.id, exc)
 
 
-# --- Training ----------------------------------------------------------------------------------
+# --- Services and a view of them ---------------------------------------------------------------
+
+
+class View(Protocol):
+    """Shows the user what happens while the services run."""
+
+    def event(self, line: str) -> None:
+        """Print a line that stays."""
+        ...
+
+    async def follow(self, starting: Callable[[], list[str]]) -> None:
+        """Show what happens until cancelled; `starting` names the services that are not up yet."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        ...
 
 
 def log_to(file: Path, level: str) -> logging.Handler:
@@ -164,6 +180,79 @@ def log_to(file: Path, level: str) -> logging.Handler:
     root.setLevel(level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     return handler
+
+
+def open_folder(config: Config, folder: Path) -> dict[str, str]:
+    """Write `config.json` and begin the launcher's log; return the secrets that the file lacks."""
+    secrets = write_config(config, folder / CONFIG_FILE)
+    log_to(folder / LOGS_DIR / LAUNCHER_LOG, config.run.log_level)
+    return secrets
+
+
+def run_services(
+    config: Config,
+    folder: Path,
+    secrets: dict[str, str],
+    work: Callable[[LocalServices], Coroutine[Any, Any, None]],
+    view: View,
+) -> bool:
+    """Run services until the work is done, one of them ends the run, or the user stops it.
+
+    Args:
+        config: of the services.
+        folder: has their configuration and gets their logs.
+        secrets: what its `config.json` leaves out.
+        work: starts the services, and ends when they are needed no longer.
+        view: shows what happens.
+
+    Returns:
+        True when the user stopped it.
+
+    Raises:
+        ServiceError: a service did not come up, or died too often; the text says which and why.
+    """
+    with launcher_state(folder) as state_dir:
+        return asyncio.run(_run_services(config, folder, state_dir, secrets, work, view))
+
+
+async def _run_services(
+    config: Config,
+    folder: Path,
+    state_dir: Path,
+    secrets: dict[str, str],
+    work: Callable[[LocalServices], Coroutine[Any, Any, None]],
+    view: View,
+) -> bool:
+    services = LocalServices(
+        config,
+        config_file=folder / CONFIG_FILE,
+        state_dir=state_dir,
+        log_dir=folder / LOGS_DIR,
+        secrets=secrets,
+        report=view.event,
+    )
+    supervisor = services.supervisor
+    interrupts = Interrupts(supervisor.kill, view.event)
+    asked = asyncio.create_task(interrupts.asked.wait())
+    over = asyncio.create_task(supervisor.wait())
+    watching = asyncio.create_task(view.follow(supervisor.starting))
+    working = asyncio.create_task(work(services))
+    try:
+        await first_of(working, over, asked)
+    finally:
+        await cancel_all(working)
+        if services.redis_url:
+            num_letters = await _save_dead_letters(services.redis_url, config, folder)
+            if num_letters:
+                view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
+        await supervisor.stop()
+        await leave_shared_redis(config)
+        await cancel_all(watching, over, asked)
+        view.close()
+    return interrupts.asked.is_set()
+
+
+# --- Training ----------------------------------------------------------------------------------
 
 
 def run_training(config: Config, *, resume: bool) -> int:
@@ -183,13 +272,16 @@ def run_training(config: Config, *, resume: bool) -> int:
     config_checks.check(config, "train", resume=resume)
     folder = config.run.folder()
     claim_run_folder(folder, resume=resume)
-    secrets = write_config(config, folder / CONFIG_FILE)
-    log_dir = folder / LOGS_DIR
-    log_to(log_dir / LAUNCHER_LOG, config.run.log_level)
+    secrets = open_folder(config, folder)
     view = TrainingView(folder, config)
+
+    async def train(services: LocalServices) -> None:
+        await prepare_redis(services, config, view.event, learner=True)
+        await services.start_all(learner=True, resume=resume)
+        await services.supervisor.wait()
+
     try:
-        with launcher_state(folder) as state_dir:
-            interrupted = asyncio.run(_train(config, folder, state_dir, secrets, resume, view))
+        interrupted = run_services(config, folder, secrets, train, view)
     except ServiceError as exc:
         logger.error("run stopped reason=%s", exc)
         print_stopped(folder, str(exc))
@@ -198,7 +290,7 @@ def run_training(config: Config, *, resume: bool) -> int:
         raise
     except Exception as exc:
         logger.exception("unexpected error in the launcher")
-        print_stopped(folder, f"{exc!r}; the traceback is in {log_dir / LAUNCHER_LOG}")
+        print_stopped(folder, f"{exc!r}; the traceback is in {folder / LOGS_DIR / LAUNCHER_LOG}")
         return EXIT_FAILED
     status = None if interrupted else summary_of(folder).get("status")
     if status not in EXIT_OF_STATUS:  # the learner also ends in order when it is stopped
@@ -206,50 +298,3 @@ def run_training(config: Config, *, resume: bool) -> int:
         return EXIT_INTERRUPTED
     print_result(folder, config.score_names())
     return EXIT_OF_STATUS[status]
-
-
-async def _train(
-    config: Config,
-    folder: Path,
-    state_dir: Path,
-    secrets: dict[str, str],
-    resume: bool,
-    view: TrainingView,
-) -> bool:
-    """Run the services until the learner is done; return True when the user stopped the run."""
-    services = LocalServices(
-        config,
-        config_file=folder / CONFIG_FILE,
-        state_dir=state_dir,
-        log_dir=folder / LOGS_DIR,
-        secrets=secrets,
-        report=view.event,
-    )
-    supervisor = services.supervisor
-    interrupts = Interrupts(supervisor.kill, view.event)
-    asked = asyncio.create_task(interrupts.asked.wait())
-    over = asyncio.create_task(supervisor.wait())
-    watching = asyncio.create_task(view.follow(supervisor.starting))
-    starting = asyncio.create_task(_start_training(services, config, view.event, resume))
-    try:
-        await first_of(starting, over, asked)
-        if not (over.done() or asked.done()):
-            await first_of(over, asked)
-    finally:
-        await cancel_all(starting)
-        if services.redis_url:
-            num_letters = await save_dead_letters(services.redis_url, config, folder)
-            if num_letters:
-                view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
-        await supervisor.stop()
-        await leave_shared_redis(config)
-        await cancel_all(watching, over, asked)
-        view.close()
-    return interrupts.asked.is_set()
-
-
-async def _start_training(
-    services: LocalServices, config: Config, report: Callable[[str], None], resume: bool
-) -> None:
-    await prepare_redis(services, config, report, learner=True)
-    await services.start_all(learner=True, resume=resume)

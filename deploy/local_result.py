@@ -16,14 +16,10 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.cli.transcript import print_transcript
+from agent_r1.config.sources import at_hand
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
-from agent_r1_deploy.local_view import (
-    at_hand,
-    program,
-    read_json_lines,
-    set_scores,
-)
+from agent_r1_deploy.local_view import program, read_json_lines, set_scores
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
 from agent_r1_service.run_files import LEDGER_FILE, LOGS_DIR, SUMMARY_FILE, TRAJECTORIES_DIR
@@ -32,12 +28,17 @@ EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""
 
 
-def summary_of(folder: Path) -> dict[str, Any]:
-    """Return a run folder's `summary.json`; empty without one."""
+def read_json(file: Path) -> dict[str, Any]:
+    """Return what a JSON file holds; nothing where it is missing or broken."""
     try:
-        return json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
+
+
+def summary_of(folder: Path) -> dict[str, Any]:
+    """Return a run folder's `summary.json`; empty without one."""
+    return read_json(folder / SUMMARY_FILE)
 
 
 def _changed_answer(folder: Path) -> tuple[dict[str, Any], dict[str, Any]] | None:

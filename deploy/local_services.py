@@ -162,66 +162,54 @@ class LocalServices:
     def _announce_dir(self, name: str) -> Path:
         return self._state_dir / "announce" / name
 
+    def _spec(self, name: str, command: list[str], **more: Any) -> ServiceSpec:
+        return ServiceSpec(
+            name=name,
+            command=command,
+            announce_dir=self._announce_dir(name),
+            start_timeout_s=self._config.placement.start_timeout_s,
+            stop_timeout_s=self._config.placement.stop_timeout_s,
+            **{"environment": self._environment(), **more},
+        )
+
     def _environment(self) -> dict[str, str]:
         return {f"{ENV_PREFIX}REDIS__URL": self.redis_url}
 
     def _model_environment(self) -> dict[str, str]:
         # A local model needs no hub, and asking for one that cannot be reached takes minutes.
         if Path(self._config.model.path).is_dir() and "HF_HUB_OFFLINE" not in os.environ:
-            return {"HF_HUB_OFFLINE": "1"}
-        return {}
+            return {**self._environment(), "HF_HUB_OFFLINE": "1"}
+        return self._environment()
 
     def _tool(self, name: str) -> ServiceSpec:
-        return ServiceSpec(
-            name=name,
-            command=self._command("tool", name, "--name", name),
-            environment=self._environment(),
-            announce_dir=self._announce_dir(name),
-            port_variable=tool_variable(name, "PORT"),
-            stop_rank=TOOL_RANK,
-            start_timeout_s=self._config.placement.start_timeout_s,
-            stop_timeout_s=self._config.placement.stop_timeout_s,
-        )
+        command = self._command("tool", name, "--name", name)
+        port = tool_variable(name, "PORT")
+        return self._spec(name, command, port_variable=port, stop_rank=TOOL_RANK)
 
     def _reward(self) -> ServiceSpec:
-        return ServiceSpec(
-            name="reward",
-            command=self._command("reward", "reward"),
-            environment=self._environment(),
-            announce_dir=self._announce_dir("reward"),
-            port_variable=f"{ENV_PREFIX}REWARD__PORT",
-            stop_rank=ROLLOUT_RANK,
-            start_timeout_s=self._config.placement.start_timeout_s,
-            stop_timeout_s=self._config.placement.stop_timeout_s,
-        )
+        command = self._command("reward", "reward")
+        port = f"{ENV_PREFIX}REWARD__PORT"
+        return self._spec("reward", command, port_variable=port, stop_rank=ROLLOUT_RANK)
 
     def _rollout(self, name: str) -> ServiceSpec:
-        return ServiceSpec(
-            name=name,
-            command=self._command("rollout", name),
-            environment={**self._environment(), **self._model_environment()},
-            announce_dir=self._announce_dir(name),
-            stop_rank=ROLLOUT_RANK,
-            start_timeout_s=self._config.placement.start_timeout_s,
-            stop_timeout_s=self._config.placement.stop_timeout_s,
-        )
+        command = self._command("rollout", name)
+        environment = self._model_environment()
+        return self._spec(name, command, environment=environment, stop_rank=ROLLOUT_RANK)
 
     def _learner(self, resume: bool, config_file: Path | None = None) -> ServiceSpec:
         command = self._command("learner", "learner", config_file=config_file)
-        return ServiceSpec(
-            name="learner",
-            command=[*command, "--resume-if-begun"] if resume else command,
-            environment={**self._environment(), **self._model_environment()},
-            announce_dir=self._announce_dir("learner"),
+        again = [*command, "--resume-if-begun"]
+        return self._spec(
+            "learner",
+            again if resume else command,
+            environment=self._model_environment(),
             probe=None,  # it has no routes; it announces itself once the model is loaded
-            restart_command=[*command, "--resume-if-begun"],
+            restart_command=again,
             # An empty Redis has lost the version and the tasks; a resumed learner sets them anew.
             restarts_with=("redis",),
             ends_run=True,
             done_codes=(0, EXIT_LOSSES),
             stop_rank=LEARNER_RANK,
-            start_timeout_s=self._config.placement.start_timeout_s,
-            stop_timeout_s=self._config.placement.stop_timeout_s,
         )
 
 

@@ -9,8 +9,6 @@ next.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import statistics
 import sys
 import time
@@ -22,18 +20,9 @@ from typing import Any, TextIO
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
-from agent_r1_deploy.local import (
-    LAUNCHER_LOG,
-    Interrupts,
-    cancel_all,
-    first_of,
-    leave_shared_redis,
-    log_to,
-    prepare_redis,
-    save_dead_letters,
-)
+from agent_r1_deploy.local import open_folder, prepare_redis, run_services
 from agent_r1_deploy.local_client import failures_shown
-from agent_r1_deploy.local_folder import launcher_state, running_launcher
+from agent_r1_deploy.local_folder import running_launcher
 from agent_r1_deploy.local_result import losses_text, summary_of
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import (
@@ -44,12 +33,11 @@ from agent_r1_deploy.local_view import (
     step_scores,
     total_steps,
 )
+from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_service.durations import format_duration
 from agent_r1_service.private_files import private_folder
 from agent_r1_service.run_files import CONFIG_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
-
-logger = logging.getLogger(__name__)
 
 UPDATE_S = 0.5
 LOG_STEPS = 10
@@ -92,55 +80,27 @@ def run_table(
         ConfigError: nothing was started, for the reason given.
         ServiceError: a service did not come up, or died too often; the text says which and why.
     """
+    check_idle(folder)
+    private_folder(folder / LOGS_DIR)
+
+    async def work(services: LocalServices) -> None:
+        await _work(services, config, folder, baselines, runs, view)
+
+    return run_services(config, folder, open_folder(config, folder), work, view)
+
+
+def check_idle(folder: Path) -> None:
+    """Refuse a folder whose table is still running.
+
+    Raises:
+        ConfigError: it is.
+    """
     live = running_launcher(folder)
     if live is not None:
         raise ConfigError(
             f"the table in {folder} is still running (process {live['pid']}); stop it first, or "
             "name another folder with --out"
         )
-    private_folder(folder / LOGS_DIR)
-    secrets = write_config(config, folder / CONFIG_FILE)
-    log_to(folder / LOGS_DIR / LAUNCHER_LOG, config.run.log_level)
-    with launcher_state(folder) as state_dir:
-        return asyncio.run(_run(config, folder, state_dir, secrets, baselines, runs, view))
-
-
-async def _run(
-    config: Config,
-    folder: Path,
-    state_dir: Path,
-    secrets: dict[str, str],
-    baselines: Client | None,
-    runs: Sequence[TableRun],
-    view: TableView,
-) -> bool:
-    services = LocalServices(
-        config,
-        config_file=folder / CONFIG_FILE,
-        state_dir=state_dir,
-        log_dir=folder / LOGS_DIR,
-        secrets=secrets,
-        report=view.event,
-    )
-    supervisor = services.supervisor
-    interrupts = Interrupts(supervisor.kill, view.event)
-    asked = asyncio.create_task(interrupts.asked.wait())
-    over = asyncio.create_task(supervisor.wait())
-    watching = asyncio.create_task(view.follow())
-    working = asyncio.create_task(_work(services, config, folder, baselines, runs, view))
-    try:
-        await first_of(working, over, asked)
-    finally:
-        await cancel_all(working)
-        if services.redis_url:
-            num_letters = await save_dead_letters(services.redis_url, config, folder)
-            if num_letters:
-                view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
-        await supervisor.stop()
-        await leave_shared_redis(config)
-        await cancel_all(watching, over, asked)
-        view.close()
-    return interrupts.asked.is_set()
 
 
 async def _work(
@@ -199,8 +159,8 @@ class TableView:
     """
 
     def __init__(self, done: int, runs: Sequence[TableRun], output: TextIO | None = None) -> None:
-        self._output = output or sys.stdout
-        self._live = self._output.isatty()
+        self._line = StatusLine(output or sys.stdout)
+        self.event, self.close = self._line.print, self._line.close
         self._total = done + len(runs)
         self._index = done
         self._steps_left = sum(total_steps(run.config) for run in runs)
@@ -212,12 +172,6 @@ class TableView:
         self._steps = 0
         self._began = 0.0
         self._ended = 0
-        self._width = 0
-
-    def event(self, line: str) -> None:
-        """Print a line that stays."""
-        self._clear()
-        print(line, file=self._output, flush=True)
 
     def begin(self, run: TableRun) -> None:
         """Show a run from now on."""
@@ -245,7 +199,7 @@ class TableView:
             if summary.get("status") == FINISHED_WITH_LOSSES:
                 self.event(losses_text(summary, run.folder))
 
-    async def follow(self) -> None:
+    async def follow(self, _starting: Callable[[], list[str]]) -> None:
         """Show what happens until cancelled."""
         while True:
             self.update()
@@ -270,10 +224,8 @@ class TableView:
             f"{in_line(step_scores(metrics, run.config.score_names()))}  "
             f"left {format_duration(self._left_s())}"
         )
-        if self._live:
-            self._output.write(f"\r{line:<{self._width}}")
-            self._output.flush()
-            self._width = len(line)
+        if self._line.live:
+            self._line.show(line)
         elif step % LOG_STEPS == 0 or step == steps:
             self.event(line)
 
@@ -284,18 +236,6 @@ class TableView:
         else:
             pace_s = statistics.median(self._step_s)
         return self._steps_left * pace_s
-
-    def _clear(self) -> None:
-        if self._width:
-            with contextlib.suppress(OSError):
-                self._output.write(f"\r{'':<{self._width}}\r")
-            self._width = 0
-
-    def close(self) -> None:
-        """Leave the line."""
-        if self._width:
-            print(file=self._output)
-            self._width = 0
 
 
 def _scores(summary: dict[str, Any], config: Config) -> str:

@@ -25,6 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.config.run import Config
+from agent_r1.config.sources import at_hand
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
@@ -297,11 +298,3 @@ def first_failure(record: dict[str, Any], folder: Path) -> str:
 def program(name: str) -> str:
     """Return how to call a program of this environment: by name, or by path when not on PATH."""
     return name if shutil.which(name) else str(at_hand(Path(sys.executable).with_name(name)))
-
-
-def at_hand(path: Path) -> Path:
-    """Return a path as it is called from the current folder."""
-    try:
-        return path.relative_to(Path.cwd())
-    except ValueError:
-        return path

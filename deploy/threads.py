@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,26 +20,14 @@ async def in_thread(work: Callable[[], T]) -> T:
     `asyncio.to_thread` would make the process wait for the work after Ctrl-C, or after the services
     it needs have died; a daemon thread ends with the process.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(value: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(value)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # whoever gives up waiting does not cancel the work
 
     def run() -> None:
         try:
-            value = work()
+            future.set_result(work())
         except Exception as exc:  # noqa: BLE001 - handed to whoever waits
-            outcome: tuple[T | None, BaseException | None] = (None, exc)
-        else:
-            outcome = (value, None)
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, *outcome)
+            future.set_exception(exc)
 
     threading.Thread(target=run, daemon=True, name="client").start()
-    return await future
+    return await asyncio.wrap_future(future)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench_service import engine_settings
+from bench_tools import entry, print_entries
 
 from agent_r1.rollout.config import RolloutConfig
 from agent_r1.rollout.trajectory_builder import turn_seed
@@ -277,16 +278,9 @@ async def _alternate(
                 flush=True,
             )
         ratio = statistics.median(a / b for a, b in zip(ours, other, strict=True))
-        results.append(
-            {
-                "name": f"rollout/{bench.name}/tool_{latency_s * 1000:.0f}ms",
-                "ratio": round(ratio, 3),
-                "ours": round(statistics.median(ours), 1),
-                "other": round(statistics.median(other), 1),
-                "goal": goal,
-                "better": "higher",
-            }
-        )
+        name = f"rollout/{bench.name}/tool_{latency_s * 1000:.0f}ms"
+        middle = statistics.median(ours), statistics.median(other)
+        results.append(entry(name, *middle, goal, "higher", ratio=ratio))
     return results
 
 
@@ -311,12 +305,7 @@ def main() -> None:
         results += asyncio.run(measure(benches[name], arguments.rounds))
     file = OUT / "rollout.json"
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    for result in results:
-        met = "met" if result["ratio"] >= result["goal"] else "missed"
-        print(
-            f"{result['name']}: {result['ours']:.0f} / {result['other']:.0f} tokens/s = "
-            f"{result['ratio']:.3f} (goal {result['goal']:.2f}, {met})"
-        )
+    print_entries(results)
     print(f"written to {file}")
 
 

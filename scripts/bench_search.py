@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench_tools import write_entries
+from bench_tools import entry, print_entries, write_entries
 from elasticsearch import AsyncElasticsearch
 
 from agent_r1.tools.config import ToolConfig
@@ -94,7 +94,6 @@ def recall(found: Iterable[Sequence[str]], gold: Iterable[set[str]], depth: int)
 
 def measure_parity(server: Server, data: Path) -> list[dict[str, Any]]:
     """Compare the two backends on every corpus."""
-    results: list[dict[str, Any]] = []
     overlaps: list[float] = []
     worst = 0.0
     depth = OVERLAP_DEPTH
@@ -122,29 +121,10 @@ def measure_parity(server: Server, data: Path) -> list[dict[str, Any]]:
             if at == depth:
                 worst = max(worst, abs(ours - theirs))
     mean = statistics.fmean(overlaps)
-    results.append(_result("search/overlap_top5", mean, 1.0, GOAL_OVERLAP, "higher"))
-    results.append(
-        {
-            "name": "search/recall5_difference_max",
-            "ratio": round(worst, 4),
-            "ours": round(worst, 4),
-            "other": 0.0,
-            "goal": GOAL_RECALL,
-            "better": "lower",
-        }
-    )
-    return results
-
-
-def _result(name: str, ours: float, other: float, goal: float, better: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "ratio": round(ours / other, 4),
-        "ours": round(ours, 4),
-        "other": round(other, 4),
-        "goal": goal,
-        "better": better,
-    }
+    return [
+        entry("search/overlap_top5", mean, 1.0, GOAL_OVERLAP, "higher"),
+        entry("search/recall5_difference_max", worst, 0.0, GOAL_RECALL, "lower", ratio=worst),
+    ]
 
 
 async def time_calls(ask: Ask, queries: Sequence[str]) -> float:
@@ -221,10 +201,9 @@ def measure_speed(server: Server, data: Path, rounds: int) -> list[dict[str, Any
             for measure, values in sides if number % 2 == 0 else reversed(sides):
                 values.append(asyncio.run(measure(server, index, queries)))
             print(f"{name} round {number + 1}: {ours[-1]:.0f} and {other[-1]:.0f} searches/s")
-        result = _result(name, statistics.median(ours), statistics.median(other), goal, "higher")
-        ratios = [a / b for a, b in zip(ours, other, strict=True)]
-        result["ratio"] = round(statistics.median(ratios), 3)
-        results.append(result)
+        ratio = statistics.median(a / b for a, b in zip(ours, other, strict=True))
+        middle = statistics.median(ours), statistics.median(other)
+        results.append(entry(name, *middle, goal, "higher", ratio=ratio))
     return results
 
 
@@ -244,16 +223,7 @@ def main() -> None:
     results = [] if arguments.skip_parity else measure_parity(server, data)
     results += measure_speed(server, data, arguments.rounds)
     write_entries(results)
-    missed = 0
-    for result in results:
-        higher = result["better"] == "higher"
-        met = result["ratio"] >= result["goal"] if higher else result["ratio"] <= result["goal"]
-        missed += not met
-        print(
-            f"{result['name']}: ours {result['ours']:g}, other {result['other']:g}, ratio "
-            f"{result['ratio']:g} (goal {result['goal']:g}, {'met' if met else 'missed'})"
-        )
-    sys.exit(1 if missed else 0)
+    sys.exit(0 if print_entries(results) else 1)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ OUT.json; the exit status is 1 when something was lost or a pin was broken.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import itertools
 import json
 import os
@@ -28,6 +29,8 @@ from typing import Any
 import httpx
 
 from agent_r1_deploy.local_folder import live_redis_url
+from agent_r1_proto.connection import RedisConnection
+from agent_r1_proto.registry import ToolRegistry
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "tiny_world" / "run.toml"
@@ -80,20 +83,13 @@ class Swapper:
 
     def announced(self) -> dict[int, str]:
         """Return the names of the announced instances, by process id."""
-        script = (
-            "import asyncio, json, sys\n"
-            "from agent_r1_proto.connection import RedisConnection\n"
-            "from agent_r1_proto.registry import ToolRegistry\n"
-            "async def main():\n"
-            "    async with await RedisConnection.connect(sys.argv[1], 'hotswap') as c:\n"
-            "        states = await ToolRegistry(c, sys.argv[2]).read()\n"
-            "    found = {o.pid: o.instance for s in states.values() for o in s.instances}\n"
-            "    print(json.dumps(found))\n"
-            "asyncio.run(main())\n"
-        )
-        command = [sys.executable, "-c", script, self.redis_url, POOL]
-        found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        return {int(pid): name for pid, name in json.loads(found).items()}
+
+        async def read() -> dict[int, str]:
+            async with await RedisConnection.connect(self.redis_url, POOL) as connection:
+                states = await ToolRegistry(connection, POOL).read()
+            return {one.pid: one.instance for state in states.values() for one in state.instances}
+
+        return asyncio.run(read())
 
     def start(self, version: str) -> None:
         """Start an instance and wait until it is announced."""
@@ -141,29 +137,25 @@ class Swapper:
         self.start(str(self.newest))
 
     def add(self) -> None:
-        """Start another instance of the newest version."""
+        """Start another instance of the newest version, or again what was killed."""
         self.start(str(self.newest))
 
     def kill_one(self) -> None:
         """Kill one of two instances of the newest version."""
         self.remove(self.of(str(self.newest))[0], signal.SIGKILL)
 
-    def restart(self) -> None:
-        """Start what was killed again."""
-        self.start(str(self.newest))
-
     def canary(self) -> None:
         """Give the newest version a quarter, the one before the rest."""
         self.tools("weight", "search", f"{self.newest}=1", f"{self.newest - 1}=3")
 
-    def rollback(self) -> None:
-        """Give everything to the version before."""
-        self.tools("weight", "search", "--newest")
-        self.tools("rollback", "search")
-
     def forward(self) -> None:
         """Give everything to the newest version again."""
         self.tools("weight", "search", "--newest")
+
+    def rollback(self) -> None:
+        """Give everything to the version before."""
+        self.forward()
+        self.tools("rollback", "search")
 
     def drain_old(self) -> None:
         """Drain the instances of the version before, and stop them once nobody needs them."""
@@ -186,7 +178,7 @@ class Swapper:
         for name in itertools.cycle(
             (
                 *("upgrade", "add", "upgrade", "canary", "rollback", "forward", "add", "kill_one"),
-                *("restart", "drain_old", "kill_version", "restart"),
+                *("add", "drain_old", "kill_version", "add"),
             )
         ):
             yield name, getattr(self, name)

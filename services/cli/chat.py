@@ -12,7 +12,7 @@ import asyncio
 import os
 import random
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -31,8 +31,8 @@ from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.task_files import read_task_file
 
 HELP = (
-    "Type a question. :pick [SET] asks a held-out one, :sets lists the sets, :help prints this, "
-    ":quit leaves."
+    "Type a question. :pick [SET] asks a held-out question, :sets lists the sets, :help prints "
+    "this text, :quit leaves."
 )
 ANSWER_TIMEOUT_S = 300.0
 READ_BYTES = 65536
@@ -87,9 +87,9 @@ def _pick(config: Config, wanted: str, rng: random.Random) -> Task:
     """
     sets = config.evaluation.sets
     if not sets:
-        raise ConfigError("the configuration names no held-out questions (evaluation.sets)")
+        raise ConfigError("the configuration names no held-out questions; set evaluation.sets")
     if wanted and wanted not in sets:
-        raise ConfigError(f"no set {wanted!r}; there are {', '.join(sorted(sets))}")
+        raise ConfigError(f"there is no set {wanted!r}; the sets are {', '.join(sorted(sets))}")
     return rng.choice(read_task_file(sets[wanted or rng.choice(sorted(sets))]))
 
 
@@ -134,10 +134,17 @@ class LineReader:
 async def _talk(config: Config, console: Console, question: str | None, temperature: float) -> int:
     assert config.redis.url is not None, "serving() sets redis.url"
     async with await Broker.connect(config.redis.url, config.run.id) as broker:
-        ask = _asker(broker, config, temperature)
+        client = EvalClient(
+            broker,
+            run_id=config.run.id,
+            client_id="chat",
+            sampling=SamplingParameters(temperature=temperature),
+            timeout_s=ANSWER_TIMEOUT_S,
+        )
         policy = describe_policy(config.model.path)
         if question is not None:
-            return _show(await ask(Task(id="chat", prompt=question)), policy, console)
+            task = Task(id="chat", prompt=question)
+            return _show(await client.run([task]), policy, console)
         legend = Text("text the model samples", style=SAMPLED_STYLE)
         console.print(legend.append("  text a tool returns", style=TOOL_STYLE))
         console.print(HELP)
@@ -164,28 +171,12 @@ async def _talk(config: Config, console: Console, question: str | None, temperat
                 console.print(Text(str(exc), style="bold red"))
                 continue
             count += 1
-            _show(await ask(task), policy, console)
+            _show(await client.run([task]), policy, console)
     return 0
 
 
-def _asker(
-    broker: Broker, config: Config, temperature: float
-) -> Callable[[Task], Awaitable[EvalResult]]:
-    client = EvalClient(
-        broker,
-        run_id=config.run.id,
-        client_id="chat",
-        sampling=SamplingParameters(temperature=temperature),
-        timeout_s=ANSWER_TIMEOUT_S,
-    )
-
-    async def ask(task: Task) -> EvalResult:
-        return (await client.run([task]))[0]
-
-    return ask
-
-
-def _show(result: EvalResult, policy: str, console: Console) -> int:
+def _show(results: Sequence[EvalResult], policy: str, console: Console) -> int:
+    (result,) = results
     if result.scored is None:
         console.print(
             Text(f"no answer within {ANSWER_TIMEOUT_S:g} s; see the logs", style="bold red")

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import MIB, Purpose
-from agent_r1.config.run import Config, LoadedConfig, dump_config, load_config
+from agent_r1.config.run import LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import Key, dotted
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
 from agent_r1_service.run_files import CONFIG_FILE
@@ -24,7 +24,9 @@ def check(arguments: argparse.Namespace) -> int:
     here = not arguments.elsewhere
     only_sft = config.sft is not None and config.data is None
     purpose: Purpose = "sft" if only_sft else "train"
-    findings = config_checks.look(config, purpose, machine=here, resume=_holds_run(config))
+    # The run of this configuration may have begun: it can be continued, and is no problem.
+    begun = (config.run.folder() / CONFIG_FILE).is_file()
+    findings = config_checks.look(config, purpose, machine=here, resume=begun)
     if config.sft is not None and config.data is not None:
         findings.add(config_checks.look(config, "sft", machine=here))
     config_checks.refuse(findings)
@@ -37,11 +39,6 @@ def check(arguments: argparse.Namespace) -> int:
         need = worst_case_redis_bytes(learner, evaluation, config.model.max_context)
         print(f"Redis needs at most {need / MIB:.0f} MiB for messages in flight")
     return 0
-
-
-def _holds_run(config: Config) -> bool:
-    """Say whether the configuration's run has begun: it can be gone on with, and is no problem."""
-    return (config.run.folder() / CONFIG_FILE).is_file()
 
 
 def _rows(loaded: LoadedConfig, values: Any, key: Key = ()) -> Iterator[tuple[str, str, str]]:

@@ -9,49 +9,30 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from agent_r1.config.run import Config, load_config
+from agent_r1.cli.live_run import check_redis, redis_of, run_config
 from agent_r1.config.sources import ConfigError
-from agent_r1_deploy.local_folder import live_redis_url
-from agent_r1_deploy.local_redis import answers, hide_password
 from agent_r1_proto.dead_letters import DeadLetter, load_letters
 from agent_r1_proto.streams import Broker
-from agent_r1_service.run_files import CONFIG_FILE
 
 T = TypeVar("T")
 
 ALL = "all"
 
 
-def _run_config(folder: Path) -> Config:
-    file = folder / CONFIG_FILE
-    if not file.is_file():
-        raise ConfigError(f"{folder} has no {CONFIG_FILE}; name a run folder, such as runs/demo")
-    return load_config(file).config
-
-
-def _redis_url(folder: Path, config: Config) -> str | None:
-    """Return how to reach the run's Redis; None when it went with the run."""
-    return live_redis_url(folder) or config.redis.url
-
-
 async def _ask(url: str, run_id: str, question: Callable[[Broker], Awaitable[T]]) -> T:
-    if not await answers(url):
-        raise ConfigError(
-            f"the run's Redis ({hide_password(url)}) does not answer; start it, or correct "
-            "AGENT_R1__REDIS__URL"
-        )
+    await check_redis(url, "AGENT_R1__REDIS__URL")
     async with await Broker.connect(url, run_id) as broker:
         return await question(broker)
 
 
 def _letters(folder: Path) -> list[DeadLetter]:
-    config = _run_config(folder)
-    url = _redis_url(folder, config)
+    config = run_config(folder)
+    url = redis_of(folder, config)
     letters = {letter.letter_id: letter for letter in load_letters(folder)}
     if url is not None:
         live = asyncio.run(_ask(url, config.run.id, lambda broker: broker.dead_letters()))
@@ -59,21 +40,13 @@ def _letters(folder: Path) -> list[DeadLetter]:
     return list(letters.values())
 
 
-def _text(fields: Mapping[bytes, bytes], name: bytes) -> str:
-    return fields.get(name, b"-").decode(errors="replace")
-
-
-def _stream_name(stream: str) -> str:
-    return stream.rpartition(":")[2]
-
-
 def list_letters(arguments: argparse.Namespace) -> int:
     """Print one line per dead letter."""
     letters = _letters(arguments.run_folder)
     for letter in letters:
         when = datetime.fromtimestamp(letter.failed_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        key = _text(letter.fields, b"key")
-        print(f"{letter.letter_id}  {when}  {_stream_name(letter.stream)}  {key}")
+        key = letter.fields.get(b"key", b"-").decode(errors="replace")
+        print(f"{letter.letter_id}  {when}  {letter.stream.rpartition(':')[2]}  {key}")
         print(f"    {letter.reason}")
     print(f"{len(letters)} dead letters")
     return 0
@@ -84,8 +57,8 @@ def _find(letters: list[DeadLetter], letter_id: str) -> DeadLetter:
         if letter.letter_id == letter_id:
             return letter
     raise ConfigError(
-        f"no dead letter {letter_id!r}; `agent-r1 dead-letters list RUN` lists the "
-        f"{len(letters)} there are"
+        f"there is no dead letter {letter_id!r}; `agent-r1 dead-letters list RUN` lists all "
+        f"{len(letters)}"
     )
 
 
@@ -114,8 +87,8 @@ def show_letters(arguments: argparse.Namespace) -> int:
 def retry_letters(arguments: argparse.Namespace) -> int:
     """Put one dead letter, or all, back on its stream."""
     folder: Path = arguments.run_folder
-    config = _run_config(folder)
-    url = _redis_url(folder, config)
+    config = run_config(folder)
+    url = redis_of(folder, config)
     if url is None:
         raise ConfigError(
             f"the run in {folder} is not running, and its Redis has ended too; nothing is lost: "
@@ -124,9 +97,10 @@ def retry_letters(arguments: argparse.Namespace) -> int:
 
     async def retry(broker: Broker) -> int:
         letters = await broker.dead_letters()
-        chosen = letters if arguments.id == ALL else [_find(letters, arguments.id)]
         if arguments.id == ALL:
-            chosen = [letter for letter in chosen if not letter.cut]
+            chosen = [letter for letter in letters if not letter.cut]
+        else:
+            chosen = [_find(letters, arguments.id)]
         for letter in chosen:
             await broker.retry_dead_letter(letter)
         return len(chosen)

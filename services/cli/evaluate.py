@@ -10,9 +10,8 @@ import argparse
 import json
 import shlex
 import sys
-import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -26,36 +25,20 @@ from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.main import Evaluation, Progress
 from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetScores, summary_lines
+from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.threads import in_thread
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 
 TELL_EVERY = 50
 SHOW_EVERY_S = 0.2
 ENV_FACTS = (
-    "type",
-    "options",
-    "max_turns",
-    "max_calls_per_turn",
-    "max_tokens_per_turn",
-    "max_tool_response_tokens",
-    "max_tool_response_chars",
-    "system_prompt",
-    "enable_tools",
+    *("type", "options", "max_turns", "max_calls_per_turn", "max_tokens_per_turn"),
+    *("max_tool_response_tokens", "max_tool_response_chars", "system_prompt", "enable_tools"),
     "chat_template_kwargs",
 )
 TOOL_FACTS = (
-    "type",
-    "settings",
-    "backend",
-    "corpus",
-    "index",
-    "description",
-    "top_k",
-    "passage_template",
-    "separator",
-    "empty_text",
-    "max_chars",
-    "max_query_chars",
+    *("type", "settings", "backend", "corpus", "index", "description", "top_k"),
+    *("passage_template", "separator", "empty_text", "max_chars", "max_query_chars"),
 )
 """Keys that can change an answer; addresses, threads and time limits cannot."""
 
@@ -178,53 +161,30 @@ def search_url(served: Config) -> str | None:
 
 
 class Meter:
-    """Shows progress: on a terminal in one line that changes, elsewhere in lines now and then.
-
-    Answers come in one thread and what else is to be told in another.
-    """
+    """Shows progress: on a terminal in one line that changes, elsewhere in lines now and then."""
 
     def __init__(self) -> None:
-        self._live = sys.stdout.isatty()
-        self._lock = threading.Lock()
+        line = StatusLine(sys.stdout)
+        self.event, self.end = line.print, line.close
+        self._line = line
         self._shown_at = 0.0
-        self._width = 0
         self._told = ("", 0)
-
-    def event(self, line: str) -> None:
-        """Print a line that stays."""
-        with self._lock:
-            if self._width:
-                print(f"\r{'':<{self._width}}\r", end="")
-                self._width = 0
-            print(line, flush=True)
 
     def show(self, progress: Progress) -> None:
         """Take one step into account."""
-        with self._lock:
-            self._show(progress)
-
-    def _show(self, progress: Progress) -> None:
         failed = f", {progress.failed} failed" if progress.failed else ""
         text = f"{progress.stage} {progress.done} of {progress.total}{failed}"
         ended = progress.done == progress.total
-        if self._live:
+        if self._line.live:
             now = time.monotonic()
-            if not ended and now - self._shown_at < SHOW_EVERY_S:
-                return
-            self._shown_at = now
-            print(f"\r{text:<{self._width}}", end="", flush=True)
-            self._width = len(text)
+            if ended or now - self._shown_at >= SHOW_EVERY_S:
+                self._shown_at = now
+                self._line.show(text)
             return
         stage, done = self._told
         if ended or progress.done - (done if stage == progress.stage else 0) >= TELL_EVERY:
             self._told = (progress.stage, progress.done)
-            print(text, flush=True)
-
-    def end(self) -> None:
-        """Leave the line."""
-        if self._width:
-            print()
-            self._width = 0
+            self.event(text)
 
 
 def _with_policy(config: Config, method: str, policy: str | None) -> Config:
@@ -303,11 +263,18 @@ def _tool_facts(tools: dict[str, dict[str, JsonValue]]) -> Iterator[tuple[str, J
 
 def again(arguments: argparse.Namespace) -> str:
     """Return the command that continues an evaluation."""
-    words = ["agent-r1", "evaluate", str(arguments.config)]
-    if arguments.policy is not None:
-        words += ["--policy", arguments.policy]
-    words += ["--method", arguments.method, "--out", str(arguments.out)]
-    for option in arguments.options:
+    named = {"--policy": arguments.policy, "--method": arguments.method, "--out": arguments.out}
+    return command_again(("evaluate", arguments.config), arguments.options, named)
+
+
+def command_again(
+    command: Sequence[object], options: Sequence[str], named: Mapping[str, object | None]
+) -> str:
+    """Return a command line that can be pasted; options that are None are left out."""
+    words = ["agent-r1", *map(str, command)]
+    for name, value in named.items():
+        words += [] if value is None else [name, str(value)]
+    for option in options:
         words += ["--set", option]
     return shlex.join(words)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent_r1.config.checks import check_model
 from agent_r1.config.run import Config
-from agent_r1.config.sources import ConfigError
+from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1_service.run_files import CHECKPOINTS_DIR, CONFIG_FILE, STATE_FILE
 
 CHECKPOINT = re.compile(r"^step_(\d+)$")
@@ -76,11 +76,7 @@ def describe_policy(model: str) -> str:
     with contextlib.suppress(OSError, ValueError, KeyError):
         state = json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
         version = f" (v{state['policy_version']})"
-    return f"policy of step {int(step[1])}{version}, {_at_hand(checkpoint.parents[1])}"
-
-
-def _at_hand(path: Path) -> Path:
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+    return f"policy of step {int(step[1])}{version}, {at_hand(checkpoint.parents[1])}"
 
 
 def config_file_of(policy: str) -> Path | None:

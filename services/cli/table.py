@@ -11,21 +11,20 @@ import importlib.metadata
 import json
 import os
 import platform
-import shlex
 import shutil
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.cli.evaluate import Meter, evaluation_facts, questioning, search_url
+from agent_r1.cli.evaluate import Meter, command_again, evaluation_facts, questioning, search_url
 from agent_r1.cli.table_plan import (
     PlannedRun,
     TablePlan,
     chosen,
     flat_settings,
-    flat_table,
+    flat_values,
     read_plan,
 )
 from agent_r1.config.run import Config, ConfigError
@@ -36,9 +35,10 @@ from agent_r1.evaluation.table.config import BASELINE_TITLES, Baseline
 from agent_r1.evaluation.table.report import Results, write_report
 from agent_r1.evaluation.table.run import Row, SeedScores
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
+from agent_r1_deploy.local_result import read_json, summary_of
 from agent_r1_deploy.threads import in_thread
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1_service.run_files import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE, SUMMARY_FILE
+from agent_r1_service.run_files import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE
 
 if TYPE_CHECKING:
     from agent_r1_deploy.local_table import Client
@@ -55,7 +55,9 @@ def table(arguments: argparse.Namespace) -> int:
     selected = plan.runs(only)
     baselines: list[Baseline] = [name for name in plan.baselines if only is None or name in only]
     if arguments.overwrite:
-        _check_idle(plan)
+        from agent_r1_deploy.local_table import check_idle
+
+        check_idle(plan.folder)
         for run in selected:
             shutil.rmtree(run.folder, ignore_errors=True)
     for run in selected:
@@ -131,7 +133,7 @@ def _asker(plan: TablePlan, evaluations: Mapping[Baseline, Evaluation]) -> Clien
             finally:
                 meter.end()
                 file = _wall_file(plan, name)
-                before = _read_json(file).get("wall_s", 0.0)
+                before = read_json(file).get("wall_s", 0.0)
                 write_json(file, {"wall_s": before + time.monotonic() - started})
             for line in summary_lines(evaluation.summarise(), served.score_names()):
                 if not line.startswith(" "):  # the sets, without their types
@@ -159,27 +161,10 @@ def _wall_file(plan: TablePlan, name: Baseline) -> Path:
     return plan.answers(name).with_suffix(".wall.json")
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-
-
-def _check_idle(plan: TablePlan) -> None:
-    from agent_r1_deploy.local_folder import running_launcher
-
-    live = running_launcher(plan.folder)
-    if live is not None:
-        raise ConfigError(
-            f"the table in {plan.folder} is still running (process {live['pid']}); stop it first"
-        )
-
-
 def _differences(run: PlannedRun) -> list[str]:
     """Say in what the run in the folder differs from the planned one; nothing without a run."""
-    there = _read_json(run.folder / CONFIG_FILE)
-    return differences(flat_table(there), flat_settings(run.config)) if there else []
+    there = read_json(run.folder / CONFIG_FILE)
+    return differences(flat_values(there), flat_settings(run.config)) if there else []
 
 
 def _check_settings(run: PlannedRun, remedy: str) -> None:
@@ -192,7 +177,7 @@ def _check_settings(run: PlannedRun, remedy: str) -> None:
 
 
 def _status(run: PlannedRun) -> str | None:
-    return _read_json(run.folder / SUMMARY_FILE).get("status")
+    return summary_of(run.folder).get("status")
 
 
 def _is_finished(run: PlannedRun) -> bool:
@@ -201,14 +186,9 @@ def _is_finished(run: PlannedRun) -> bool:
 
 def _again(arguments: argparse.Namespace, only: str | None = None) -> str:
     """Return the command that continues a table, or some of its rows."""
-    words = ["agent-r1", "table", str(arguments.table)]
-    if arguments.out is not None:
-        words += ["--out", str(arguments.out)]
-    for option in arguments.options:
-        words += ["--set", option]
-    if only is not None:
-        words += ["--only", only]
-    return shlex.join(words)
+    return command_again(
+        ("table", arguments.table), arguments.options, {"--out": arguments.out, "--only": only}
+    )
 
 
 # --- What the report is made of ----------------------------------------------------------------
@@ -261,23 +241,31 @@ def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
         ) from exc
     metrics = (run.folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     curve = [json.loads(line).get(CURVE) for line in metrics]
-    return SeedScores(
-        seed=run.seed,
-        em={name: _values(lines, name, "em") for name in sets},
-        f1={name: _values(lines, name, "f1") for name in sets},
-        failed={name: _count_failed(lines, name) for name in sets},
-        wall_s=_read_json(run.folder / SUMMARY_FILE).get("wall_s"),
-        curve=[value for value in curve if value is not None],
-    )
+    wall_s = summary_of(run.folder).get("wall_s")
+    return _seed_scores(lines, sets, run.seed, wall_s, [v for v in curve if v is not None])
 
 
-def _values(lines: Sequence[Mapping[str, Any]], name: str, key: str) -> list[float]:
-    return [line[key] for line in lines if line["set"] == name and line[key] is not None]
+def _seed_scores(
+    lines: Sequence[Mapping[str, Any]],
+    sets: Iterable[str],
+    seed: int | None,
+    wall_s: float | None,
+    curve: Sequence[float] = (),
+) -> SeedScores:
+    of_set = {name: [line for line in lines if line["set"] == name] for name in sets}
 
+    def values(key: str) -> dict[str, list[float]]:
+        return {
+            name: [line[key] for line in members if line[key] is not None]
+            for name, members in of_set.items()
+        }
 
-def _count_failed(lines: Sequence[Mapping[str, Any]], name: str) -> int:
-    # A line of an older run says so by its missing score alone.
-    return sum(line.get("failed", line["em"] is None) for line in lines if line["set"] == name)
+    failed = {
+        # A line of an older run says so by its missing score alone.
+        name: sum(line.get("failed", line["em"] is None) for line in members)
+        for name, members in of_set.items()
+    }
+    return SeedScores(seed, values("em"), values("f1"), failed, wall_s, curve)
 
 
 def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
@@ -289,22 +277,14 @@ def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
     lines = [vars(answer) for answer in read_answers(plan.answers(name))]
     # The order answers came in must not change the interval.
     lines.sort(key=lambda line: (line["set"], line["id"]))
-    sets = plan.base.evaluation.sets
-    return [
-        SeedScores(
-            seed=None,
-            em={key: _values(lines, key, "em") for key in sets},
-            f1={key: _values(lines, key, "f1") for key in sets},
-            failed={key: _count_failed(lines, key) for key in sets},
-            wall_s=_read_json(_wall_file(plan, name)).get("wall_s"),
-        )
-    ]
+    wall_s = read_json(_wall_file(plan, name)).get("wall_s")
+    return [_seed_scores(lines, plan.base.evaluation.sets, None, wall_s)]
 
 
 def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:
     """Return the sets that a finished run says it was trained on; all before there is one."""
     for run in plan.runs():
-        of_run = _read_json(run.folder / SUMMARY_FILE).get("sets") or {}
+        of_run = summary_of(run.folder).get("sets") or {}
         if of_run:
             return [name for name in sets if of_run.get(name, {}).get("in_domain")]
     return list(sets)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -134,18 +135,17 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         where = f"{file}: method {method.name!r}"
         settings = dict(_flat(method.set))
         own = _options(method.set, base_folder, where)
+        title = method.title or method.name
         runs: list[PlannedRun] = []
         for seed in table.seeds:
             run_dir = folder / "runs" / f"{method.name}_seed{seed}"
-            try:
+            with _named(where):
                 config = resolved(own, run_dir, seed)
                 _check_run(config, base, settings)
-            except ConfigError as exc:
-                raise ConfigError(f"{where}: {exc}") from exc
-            run = PlannedRun(method.name, method.title or method.name, seed, run_dir, config)
-            runs.append(known.setdefault(_identity(config), run))
-        _check_code(runs[0].config, where)
-        title = method.title or method.name
+            run = PlannedRun(method.name, title, seed, run_dir, config)
+            runs.append(known.setdefault(json.dumps(flat_settings(config), sort_keys=True), run))
+        with _named(where):
+            config_checks.check(runs[0].config, "train", machine=False)
         methods.append(PlannedMethod(method.name, title, method.table, settings, runs))
     return TablePlan(results.name, base, table.baselines, methods, results, folder, table.chosen_on)
 
@@ -169,17 +169,24 @@ def chosen(plan: TablePlan, only: str | None) -> list[str] | None:
 
 
 def flat_settings(config: Config) -> dict[str, JsonValue]:
-    """Return every value of a run's configuration by dotted key, but where its folder is."""
-    values = dict(_flat(dump_config(config)[0]))
-    del values[DIR_KEY]
-    return values
+    """Return every value of a run's configuration by dotted key, except its folder."""
+    return flat_values(dump_config(config)[0])
 
 
-def flat_table(values: Mapping[str, Any]) -> dict[str, JsonValue]:
+def flat_values(values: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return the values of a `config.json` in the same form."""
     found = dict(_flat(values))
     found.pop(DIR_KEY, None)
     return found
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Say in a configuration's errors where it came from."""
+    try:
+        yield
+    except ConfigError as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
 
 
 def _read_table(file: Path) -> TableFile:
@@ -214,10 +221,8 @@ def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
         if name in (SEED_KEY, DIR_KEY, *EVALUATED):
             raise ConfigError(f"{where}: {name} is the table's own to set; take it out")
         option = f"{name}={_toml(value)}"
-        try:
+        with _named(where):
             list(option_settings(Config, [option]))
-        except ConfigError as exc:
-            raise ConfigError(f"{where}: {exc}") from exc
         if isinstance(value, str) and _is_path(key):
             option = f"{name}={_toml(str((folder / value).resolve()))}"
         options.append(option)
@@ -239,10 +244,6 @@ def _toml(value: JsonValue) -> str:
     return "none" if value is None else json.dumps(value)
 
 
-def _identity(config: Config) -> str:
-    return json.dumps(flat_settings(config), sort_keys=True)
-
-
 def _check_base(base: Config, table: TableFile) -> None:
     findings = config_checks.look(base, "train", resume=True)  # a table continues in its folder
     findings.add(config_checks.look(base, "evaluate", machine=False))
@@ -253,10 +254,8 @@ def _check_base(base: Config, table: TableFile) -> None:
             "not name exact_match; name it with a weight, or with 0.0, which reports it only"
         )
     if "naive_rag" in table.baselines:
-        try:
+        with _named(f"baseline {BASELINE_TITLES['naive_rag']}"):
             check_search(base)
-        except ConfigError as exc:
-            raise ConfigError(f"baseline {BASELINE_TITLES['naive_rag']}: {exc}") from exc
 
 
 def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) -> None:
@@ -271,20 +270,8 @@ def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) 
                 f"({there.get(key)!r}): the services stay up between runs, so that a method may "
                 "set learner.* and evaluation.* only; move it to [defaults]"
             )
-        same = next((name for name in SAME_KEYS if _is_below(key, name)), None)
-        if same is not None:
+        if any(key == name or key.startswith(f"{name}.") for name in SAME_KEYS):
             raise ConfigError(
                 f"{key} ({settings.get(key, here.get(key))!r}) differs from that of the other rows "
                 f"({there.get(key)!r}), which then answer other questions; move it to [defaults]"
             )
-
-
-def _is_below(key: str, name: str) -> bool:
-    return key == name or key.startswith(f"{name}.")
-
-
-def _check_code(config: Config, where: str) -> None:
-    try:
-        config_checks.check(config, "train", machine=False)
-    except ConfigError as exc:
-        raise ConfigError(f"{where}: {exc}") from exc

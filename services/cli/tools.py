@@ -18,15 +18,12 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.config.run import load_config
+from agent_r1.cli.live_run import check_redis, redis_of, run_config
 from agent_r1.config.sources import ConfigError
-from agent_r1_deploy.local_folder import live_redis_url
-from agent_r1_deploy.local_redis import answers, hide_password
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import PinReport, ToolInstance, ToolState, check_weights
 from agent_r1_proto.tools import ToolHealth
-from agent_r1_service.run_files import CONFIG_FILE
 
 T = TypeVar("T")
 
@@ -45,12 +42,9 @@ def _place(arguments: argparse.Namespace) -> tuple[str, str]:
         if arguments.redis is None or arguments.pool is None:
             raise ConfigError("name a run folder, or --redis URL and --pool NAME")
         return arguments.redis, arguments.pool
-    file = folder / CONFIG_FILE
-    if not file.is_file():
-        raise ConfigError(f"{folder} has no {CONFIG_FILE}; name a run folder, such as runs/demo")
-    config = load_config(file).config
+    config = run_config(folder)
     run = config.run
-    url = arguments.redis or live_redis_url(folder) or config.redis.url
+    url = arguments.redis or redis_of(folder, config)
     if url is None:
         raise ConfigError(f"the run in {folder} is not running, and its Redis has ended with it")
     return url, arguments.pool or run.tool_pool or run.id
@@ -60,10 +54,7 @@ def _ask(arguments: argparse.Namespace, question: Callable[[ToolRegistry], Await
     url, pool = _place(arguments)
 
     async def ask() -> T:
-        if not await answers(url):
-            raise ConfigError(
-                f"Redis ({hide_password(url)}) does not answer; start it, or correct --redis"
-            )
+        await check_redis(url, "--redis")
         async with await RedisConnection.connect(url, "tools") as connection:
             return await question(ToolRegistry(connection, pool))
 
@@ -252,7 +243,8 @@ def weight_tools(arguments: argparse.Namespace) -> int:
         raise ConfigError("give VERSION=WEIGHT, once or more, or --newest")
 
     async def write(registry: ToolRegistry) -> ToolState:
-        await _known(registry, arguments.tool)
+        if not (await registry.read([arguments.tool]))[arguments.tool].versions:
+            await _state(registry, arguments.tool)  # says that there is no such tool
         await registry.set_weights(arguments.tool, weights)
         return (await registry.read([arguments.tool]))[arguments.tool]
 
@@ -264,12 +256,6 @@ def weight_tools(arguments: argparse.Namespace) -> int:
             "one is"
         )
     return 0
-
-
-async def _known(registry: ToolRegistry, tool: str) -> None:
-    """Check that a tool has an instance, or had one."""
-    if not (await registry.read([tool]))[tool].versions:
-        await _state(registry, tool)
 
 
 def _parse_weights(texts: Sequence[str]) -> dict[str, float]:

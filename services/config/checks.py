@@ -18,14 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_r1.config.code import Findings, load_everything
-from agent_r1.config.machine import (
-    MIB,
-    Purpose,
-    hub_problem,
-    machine_problems,
-)
+from agent_r1.config.machine import MIB, Purpose, hub_problem, machine_problems
 from agent_r1.config.run import Config
-from agent_r1.config.sources import ConfigError
+from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1_proto.tasks import Task
 from agent_r1_service.foreign_files import foreign_format
@@ -34,6 +29,12 @@ from agent_r1_service.task_files import TaskFileError, read_task_file
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
 MODEL_FILES = ("*.safetensors", "*.bin")
+EXAMPLE_SCRIPTS = {
+    "generate.py": "--out {data} --no-sft",
+    "convert.py": "repacked --data FOLDER --out {data}",
+    "prepare.py": "KIND --source FILE --out {file}",
+}
+"""What makes the folder `data` of an example, with its arguments."""
 
 
 def check_model(path: str, key: str = "model.path") -> str | None:
@@ -156,7 +157,7 @@ def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         try:
             yield from _task_problems(config, read_task_file(path), path)
         except TaskFileError as exc:
-            yield f"{key}: {exc}"
+            yield f"{key}: {exc}{_way_to_make(path)}"
     lines: list[tuple[str, Path, str]] = []
     for name, tool in config.started_tools().items():
         if tool.corpus is not None and purpose != "sft":
@@ -165,9 +166,21 @@ def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         lines += [("sft.data", path, "dialogues") for path in config.sft.data]
     for key, path, what in lines:
         if not path.is_file():
-            yield f"{key} ({path}) is missing; name a JSON-lines file of {what}"
+            way = _way_to_make(path) or f"; name a JSON-lines file of {what}"
+            yield f"{key} ({path}) is missing{way}"
         elif (foreign := foreign_format(path)) is not None:
             yield f"{key}: {foreign}"
+
+
+def _way_to_make(path: Path) -> str:
+    """Name the command that makes a missing data file of an example; "" for any other file."""
+    file = at_hand(path)
+    example = file.parent.parent
+    for script, arguments in EXAMPLE_SCRIPTS.items():
+        if not path.exists() and (example / script).is_file():
+            command = f"python {example / script} {arguments.format(file=file, data=file.parent)}"
+            return f"; make it with `{command}`, as {example / 'README.md'} explains"
+    return ""
 
 
 def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
@@ -262,13 +275,7 @@ def _some_task(config: Config) -> Task | None:
 def check(
     config: Config, purpose: Purpose, *, machine: bool = True, resume: bool = False
 ) -> Findings:
-    """Refuse a configuration that cannot work, before anything starts.
-
-    Args:
-        config: the configuration.
-        purpose: the command that will run.
-        machine: also look at what depends on this machine.
-        resume: the run folder may hold a run.
+    """Refuse a configuration in which `look` finds a problem.
 
     Raises:
         ConfigError: lists every problem found, one a line.

@@ -45,12 +45,9 @@ class Findings:
 
     def add(self, other: Findings) -> None:
         """Take up what another check has found, once."""
-        for mine, more in (
-            (self.problems, other.problems),
-            (self.machine, other.machine),
-            (self.notes, other.notes),
-        ):
-            mine += [text for text in more if text not in mine]
+        for kind in ("problems", "machine", "notes"):
+            mine: list[str] = getattr(self, kind)
+            mine += [text for text in getattr(other, kind) if text not in mine]
         self.specs |= other.specs
 
     def text(self) -> str:

@@ -59,6 +59,11 @@ def dotted(key: Sequence[str]) -> str:
     return ".".join(key)
 
 
+def at_hand(path: Path) -> Path:
+    """Return a path as it is called from the current folder."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 # --- The shape of the tables -------------------------------------------------------------------
 
 

@@ -28,8 +28,8 @@ def run_schemas(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def words() -> ModuleType:
-    """scripts/words.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("words", REPOSITORY / "scripts" / "words.py")
+    """scripts/files.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("files", REPOSITORY / "scripts" / "files.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -167,7 +167,7 @@ def test_a_run_with_other_settings_is_named_with_the_remedy(
     assert cli.main([*arguments, "--only", "ppo", "--set", "learner.lr=0.5"]) == 2
     text = capsys.readouterr().err
     assert "learner.lr is 0.0001 there and 0.5 here" in text
-    assert "--set learner.lr=0.5 --only ppo --overwrite" in text
+    assert "--only ppo --set learner.lr=0.5 --overwrite" in text
 
 
 def test_a_function_of_a_method_is_loaded_before_anything_starts(tmp_path: Path):

@@ -55,6 +55,24 @@ def test_what_is_missing_is_named(folder: Path, options: list[str], expected: st
 
 
 @pytest.mark.parametrize(
+    ("script", "command"),
+    [
+        ("generate.py", "generate.py --out {0}/data --no-sft`"),
+        ("convert.py", "convert.py repacked --data FOLDER --out {0}/data`"),
+        ("prepare.py", "prepare.py KIND --source FILE --out {0}/data/x.jsonl`"),
+    ],
+)
+def test_the_command_that_makes_the_missing_data_of_an_example_is_named(
+    folder: Path, script: str, command: str
+):
+    options = ["data.train=['data/x.jsonl']", "tools.search.corpus=data/x.jsonl"]
+    where = [option.replace("data/x", f"{folder}/data/x") for option in options]
+    assert "make it with" not in problems(folder, *where)
+    (folder / script).touch()
+    assert problems(folder, *where).count(f"python {folder}/{command.format(folder)}") == 2
+
+
+@pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("config.json", "has no config.json"),

@@ -1,0 +1,40 @@
+"""A run as other commands reach it: the configuration in its folder, and its Redis."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ConfigError
+from agent_r1_deploy.local_folder import live_redis_url
+from agent_r1_deploy.local_redis import answers, hide_password
+from agent_r1_service.run_files import CONFIG_FILE
+
+
+def run_config(folder: Path) -> Config:
+    """Load the configuration of a run folder.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    file = folder / CONFIG_FILE
+    if not file.is_file():
+        raise ConfigError(f"{folder} has no {CONFIG_FILE}; name a run folder, such as runs/demo")
+    return load_config(file).config
+
+
+def redis_of(folder: Path, config: Config) -> str | None:
+    """Return the URL of the run's Redis; None when it ended with the run."""
+    return live_redis_url(folder) or config.redis.url
+
+
+async def check_redis(url: str, setting: str) -> None:
+    """Check that a Redis answers.
+
+    Raises:
+        ConfigError: it does not; the text names the setting to correct.
+    """
+    if not await answers(url):
+        raise ConfigError(
+            f"Redis ({hide_password(url)}) does not answer; start it, or correct {setting}"
+        )
