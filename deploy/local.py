@@ -60,7 +60,9 @@ class Interrupts:
             self._report("killing every service")
             self._kill()
             return
-        self._report("stopping (the learner writes a checkpoint; again to kill at once)")
+        self._report(
+            "stopping; the learner writes a checkpoint (interrupt again to kill everything at once)"
+        )
         self.asked.set()
 
 
@@ -83,7 +85,9 @@ async def _claim_run_id(broker: Broker, config: Config, report: Callable[[str], 
                 "it; stop that run or choose another run.id"
             )
         if not waiting:
-            report(f"waiting for servers of an earlier start of run {config.run.id!r} to expire")
+            report(
+                f"waiting until servers of an earlier start of run {config.run.id!r} have expired"
+            )
         waiting = True
         await asyncio.sleep(CLAIM_POLL_S)
     keys = [key async for key in broker.redis.scan_iter(match=f"{broker.keys.prefix}*")]
@@ -94,13 +98,7 @@ async def _claim_run_id(broker: Broker, config: Config, report: Callable[[str], 
 async def prepare_redis(
     services: LocalServices, config: Config, report: Callable[[str], None], *, learner: bool
 ) -> None:
-    """Start Redis and take the run id on it.
-
-    Args:
-        services: of the run.
-        config: the run's.
-        report: called with each line the user must see.
-        learner: whether a learner will say which weights are the newest.
+    """Start Redis and take the run id on it; without a learner, version 0 is the newest.
 
     Raises:
         ConfigError: the run id is in use.
@@ -257,10 +255,6 @@ async def _run_services(
 
 def run_training(config: Config, *, resume: bool) -> int:
     """Run or resume training with every service on this machine.
-
-    Args:
-        config: the configuration; `run.dir` names the run folder.
-        resume: continue the run in that folder.
 
     Returns:
         Exit status (`agent_r1_service.exit_status`): 0 finished, 1 stopped for a reason that was

@@ -47,11 +47,7 @@ T = TypeVar("T")
 async def serving(
     config: Config, report: Callable[[str], None]
 ) -> AsyncIterator[tuple[Config, Supervisor]]:
-    """Run tools, reward and rollout (no learner) for as long as the block lasts.
-
-    Args:
-        config: the configuration; `model.path` is the policy.
-        report: called with each line the user must see.
+    """Run tools, reward and rollout (no learner) while the block lasts; `model.path` is the policy.
 
     Yields:
         The configuration to use (`redis.url` set, `run.id` one of its own), and the supervisor.
@@ -103,11 +99,6 @@ def run_client(
 ) -> T:
     """Start the services, run a client against them, and stop them.
 
-    Args:
-        config: the configuration; `model.path` is the policy.
-        client: gets the configuration to use (see `serving`).
-        report: called with each line the user must see.
-
     Raises:
         ValueError: a service did not come up; the text says which and why.
         KeyboardInterrupt: the user stopped it; everything is stopped.
@@ -137,11 +128,6 @@ async def failures_shown(
     config: Config, log_dir: Path, report: Callable[[str], None]
 ) -> AsyncIterator[set[str]]:
     """Show the first failure of each kind at once, as the failure board tells of it.
-
-    Args:
-        config: of the services, with `redis.url`.
-        log_dir: where they log.
-        report: called with each line the user must see.
 
     Yields:
         The kinds of failures shown so far.

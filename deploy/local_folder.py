@@ -57,12 +57,7 @@ def _holds_a_run(folder: Path) -> bool:
 
 
 def run_folder_problem(folder: Path, *, resume: bool) -> str | None:
-    """Say why a run cannot use a folder; None when it can.
-
-    Args:
-        folder: the run folder.
-        resume: it may hold a run.
-    """
+    """Say why a run cannot use a folder; None when it can. With `resume`, it may hold a run."""
     live = running_launcher(folder)
     if live is not None:
         return (

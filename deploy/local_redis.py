@@ -107,11 +107,7 @@ def hide_password(url: str) -> str:
 
 
 async def wait_for_redis(url: str, report: Callable[[str], None]) -> None:
-    """Wait a moment for a configured Redis.
-
-    Args:
-        url: `redis.url`.
-        report: called with a line when Redis does not answer at once.
+    """Wait a moment for a configured Redis; report it when it does not answer at once.
 
     Raises:
         ConfigError: it does not answer.
@@ -131,11 +127,7 @@ async def wait_for_redis(url: str, report: Callable[[str], None]) -> None:
 
 
 def local_redis(state_dir: Path, maxmemory_mb: int) -> tuple[ServiceSpec, str]:
-    """Describe a Redis server for this run.
-
-    Args:
-        state_dir: private folder for the server's configuration, which holds its password.
-        maxmemory_mb: memory limit in MiB.
+    """Describe a Redis server for this run; its configuration goes into the private `state_dir`.
 
     Returns:
         The service and its URL (a secret: it holds the password).

@@ -101,7 +101,7 @@ def losses_text(summary: dict[str, Any], folder: Path) -> str:
     lines = [
         f"!! {summary.get('reason')}",
         "The policy was trained on what was left, which may differ from what was lost.",
-        f"look: {command} show {run} --failed",
+        f"to see them: {command} show {run} --failed",
     ]
     if summary.get("dead_letters"):
         lines.append(f"{summary['dead_letters']} dead letters: {command} dead-letters list {run}")
@@ -109,13 +109,7 @@ def losses_text(summary: dict[str, Any], folder: Path) -> str:
 
 
 def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) -> None:
-    """Print what a finished run achieved and where to look next.
-
-    Args:
-        folder: the run folder.
-        names: which scores are shown.
-        output: where to; standard output without it.
-    """
+    """Print what a finished run achieved and where to look next."""
     console = Console(file=output or sys.stdout, highlight=False, markup=False, emoji=False)
     summary = summary_of(folder)
     if not summary:
@@ -151,12 +145,7 @@ def _print_next(console: Console, run: Path) -> None:
 
 
 def print_stopped(folder: Path, error: str | None) -> None:
-    """Say why a run stopped before its end, and how to continue where that is possible.
-
-    Args:
-        folder: the run folder.
-        error: the reason; None when the user stopped it.
-    """
+    """Say why a run stopped (None: the user stopped it), and how to continue if it can."""
     stream = sys.stdout if error is None else sys.stderr
     if error is not None:
         print(f"{ERROR_PREFIX}{error}", file=stream)
@@ -170,7 +159,7 @@ def _way_on(folder: Path, *, failed: bool) -> str:
     resume = f"{program('agent-r1')} train --resume {at_hand(folder)}"
     if failed:
         return (
-            "Stopped. Remove the cause before you continue; a key of the configuration is changed "
-            f"with --set KEY=VALUE. To continue: {resume}"
+            "Stopped. Remove the cause before you continue; --set KEY=VALUE changes a key of the "
+            f"configuration. To continue: {resume}"
         )
     return f"Stopped. To continue: {resume}"

@@ -150,13 +150,7 @@ def _served(services: LocalServices, config: Config) -> Config:
 
 
 class TableView:
-    """Shows a table while its runs train: on a terminal in a line that changes, else in lines.
-
-    Args:
-        done: runs that were finished before.
-        runs: those that come, in order.
-        output: where it is written.
-    """
+    """Shows a table while its runs train: on a terminal in a line that changes, else in lines."""
 
     def __init__(self, done: int, runs: Sequence[TableRun], output: TextIO | None = None) -> None:
         self._line = StatusLine(output or sys.stdout)
@@ -199,8 +193,8 @@ class TableView:
             if summary.get("status") == FINISHED_WITH_LOSSES:
                 self.event(losses_text(summary, run.folder))
 
-    async def follow(self, _starting: Callable[[], list[str]]) -> None:
-        """Show what happens until cancelled."""
+    async def follow(self, starting: Callable[[], list[str]]) -> None:
+        """Show what happens until cancelled; what is `starting` is said beforehand."""
         while True:
             self.update()
             await asyncio.sleep(UPDATE_S)

@@ -210,21 +210,13 @@ class TrainingView:
             self.event(text)
 
     async def follow(self, starting: Callable[[], list[str]]) -> None:
-        """Show what happens until cancelled.
-
-        Args:
-            starting: returns the names of the services that are still starting.
-        """
+        """Show what happens until cancelled; `starting` names the services that are not up yet."""
         while True:
             self.update(starting())
             await asyncio.sleep(UPDATE_S)
 
     def update(self, waiting: list[str]) -> None:
-        """Look once at what the learner has written.
-
-        Args:
-            waiting: names of the services that are still starting.
-        """
+        """Look once at what the learner has written; `waiting` are services that are not up yet."""
         if waiting:
             self._was_waiting = True
             self.status(f"starting {', '.join(waiting)}")
@@ -289,9 +281,11 @@ def first_failure(record: dict[str, Any], folder: Path) -> str:
     """Render one line of `failures.jsonl`."""
     one = Failure.model_validate(record)
     command, run = program("agent-r1"), at_hand(folder)
-    step = f"look into the log; after the step also `{command} show {run} --failed`"
+    step = f"read the log; when the step is over, run `{command} show {run} --failed`"
     if one.where == "tools":
-        step = f"nothing, if the model is to learn from it; calls: `{command} show {run}`"
+        step = (
+            f"nothing, if the model should learn from it; `{command} show {run}` prints the calls"
+        )
     return failure_text(one, log=str(at_hand(log_of(folder / LOGS_DIR, one))), next_step=step)
 
 

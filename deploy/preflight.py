@@ -28,6 +28,7 @@ RUN_GB = 0.5
 MEMORY_GB = 4.0
 """Peak of the demo, all services together."""
 GB = 1e9
+CGROUP = Path("/sys/fs/cgroup")
 
 DOCKER_WAY = (
     "use Docker instead, where everything runs on Linux: docker compose -f "
@@ -41,26 +42,26 @@ class Finding(NamedTuple):
 
     name: str
     text: str
-    ok: bool
     remedy: str = ""
+    """What to do where something is missing; empty where nothing is."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is missing."""
+        return not self.remedy
 
 
 def check_system(system: str, machine: str) -> Finding:
-    """Say whether there are wheels for this system.
-
-    Args:
-        system: as `platform.system()` says.
-        machine: as `platform.machine()` says.
-    """
+    """Say whether there are wheels for this system."""
     text = "{} {}".format(system or "unknown", machine or "unknown")
     if system != "Linux":
         names = {"Darwin": "macOS"}
         why = f"vLLM and Redis have no wheels for {names.get(system, system)}; "
-        return Finding("system", text, False, why + DOCKER_WAY)
+        return Finding("system", text, why + DOCKER_WAY)
     if machine not in ("x86_64", "AMD64"):
         why = "the wheel of Redis, and parts of the lock, are for x86-64 only; "
-        return Finding("system", text, False, why + DOCKER_WAY)
-    return Finding("system", text, True)
+        return Finding("system", text, why + DOCKER_WAY)
+    return Finding("system", text)
 
 
 def check_libc(name: str, version: str) -> Finding:
@@ -70,19 +71,18 @@ def check_libc(name: str, version: str) -> Finding:
     numbers = tuple(int(part) for part in parts[:2] if part.isdigit())
     if name != "glibc" or numbers < OLDEST_GLIBC:
         why = "the wheels need glibc {}.{} or newer (Debian 10, Ubuntu 18.10, RHEL 8); "
-        return Finding("C library", text, False, why.format(*OLDEST_GLIBC) + DOCKER_WAY)
-    return Finding("C library", text, True)
+        return Finding("C library", text, why.format(*OLDEST_GLIBC) + DOCKER_WAY)
+    return Finding("C library", text)
 
 
 def check_python(version: tuple[int, int]) -> Finding:
     """Say whether this Python is one the lock was made for."""
     text = "{}.{}".format(*version)
     if version in PYTHONS:
-        return Finding("Python", text, True)
+        return Finding("Python", text)
     return Finding(
         "Python",
         text,
-        False,
         "needs 3.11 or 3.12; install one (`apt-get install python3.11-venv`, or from python.org) "
         "and name it: PYTHON=/path/to/python3.11 make setup",
     )
@@ -105,70 +105,45 @@ def memory_bytes() -> int | None:
     except (OSError, ValueError, IndexError):
         return None
     # A container may be allowed less than the machine has (cgroup v2, then v1).
-    pairs = (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    )
-    for limit_file, used_file in pairs:
-        limit, used = _number(Path(limit_file)), _number(Path(used_file))
+    for limit_file, used_file in (
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    ):
+        limit, used = _number(CGROUP / limit_file), _number(CGROUP / used_file)
         if limit is not None and used is not None and available is not None:
             available = min(available, max(0, limit - used))
     return available
 
 
 def check_memory(available: int | None) -> Finding:
-    """Say whether the demo fits into memory.
-
-    Args:
-        available: bytes that can still be used; None when unknown.
-    """
+    """Say whether the demo fits into the bytes that are available; None is unknown."""
     if available is None:
-        return Finding("memory", f"unknown; the demo needs {MEMORY_GB:.0f} GB", True)
+        return Finding("memory", f"unknown; the demo needs {MEMORY_GB:.0f} GB")
+    remedy = (
+        f"the demo needs {MEMORY_GB:.0f} GB; close other programs, or give the virtual machine or "
+        "container more"
+    )
     text = f"{available / GB:.1f} GB available"
-    if available < MEMORY_GB * GB:
-        return Finding(
-            "memory",
-            text,
-            False,
-            f"the demo needs {MEMORY_GB:.0f} GB; close other programs, or give the virtual "
-            "machine or container more",
-        )
-    return Finding("memory", text, True)
+    return Finding("memory", text, remedy if available < MEMORY_GB * GB else "")
 
 
 def check_disk(free: int, installed: bool, place: Path) -> Finding:
-    """Say whether everything fits on the disk.
-
-    Args:
-        free: bytes free.
-        installed: .venv is there already.
-        place: where it would go.
-    """
+    """Say whether everything fits into the free bytes; `installed`: .venv is there already."""
     need_gb = RUN_GB if installed else DOWNLOAD_GB + INSTALLED_GB + RUN_GB
+    remedy = f"{need_gb:.1f} GB are needed; free some space, or clone to another disk"
     text = f"{free / GB:.1f} GB free at {place}"
-    if free < need_gb * GB:
-        return Finding(
-            "disk",
-            text,
-            False,
-            f"{need_gb:.1f} GB are needed; free some space, or clone to another disk",
-        )
-    return Finding("disk", text, True)
+    return Finding("disk", text, remedy if free < need_gb * GB else "")
 
 
-def check_machine(repository: Path = REPOSITORY) -> list[Finding]:
-    """Look at everything."""
+def check_machine(installed: bool) -> list[Finding]:
+    """Look at everything; `installed` says that `.venv` is there already."""
     findings = [check_system(platform.system(), platform.machine())]
     if findings[0].ok:
         findings.append(check_libc(*platform.libc_ver()))
     findings.append(check_python((sys.version_info[0], sys.version_info[1])))
     findings.append(check_memory(memory_bytes()))
-    free = shutil.disk_usage(str(repository)).free
-    installed = (repository / ".venv" / "bin" / "agent-r1").exists()
-    findings.append(check_disk(free, installed, repository))
+    free = shutil.disk_usage(str(REPOSITORY)).free
+    findings.append(check_disk(free, installed, REPOSITORY))
     return findings
 
 
@@ -192,8 +167,8 @@ def report(findings: list[Finding], installed: bool) -> str:
 
 def main() -> int:
     """Print the findings; 0 when everything needed is there."""
-    findings = check_machine()
     installed = (REPOSITORY / ".venv" / "bin" / "agent-r1").exists()
+    findings = check_machine(installed)
     sys.stdout.write(report(findings, installed) + os.linesep)
     return 0 if all(finding.ok for finding in findings) else 1
 

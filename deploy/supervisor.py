@@ -182,14 +182,7 @@ class Supervisor:
         report: Callable[[str], None] | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        """Prepare; starts nothing.
-
-        Args:
-            log_dir: folder of the log files, one `{name}.log` a service.
-            policy: how often a service may die.
-            report: called with each line the user must see.
-            environment: environment of every service; None is this process's.
-        """
+        """Prepare; starts nothing. Without `environment`, services get that of this process."""
         self._environment = dict(os.environ if environment is None else environment)
         self._log_dir = log_dir
         self._policy = policy or RestartPolicy()
@@ -363,7 +356,7 @@ class Supervisor:
                     self._settle(None)
                     return
                 if code == 0 and service.has_withdrawn():
-                    self._report(f"{service.spec.name} has left: it was drained, then stopped")
+                    self._report(f"{service.spec.name} has stopped after it was drained")
                     return
                 if (full := _full_disk(service.log_file.parent)) is not None:
                     what = f"stopped ({describe_exit(code)}): {full}"
@@ -372,7 +365,7 @@ class Supervisor:
                 if not self._may_restart(service, code):
                     what = f"stopped: {describe_exit(code)}"
                     if code != EXIT_REASON:
-                        what += f", for the {len(service.deaths)}. time"
+                        what += f" ({len(service.deaths)} times)"
                     self._settle(ServiceError(self._explain(service, what)))
                     return
                 why = service.complaint().partition("\n")[0] or describe_exit(code)
@@ -440,11 +433,7 @@ class Supervisor:
 
 
 async def _end_leftovers(session: int) -> None:
-    """End what a killed subreaper left behind; a subreaper that ended by itself left nothing.
-
-    Args:
-        session: process id of the subreaper, which led a session of its own.
-    """
+    """End what a killed subreaper left behind; a subreaper that ended by itself left nothing."""
     deadline = time.monotonic() + subreaper.LEFTOVER_GRACE_S
     sig = signal.SIGTERM
     while pids := subreaper.session_members(session):

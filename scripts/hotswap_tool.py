@@ -12,14 +12,7 @@ from agent_r1.tools.search.tool import open_search_tool
 
 
 class VersionedSearch(Tool):
-    """Answers as the search tool of a configuration does, under another version, a little later.
-
-    Args:
-        config: run.toml whose `[tools.search]` it answers for.
-        corpus: the corpus, since the configuration's path is relative to the file.
-        version: what it announces.
-        delay_s: added to every call.
-    """
+    """Answers as the search tool of a configuration does, under another version, a little later."""
 
     def __init__(self, config: str, corpus: str, version: str, delay_s: float) -> None:
         table = tomllib.loads(Path(config).read_text(encoding="utf-8"))["tools"]["search"]

@@ -84,10 +84,6 @@ def fetch_with_apt(
 def ensure_libnuma(python: Path, site_packages: Path) -> None:
     """Make sure that every Python of `.venv` finds libnuma.
 
-    Args:
-        python: the interpreter of `.venv`.
-        site_packages: its package folder.
-
     Raises:
         MissingLibraryError: the library is not there and could not be fetched.
     """
@@ -109,11 +105,7 @@ def ensure_libnuma(python: Path, site_packages: Path) -> None:
 
 
 def ensure_bwrap(scripts: Path) -> None:
-    """Make sure that `bwrap` is on PATH or in `.venv/bin`; say what to do where it cannot be.
-
-    Args:
-        scripts: the folder `.venv/bin`.
-    """
+    """Make sure that `bwrap` is on PATH or in `.venv/bin`; else say what to do."""
     if shutil.which(BWRAP) or (scripts / BWRAP).exists():
         return
     print("the system has no bubblewrap; fetching Debian's into .venv")

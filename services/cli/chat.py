@@ -69,7 +69,7 @@ def _config(policy: str, file: Path | None, options: list[str]) -> Config:
     file = file or config_file_of(policy)
     if file is None:
         raise ConfigError(
-            f"{policy} belongs to no run folder, so its tools and prompts are unknown; name a "
+            f"{policy} is not in a run folder, so its tools and prompts are unknown; name a "
             "configuration with --config"
         )
     config = with_policy(load_config(file, options).config, policy)

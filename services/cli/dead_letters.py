@@ -91,8 +91,8 @@ def retry_letters(arguments: argparse.Namespace) -> int:
     url = redis_of(folder, config)
     if url is None:
         raise ConfigError(
-            f"the run in {folder} is not running, and its Redis has ended too; nothing is lost: "
-            f"`agent-r1 train --resume {folder}` issues every unfinished sample again"
+            f"the run in {folder} is not running, and its Redis has stopped too. Nothing is lost: "
+            f"`agent-r1 train --resume {folder}` requests every unfinished sample again"
         )
 
     async def retry(broker: Broker) -> int:

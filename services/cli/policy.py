@@ -63,11 +63,7 @@ def with_policy(config: Config, policy: str) -> Config:
 
 
 def describe_policy(model: str) -> str:
-    """Say which policy a model is: the step of the run whose checkpoint it belongs to, or its name.
-
-    Args:
-        model: a model directory, or a name on a hub.
-    """
+    """Say which policy a model is: the step of its run where it is a checkpoint, else its name."""
     checkpoint = Path(model).parent
     step = CHECKPOINT.match(checkpoint.name)
     if step is None or checkpoint.parent.name != CHECKPOINTS_DIR:

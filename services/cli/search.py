@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SAY_EVERY_S = 5.0
-STOPPED = "stopped; the same command continues where this one stopped"
+STOPPED = "stopped; run the same command again to continue"
 
 
 def index(arguments: argparse.Namespace) -> int:
@@ -91,7 +91,8 @@ def _index_elasticsearch(arguments: argparse.Namespace) -> int:
     for unfinished in result.unfinished:
         print(f"{unfinished} was never finished; --delete-old deletes it and every old version")
     if result.resumed_at is None and not result.switched:
-        print(f"{name}: nothing to do, it is {result.index} ({result.num_passages:,} passages)")
+        current = f"{result.index} ({result.num_passages:,} passages)"
+        print(f"{name}: nothing to do; it already is {current}")
         return 0
     there = result.num_passages if result.resumed_at is None else result.resumed_at
     loaded = result.num_passages - there

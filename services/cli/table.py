@@ -171,8 +171,8 @@ def _check_settings(run: PlannedRun, remedy: str) -> None:
     found = _differences(run)
     if found:
         raise ConfigError(
-            f"{run.folder} holds a run with other settings: {'; '.join(found)}; take the settings "
-            f"back, name another --out, or lose that run with: {remedy}"
+            f"{run.folder} holds a run with other settings: {'; '.join(found)}; restore the "
+            f"settings, choose another --out, or discard that run with: {remedy}"
         )
 
 
@@ -237,7 +237,7 @@ def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError) as exc:
         raise ConfigError(
-            f"{file} cannot be read ({exc}); lose that run with --only {run.method} --overwrite"
+            f"{file} cannot be read ({exc}); discard that run with --only {run.method} --overwrite"
         ) from exc
     metrics = (run.folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
     curve = [json.loads(line).get(CURVE) for line in metrics]

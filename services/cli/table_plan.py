@@ -219,7 +219,7 @@ def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
     for name, value in _flat(values):
         key = tuple(name.split("."))
         if name in (SEED_KEY, DIR_KEY, *EVALUATED):
-            raise ConfigError(f"{where}: {name} is the table's own to set; take it out")
+            raise ConfigError(f"{where}: {name} is set by the table itself; remove it")
         option = f"{name}={_toml(value)}"
         with _named(where):
             list(option_settings(Config, [option]))
@@ -267,11 +267,12 @@ def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) 
         if not key.startswith(ROW_KEYS):
             raise ConfigError(
                 f"{key} ({here.get(key)!r}) differs from that of the other rows "
-                f"({there.get(key)!r}): the services stay up between runs, so that a method may "
-                "set learner.* and evaluation.* only; move it to [defaults]"
+                f"({there.get(key)!r}): the services keep running between runs, so a method "
+                "may set only learner.* and evaluation.*; move it to [defaults]"
             )
         if any(key == name or key.startswith(f"{name}.") for name in SAME_KEYS):
             raise ConfigError(
                 f"{key} ({settings.get(key, here.get(key))!r}) differs from that of the other rows "
-                f"({there.get(key)!r}), which then answer other questions; move it to [defaults]"
+                f"({there.get(key)!r}), so the rows would answer different questions; "
+                "move it to [defaults]"
             )

@@ -40,13 +40,13 @@ def _place(arguments: argparse.Namespace) -> tuple[str, str]:
     folder: Path | None = arguments.run_folder
     if folder is None:
         if arguments.redis is None or arguments.pool is None:
-            raise ConfigError("name a run folder, or --redis URL and --pool NAME")
+            raise ConfigError("name a run folder with --run, or give --redis URL and --pool NAME")
         return arguments.redis, arguments.pool
     config = run_config(folder)
     run = config.run
     url = arguments.redis or redis_of(folder, config)
     if url is None:
-        raise ConfigError(f"the run in {folder} is not running, and its Redis has ended with it")
+        raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
     return url, arguments.pool or run.tool_pool or run.id
 
 
@@ -126,8 +126,8 @@ def _waiting(states: Mapping[str, ToolState]) -> Iterator[str]:
         for version in sorted(set(state.weights) - set(live)):
             if state.weights[version] > 0:
                 yield (
-                    f"{tool} {version} has the weight {state.weights[version]:g} and no instance "
-                    "that takes calls"
+                    f"{tool} {version} has the weight {state.weights[version]:g}, but no instance "
+                    "of it takes calls"
                 )
 
 
@@ -151,11 +151,11 @@ def drain_tools(arguments: argparse.Namespace) -> int:
     if busy:
         print(
             f"still needed after {arguments.timeout_s:g} s: "
-            f"{', '.join(one.instance for one in busy)}; trajectories that keep its version start "
-            "again if it is stopped now"
+            f"{', '.join(one.instance for one in busy)}; if you stop it now, trajectories that "
+            "use its version start again"
         )
         return 1
-    print("drained; it can be stopped now")
+    print("drained; you can stop it now")
     return 0
 
 
@@ -207,7 +207,7 @@ def _chosen(
     ]
     if not chosen:
         raise ConfigError(
-            f"no instance of {tool!r} fits; there are "
+            f"no instance of {tool!r} matches; the instances are "
             f"{', '.join(f'{one.instance} ({one.version})' for one in state.instances)}"
         )
     if len(chosen) == len(state.instances) and instance is None and version is None:

@@ -38,12 +38,7 @@ EXAMPLE_SCRIPTS = {
 
 
 def check_model(path: str, key: str = "model.path") -> str | None:
-    """Say why a model cannot be loaded; None when it looks complete or is a name on a hub.
-
-    Args:
-        path: model directory, or a name on the hub.
-        key: what the message calls it.
-    """
+    """Say why a model cannot be loaded; None when it looks complete or is a name on a hub."""
     folder = Path(path)
     if folder.is_dir():
         return _incomplete(folder, f"{key} ({path})")
@@ -52,12 +47,12 @@ def check_model(path: str, key: str = "model.path") -> str | None:
     near = _nearest_folder(folder)
     if near is not None or (folder.parent != Path() and folder.parent.is_dir()):
         meant = "" if near is None else f"; did you mean {near}? Else"
-        return f"{key} ({path}) is no folder{meant or ';'} {NAME_A_MODEL}"
+        return f"{key} ({path}) is not a folder{meant or ';'} {NAME_A_MODEL}"
     if not HUB_NAME.match(path):
-        return f"{key} ({path}) is no folder; {NAME_A_MODEL}"
+        return f"{key} ({path}) is not a folder; {NAME_A_MODEL}"
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         return (
-            f"{key} ({path}) is no folder here, and as a model on the hub it is not in "
+            f"{key} ({path}) is not a folder here, and as a model on the hub it is not in "
             "the local cache while HF_HUB_OFFLINE=1 forbids fetching it; name a model "
             "directory or unset HF_HUB_OFFLINE"
         )
@@ -252,7 +247,7 @@ def _ask_hub(config: Config, findings: Findings, *, machine: bool) -> bool:
     """Say whether the model, a name on the hub, can be looked at."""
     if not machine:
         findings.notes.append(
-            f"model.path ({config.model.path}) was not looked at: it is no folder here"
+            f"model.path ({config.model.path}) was not checked: it is not a folder here"
         )
         return False
     problem = hub_problem(config.model.path)

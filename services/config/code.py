@@ -148,8 +148,8 @@ def _run(request: ProbeRequest) -> tuple[list[Report], tuple[str, str] | None]:
         if not in_time:
             return reports, (
                 part,
-                f"not loaded within {PART_TIMEOUT_S:g} s; a constructor must be quick: move slow "
-                "work to where it is used (`start` of a tool)",
+                f"it did not load within {PART_TIMEOUT_S:g} s; a constructor must be quick: move "
+                "slow work to where it is used (`start` of a tool)",
             )
         errors.seek(0)
         return reports, (part, f"the process that loaded it {_how_it_ended(process, errors)}")

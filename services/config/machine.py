@@ -35,20 +35,9 @@ WIDEST_VALUE_BYTES = 4
 
 
 def machine_problems(
-    config: Config,
-    purpose: Purpose,
-    *,
-    resume: bool,
-    specs: dict[str, ToolSpec],
+    config: Config, purpose: Purpose, *, resume: bool, specs: dict[str, ToolSpec]
 ) -> Iterator[str]:
-    """Yield what this machine lacks.
-
-    Args:
-        config: the configuration.
-        purpose: the command that will run.
-        resume: the run folder may hold a run.
-        specs: gets what tools that run elsewhere say of themselves, by name.
-    """
+    """Yield what this machine lacks; `specs` gets those of tools that run elsewhere."""
     yield from _gpu_problems(config, purpose)
     if purpose == "train":
         yield from _folder_problems(config, resume=resume)
@@ -142,7 +131,7 @@ def _folder_problems(config: Config, *, resume: bool) -> Iterator[str]:
 
 
 def checkpoint_bytes(config: Config) -> int:
-    """Estimate the least size of one checkpoint; 0 where the model is no folder here."""
+    """Estimate the least size of one checkpoint; 0 where the model is not a folder here."""
     files = Path(config.model.path).glob("*.safetensors")
     weights = sum(file.stat().st_size for file in files)
     models = 2 if config.learner.has_critic else 1
@@ -240,8 +229,8 @@ def _remote_spec(name: str, url: str) -> ToolSpec:
         ) from exc
     except ValidationError as exc:
         raise ConfigError(
-            f"tools.{name}.url ({url}) is no tool service: GET /spec gives something else; correct "
-            "the URL"
+            f"tools.{name}.url ({url}) is not a tool service: GET /spec does not describe a tool; "
+            "correct the URL"
         ) from exc
     if spec.name != name:
         raise ConfigError(
@@ -253,10 +242,6 @@ def _remote_spec(name: str, url: str) -> ToolSpec:
 
 def check_port(listen: ListenConfig, key: str) -> None:
     """Refuse a port that is taken.
-
-    Args:
-        listen: where the service will listen.
-        key: name of the table, for the message.
 
     Raises:
         ConfigError: the port is in use, or the host is not an address of this machine.
@@ -270,7 +255,7 @@ def check_port(listen: ListenConfig, key: str) -> None:
             probe.bind((listen.host, listen.port))
         except OSError as exc:
             raise ConfigError(
-                f"{key}.port ({listen.port}) on {key}.host ({listen.host}) cannot be taken: "
+                f"{key}.port ({listen.port}) on {key}.host ({listen.host}) cannot be used: "
                 f"{exc.strerror or exc}; stop what listens there (`ss -ltnp`), choose another "
                 f"port, or set {dotted((key, 'port'))} = 0 for a free one"
             ) from exc
@@ -296,7 +281,7 @@ def hub_problem(name: str) -> str | None:
     except Exception as exc:  # noqa: BLE001 - the client raises errors of several libraries
         (reason, *_) = str(exc).strip().splitlines() or [""]
         return (
-            f"model.path ({name}) is no folder here, and the hub does not deliver it "
+            f"model.path ({name}) is not a folder here, and the hub does not provide it "
             f"({type(exc).__name__}: {reason}); name an existing model directory, or a model that "
             "this machine can reach"
         )

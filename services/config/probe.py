@@ -79,11 +79,7 @@ Part = Callable[[], Iterator[Report]]
 
 
 class Probe:
-    """Loads the parts of a request, one after the other: the model comes last, with the tools.
-
-    Args:
-        request: what is to be loaded.
-    """
+    """Loads the parts of a request, one after the other: the model comes last, with the tools."""
 
     def __init__(self, request: ProbeRequest) -> None:
         self._request = request

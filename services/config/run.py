@@ -85,13 +85,13 @@ class Config(StrictConfig):
         for name in sorted(RESERVED_NAMES & self.tools.keys()):
             raise ValueError(
                 f"[tools.{name}] has the name of another service (taken are "
-                f"{', '.join(sorted(RESERVED_NAMES))}); call the tool something else"
+                f"{', '.join(sorted(RESERVED_NAMES))}); rename the tool"
             )
         for name in self.env.enable_tools or []:
             if name not in self.tools:
                 raise ValueError(
                     f"env.enable_tools names {name!r}, and the configured tools are "
-                    f"{sorted(self.tools)}; add a table [tools.{name}] or take the name out"
+                    f"{sorted(self.tools)}; add a table [tools.{name}] or remove the name"
                 )
         if self.env.max_tokens_per_turn >= self.model.max_context:
             raise ValueError(

@@ -137,9 +137,9 @@ def _unknown(tables: type[BaseModel], prefix: Key, name: str, source: str, known
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
     elsewhere = [dotted(key) for key in known_keys(tables) if key[-1:] == (name.lower(),)]
     if elsewhere and not near:
-        return f"{message}; it belongs elsewhere: {', '.join(elsewhere)}"
+        return f"{message}; did you mean {' or '.join(elsewhere)}?"
     near = near or difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.0)
-    nearest = f"the nearest known one is {near[0]!r}" if near else "nothing is known there"
+    nearest = f"the nearest known one is {near[0]!r}" if near else "it has no keys"
     every = f" (known: {', '.join(known)})" if len(known) <= LONGEST_LIST else ""
     return f"{message}; {nearest}{every}"
 
@@ -173,8 +173,8 @@ def _leaves(
             continue
         if not isinstance(value, Mapping):
             raise ConfigError(
-                f"{dotted(key)} ({value!r}, {source}) is a table; write [{dotted(key)}] and its "
-                "keys below"
+                f"{dotted(key)} ({value!r}, {source}) must be a table; write "
+                f"[{dotted(key)}] and its keys below it"
             )
         if nested is not None:
             yield from _leaves(root, nested, value, source, key)
@@ -191,7 +191,9 @@ def _leaves(
                 yield inner_key, inner_values
                 continue
             if not isinstance(inner_values, Mapping):
-                raise ConfigError(f"{dotted(inner_key)} ({inner_values!r}, {source}) is a table")
+                raise ConfigError(
+                    f"{dotted(inner_key)} ({inner_values!r}, {source}) must be a table"
+                )
             yield from _leaves(root, named, inner_values, source, inner_key)
 
 

@@ -133,14 +133,7 @@ def question_of(task: Task) -> str:
 def make_answer(
     task: Task, result: EvalResult, method: Method, retrieval: Retrieved | None = None
 ) -> Answer:
-    """Put a question and what came of it on one line.
-
-    Args:
-        task: the question as the data file has it.
-        result: what came back.
-        method: how it was asked.
-        retrieval: what was retrieved for it, with `naive_rag`.
-    """
+    """Put a question and what came of it on one line."""
     name, task_id = key_of(task)
     gold = task.payload.get("answers")
     fields: dict[str, Any] = {
@@ -199,11 +192,7 @@ def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
 
 
 def parse_answers(data: bytes, path: Path) -> list[Answer]:
-    """Parse the lines of a result file.
-
-    Args:
-        data: its content; the last line may lack its newline.
-        path: names the file in errors.
+    """Parse the lines of a result file; the last one may lack its newline.
 
     Raises:
         ValueError: a line is malformed or a question comes twice; file and line are named.
@@ -267,12 +256,7 @@ def named_components(out: Path) -> list[str]:
 
 
 def differences(there: Facts, here: Facts) -> list[str]:
-    """Say, one line a name, in what two evaluations differ.
-
-    Args:
-        there: facts of the file.
-        here: facts of this evaluation.
-    """
+    """Say, one line a name, in what two evaluations differ."""
     return [
         f"{name} is {_shown(there, name)} there and {_shown(here, name)} here"
         for name in sorted(there.keys() | here.keys())
@@ -289,11 +273,6 @@ def _shown(facts: Facts, name: str) -> str:
 
 class ResultFile:
     """A result file that is being written: what it has, and where further lines go.
-
-    Args:
-        out: the file.
-        facts: what is asked of whom.
-        overwrite: forget what the file has.
 
     Raises:
         ValueError: the file belongs to another evaluation, or a line of it is malformed.
@@ -340,7 +319,7 @@ class ResultFile:
             self._file = None
 
     def _check_facts(self, facts: Facts) -> None:
-        remedy = "choose another --out, or --overwrite to lose what the file has"
+        remedy = "choose another --out, or use --overwrite to discard the answers in the file"
         path = meta_file(self.out)
         try:
             there: Any = json.loads(path.read_text(encoding="utf-8"))
@@ -352,7 +331,7 @@ class ResultFile:
         except ValueError as exc:
             raise ValueError(f"{path} is not JSON ({exc}); {remedy}") from exc
         if not isinstance(there, dict):
-            raise ValueError(f"{path} is no JSON object; {remedy}")
+            raise ValueError(f"{path} is not a JSON object; {remedy}")
         found = differences(there, facts)
         if found:
             raise ValueError(

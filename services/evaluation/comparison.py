@@ -67,10 +67,6 @@ class GroupComparison:
     mcnemar: McNemar | None
     """None where exact match is not scored."""
 
-    def record(self) -> dict[str, Any]:
-        """Return the numbers as JSON values."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Comparison:
@@ -102,8 +98,8 @@ class Comparison:
                 "resamples": RESAMPLES,
                 "seed": SEED,
             },
-            "all": self.overall.record(),
-            "sets": {name: group.record() for name, group in self.sets.items()},
+            "all": asdict(self.overall),
+            "sets": {name: asdict(group) for name, group in self.sets.items()},
         }
 
 
@@ -155,11 +151,7 @@ def _sets(answers: Any) -> str:
 
 
 def compare_pairs(pairs: Sequence[Pair]) -> GroupComparison:
-    """Compare answers pairwise; a pair with a question that failed counts as such only.
-
-    Args:
-        pairs: two answers to each question.
-    """
+    """Compare answers pairwise; a pair with a question that failed counts as such only."""
     scored = [pair for pair in pairs if not (pair[0].failed or pair[1].failed)]
     tools = sorted({tool for pair in scored for answer in pair for tool in answer.calls})
     found = [(_values(a, tools), _values(b, tools)) for a, b in scored]

@@ -90,11 +90,7 @@ async def retrieve(
 
 
 def check_spec(spec: ToolSpec, where: str) -> None:
-    """Refuse a tool that cannot be searched with a question.
-
-    Args:
-        spec: what the tool says of itself.
-        where: names its place in the message.
+    """Refuse a tool that cannot be searched with a question; `where` names its place.
 
     Raises:
         RetrievalError: it has another name or other arguments, or keeps sessions.
@@ -181,12 +177,7 @@ def _parse(response: httpx.Response, model: type[M], url: str) -> M:
 
 
 def with_passages(task: Task, retrieved: Retrieved) -> Task:
-    """Return the task with the retrieval at its end, in the way the model knows calls and results.
-
-    Args:
-        task: the question.
-        retrieved: what was searched for, and found.
-    """
+    """Return the task with the retrieval at its end, as a call of the model and its result."""
     call = {"name": SEARCH_TOOL, "arguments": {QUERY: retrieved.query}}
     said = f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>"
     shown = [

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 RESAMPLES = 10_000
 LEVEL = 0.95
@@ -68,19 +69,19 @@ def bootstrap_mean(
         part = means_R[start : start + rows]
         drawn = rng.integers(0, values.size, size=(part.size, values.size))
         part[:] = values[drawn].mean(axis=1)
+    return percentile_interval(mean, means_R, level)
+
+
+def percentile_interval(mean: float, means_R: npt.NDArray[np.float64], level: float) -> Estimate:
+    """Return a mean and the interval that holds a share `level` of its [R] resampled means."""
     tail = (1.0 - level) / 2
     low, high = np.quantile(means_R, [tail, 1.0 - tail])
-    # With very few resamples the quantiles may miss the mean that they are around.
+    # By rounding, or with very few resamples, the quantiles may miss the mean they are around.
     return Estimate(mean, min(float(low), mean), max(float(high), mean))
 
 
 def paired_difference(
-    first_N: Sequence[float],
-    second_N: Sequence[float],
-    *,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = SEED,
+    first_N: Sequence[float], second_N: Sequence[float], *, resamples: int = RESAMPLES
 ) -> Estimate:
     """Estimate the mean of second minus first over the same questions.
 
@@ -90,8 +91,6 @@ def paired_difference(
         first_N: [N] one value per question.
         second_N: [N] the other value of the same questions, in the same order.
         resamples: as in `bootstrap_mean`.
-        level: as in `bootstrap_mean`.
-        seed: of the draws.
 
     Raises:
         ValueError: the lengths differ, or there is no value.
@@ -102,17 +101,13 @@ def paired_difference(
             "every question"
         )
     differences = np.asarray(second_N, dtype=np.float64) - np.asarray(first_N, dtype=np.float64)
-    return bootstrap_mean(differences.tolist(), resamples=resamples, level=level, seed=seed)
+    return bootstrap_mean(differences.tolist(), resamples=resamples)
 
 
 def mcnemar_exact(only_first: int, only_second: int) -> float:
     """Return the two-sided p-value of the exact McNemar test.
 
     Under the null hypothesis each question that only one of the two got right is a fair coin.
-
-    Args:
-        only_first: questions that only the first got right.
-        only_second: questions that only the second got right.
 
     Returns:
         Probability of a split at least this uneven; 1.0 without any such question.

@@ -38,16 +38,9 @@ class GroupScores:
 
     def record(self) -> dict[str, Any]:
         """Return the scores as JSON values."""
-        shown = {k: None if v is None else asdict(v) for k, v in self.measures.items()}
-        components = {name: asdict(value) for name, value in self.components.items()}
-        calls = {name: asdict(value) for name, value in self.calls.items()}
-        return {
-            "n": self.n,
-            "failed": self.failed,
-            **shown,
-            "components": components,
-            "calls": calls,
-        }
+        values = asdict(self)
+        measures = values.pop("measures")
+        return {"n": values.pop("n"), "failed": values.pop("failed"), **measures, **values}
 
 
 @dataclass(frozen=True)
@@ -97,15 +90,14 @@ def _grouped(
 def _scores(answers: Sequence[Answer], tools: Sequence[str]) -> GroupScores:
     scored = [answer for answer in answers if not answer.failed]
     names = sorted({name for answer in scored for name in answer.components})
-    components = {
-        name: bootstrap_mean([a.components[name] for a in scored if name in a.components])
-        for name in names
-    }
     return GroupScores(
         n=len(scored),
         failed=len(answers) - len(scored),
         measures={name: _estimate([getattr(a, name) for a in scored]) for name in MEASURES},
-        components=components,
+        components={
+            name: bootstrap_mean([a.components[name] for a in scored if name in a.components])
+            for name in names
+        },
         calls={
             tool: bootstrap_mean([float(a.calls.get(tool, 0)) for a in scored])
             for tool in tools
@@ -134,12 +126,7 @@ def summary_record(facts: Facts, sets: dict[str, SetScores]) -> dict[str, Any]:
 
 
 def summary_lines(sets: dict[str, SetScores], names: ScoreNames) -> list[str]:
-    """Return the scores as lines of text, one a set, a type and a number of hops.
-
-    Args:
-        sets: what `summarise_answers` returned.
-        names: the components and tools to show; files have all of them.
-    """
+    """Return the scores as lines of text, one a set, a type and a number of hops."""
     lines: list[str] = []
     for name, scores in sets.items():
         lines.append(_line(name, scores, names))

@@ -48,12 +48,7 @@ ROUTES = (
 
 
 def create_app(scorer: Scorer, worker: RewardWorker | None = None) -> FastAPI:
-    """Return the web application: `POST /score` and `GET /healthz`.
-
-    Args:
-        scorer: computes the rewards.
-        worker: the stream worker of this process, for the counts of `/healthz`.
-    """
+    """Return the web application: `POST /score` and `GET /healthz`."""
     app = FastAPI(title="Agent-R1 reward")
     describe(app, ROUTES)
 

@@ -90,8 +90,8 @@ def load_component(name: str) -> Component:
         raise ValueError(f"reward.components: {name!r} cannot be loaded: {describe(exc)}") from exc
     if not callable(found) or isinstance(found, type):
         raise ValueError(
-            f"reward.components: {name!r} is no function; it must take a ScoreRequest and return "
-            "a number"
+            f"reward.components: {name!r} is not a function; it must take a ScoreRequest and "
+            "return a number"
         )
     check_call(found, "request", name=f"reward.components: {name}")
     return cast(Component, found)

@@ -57,13 +57,13 @@ class RewardConfig(ListenConfig):
             near = difflib.get_close_matches(name, built_in, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(
-                f"reward.components has {name!r}, which is no built-in component and no "
+                f"reward.components has {name!r}, which is neither a built-in component nor a "
                 f"module:Name; {hint}built-in are {', '.join(built_in)}"
             )
         for name, (low, high) in self.ranges.items():
             if name not in self.components or name in built_in:
                 raise ValueError(
-                    f"reward.ranges names {name!r}, which is no component of yours in "
+                    f"reward.ranges names {name!r}, which is not one of your own components in "
                     "reward.components; correct the name or remove it"
                 )
             if low > high:

@@ -30,9 +30,6 @@ class ComponentError(Exception):
 class Scorer:
     """The configured components and rule.
 
-    Args:
-        config: which components, with which weights, under which rule.
-
     Raises:
         ValueError: a component cannot be loaded.
     """

@@ -105,9 +105,6 @@ def substring_match(prediction: str | None, answers: Sequence[str]) -> float:
 def format_score(turns: Sequence[str]) -> float:
     """Return the mean of two checks on the form of a dialogue: 0.0, 0.5 or 1.0.
 
-    Args:
-        turns: the model's turns, in order, as text.
-
     1. Every turn but the last is exactly `<think>…</think>` and one or more
        `<tool_call>…</tool_call>`; true when there is no such turn.
     2. The last turn is exactly `<think>…</think>` and one `<answer>…</answer>`.

@@ -27,14 +27,7 @@ STOP_GRACE_S = 5.0
 
 
 class RewardWorker:
-    """One member of the consumer group that scores.
-
-    Args:
-        broker: where trajectories come from and go to.
-        scorer: computes the rewards.
-        consumer_name: unique among the living workers of the run.
-        max_concurrent: trajectories scored at once.
-    """
+    """One member of the consumer group that scores; `consumer_name` is unique in the run."""
 
     def __init__(
         self, broker: Broker, scorer: Scorer, *, consumer_name: str, max_concurrent: int = 32

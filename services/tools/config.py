@@ -141,7 +141,7 @@ class ToolConfig(ListenConfig):
         if foreign:
             raise ValueError(
                 f"{', '.join(foreign)}: not a key of backend {self.backend!r}, whose own are "
-                f"{', '.join(_BACKEND_KEYS[self.backend])}; take it out or choose another backend"
+                f"{', '.join(_BACKEND_KEYS[self.backend])}; remove it or choose another backend"
             )
         if self.backend == "bm25" and self.corpus is None:
             raise ValueError(

@@ -15,11 +15,7 @@ CLIENT_CLOSED_REQUEST = 499
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Await `work`, and cancel it when the client disconnects.
-
-    Args:
-        request: whose body has been read.
-        work: what the client waits for.
+    """Await `work`, and cancel it when the client of a request (its body is read) disconnects.
 
     Raises:
         HTTPException: the client has gone.

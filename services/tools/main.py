@@ -14,7 +14,6 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -93,22 +92,21 @@ async def _serve(
     )
     async with AsyncExitStack() as stack:
         registry: ToolRegistry | None = None
+        where = ""
         if redis.url is not None:
             broker = await RedisConnection.connect(redis.url, run.id)
             stack.push_async_callback(broker.close)
             registry = ToolRegistry(broker, run.tool_pool or run.id)
-            say = partial(_say_with_redis, say, _address(redis.url))
-        await _Serving(name, config, app, instance, registry, say).run(announce_dir)
+            where = f" (Redis at {_address(redis.url)})"
+        await _Serving(name, config, app, instance, registry, lambda line: say(line + where)).run(
+            announce_dir
+        )
 
 
 def _address(redis_url: str) -> str:
     """Return where a Redis is, without its password."""
     parts = urlsplit(redis_url)
     return parts.path if parts.hostname is None else f"{parts.hostname}:{parts.port or 6379}"
-
-
-def _say_with_redis(say: Callable[[str], None], address: str, line: str) -> None:
-    say(f"{line} (Redis at {address})")
 
 
 class _Serving:
@@ -132,7 +130,7 @@ class _Serving:
         self._say = say
         self._announcer: Announcer | None = None
         self._announcing: asyncio.Task[None] | None = None
-        self._saying: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, announce_dir: Path | None) -> None:
@@ -148,10 +146,9 @@ class _Serving:
                 on_up=self._announce,
             )
         finally:
-            tasks = [task for task in (self._announcing, self._saying) if task is not None]
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._announcing is not None and not self._announcing.cancelled():
             self._announcing.result()  # raises what ended it
         drained = self._announcer is not None and self._announcer.told_to_drain
@@ -186,7 +183,8 @@ class _Serving:
         self._announcing.add_done_callback(
             lambda _: self._ended.done() or self._ended.set_result(None)
         )
-        self._saying = asyncio.create_task(self._say_where(self._announcer, url))
+        saying = asyncio.create_task(self._say_where(self._announcer, url))
+        self._tasks = [self._announcing, saying]
 
     async def _say_where(self, announcer: Announcer, url: str) -> None:
         await announcer.announced.wait()

@@ -28,15 +28,7 @@ class _OwnCounters(Collector):
 
 
 class ToolMetrics:
-    """Counts calls by how they ended, and how long they took.
-
-    Args:
-        tool: name.
-        version: of the tool.
-        in_flight: returns the calls being worked on.
-        sessions: returns the open sessions.
-        counters: returns the tool's own counts, by name.
-    """
+    """Counts calls by how they ended, and how long they took."""
 
     def __init__(
         self,

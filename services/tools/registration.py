@@ -107,11 +107,7 @@ class Announcer:
         )
 
     async def leave(self, timeout_s: float) -> None:
-        """Take no new trajectories, serve those that keep this version to their end, withdraw.
-
-        Args:
-            timeout_s: longest wait; trajectories that still keep the version then start again.
-        """
+        """Take no new trajectories, serve those that keep this version to their end, withdraw."""
         deadline = time.monotonic() + timeout_s
         self._leaving = True
         self._mark()

@@ -33,13 +33,7 @@ class _Session:
 
 
 class Sessions:
-    """The open sessions of one tool.
-
-    Args:
-        tool: whose `open` and `close` are called.
-        expiry_s: a session without calls for this long is closed, in seconds.
-        clock: monotonic seconds.
-    """
+    """The open sessions of one tool; one without calls for `expiry_s` is closed."""
 
     def __init__(
         self, tool: Tool, expiry_s: float, clock: Callable[[], float] = time.monotonic

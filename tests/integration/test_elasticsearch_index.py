@@ -106,7 +106,9 @@ def test_the_command_loads_a_corpus_and_does_nothing_the_second_time(
     assert ids(client, name, "person 7's towns")[0] == "p7"
     assert front.count("/_bulk") == 1
     assert main(command) == 0
-    assert f"{name}: nothing to do, it is {version} (300 passages)" in capsys.readouterr().out
+    assert (
+        f"{name}: nothing to do; it already is {version} (300 passages)" in capsys.readouterr().out
+    )
     assert front.count("/_bulk") == 1
 
 

@@ -172,7 +172,7 @@ async def test_a_service_that_dies_too_often_ends_the_run(scene: Scene):
     spec = scene.spec("fragile", "--exit-when", str(trigger), "--exit-code", "7")
     await supervisor.start(spec)
     trigger.touch()
-    with pytest.raises(ServiceError, match=r"fragile stopped: exit status 7, for the 2\. time"):
+    with pytest.raises(ServiceError, match=r"fragile stopped: exit status 7 \(2 times\)"):
         await asyncio.wait_for(supervisor.wait(), WAIT_S)
     assert len(scene.lines("start")) >= 2
     await supervisor.stop()
@@ -238,7 +238,7 @@ async def test_a_service_that_takes_its_announcement_back_has_left_for_good(scen
             (spec.announce_dir / "one.json").unlink()
         os.kill(int(pid), signal.SIGTERM)
     await until(lambda: "two is up again" in scene.reports)
-    await until(lambda: "one has left: it was drained, then stopped" in scene.reports)
+    await until(lambda: "one has stopped after it was drained" in scene.reports)
     assert [row[0] for row in scene.lines("start")].count("one") == 1
     await supervisor.stop()
 

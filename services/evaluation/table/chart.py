@@ -33,12 +33,6 @@ def line_chart(
 ) -> str:
     """Draw lines over the steps 1, 2, 3, …, with y from 0 to 1.
 
-    Args:
-        lines: values by name, in the order of the legend; a line may be shorter than others.
-        title: above the chart.
-        x_label: below it.
-        y_label: beside it.
-
     Returns:
         The text of an SVG file.
     """

@@ -60,5 +60,5 @@ class TableFile(StrictConfig):
         for what, counts in (("methods", Counter(names)), ("seeds", Counter(self.seeds))):
             twice = next((value for value, count in counts.items() if count > 1), None)
             if twice is not None:
-                raise ValueError(f"{what} has {twice!r} twice; take one of the two out")
+                raise ValueError(f"{what} has {twice!r} twice; remove one of the two")
         return self

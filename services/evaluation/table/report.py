@@ -84,11 +84,7 @@ def picture(results: Path, part: Part) -> Path:
 
 
 def write_report(results: Results, out: Path) -> list[Path]:
-    """Write the report.
-
-    Args:
-        results: what it says.
-        out: the files without suffix.
+    """Write the report; `out` names its files without suffix.
 
     Returns:
         The files.
@@ -124,12 +120,7 @@ def write_report(results: Results, out: Path) -> list[Path]:
 
 
 def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the JSON file holds: all that the report says.
-
-    Args:
-        results: what was found.
-        pictures: file name of the picture of each table that has one.
-    """
+    """Return what the JSON file holds: all that the report says."""
     rows = [(row, estimate_row(row, results.sets, results.in_domain)) for row in results.rows]
     # A run that two tables share took its time once.
     walls = {id(run): run.wall_s or 0.0 for row in results.rows for run in row.runs}
@@ -192,11 +183,7 @@ def _scores(row: Row, run: SeedScores, name: str) -> dict[str, Any]:
 
 
 def report(found: Mapping[str, Any]) -> str:
-    """Return the text of the Markdown file.
-
-    Args:
-        found: what `record` returned, or what the JSON file holds.
-    """
+    """Return the text of the Markdown file, from what `record` returned or the JSON file holds."""
     blocks = [f"# Results: {found['name']}", _opening(found), _chosen(found)]
     for part, heading in HEADINGS.items():
         members = [row for row in found["estimates"] if row["table"] == part]

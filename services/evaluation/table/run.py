@@ -15,7 +15,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import JsonValue
 
-from agent_r1.evaluation.statistics import LEVEL, MAX_DRAWS, RESAMPLES, SEED, Estimate
+from agent_r1.evaluation.statistics import (
+    LEVEL,
+    MAX_DRAWS,
+    RESAMPLES,
+    SEED,
+    Estimate,
+    percentile_interval,
+)
 from agent_r1.evaluation.table.config import Part
 
 NEVER_RIGHT = 0.01
@@ -55,11 +62,7 @@ class Row:
 
 
 def bootstrap_seeds(
-    values: Sequence[Sequence[Sequence[float]]],
-    *,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = SEED,
+    values: Sequence[Sequence[Sequence[float]]], *, level: float = LEVEL, seed: int = SEED
 ) -> Estimate:
     """Estimate a mean over seeds and sets, with the interval of a two-stage bootstrap.
 
@@ -68,7 +71,6 @@ def bootstrap_seeds(
 
     Args:
         values: per set, per seed, one value a question; every set has the same S seeds.
-        resamples: R.
         level: share of the resampled means inside the interval, between 0 and 1.
         seed: of the draws.
 
@@ -87,12 +89,9 @@ def bootstrap_seeds(
         raise ValueError("a seed has no question of a set; an interval needs at least one")
     mean = float(np.mean([np.mean([np.mean(a) for a in of_set]) for of_set in values]))
     rng = np.random.default_rng(seed)
-    drawn_RS = rng.integers(0, num_seeds.pop(), size=(resamples, len(values[0])))
+    drawn_RS = rng.integers(0, num_seeds.pop(), size=(RESAMPLES, len(values[0])))
     means_R = np.mean([_resampled(of_set, drawn_RS, rng) for of_set in values], axis=0)
-    tail = (1.0 - level) / 2
-    low, high = np.quantile(means_R, [tail, 1.0 - tail])
-    # Rounding, or very few resamples, may leave the mean outside of its own quantiles.
-    return Estimate(mean, min(float(low), mean), max(float(high), mean))
+    return percentile_interval(mean, means_R, level)
 
 
 def _resampled(
@@ -129,13 +128,7 @@ class RowEstimates:
 def estimate_row(
     row: Row, sets: Sequence[str], in_domain: Sequence[str] = ()
 ) -> RowEstimates | None:
-    """Estimate the exact match of a row; None where it has not been run.
-
-    Args:
-        row: the answers.
-        sets: all sets.
-        in_domain: those that the average is over; none of them is all.
-    """
+    """Estimate the exact match of a row; None where it has not been run."""
     if not row.runs:
         return None
     values = {name: [list(run.em[name]) for run in row.runs] for name in sets}
@@ -155,12 +148,7 @@ Estimated = Sequence[tuple[Row, RowEstimates | None]]
 
 
 def goal_sentences(rows: Estimated, in_domain: Sequence[str]) -> list[str]:
-    """Say what the numbers show, one sentence a goal.
-
-    Args:
-        rows: all rows with their estimates.
-        in_domain: sets whose kind of question was trained on.
-    """
+    """Say what the numbers show, one sentence a goal."""
     return [*_baseline_goal(rows, in_domain), *_mask_goals(rows), *_best(rows)]
 
 

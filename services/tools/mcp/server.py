@@ -195,13 +195,7 @@ def mcp_router(
     session_expiry_s: float = 600.0,
     timeout_s: float = CALL_TIMEOUT_S,
 ) -> APIRouter:
-    """Return the route `/mcp` of a tool service, which starts and stops with the application.
-
-    Args:
-        service: answers the calls.
-        session_expiry_s: an MCP session without requests for this long ends, in seconds.
-        timeout_s: longest time for one call, in seconds.
-    """
+    """Return the route `/mcp` of a tool service, which starts and stops with the application."""
     face = McpFace(service, one_client=False, timeout_s=timeout_s)
     manager = StreamableHTTPSessionManager(
         face.server,

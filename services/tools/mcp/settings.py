@@ -100,7 +100,7 @@ def _variable(name: str, key: str) -> str:
     if value is None:
         raise ValueError(
             f"settings.{key} names the environment variable {name}, which is not set where this "
-            f"tool service runs; export it or take it out of settings.{key}"
+            f"tool service runs; export it or remove it from settings.{key}"
         )
     return value
 

@@ -175,12 +175,7 @@ def private_folders(interpreter: Interpreter) -> dict[str, list[str]]:
 
 
 def python_command(interpreter: Interpreter, folder: Path) -> list[str]:
-    """Return the command of the guest itself: no environment, no site, no folder of the script.
-
-    Args:
-        interpreter: what runs it.
-        folder: where its package is.
-    """
+    """Return the command of the guest itself: no environment, no site, no folder of the script."""
     start = _START_GUEST.format(GUEST.name)
     return [str(interpreter.executable), "-I", "-S", "-X", "utf8", "-c", start, str(folder)]
 

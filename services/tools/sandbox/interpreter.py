@@ -68,7 +68,9 @@ async def ask_interpreter(python: str | None) -> Interpreter:
         answer = json.loads(stdout)
     except ValueError as exc:
         said = stderr.decode(errors="replace")[-500:].strip()
-        raise ValueError(f"python ({path!r}) is no Python: it said {said!r}; {remedy}") from exc
+        raise ValueError(
+            f"python ({path!r}) is not a Python interpreter: it said {said!r}; {remedy}"
+        ) from exc
     if tuple(answer["version"]) < _OLDEST:
         version = ".".join(map(str, answer["version"]))
         raise ValueError(f"python ({path!r}) is Python {version}; {remedy}")

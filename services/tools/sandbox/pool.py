@@ -38,11 +38,7 @@ class SandboxBusyError(Exception):
 
 
 class SandboxPool:
-    """Up to `max_workers` sandboxes.
-
-    Args:
-        settings: limits, and how many sandboxes.
-    """
+    """Up to `max_workers` sandboxes."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -97,9 +93,6 @@ class SandboxPool:
     @asynccontextmanager
     async def worker(self, wait_s: float) -> AsyncIterator[Worker]:
         """Lend a worker for one call; it is ended afterwards, or used again.
-
-        Args:
-            wait_s: longest wait for one that is free, in seconds.
 
         Raises:
             SandboxBusyError: none became free in time.

@@ -162,10 +162,6 @@ class Worker:
     ) -> AsyncIterator[Run]:
         """Start a process in the sandbox; whoever leaves before `finish` uses the sandbox up.
 
-        Args:
-            kind: what the process does (`guest/process.py`).
-            wall_s: time it may take, in seconds.
-
         Raises:
             SandboxEndedError: the sandbox has ended.
         """
@@ -186,11 +182,7 @@ class Worker:
             run.close()
 
     async def finish(self, run: Run, report: Json) -> RunResult:
-        """Wait until a run has ended, and say how.
-
-        Args:
-            run: of this sandbox.
-            report: what its process has said about itself.
+        """Wait until a run has ended, and say how; `report` is what its process said of itself.
 
         Raises:
             SandboxEndedError: the sandbox ended; perhaps the program's doing.

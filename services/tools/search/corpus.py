@@ -41,11 +41,7 @@ class Passage(StrictMessage):
 
 
 def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
-    """Yield the passages of a corpus file, in order.
-
-    Args:
-        path: the file.
-        skip: leave out so many lines at its beginning, unread.
+    """Yield the passages of a corpus file, in order; the first `skip` lines are left unread.
 
     Raises:
         ValueError: the file is missing, empty, or has a malformed line (named by number).
@@ -83,10 +79,6 @@ def survey(path: Path, report: Callable[[int], None] = lambda _: None) -> Survey
     """Read a whole corpus file: every line is a passage and every id its own.
 
     Holds 8 bytes a passage in memory, 16 at the end.
-
-    Args:
-        path: the file.
-        report: called now and then with the number of lines read.
 
     Raises:
         ValueError: as `read_passages`, or an id comes twice; both lines are named.

@@ -54,11 +54,6 @@ class ElasticsearchIndex:
     """A BM25 index on an Elasticsearch server.
 
     A query is an OR of its analyzed words: any text is allowed, nothing in it is syntax.
-
-    Args:
-        server: how to reach it.
-        name: the index as configured.
-        index: what it stands for, checked.
     """
 
     def __init__(self, server: Server, name: str, index: StoredIndex) -> None:

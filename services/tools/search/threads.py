@@ -24,12 +24,7 @@ class BlockingIndex(Protocol):
 
 
 class ThreadedBackend:
-    """Runs a blocking index in threads of its own.
-
-    Args:
-        index: finds the passages.
-        threads: most searches at once.
-    """
+    """Runs a blocking index in threads of its own."""
 
     def __init__(self, index: BlockingIndex, threads: int = 1) -> None:
         self._index = index

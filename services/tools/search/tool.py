@@ -32,11 +32,6 @@ class SearchTool(Tool):
     """Answers a query with the best passages as text; `data` lists their ids and scores.
 
     Queries that come together are searched together, so they may travel together.
-
-    Args:
-        name: what the model writes to call it.
-        config: its settings.
-        backend: finds the passages.
     """
 
     max_batch = 64

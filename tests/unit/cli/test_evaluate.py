@@ -143,8 +143,8 @@ def test_more_failed_questions_than_allowed_have_an_exit_status_of_their_own(
 @pytest.mark.parametrize(
     ("policy", "message"),
     [
-        ("TYPO", "MODEL_OR_RUN (TYPO) is no folder; name a Hugging Face model directory or a"),
-        ("{folder}/modle", "is no folder; did you mean {folder}/model? Else name"),
+        ("TYPO", "MODEL_OR_RUN (TYPO) is not a folder; name a Hugging Face model directory or a"),
+        ("{folder}/modle", "is not a folder; did you mean {folder}/model? Else name"),
     ],
 )
 def test_a_policy_that_is_nothing_is_refused_before_anything_starts(
@@ -235,7 +235,7 @@ def test_another_evaluations_file_is_refused(
     assert cli.main(command(file, *change)) == 2
     error = capsys.readouterr().err
     assert message in error
-    assert "choose another --out, or --overwrite" in error
+    assert "choose another --out, or use --overwrite" in error
 
 
 def test_changed_questions_are_another_evaluation(

@@ -114,13 +114,13 @@ def test_a_table_needs_exact_match_as_a_component(folder: Path):
         ("model.max_context", 500, r"'odd': model.max_context \(500\) differs"),
         ("reward.port", 1, r"'odd': reward.port \(1\) differs"),
         ("tools.search.top_k", 5, r"'odd': tools.search.top_k \(5\) differs"),
-        ("evaluation.max_questions", 5, "then answer other questions"),
-        ("evaluation.temperature", 0.5, "then answer other questions"),
+        ("evaluation.max_questions", 5, "would answer different questions"),
+        ("evaluation.temperature", 0.5, "would answer different questions"),
         ("learner.stepz", 5, "'odd': unknown key 'stepz' .* the nearest known one is 'steps'"),
         ("learner.lam", 0.5, r"'odd': .*learner.lam \(0.5\) is not used with advantage"),
         ("learner.loss_mask", False, "'odd': .*set advantage_mask = false too"),
-        ("run.seed", 3, "'odd': run.seed is the table's own to set"),
-        ("evaluation.every", 3, "'odd': evaluation.every is the table's own to set"),
+        ("run.seed", 3, "'odd': run.seed is set by the table itself"),
+        ("evaluation.every", 3, "'odd': evaluation.every is set by the table itself"),
     ],
 )
 def test_a_method_that_cannot_run_beside_the_others_is_refused(

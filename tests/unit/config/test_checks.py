@@ -42,7 +42,7 @@ def test_a_complete_configuration_has_no_problems(folder: Path):
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        (["model.path=./nowhere"], "is no folder; name a Hugging Face model directory"),
+        (["model.path=./nowhere"], "is not a folder; name a Hugging Face model directory"),
         (["data.train=['nowhere.jsonl']"], "data.train: "),
         (["tools.search.corpus=nowhere.jsonl"], "tools.search.corpus ("),
         (["evaluation.sets.x=nowhere.jsonl"], "evaluation.sets.x: "),
@@ -109,11 +109,14 @@ def test_a_task_that_asks_for_an_unknown_tool_is_named(folder: Path):
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("runs/demoo", "is no folder; did you mean runs/demo? Else name a Hugging Face model"),
-        ("runs/other", "(runs/other) is no folder; name a Hugging Face model directory"),
-        ("TYPO", "(TYPO) is no folder; name a Hugging Face model directory or a model on the hub"),
-        ("exampel", "is no folder; did you mean example? Else"),
-        ("a/b/c", "is no folder; name a Hugging Face model directory"),
+        ("runs/demoo", "is not a folder; did you mean runs/demo? Else name a Hugging Face model"),
+        ("runs/other", "(runs/other) is not a folder; name a Hugging Face model directory"),
+        (
+            "TYPO",
+            "(TYPO) is not a folder; name a Hugging Face model directory or a model on the hub",
+        ),
+        ("exampel", "is not a folder; did you mean example? Else"),
+        ("a/b/c", "is not a folder; name a Hugging Face model directory"),
     ],
 )
 def test_what_can_be_no_model_is_refused_without_asking_a_hub(
@@ -134,7 +137,7 @@ def test_a_hub_that_does_not_have_the_model_is_a_fault_of_this_machine(
     assert (here.problems, here.machine) == ([], ["the hub has no owner/name"])
     elsewhere = config_checks.look(load(folder, "model.path=owner/name"), "train", machine=False)
     assert (elsewhere.problems, elsewhere.machine) == ([], [])
-    assert "model.path (owner/name) was not looked at" in elsewhere.notes[0]
+    assert "model.path (owner/name) was not checked" in elsewhere.notes[0]
 
 
 def test_purposes_need_different_tables(folder: Path):

@@ -134,7 +134,7 @@ def test_every_fault_of_user_code_is_named_at_once(folder: Path):
         "[tools.named]": "whose name is 'good'",
         "tools.python_exec": "cpu is unknown; did you mean cpu_s?",
         "tools.mcp_tool": "set exactly one of command",
-        "reward.components": "'many:Scorer' is no function",
+        "reward.components": "'many:Scorer' is not a function",
         "reward.components: many:score": "many:score() is called as",
         "reward.components: 'nomodule:f'": "cannot be loaded: No module named 'nomodule'",
         "learner.advantage": "is called as",
@@ -233,7 +233,9 @@ def test_code_that_hangs_hides_no_other_fault(folder: Path, monkeypatch: pytest.
     write(folder, "hanging", "import threading\nthreading.Event().wait()")
     write(folder, "broken", "no_such_name")
     first, second = loaded(folder, "env.type=hanging:Env", "learner.advantage=broken:f").problems
-    assert "env.type (hanging:Env): not loaded within 15 s; a constructor must be quick" in first
+    assert (
+        "env.type (hanging:Env): it did not load within 15 s; a constructor must be quick" in first
+    )
     assert "NameError" in second
 
 

@@ -120,7 +120,7 @@ def test_tools_that_run_elsewhere_are_asked_what_they_are(folder: Path, tool_url
     named = f"tools.search.url ({tool_url}) is the service of the tool 'other'; call the table"
     assert named in problems(folder, f"tools.search.url={tool_url}")
     nothing = problems(folder, f"tools.search.url={tool_url}/nothing")
-    assert "is no tool service: GET /spec gives something else" in nothing
+    assert "is not a tool service: GET /spec does not describe a tool" in nothing
     away = problems(folder, f"tools.search.url=http://127.0.0.1:{closed_port()}")
     assert "does not answer: " in away
     specs: dict[str, ToolSpec] = {}

@@ -12,7 +12,7 @@ from agent_r1_deploy import preflight
 
 
 def test_this_machine_is_described_line_by_line():
-    findings = preflight.check_machine()
+    findings = preflight.check_machine(installed=False)
     names = [finding.name for finding in findings]
     assert names == ["system", "C library", "Python", "memory", "disk"]
     assert findings[0].ok
@@ -61,10 +61,10 @@ def test_an_installed_environment_needs_less_disk():
 
 
 def test_what_will_be_downloaded_is_said_only_before_an_installation():
-    findings = [preflight.Finding("system", "Linux", True)]
+    findings = [preflight.Finding("system", "Linux")]
     assert "downloads about" in preflight.report(findings, installed=False)
     assert "downloads about" not in preflight.report(findings, installed=True)
-    missing = [preflight.Finding("disk", "full", False, "free some")]
+    missing = [preflight.Finding("disk", "full", "free some")]
     assert preflight.report(missing, installed=False) == "MISSING  disk       full\n" + (
         " " * 9 + "free some"
     )

@@ -174,7 +174,7 @@ def test_a_file_is_taken_over_by_the_same_evaluation(tmp_path: Path):
 def test_a_file_of_another_evaluation_is_refused(tmp_path: Path, change: Any, message: str):
     out = begun(tmp_path / "a.jsonl", answer())
     before = out.read_bytes()
-    with pytest.raises(ValueError, match=f"{message}; choose another --out, or --overwrite"):
+    with pytest.raises(ValueError, match=f"{message}; choose another --out, or use --overwrite"):
         ResultFile(out, {**FACTS, **change})
     assert out.read_bytes() == before
 

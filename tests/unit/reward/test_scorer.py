@@ -170,7 +170,7 @@ async def test_a_failing_component_is_named(plugin: str, name: str, message: str
     ("name", "message"),
     [
         ("my_rewards:missing", "has no attribute 'missing'"),
-        ("my_rewards:constant", "is no function"),
+        ("my_rewards:constant", "is not a function"),
         ("nowhere_at_all:f", r"No module .* run\.plugins"),
     ],
 )
@@ -259,7 +259,9 @@ async def test_a_value_outside_its_declared_range_is_an_error(plugin: str):
 
 
 def test_a_range_is_of_a_component_and_the_right_way_round():
-    with pytest.raises(ValidationError, match="names 'f1', which is no component of yours"):
+    with pytest.raises(
+        ValidationError, match="names 'f1', which is not one of your own components"
+    ):
         RewardConfig(ranges={"f1": (0.0, 1.0)})
     with pytest.raises(ValidationError, match=r"\[2, 1\]; the first number must not be"):
         RewardConfig(components={"a:b": 1.0}, ranges={"a:b": (2.0, 1.0)})

@@ -224,7 +224,7 @@ async def test_packages_below_the_temporary_folder_are_found():
 async def test_an_interpreter_that_is_none_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match=r"cannot be started.*Python 3.10 or newer"):
         await PythonExec(python=str(tmp_path / "python")).start()
-    with pytest.raises(ValueError, match="is no Python"):
+    with pytest.raises(ValueError, match="is not a Python interpreter"):
         await PythonExec(python="/bin/echo").start()
 
 
