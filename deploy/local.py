@@ -19,12 +19,7 @@ from typing import Any, Protocol
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state
-from agent_r1_deploy.local_result import (
-    EXIT_OF_STATUS,
-    print_result,
-    print_stopped,
-    summary_of,
-)
+from agent_r1_deploy.local_result import EXIT_OF_STATUS, print_result, print_stopped, summary_of
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import TrainingView
 from agent_r1_deploy.supervisor import ServiceError

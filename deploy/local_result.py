@@ -128,7 +128,7 @@ def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) 
     console.print(
         f"{summary.get('steps')} steps, {summary.get('trajectories_trained')} trajectories, "
         f"{summary.get('sampled_tokens')} sampled tokens"
-        + (f" in {format_duration(wall)}" if wall is not None else ""),
+        + (f" in {format_duration(wall)}" if wall is not None else "")
     )
     if summary.get("status") == FINISHED_WITH_LOSSES:
         console.print(Text(losses_text(summary, folder), style="bold red"), soft_wrap=True)

@@ -31,13 +31,7 @@ LEFTOVER_GRACE_S = 1.0
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_HANDLED = {
-    signal.SIGCHLD,
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-}
+_HANDLED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 
 
 def _prctl(option: int, value: int) -> None:

@@ -94,21 +94,21 @@ class RestartPolicy:
     window_s: float = 300.0
 
 
+@dataclass
 class _Service:
     """One service and its process of the moment."""
 
-    def __init__(self, spec: ServiceSpec, log_file: Path) -> None:
-        self.spec = spec
-        self.log_file = log_file
-        self.process: asyncio.subprocess.Process | None = None
-        self.log_offset = 0
-        self.url = ""
-        self.port: int | None = None
-        self.deaths: deque[float] = deque()
-        self.restart_asked = False
-        self.num_starts = 0
-        self.up = False
-        self.finished = asyncio.Event()
+    spec: ServiceSpec
+    log_file: Path
+    process: asyncio.subprocess.Process | None = None
+    log_offset: int = 0
+    url: str = ""
+    port: int | None = None
+    deaths: deque[float] = field(default_factory=deque)
+    restart_asked: bool = False
+    num_starts: int = 0
+    up: bool = False
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def running(self) -> bool:
@@ -122,7 +122,7 @@ class _Service:
 
     def send(self, sig: signal.Signals) -> None:
         """Send a signal to the subreaper, if it is there."""
-        if self.process is not None and self.process.returncode is None:
+        if self.process is not None and self.running:
             self.process.send_signal(sig)
 
     def complaint(self) -> str:
@@ -309,21 +309,16 @@ class Supervisor:
             if not service.running:
                 assert service.process is not None
                 code = service.process.returncode or 0
-                if code in spec.done_codes and (
-                    spec.ends_run or spec.is_job
-                ):  # there was nothing left to do
-                    service.up = True
+                if code in spec.done_codes and (spec.ends_run or spec.is_job):
+                    service.up = True  # there was nothing left to do
                     return
-                what = f"did not start: {describe_exit(code)}"
-                raise ServiceError(self._explain(service, what))
+                raise self._error(service, f"did not start: {describe_exit(code)}")
             if await self._is_up(service):
                 service.up = True
                 logger.info("service up name=%s url=%s", spec.name, service.url)
                 return
             if time.monotonic() >= deadline:
-                raise ServiceError(
-                    self._explain(service, f"was not up after {spec.start_timeout_s:g} s")
-                )
+                raise self._error(service, f"was not up after {spec.start_timeout_s:g} s")
             await asyncio.sleep(POLL_S)
 
     async def _is_up(self, service: _Service) -> bool:
@@ -337,8 +332,9 @@ class Supervisor:
                 service.port = httpx.URL(service.url).port
         return spec.probe is None or await spec.probe(service.url)
 
-    def _explain(self, service: _Service, what: str) -> str:
-        return f"{service.spec.name} {what}\n{service.log_tail()}\n(log: {service.log_file})"
+    def _error(self, service: _Service, what: str) -> ServiceError:
+        text = f"{service.spec.name} {what}\n{service.log_tail()}\n(log: {service.log_file})"
+        return ServiceError(text)
 
     async def _watch(self, service: _Service) -> None:
         """Restart the service whenever it dies, until the run is over."""
@@ -359,14 +355,14 @@ class Supervisor:
                     self._report(f"{service.spec.name} has stopped after it was drained")
                     return
                 if (full := _full_disk(service.log_file.parent)) is not None:
-                    what = f"stopped ({describe_exit(code)}): {full}"
-                    self._settle(ServiceError(f"{service.spec.name} {what}"))
+                    name, how = service.spec.name, describe_exit(code)
+                    self._settle(ServiceError(f"{name} stopped ({how}): {full}"))
                     return
                 if not self._may_restart(service, code):
                     what = f"stopped: {describe_exit(code)}"
                     if code != EXIT_REASON:
                         what += f" ({len(service.deaths)} times)"
-                    self._settle(ServiceError(self._explain(service, what)))
+                    self._settle(self._error(service, what))
                     return
                 why = service.complaint().partition("\n")[0] or describe_exit(code)
                 self._report(

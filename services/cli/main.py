@@ -285,10 +285,7 @@ def _add_reading(commands: _Commands) -> None:
         "may have ended.",
     )
     listing = _add(
-        letters,
-        "list",
-        "dead_letters:list_letters",
-        "list them: id, time, stream, key, reason",
+        letters, "list", "dead_letters:list_letters", "list them: id, time, stream, key, reason"
     )
     one = _add(letters, "show", "dead_letters:show_letters", "print one in full")
     retry = _add(

@@ -7,7 +7,6 @@ rest (deploy/local_table.py), and writes the report (evaluation/table/report.py)
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
 import os
 import platform
@@ -27,6 +26,7 @@ from agent_r1.cli.table_plan import (
     flat_values,
     read_plan,
 )
+from agent_r1.config.machine import installed_version
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.answers import differences, read_answers, write_json
 from agent_r1.evaluation.main import Evaluation
@@ -291,10 +291,6 @@ def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"Python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue  # vLLM is installed under one of its two names
-    return found | {"cores": str(os.cpu_count())}
+    # vLLM is installed under one of its two names.
+    found = {name: version for name in PACKAGES if (version := installed_version(name))}
+    return {"Python": platform.python_version(), **found, "cores": str(os.cpu_count())}

@@ -87,9 +87,9 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
                 f"{name}.ranks ({table.ranks}) must be at most {found}, the GPUs of this machine; "
                 "lower it"
             )
-        elif _version("torch").endswith("+cpu"):
+        elif (torch := installed_version("torch")).endswith("+cpu"):
             yield (
-                f'{name}.device ("cuda") needs a torch built for CUDA, and {_version("torch")} is '
+                f'{name}.device ("cuda") needs a torch built for CUDA, and {torch} is '
                 "installed; install the packages of deploy/constraints for GPUs"
             )
     wanted = config.rollout.tensor_parallel_size
@@ -100,7 +100,8 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         )
 
 
-def _version(package: str) -> str:
+def installed_version(package: str) -> str:
+    """Return the version of an installed package; "" where it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

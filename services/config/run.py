@@ -31,12 +31,7 @@ from agent_r1_service.files import write_atomically
 __all__ = ["Config", "ConfigError", "LoadedConfig", "PlacementConfig", "load_config"]
 
 OUTPUT_KEYS: frozenset[Key] = frozenset(
-    {
-        ("run", "dir"),
-        ("learner", "weights_dir"),
-        ("sft", "output"),
-        ("sft", "work_dir"),
-    }
+    {("run", "dir"), ("learner", "weights_dir"), ("sft", "output"), ("sft", "work_dir")}
 )
 """Paths that are written; relative ones mean the current folder, not the configuration file's."""
 
@@ -152,9 +147,7 @@ class LoadedConfig:
 
 
 def load_config(
-    file: Path | None,
-    options: Sequence[str] = (),
-    environ: Mapping[str, str] | None = None,
+    file: Path | None, options: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> LoadedConfig:
     """Read a configuration: defaults < file < environment < options.
 

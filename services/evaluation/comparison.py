@@ -201,11 +201,7 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     shown = {name: _shown(group, comparison.components) for name, group in groups.items()}
     wide = max(15, *(len(measure) for names in shown.values() for measure in names))
     head = f"{'set':<{width}}  {'measure':<{wide}} {'n':>6} {'A':>8} {'B':>8} {'B - A':>8}"
-    lines = [
-        f"A: {comparison.a}",
-        f"B: {comparison.b}",
-        f"{head}  {'95 % interval':<19} McNemar",
-    ]
+    lines = [f"A: {comparison.a}", f"B: {comparison.b}", f"{head}  {'95 % interval':<19} McNemar"]
     for name, group in groups.items():
         for measure in shown[name]:
             values = group.measures[measure]

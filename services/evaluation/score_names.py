@@ -35,10 +35,7 @@ class ScoreNames:
         return {name: title if uses[title] == 1 else name for name, title in short.items()}
 
     def line(
-        self,
-        reward: float | None,
-        components: Mapping[str, float],
-        calls: Mapping[str, float],
+        self, reward: float | None, components: Mapping[str, float], calls: Mapping[str, float]
     ) -> list[tuple[str, str]]:
         """Return the scores that stand on one line, as (title, number).
 

@@ -32,11 +32,7 @@ class Estimate:
 
 
 def bootstrap_mean(
-    values_N: Sequence[float],
-    *,
-    resamples: int = RESAMPLES,
-    level: float = LEVEL,
-    seed: int = SEED,
+    values_N: Sequence[float], *, resamples: int = RESAMPLES, level: float = LEVEL, seed: int = SEED
 ) -> Estimate:
     """Estimate a mean, with the percentile bootstrap interval over questions.
 

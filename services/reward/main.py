@@ -51,17 +51,11 @@ async def _serve(
 ) -> None:
     consumer_name = f"{NAME}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     broker = await Broker.connect(
-        url,
-        run.id,
-        lease_s=redis.lease_s,
-        max_processing_failures=redis.max_processing_failures,
+        url, run.id, lease_s=redis.lease_s, max_processing_failures=redis.max_processing_failures
     )
     async with broker:
         worker = RewardWorker(
-            broker,
-            scorer,
-            consumer_name=consumer_name,
-            max_concurrent=reward.max_concurrent,
+            broker, scorer, consumer_name=consumer_name, max_concurrent=reward.max_concurrent
         )
         stop = asyncio.Event()
         working = asyncio.create_task(worker.run(stop))

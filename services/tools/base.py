@@ -118,8 +118,7 @@ class Tool(ABC):
             One result per call; an exception stands for a call that raised it.
         """
         return await asyncio.gather(
-            *(self.call(arguments, context) for arguments, context in calls),
-            return_exceptions=True,
+            *(self.call(arguments, context) for arguments, context in calls), return_exceptions=True
         )
 
     # The four hooks do nothing unless a subclass needs them (B027 wants them abstract).

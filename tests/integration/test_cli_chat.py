@@ -108,7 +108,7 @@ async def test_a_conversation_takes_questions_and_held_out_ones_until_it_is_left
     assert [rollout.task.prompt for rollout in seen] == ["First?", "Held out?"]
     assert "held_out" in text
     assert "expected: ['there']" in text
-    assert "no set 'nosuch'; there are held_out" in text
+    assert "there is no set 'nosuch'; the sets are held_out" in text
     assert capsys.readouterr().out.count("question> ") == 6
 
 

@@ -114,7 +114,7 @@ def test_retry_puts_letters_back_on_their_stream(run: Run, capsys: pytest.Captur
 
 def test_an_unknown_letter_is_refused(run: Run, capsys: pytest.CaptureFixture[str]):
     assert run.command("show", "9-9") == 2
-    assert "no dead letter '9-9'" in capsys.readouterr().err
+    assert "there is no dead letter '9-9'" in capsys.readouterr().err
 
 
 def test_letters_of_an_ended_run_are_kept_as_they_were(run: Run):

@@ -387,7 +387,7 @@ def _incomplete(front: Front, client: Elasticsearch, name: str) -> str:
 
     _load(front, name)
     front.after = change
-    return "holds 60 of 60 passages; run the command that makes it again"
+    return "holds 60 of 60 passages; finish it with `agent-r1 search index"
 
 
 def _several(front: Front, client: Elasticsearch, name: str) -> str:

@@ -147,7 +147,7 @@ def test_ctrl_c_stops_the_learner_first_and_names_resume(
     assert stopped[0] == "learner"
     assert stopped[-1] == "search"
     text = capsys.readouterr().out
-    assert "stopping (the learner writes a checkpoint" in text
+    assert "stopping; the learner writes a checkpoint" in text
     assert "agent-r1 train --resume" in text
 
 
@@ -312,7 +312,7 @@ def test_dead_letters_outlive_the_redis_of_the_run(
     assert "tasks  demo/1/2/3/0" in text
     assert "does not parse" in text
     assert cli.main(["dead-letters", "retry", folder, "all"]) == 2
-    assert "issues every unfinished sample again" in capsys.readouterr().err
+    assert "requests every unfinished sample again" in capsys.readouterr().err
 
 
 # --- A Redis that others use ---------------------------------------------------------------------

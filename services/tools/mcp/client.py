@@ -22,13 +22,7 @@ from mcp import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult, TextContent
 from pydantic import JsonValue
 
-from agent_r1.tools.base import (
-    Arguments,
-    CallContext,
-    Tool,
-    ToolUnavailableError,
-    error_result,
-)
+from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.mcp.connection import McpConnection, McpLostError, Offer, choose, fetch_offer
 from agent_r1.tools.mcp.content import to_tool_result
 from agent_r1.tools.mcp.settings import McpSettings, parse_settings

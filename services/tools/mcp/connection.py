@@ -23,12 +23,7 @@ import anyio
 import httpx2
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
-from mcp_types import (
-    CONNECTION_CLOSED,
-    CallToolResult,
-    Implementation,
-    Tool,
-)
+from mcp_types import CONNECTION_CLOSED, CallToolResult, Implementation, Tool
 from pydantic import ValidationError
 
 from agent_r1.tools.mcp.settings import McpSettings

@@ -190,10 +190,7 @@ def session_name(session_id: str) -> str:
 
 
 def mcp_router(
-    service: ToolService,
-    *,
-    session_expiry_s: float = 600.0,
-    timeout_s: float = CALL_TIMEOUT_S,
+    service: ToolService, *, session_expiry_s: float = 600.0, timeout_s: float = CALL_TIMEOUT_S
 ) -> APIRouter:
     """Return the route `/mcp` of a tool service, which starts and stops with the application."""
     face = McpFace(service, one_client=False, timeout_s=timeout_s)

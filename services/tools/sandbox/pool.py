@@ -19,12 +19,7 @@ from dataclasses import replace
 from agent_r1.tools.sandbox import bubblewrap
 from agent_r1.tools.sandbox.interpreter import ask_interpreter
 from agent_r1.tools.sandbox.settings import SandboxSettings
-from agent_r1.tools.sandbox.worker import (
-    SandboxEndedError,
-    SandboxPlan,
-    SandboxStartError,
-    Worker,
-)
+from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxPlan, SandboxStartError, Worker
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ class SandboxSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     sandbox: Literal["bubblewrap", "container"] = "bubblewrap"
-    """`bubblewrap` isolates; `container` only limits, and belongs into a container of its own
+    """`bubblewrap` isolates; `container` only limits, and belongs in a container of its own
     (docs/sandbox.md)."""
     cpu_s: Annotated[float, Field(gt=0, le=3600)] = 5.0
     """CPU time of each process, in seconds."""

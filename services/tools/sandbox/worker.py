@@ -95,7 +95,9 @@ class Worker:
             SandboxStartError: it did not start; the text says why and what to do.
         """
         uid = _FIRST_UID + secrets.randbelow(_UIDS) if plan.own_user else None
-        folder = None if plan.bwrap else _make_folder(uid)
+        folder = None if plan.bwrap else tempfile.mkdtemp(prefix="agent-r1-sandbox-")
+        if folder is not None and uid is not None:
+            os.chown(folder, uid, uid)
         control, inside = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.setblocking(False)
         try:
@@ -349,13 +351,6 @@ def _open_pidfd(pid: int) -> int | None:
         return os.pidfd_open(pid)
     except ProcessLookupError:  # it ended at once
         return None
-
-
-def _make_folder(uid: int | None) -> str:
-    folder = tempfile.mkdtemp(prefix="agent-r1-sandbox-")
-    if uid is not None:
-        os.chown(folder, uid, uid)
-    return folder
 
 
 def _remove_folder(folder: str | None) -> None:

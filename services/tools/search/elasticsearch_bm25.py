@@ -21,12 +21,7 @@ from elasticsearch import AsyncElasticsearch
 from agent_r1.tools.base import ToolUnavailableError
 from agent_r1.tools.search.backend import Found, Hit
 from agent_r1.tools.search.corpus import Passage
-from agent_r1.tools.search.elasticsearch_client import (
-    Server,
-    check_server,
-    explain,
-    reason_in,
-)
+from agent_r1.tools.search.elasticsearch_client import Server, check_server, explain, reason_in
 from agent_r1.tools.search.elasticsearch_index import StoredIndex, check_index
 
 logger = logging.getLogger(__name__)

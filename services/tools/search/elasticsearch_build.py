@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def _build(
     resumed_at = None if meta.complete else meta.loaded
     if not meta.complete:
         _check_analyzer(client, concrete)
-        _Loader(client, server, corpus, concrete, meta, options, report).load()
+        _Loader(client, server, corpus, concrete, meta, options.bulk_bytes, report).load()
         meta = _finish(client, concrete, meta, options)
     switched = concrete not in {index.name for index in before}
     if switched:
@@ -218,40 +218,33 @@ def _check_analyzer(client: Elasticsearch, concrete: str) -> None:
         )
 
 
+@dataclass
 class _Loader:
     """Sends the passages of one corpus that are not in the index yet."""
 
-    def __init__(
-        self,
-        client: Elasticsearch,
-        server: Server,
-        corpus: Path,
-        concrete: str,
-        meta: IndexMeta,
-        options: BuildOptions,
-        report: Report,
-    ) -> None:
-        self._client = client
-        self._server = server
-        self._corpus = corpus
-        self._concrete = concrete
-        self._meta = meta
-        self._bulk_bytes = options.bulk_bytes
-        self._report = report
-        self._lines: dict[str, int] = {}  # ids on their way, with their lines
-        self._conflicts: dict[str, int] = {}  # ids that were there already
+    client: Elasticsearch
+    server: Server
+    corpus: Path
+    concrete: str
+    meta: IndexMeta
+    bulk_bytes: int
+    report: Report
+    lines: dict[str, int] = field(default_factory=dict)
+    """Ids on their way, with their lines."""
+    conflicts: dict[str, int] = field(default_factory=dict)
+    """Ids that were there already."""
 
     def load(self) -> None:
         """Send everything; on the way out, note how far it got."""
-        answered = self._meta.loaded
+        answered = self.meta.loaded
         noted = time.monotonic()
-        self._report("loading", answered, self._meta.num_passages)
+        self.report("loading", answered, self.meta.num_passages)
         try:
             for ok, info in helpers.streaming_bulk(
-                self._client,
+                self.client,
                 self._actions(),
                 chunk_size=CHUNK_PASSAGES,
-                max_chunk_bytes=self._bulk_bytes,
+                max_chunk_bytes=self.bulk_bytes,
                 raise_on_error=False,
                 max_retries=BULK_RETRIES,
                 initial_backoff=0.5,
@@ -263,38 +256,38 @@ class _Loader:
                 if now - noted >= NOTE_PROGRESS_EVERY_S:
                     noted = now
                     self._note(answered)
-                    self._report("loading", answered, self._meta.num_passages)
+                    self.report("loading", answered, self.meta.num_passages)
             self._check_conflicts()
         except (elasticsearch.ApiError, elastic_transport.TransportError) as exc:
             if isinstance(exc, elasticsearch.ApiError) and exc.status_code == TOO_LARGE:
                 raise ValueError(
-                    f"the server takes no request of {self._bulk_bytes} bytes (413); lower "
+                    f"the server takes no request of {self.bulk_bytes} bytes (413); lower "
                     "--bulk-mb and run the command again to continue"
                 ) from exc
             raise ValueError(
-                f"loading stopped after {answered} of {self._meta.num_passages} passages: "
-                f"{explain(exc, self._server)}; then run the same command again to continue"
+                f"loading stopped after {answered} of {self.meta.num_passages} passages: "
+                f"{explain(exc, self.server)}; then run the same command again to continue"
             ) from exc
         except KeyboardInterrupt:
             self._note(answered)
             raise
-        self._report("loading", answered, self._meta.num_passages)
+        self.report("loading", answered, self.meta.num_passages)
 
     def _actions(self) -> Iterator[dict[str, Any]]:
-        passages = read_passages(self._corpus, skip=self._meta.loaded)
-        for line, passage in enumerate(passages, start=self._meta.loaded + 1):
-            first = self._lines.setdefault(passage.id, line)
+        passages = read_passages(self.corpus, skip=self.meta.loaded)
+        for line, passage in enumerate(passages, start=self.meta.loaded + 1):
+            first = self.lines.setdefault(passage.id, line)
             if first != line:
                 raise self._repeated(passage.id, first, line)
-            yield _action(self._concrete, passage, line)
+            yield _action(self.concrete, passage, line)
 
     def _take(self, ok: bool, item: Mapping[str, Any]) -> None:
-        line = self._lines.pop(item["_id"])
+        line = self.lines.pop(item["_id"])
         if ok:
             return
         if item["status"] == 409:
-            self._conflicts[item["_id"]] = line
-            if len(self._conflicts) >= _LINES_PER_LOOKUP:
+            self.conflicts[item["_id"]] = line
+            if len(self.conflicts) >= _LINES_PER_LOOKUP:
                 self._check_conflicts()
             return
         reason = reason_in(item.get("error", "no reason given"))
@@ -303,32 +296,32 @@ class _Loader:
                 f"the server is overloaded ({reason}); run the same command again later to "
                 "continue, or lower --bulk-mb"
             )
-        raise ValueError(f"{self._corpus}:{line}: the server refuses the passage: {reason}")
+        raise ValueError(f"{self.corpus}:{line}: the server refuses the passage: {reason}")
 
     def _check_conflicts(self) -> None:
         """Tell a passage that an earlier load has sent from an id that the corpus repeats."""
-        if not self._conflicts:
+        if not self.conflicts:
             return
-        answer = self._client.mget(
-            index=self._concrete, ids=list(self._conflicts), source_includes=["line"]
+        answer = self.client.mget(
+            index=self.concrete, ids=list(self.conflicts), source_includes=["line"]
         )
         for document in answer["docs"]:
-            line = self._conflicts[document["_id"]]
+            line = self.conflicts[document["_id"]]
             first = document.get("_source", {}).get("line", line)
             if first != line:
                 raise self._repeated(document["_id"], first, line)
-        self._conflicts.clear()
+        self.conflicts.clear()
 
     def _repeated(self, passage_id: str, first: int, line: int) -> ValueError:
         return ValueError(
-            f"{self._corpus}:{max(first, line)}: id {passage_id!r} is also that of line "
+            f"{self.corpus}:{max(first, line)}: id {passage_id!r} is also that of line "
             f"{min(first, line)}; give every passage its own id"
         )
 
     def _note(self, answered: int) -> None:
         # Items of the last request may be answered out of order, when some were sent again.
-        loaded = max(self._meta.loaded, answered - CHUNK_PASSAGES)
-        _note_meta(self._client, self._concrete, self._meta.model_copy(update={"loaded": loaded}))
+        loaded = max(self.meta.loaded, answered - CHUNK_PASSAGES)
+        _note_meta(self.client, self.concrete, self.meta.model_copy(update={"loaded": loaded}))
 
 
 def _action(concrete: str, passage: Passage, line: int) -> dict[str, Any]:

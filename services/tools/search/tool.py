@@ -192,11 +192,7 @@ class RetrieveReply(Message):
 
 
 RETRIEVE = Route(
-    "/retrieve",
-    "post",
-    RetrieveRequest,
-    RetrieveReply,
-    {"503": "What finds the passages is down."},
+    "/retrieve", "post", RetrieveRequest, RetrieveReply, {"503": "What finds the passages is down."}
 )
 
 

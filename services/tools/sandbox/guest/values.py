@@ -231,11 +231,7 @@ _ATOMS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     datetime.date: ("date", datetime.date.isoformat, datetime.date.fromisoformat),
     datetime.time: ("time", datetime.time.isoformat, datetime.time.fromisoformat),
-    datetime.datetime: (
-        "datetime",
-        datetime.datetime.isoformat,
-        datetime.datetime.fromisoformat,
-    ),
+    datetime.datetime: ("datetime", datetime.datetime.isoformat, datetime.datetime.fromisoformat),
     datetime.timedelta: (
         "timedelta",
         lambda value: [value.days, value.seconds, value.microseconds],
