@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ DEAD_LETTERS_FILE = "dead_letters.jsonl"
 """In the run folder: what an ended run could not process."""
 
 _FIELD = b"field:"
+_REPLY_STREAM = re.compile(rb'"reply_stream":\s*"([^"\\]+)"')
+"""Found as text, since what cannot be parsed has to be told apart too."""
 
 Fields = Mapping[bytes, bytes]
 
@@ -47,11 +50,18 @@ class DeadLetter:
     """Whether only the beginning was kept: such an entry cannot be retried."""
     unreadable: bool = False
     """Whether it could not even be parsed, so that no result was published in its place."""
+    reply_stream: str = ""
+    """Stream on which a client waits for what becomes of it; "" is the learner's."""
 
     @property
     def key(self) -> str:
         """Key of the entry; "" where it has none."""
         return self.fields.get(b"key", b"").decode(errors="replace")
+
+    @property
+    def failure(self) -> str:
+        """Why the sample of an unreadable entry has failed."""
+        return f"unreadable_entry: {self.stream.rpartition(':')[2]}: {self.reason}"
 
 
 def encode_letter(
@@ -60,6 +70,7 @@ def encode_letter(
     """Return the fields of the stream entry that keeps a dead letter."""
     size = sum(len(name) + len(value) for name, value in entry.items())
     cut = size > MAX_LETTER_BYTES
+    reply_stream = _REPLY_STREAM.search(entry.get(b"meta", b""))
     return {
         b"stream": stream.encode(),
         b"entry_id": entry_id.encode(),
@@ -68,6 +79,7 @@ def encode_letter(
         b"size": str(size).encode(),
         b"cut": str(int(cut)).encode(),
         b"unreadable": str(int(unreadable)).encode(),
+        b"reply_stream": reply_stream[1] if reply_stream else b"",
         **{
             _FIELD + name: value[:CUT_FIELD_BYTES] if cut else value
             for name, value in entry.items()
@@ -88,6 +100,7 @@ def decode_letter(letter_id: bytes, fields: Fields) -> DeadLetter:
         size_bytes=int(fields.get(b"size", b"0")),
         cut=fields.get(b"cut") == b"1",
         unreadable=fields.get(b"unreadable") == b"1",
+        reply_stream=fields.get(b"reply_stream", b"").decode(errors="replace"),
     )
 
 
@@ -110,6 +123,7 @@ def _line(letter: DeadLetter) -> str:
         "size_bytes": letter.size_bytes,
         "cut": letter.cut,
         "unreadable": letter.unreadable,
+        "reply_stream": letter.reply_stream,
         "fields_base64": {
             name.decode(errors="replace"): base64.b64encode(value).decode()
             for name, value in letter.fields.items()

@@ -31,6 +31,9 @@ from agent_r1_proto.weights import NewestVersion
 
 logger = logging.getLogger(__name__)
 
+KEPT_S = 24 * 3600
+"""What a pool knows of a tool without an instance is kept for so long, in seconds."""
+
 
 class RolloutServer(Message):
     """One rollout server, as it announces itself."""
@@ -149,6 +152,10 @@ class ToolRegistry:
                 if weights is not None:
                     self._replace_weights(pipe, instance.tool, weights)
                 pipe.sadd(keys.instance_ids, instance.instance)
+                for kept in (keys.versions(instance.tool), keys.weights(instance.tool)):
+                    pipe.expire(kept, KEPT_S)
+                for kept in (keys.instance_ids, keys.draining):
+                    pipe.expire(kept, KEPT_S)
                 key = keys.instance(instance.instance)
                 pipe.set(key, instance.model_dump_json(), px=int(expiry_s * 1000))
                 pipe.sismember(keys.draining, instance.instance)
@@ -235,10 +242,23 @@ class ToolRegistry:
         async def write() -> None:
             async with self._redis.pipeline(transaction=True) as pipe:
                 pipe.sadd(keys.pin_reporters, server_id)
+                pipe.expire(keys.pin_reporters, KEPT_S)
                 pipe.set(keys.pins(server_id), report.model_dump_json(), px=int(expiry_s * 1000))
                 await pipe.execute()
 
         await self._connection.retrying(write, "report tool use")
+
+    async def withdraw_report(self, server_id: str) -> None:
+        """Remove what a rollout server that stops has said."""
+        keys = self._keys
+
+        async def remove() -> None:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.delete(keys.pins(server_id))
+                pipe.srem(keys.pin_reporters, server_id)
+                await pipe.execute()
+
+        await self._connection.retrying(remove, "withdraw tool use")
 
     async def reports(self) -> dict[str, PinReport]:
         """Return what rollout servers say, by server."""
@@ -289,6 +309,7 @@ class ToolRegistry:
         pipe.delete(key)
         if weights:
             pipe.hset(key, mapping={name: str(value) for name, value in weights.items()})
+            pipe.expire(key, KEPT_S)
 
 
 def _usable_weights(tool: str, stored: Mapping[bytes, bytes]) -> dict[str, float]:

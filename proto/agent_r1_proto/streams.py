@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 LONGEST_BLOCK_S = 5.0
 """One XREADGROUP blocks at most this long: between two, entries of the dead are reclaimed."""
+LEAVE_TIMEOUT_S = 2.0
+"""Longest a consumer that leaves waits for Redis."""
 BYTES_PER_TOKEN = 16
 """Worst case of one token in an entry: 8 bytes of arrays, its text twice, its mask bit."""
 BYTES_PER_ENTRY = 16_384
@@ -68,6 +70,19 @@ for i = 3, #ARGV do
   end
 end
 return renewed
+"""
+
+# A stream without entries says nothing; consumers that block on it would have to create it again.
+_DELETE_IF_LAST = """
+if redis.call('XLEN', KEYS[1]) > 0 then return 0 end
+local consumers = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])
+if consumers.err then return 0 end
+for _, consumer in ipairs(consumers) do
+  local fields = {}
+  for i = 1, #consumer, 2 do fields[consumer[i]] = consumer[i + 1] end
+  if fields.name ~= ARGV[2] and fields.idle < tonumber(ARGV[3]) then return 0 end
+end
+return redis.call('DEL', KEYS[1])
 """
 
 
@@ -124,26 +139,39 @@ class Broker(RedisConnection):
         """Return a consumer of one stream; use it as `async with`."""
         return StreamConsumer(self, stream, message_type, group=group, consumer=consumer)
 
-    async def dead_letters(self) -> list[DeadLetter]:
-        """Return every dead letter of the run, oldest first."""
-        rows = await self.retrying(lambda: self.redis.xrange(self.keys.dead_letters), "list")
+    async def dead_letters(self, after: str = "") -> list[DeadLetter]:
+        """Return the dead letters of the run, oldest first.
+
+        Args:
+            after: id of a letter; those up to it are left out.
+        """
+        first = f"({after}" if after else "-"
+        key = self.keys.dead_letters
+        rows = await self.retrying(lambda: self.redis.xrange(key, min=first), "list")
         return [decode_letter(letter_id, fields) for letter_id, fields in rows]
+
+    async def newest_dead_letter(self) -> str:
+        """Return the id of the newest dead letter; "" without one."""
+        key = self.keys.dead_letters
+        rows = await self.retrying(lambda: self.redis.xrevrange(key, count=1), "newest")
+        return rows[0][0].decode() if rows else ""
 
     async def dead_letter_count(self) -> int:
         """Return how many entries the run has dead-lettered, those no longer kept included."""
         key = self.keys.dead_letter_count
         return int(await self.retrying(lambda: self.redis.get(key), "dead letters") or 0)
 
-    async def forget_results(self) -> None:
-        """Delete what only the learner of a run and its log need: results, dead letters, failures.
+    async def forget_training(self) -> None:
+        """Delete everything of a finished run but what its services say of themselves.
 
-        For a learner that has finished beside services that stay.
+        They may stay, and wait for the next learner of this run id.
         """
         keys = self.keys
         streams = (keys.tasks, keys.trajectories, keys.scored)
-        names = [keys.scored, keys.dead_letters, keys.dead_letter_count]
-        names += [keys.failure_counts, keys.first_failures, *map(keys.failures, streams)]
-        await self.retrying(lambda: self.redis.delete(*names), "forget results")
+        names = [*streams, *map(keys.failures, streams), keys.newest_version, keys.incarnation]
+        names += [keys.dead_letters, keys.dead_letter_count]
+        names += [keys.failure_counts, keys.first_failures]
+        await self.retrying(lambda: self.redis.delete(*names), "forget training")
 
     async def retry_dead_letter(self, letter: DeadLetter) -> None:
         """Put a dead letter back on its stream.
@@ -187,6 +215,7 @@ class StreamConsumer(Generic[M]):
         self._seen_newer: set[str] = set()
         self._renewal: asyncio.Task[None] | None = None
         self._renew_script = broker.redis.register_script(_RENEW_OWNED)
+        self._delete_if_last = broker.redis.register_script(_DELETE_IF_LAST)
 
     async def __aenter__(self) -> Self:
         """Create the group if needed and start renewing leases."""
@@ -200,11 +229,20 @@ class StreamConsumer(Generic[M]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop renewing leases; entries still in flight go to others when their lease ends."""
+        """Stop renewing leases; entries still in flight go to others when their lease ends.
+
+        The last consumer of a stream that has no entries takes the stream with it.
+        """
         if self._renewal is not None:
             self._renewal.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._renewal
+        arguments = [self.group, self.consumer, self._lease_ms]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self.broker.retrying(
+                    lambda: self._delete_if_last(keys=[self.stream], args=arguments), "leave"
+                )
 
     @property
     def num_in_flight(self) -> int:
@@ -344,7 +382,8 @@ class StreamConsumer(Generic[M]):
             try:
                 return await self.broker.retrying(operation, what)
             except ResponseError as exc:
-                if "NOGROUP" not in str(exc):
+                # Redis 7.0 says UNBLOCKED to a read that waits while its stream is deleted.
+                if not str(exc).startswith(("NOGROUP", "UNBLOCKED")):
                     raise
                 logger.warning("consumer group is gone; creating it stream=%s", self.stream)
                 await self._ensure_group()

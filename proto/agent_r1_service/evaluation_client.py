@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import model_validator
 
+from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.messages import Message
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker, StreamConsumer
@@ -28,6 +29,7 @@ READ_COUNT = 64
 READ_BLOCK_S = 0.5
 """Longest one read waits, so that overdue questions are asked again in time."""
 CLEAN_UP_TIMEOUT_S = 5.0
+NO_RESULT = "no result in time"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class EvalResult:
 
     task: Task
     scored: ScoredTrajectory | None
-    """None when no result came in time."""
+    """None when no result came."""
+    lost: str = ""
+    """Why none came; "" when one did."""
 
     @property
     def failed(self) -> bool:
@@ -50,7 +54,7 @@ class EvalResult:
         if not self.failed:
             return ""
         if self.scored is None:
-            return "no result in time"
+            return self.lost or NO_RESULT
         return self.scored.trajectory.reason or "no reward"
 
 
@@ -64,6 +68,14 @@ class _Question:
     """-1 while it was never asked."""
     asked_at: float = 0.0
     scored: ScoredTrajectory | None = None
+    lost: str = ""
+
+    @property
+    def open(self) -> bool:
+        return self.scored is None and not self.lost
+
+    def result(self) -> EvalResult:
+        return EvalResult(self.task, self.scored, self.lost)
 
 
 def question_seed(seed: int, task: Task) -> int:
@@ -117,6 +129,8 @@ class EvalClient:
         self._sample_timeout_s = sample_timeout_s
         self._max_attempts = max_attempts
         self._max_in_flight = max_in_flight
+        self._last_letter = ""
+        """Id of the newest dead letter that was looked at."""
 
     async def run(
         self, tasks: Sequence[Task], on_result: OnResult | None = None
@@ -125,13 +139,15 @@ class EvalClient:
 
         Args:
             tasks: the questions.
-            on_result: called with each result as it comes, in order of completion.
+            on_result: called with each result once, in order of completion, those that never came
+                included.
 
         Returns:
-            One result per task, in the order of `tasks`; those without an answer within
-            `timeout_s` have `scored` None.
+            One result per task, in the order of `tasks`; those that no service could read, and
+            those without an answer within `timeout_s`, have `scored` None.
         """
         questions = [_Question(task) for task in tasks]
+        self._last_letter = await self._broker.newest_dead_letter()
         try:
             async with self._broker.consumer(
                 self._stream, ScoredTrajectory, group="client", consumer=self._client_id
@@ -140,7 +156,7 @@ class EvalClient:
         finally:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._broker.delete_stream(self._stream), CLEAN_UP_TIMEOUT_S)
-        return [EvalResult(question.task, question.scored) for question in questions]
+        return [question.result() for question in questions]
 
     async def _gather(
         self,
@@ -149,8 +165,7 @@ class EvalClient:
         on_result: OnResult | None,
     ) -> None:
         deadline = time.monotonic() + self._timeout_s
-        left = len(questions)
-        while left:
+        while left := sum(question.open for question in questions):
             await self._ask(questions)
             wait_s = min(READ_BLOCK_S, deadline - time.monotonic())
             if wait_s <= 0:
@@ -160,23 +175,37 @@ class EvalClient:
                     left,
                     self._timeout_s,
                 )
+                for question in questions:
+                    if question.open:
+                        question.lost = NO_RESULT
+                        await _tell(question, on_result)
                 return
             entries = await consumer.read(READ_COUNT, wait_s)
             for entry in entries:
                 question = self._question_of(entry.message, questions)
-                if question is None or question.scored is not None:
+                if question is None or not question.open:
                     continue  # a late duplicate, or another client's of the same name
                 question.scored = entry.message
-                left -= 1
-                if on_result is not None:
-                    noted = on_result(EvalResult(question.task, question.scored))
-                    if noted is not None:
-                        await noted
+                await _tell(question, on_result)
             await consumer.finish_many(entries)
+            await self._give_up_unreadable(questions, on_result)
+
+    async def _give_up_unreadable(
+        self, questions: list[_Question], on_result: OnResult | None
+    ) -> None:
+        """Give up questions that no service can parse, or whose result nobody can."""
+        for letter in await self._broker.dead_letters(self._last_letter):
+            self._last_letter = letter.letter_id
+            if not letter.unreadable or letter.reply_stream != self._stream:
+                continue
+            question = _asked_in(letter, questions)
+            if question is not None and question.open:
+                question.lost = letter.failure
+                await _tell(question, on_result)
 
     async def _ask(self, questions: list[_Question]) -> None:
         now = time.monotonic()
-        waiting = [q for q in questions if q.attempt >= 0 and q.scored is None]
+        waiting = [q for q in questions if q.attempt >= 0 and q.open]
         overdue = [q for q in waiting if now - q.asked_at >= self._sample_timeout_s]
         fresh = [q for q in questions if q.attempt < 0]
         if self._max_in_flight is not None:
@@ -223,6 +252,21 @@ class EvalClient:
         if index >= len(questions) or questions[index].task.id != rollout.task.id:
             return None
         return questions[index]
+
+
+async def _tell(question: _Question, on_result: OnResult | None) -> None:
+    """Pass on what became of a question."""
+    noted = on_result(question.result()) if on_result is not None else None
+    if noted is not None:
+        await noted
+
+
+def _asked_in(letter: DeadLetter, questions: list[_Question]) -> _Question | None:
+    try:
+        index = RolloutKey.parse(letter.key).group_id
+    except ValueError:
+        return None  # its key is damaged too: the question will be overdue
+    return questions[index] if index < len(questions) else None
 
 
 class EvalScores(Message):

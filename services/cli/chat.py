@@ -178,9 +178,7 @@ async def _talk(config: Config, console: Console, question: str | None, temperat
 def _show(results: Sequence[EvalResult], policy: str, console: Console) -> int:
     (result,) = results
     if result.scored is None:
-        console.print(
-            Text(f"no answer within {ANSWER_TIMEOUT_S:g} s; see the logs", style="bold red")
-        )
+        console.print(Text(f"no answer: {result.reason}; see the logs", style="bold red"))
         return EXIT_FAILED
     record = readable(result.scored, step=0, advantage=None, trained=False)
     # The servers are fresh and number weights from 0, and `answered` is no reward.

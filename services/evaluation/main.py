@@ -191,9 +191,7 @@ class Evaluation:
                 max_attempts=questioning.max_attempts,
                 max_in_flight=questioning.max_in_flight,
             )
-            for result in await client.run(asked, take):
-                if result.scored is None:
-                    take(result)
+            await client.run(asked, take)
 
     async def _prepared(
         self, tasks: Sequence[Task], search_url: str | None, report: Callable[[Progress], None]

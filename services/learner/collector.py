@@ -306,8 +306,7 @@ class RolloutCollector:
                 key = RolloutKey.parse(letter.key)
             except ValueError:
                 continue  # about no sample
-            reason = f"unreadable_entry: {letter.stream.rpartition(':')[2]}: {letter.reason}"
-            scored = self.groups.failed_result(key, reason)
+            scored = self.groups.failed_result(key, letter.failure)
             if scored is not None:
                 self._accept(scored)
         await self.fill()

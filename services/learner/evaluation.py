@@ -16,7 +16,7 @@ from typing import Any
 from agent_r1.learner.config import EvaluationConfig, LearnerConfig
 from agent_r1.learner.redis_memory import MAX_QUESTIONS_IN_FLIGHT
 from agent_r1.learner.stop_rules import FEWEST_ALL_FAILED, FailureMonitor, RunFailedError
-from agent_r1_proto.failures import failure, place_of_failure
+from agent_r1_proto.failures import Failure, failure, place_of_failure
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_service.evaluation_client import (
@@ -159,24 +159,17 @@ class TrainingEvaluation:
         async def watch(result: EvalResult) -> None:
             nonlocal failures, seen
             seen += 1
-            if result.scored is None:
-                return
-            trajectory = result.scored.trajectory
-            self._monitor.note_calls(trajectory)
+            failures += result.failed
+            if result.scored is not None:
+                self._monitor.note_calls(result.scored.trajectory)
             if not result.failed:
                 return
-            failures += 1
             await self._read_board()  # it has the traceback that the result has not
-            where = place_of_failure(trajectory)
-            self._monitor.note(failure(where, result.reason, trajectory.rollout_id))
+            self._monitor.note(_failure_of(result))
             all_failed = failures == seen >= max(FEWEST_ALL_FAILED, batch)
             self._check(failures, len(tasks), name, all_failed=all_failed)
 
         results = await client.run(tasks, watch)
-        for _ in range(len(tasks) - seen):
-            reason = f"no result within {self._config.timeout_s:g} s (evaluation.timeout_s)"
-            self._monitor.note(failure("evaluation", reason))
-        self._check(sum(result.failed for result in results), len(tasks), name)
         evaluation = Evaluation(
             name=name,
             step=step,
@@ -198,8 +191,9 @@ class TrainingEvaluation:
         if share > self._learner.max_failed_share:
             raise RunFailedError(
                 f"{failures} of the {total} questions of the evaluation {name!r} failed or gave no "
-                f"result in time; learner.max_failed_share allows "
-                f"{self._learner.max_failed_share:.0%}. {self._monitor.explain()}"
+                f"result within evaluation.timeout_s ({self._config.timeout_s:g}); "
+                f"learner.max_failed_share allows {self._learner.max_failed_share:.0%}. "
+                f"{self._monitor.explain()}"
             )
 
     def _log(self, evaluation: Evaluation) -> None:
@@ -217,6 +211,13 @@ class TrainingEvaluation:
                 _means(scores.calls),
                 evaluation.duration_s,
             )
+
+
+def _failure_of(result: EvalResult) -> Failure:
+    if result.scored is None:
+        return failure("evaluation", result.reason)
+    trajectory = result.scored.trajectory
+    return failure(place_of_failure(trajectory), result.reason, trajectory.rollout_id)
 
 
 def _means(values: Mapping[str, float]) -> str:

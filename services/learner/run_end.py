@@ -29,6 +29,7 @@ async def finish(run: TrainingRun) -> str:
     problems = _losses(run).problems(run.spec.learner.max_lost_share)
     status = FINISHED_WITH_LOSSES if problems else FINISHED
     await write_summary(run, status, _explain_losses(run, problems))
+    await run.stop_signal.close()  # the watch would restore what is deleted now
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(_leave_redis(run), LAST_LOOK_TIMEOUT_S)
     return status
@@ -105,11 +106,11 @@ def _explain_losses(run: TrainingRun, problems: list[str]) -> str:
 
 
 async def _leave_redis(run: TrainingRun) -> None:
-    """Leave nothing of a finished run but what services that stay still read.
+    """Leave nothing of a finished run but the announcements of services that stay.
 
     Dead letters move to the run folder. Without a rollout server the run is over for everyone.
     """
     save_letters(run.spec.folder.path, await run.broker.dead_letters())
-    await run.broker.forget_results()
+    await run.broker.forget_training()
     if not await run.registry.rollout_servers():
         await run.broker.forget_run()

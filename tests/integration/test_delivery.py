@@ -20,12 +20,13 @@ from agent_r1.learner.train import Learner
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
-from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.evaluation_client import EvalClient, summarise
 from agent_r1_service.run_files import LEDGER_FILE
 from tests.conftest import REPOSITORY, RedisServer
 from tests.support.builders import rollout_task
+from tests.support.fakes import running
 from tests.support.learner_fakes import (
     KILL_CODE,
     FakeEngine,
@@ -414,6 +415,53 @@ async def test_a_question_without_an_answer_is_asked_again_and_answered_once(
         asked = [rollout.task.id for rollout in services.seen]
         assert sorted(asked) == ["q0", "q1", "q1", "q2", "q3", "q4"]
         assert await broker.depth(broker.keys.replies("c")) == 0
+
+
+async def misread(broker: Broker, stream: str) -> None:
+    """Read a stream as a service of another release does, which can parse nothing in it."""
+    async with broker.consumer(stream, Trajectory, group="old", consumer="old") as consumer:
+        while True:
+            await consumer.read(8, 0.1)
+
+
+@pytest.mark.parametrize("payload_bytes", [10, 100_000])
+async def test_a_question_that_no_service_can_read_fails_at_once(
+    payload_bytes: int, redis_url: str, run_id: str
+):
+    """Whether its dead letter is kept whole or cut."""
+    tasks = [Task(id=f"q{i}", prompt="who?", payload={"x": "x" * payload_bytes}) for i in range(3)]
+    async with await Broker.connect(redis_url, run_id) as broker:
+        client = EvalClient(broker, run_id=run_id, client_id="c")
+        async with running(misread(broker, broker.keys.tasks)):
+            results = await asyncio.wait_for(client.run(tasks), RUN_TIMEOUT_S)
+            assert {result.failed for result in results} == {True}
+            assert "unreadable_entry: tasks: stream entry has schema" in results[0].reason
+        # What was found unreadable before a question is asked says nothing about it.
+        services = FakeServices(broker, answer=answered)
+        await services.registry.set_newest_version(NewestVersion(policy_version=0))
+        async with services.running():
+            results = await asyncio.wait_for(client.run(tasks), RUN_TIMEOUT_S)
+        assert not any(result.failed for result in results)
+
+
+async def test_what_another_client_asked_in_vain_fails_no_question(redis_url: str, run_id: str):
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory | None:
+        return None if rollout.key.attempt == 0 else answered(rollout, version)
+
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker, answer=answer)
+        await services.registry.set_newest_version(NewestVersion(policy_version=0))
+        client = EvalClient(broker, run_id=run_id, client_id="c", sample_timeout_s=2.0)
+        others = rollout_task(run_id, incarnation=0, group_id=0)
+        others = others.replace(reply_stream=broker.keys.replies("other"), purpose="eval")
+        async with services.running():
+            asking = asyncio.create_task(client.run([Task(id="q0", prompt="who?")]))
+            await eventually(lambda: bool(services.seen), asking)
+            await broker.publish(broker.keys.scored, others)
+            async with running(misread(broker, broker.keys.scored)):
+                [result] = await asyncio.wait_for(asking, RUN_TIMEOUT_S)
+        assert len(await broker.dead_letters()) == 1
+        assert not result.failed
 
 
 async def test_questions_nobody_answers_count_as_failed_when_time_is_up(

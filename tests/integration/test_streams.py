@@ -67,9 +67,9 @@ async def test_finish_publishes_acknowledges_and_deletes(broker: Broker):
     async with tasks_consumer(broker, "a") as consumer:
         [entry] = await consumer.read(8, 1.0)
         await consumer.finish(entry, [(broker.keys.trajectories, trajectory(entry.message))])
-    assert await broker.depth(broker.keys.tasks) == 0
-    pending = await broker.redis.xpending(broker.keys.tasks, "rollout")
-    assert pending["pending"] == 0
+        assert await broker.depth(broker.keys.tasks) == 0
+        pending = await broker.redis.xpending(broker.keys.tasks, "rollout")
+        assert pending["pending"] == 0
     results = broker.consumer(broker.keys.trajectories, Trajectory, group="reward", consumer="r")
     async with results:
         [result] = await results.read(8, 1.0)
@@ -194,6 +194,45 @@ async def test_whoever_waits_gets_a_result_with_the_dead_letter(broker: Broker):
     assert len(await broker.dead_letters()) == 1
 
 
+async def test_a_read_that_redis_breaks_off_is_made_again(broker: Broker):
+    """As Redis 7.0 does when the stream is deleted."""
+    redis = broker.redis
+    async with tasks_consumer(broker, "a") as consumer:
+        reading = asyncio.create_task(consumer.read(1, WAIT_S))
+
+        async def broken_off() -> bool:
+            clients = [one for one in await redis.client_list() if one["cmd"] == "xreadgroup"]
+            answers = [await redis.client_unblock(int(one["id"]), error=True) for one in clients]
+            return any(answers)
+
+        await until(broken_off)
+        await broker.publish(broker.keys.tasks, rollout_task())
+        [entry] = await reading
+        await consumer.finish(entry)
+
+
+async def test_the_last_consumer_takes_a_stream_without_entries_along(broker: Broker):
+    tasks = broker.keys.tasks
+    async with tasks_consumer(broker, "stays") as stays:
+        async with tasks_consumer(broker, "leaves") as leaves:
+            await broker.publish(tasks, rollout_task())
+            await leaves.finish((await leaves.read(1, 0.0))[0])
+            await stays.read(1, 0.0)
+        assert await broker.redis.exists(tasks)  # another one reads it
+        await broker.publish(tasks, rollout_task())
+        await stays.read(1, 0.0)
+    assert await broker.redis.exists(tasks)  # it has an entry
+    async with tasks_consumer(broker, "heir") as heir:
+        await until(lambda: _takes_and_finishes(heir))
+    assert not await broker.redis.exists(tasks)
+
+
+async def _takes_and_finishes(consumer: StreamConsumer[RolloutTask]) -> bool:
+    entries = await consumer.read(1, 0.0)
+    await consumer.finish_many(entries)
+    return bool(entries)
+
+
 async def test_dead_letters_are_bounded_in_number_and_size(broker: Broker):
     large = dict(encode_entry(rollout_task())) | {b"meta": b"x" * 5_000_000}
     async with tasks_consumer(broker, "a") as consumer:
@@ -285,8 +324,8 @@ async def test_an_entry_deleted_while_pending_is_forgotten(broker: Broker):
     async with tasks_consumer(broker, "a") as same, tasks_consumer(broker, "b") as other:
         assert await same.read(1, 0.05) == []
         assert await other.read(1, 2 * LEASE_S) == []
-    pending = await broker.redis.xpending(broker.keys.tasks, "rollout")
-    assert pending["pending"] == 0
+        pending = await broker.redis.xpending(broker.keys.tasks, "rollout")
+        assert pending["pending"] == 0
 
 
 async def test_two_runs_on_one_redis_do_not_meet(redis_url: str, run_id: str):

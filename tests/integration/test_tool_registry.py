@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.cli.main import main
 from agent_r1_proto.connection import RedisConnection
-from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.registry import KEPT_S, ToolRegistry
 from agent_r1_proto.tool_pool import Pin, PinReport
 from tests.unit.rollout.tool_calls.test_discovery import instance
 
@@ -188,6 +188,21 @@ async def test_a_report_of_an_older_rollout_server_is_read(
             key, '{"pins": [{"tool": "search", "version": "1", "count": 3}]}'
         )
     assert (await registry.reports())["r1"] == report({"1": 3})
+
+
+async def test_what_a_pool_knows_of_a_tool_expires_when_nothing_serves_it(
+    registry: ToolRegistry, redis_url: str, run_id: str
+):
+    await registry.announce(instance("a"), 30.0)
+    await registry.set_weights("search", {"1": 1.0})
+    await registry.drain(["a"])
+    await registry.announce(instance("a"), 30.0)
+    await registry.report("r1", report({"1": 3}), 30.0)
+    async with await RedisConnection.connect(redis_url, run_id) as connection:
+        keys = [key async for key in connection.redis.scan_iter(f"agent_r1:@{run_id}:*")]
+        lives = {key.decode(): await connection.redis.ttl(key) for key in keys}
+    assert len(lives) == 7  # versions, weights, ids, draining ids, reporters, instance, report
+    assert all(0 < life_s <= KEPT_S for life_s in lives.values()), lives
 
 
 async def test_pools_and_runs_do_not_touch_each_other(redis_url: str, run_id: str):

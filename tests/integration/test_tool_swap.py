@@ -236,6 +236,21 @@ async def test_new_versions_are_seen_pins_are_kept_and_a_leaving_instance_waits_
         assert await echo() == "2"
 
 
+async def test_a_rollout_server_that_stops_keeps_no_version_any_longer(
+    pool: Pool, redis_url: str, run_id: str
+):
+    pool.start(ECHO, "Echo", "1")
+    async with await RedisConnection.connect(redis_url, run_id) as connection:
+        registry = ToolRegistry(connection, run_id)
+        async with client_of(redis_url, run_id, "echo") as client:
+            client.directory.pin(["echo"])
+            async with asyncio.timeout(60):
+                while await registry.pinned("echo", "1") != 1:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        assert await registry.pinned("echo", "1") == 0
+        assert await registry.reports() == {}
+
+
 async def test_a_killed_instance_is_called_around_at_once(pool: Pool, redis_url: str, run_id: str):
     doomed = pool.start(ECHO, "Echo", "1")
     pool.start(ECHO, "Echo", "1")

@@ -12,6 +12,7 @@ instances that drain. A version whose schema would change the prompt is not take
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -25,6 +26,7 @@ from agent_r1_proto.tools import ToolSpec
 
 logger = logging.getLogger(__name__)
 
+WITHDRAW_TIMEOUT_S = 2.0
 POLL_S = 0.5
 """How often the registry is read: additions and removals are seen within a second."""
 BREAKER_FAILURES = 3
@@ -221,15 +223,21 @@ class ToolDirectory:
         return endpoint
 
     async def watch_forever(self, registry: ToolRegistry, names: Sequence[str]) -> None:
-        """Follow the registry, and report the pinned versions there, forever."""
-        while True:
-            try:
-                for name, state in (await registry.read(names)).items():
-                    self.update(name, state)
-                await registry.report(self._server_id, self.report(names), 10 * POLL_S)
-            except Exception:  # what is known stays in use
-                logger.exception("tool registry not followed")
-            await asyncio.sleep(POLL_S)
+        """Follow the registry, and report the pinned versions there, until cancelled."""
+        try:
+            while True:
+                try:
+                    for name, state in (await registry.read(names)).items():
+                        self.update(name, state)
+                    await registry.report(self._server_id, self.report(names), 10 * POLL_S)
+                except Exception:  # what is known stays in use
+                    logger.exception("tool registry not followed")
+                await asyncio.sleep(POLL_S)
+        finally:
+            # Tools that stop too need not wait until the report expires.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
+                    await registry.withdraw_report(self._server_id)
 
     def report(self, names: Sequence[str]) -> PinReport:
         """Return what this server does with the versions of the named tools."""

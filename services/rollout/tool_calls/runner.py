@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -143,6 +144,7 @@ class CallRunner:
         spec = self._specs[parsed.name]
         context: JsonValue = self._rollout.task.tool_context
         version = self._pins.get(parsed.name)
+        started = time.monotonic()
         try:
             if spec.sessions and parsed.name not in self._sessions:
                 self._sessions.append(parsed.name)
@@ -164,6 +166,7 @@ class CallRunner:
                 status="failed",
                 version=version or spec.version,
                 attempt=exc.attempts - 1,
+                latency_ms=(time.monotonic() - started) * 1000,
                 error=str(exc),
             )
             return CallOutcome(record, None, exc)

@@ -166,6 +166,22 @@ async def test_short_outage_is_retried_and_recorded(chat: ChatFormat, end_id: in
     assert trajectory.turns[0].calls[0].attempt == 2
 
 
+async def test_a_call_without_an_answer_says_how_long_it_was_waited_for(
+    chat: ChatFormat, end_id: int
+):
+    async def slow(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(30)
+        return ToolResult()
+
+    async with (
+        FakeToolServer(answer=slow) as server,
+        agent_loop(chat, end_id, [call_text(query="a")], server, timeout_s=0.2) as built,
+    ):
+        trajectory = await asyncio.wait_for(built.loop.run(rollout_task()), 10)
+    assert trajectory.reason.startswith("tool_timeout: search")
+    assert 200 <= trajectory.turns[0].calls[0].latency_ms < 10_000
+
+
 async def test_a_trajectory_has_a_time_of_its_own(chat: ChatFormat, end_id: int):
     async def slow(_: ToolCall) -> ToolResult:
         await asyncio.sleep(30)
