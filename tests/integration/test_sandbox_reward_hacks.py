@@ -14,15 +14,17 @@ from typing import Any
 import pytest
 
 from agent_r1.tools.sandbox import bubblewrap
-from tests.integration.reward_hacks import HACKS, PROGRAM_HACKS, TESTS
+from tests.conftest import REPOSITORY
+from tests.integration.reward_hack_programs import HACKS, PROGRAM_HACKS
+from tests.integration.reward_hacks import TESTS
 
-SCRIPT = Path(__file__).with_name("reward_hacks.py")
 ORDINARY_UID = 1000
 RUN_TIMEOUT_S = 240.0
 PATH = "/usr/bin:/bin"
 _START = (
     "import runpy, site, sys; site.addsitedir(sys.argv.pop(1)); "
-    "runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    "sys.path.insert(0, sys.argv.pop(1)); "
+    "runpy.run_module('tests.integration.reward_hacks', run_name='__main__')"
 )
 
 Results = tuple[dict[str, Any], dict[str, list[str]]]
@@ -43,7 +45,7 @@ def run_script(python: str, uid: int | None, unreadable: Path) -> Results:
     user: dict[str, Any] = {} if uid is None else {"user": uid, "group": uid, "extra_groups": []}
     packages = sysconfig.get_path("purelib")
     done = subprocess.run(
-        [python, "-I", "-c", _START, packages, str(SCRIPT), json.dumps(settings)],
+        [python, "-I", "-c", _START, packages, str(REPOSITORY), json.dumps(settings)],
         cwd="/",
         env={"PATH": f"{unreadable}:{PATH}", "LANG": "C.UTF-8", "HOME": "/tmp"},
         stdin=subprocess.DEVNULL,
@@ -107,7 +109,7 @@ def test_no_program_scores_without_solving_the_task(tmp_path: Path, run: Callabl
         codes, programs = run(tmp_path)
     finally:
         tmp_path.chmod(0o700)
-    assert len(HACKS) >= 60
+    assert len(HACKS) >= 100
     assert codes.pop("the solution") == {"passed": TESTS, "failed": 0, "total": TESTS}
     assert codes.keys() == HACKS.keys()
     assert {name: found for name, found in codes.items() if found["passed"]} == {}

@@ -57,6 +57,7 @@ class Peer:
         self._describe = describe
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
+        self._kinds: dict[int, int] = {}
         self._received: dict[int, Any] = {}
         self._received_classes: dict[type, int] = {}
         self._pending: dict[int, BaseException] = {}
@@ -75,8 +76,15 @@ class Peer:
         }
 
     def names(self, names: list[str]) -> dict[str, Any]:
-        """Return those of the names that the code under test has."""
-        return self.request("names", names)
+        """Return those of the names that the code under test has.
+
+        Raises:
+            RefusedValue: the answer is none; names that were not asked for are left out.
+        """
+        found = self.request("names", names)
+        if type(found) is not dict:
+            raise RefusedValue("the names of the code")
+        return {name: found[name] for name in names if name in found}
 
     def request(self, operation: str, *operands: Any) -> Any:
         """Let the other side do something.
@@ -184,7 +192,9 @@ class Peer:
         base = next((base for base in PLAIN_BASES if isinstance(value, base)), None)
         plain = self._write_all([write_plain_base(value)]) if base in FIXED_BASES else None
         name = base.__name__ if base is not None else None
-        return {"object": [number, id(type(value)), type(value).__name__, name, plain]}
+        # Numbered: an address would say where things are in the memory of this process.
+        kind = self._kinds.setdefault(id(type(value)), len(self._kinds))
+        return {"object": [number, kind, type(value).__name__, name, plain]}
 
     def _number(self, value: Any) -> int:
         if id(value) not in self._numbers:
@@ -255,6 +265,9 @@ class Peer:
         except Exception:  # noqa: BLE001 - its class wants other arguments
             made = made_class.__new__(made_class)
             made.args = tuple(values)
+        if isinstance(made, StopIteration | StopAsyncIteration):
+            # Out of a call, it would end a `map` or `zip` of the caller's without a word.
+            made = RuntimeError(f"the call raised {made_class.__name__}")
         made.agent_r1_text = text
         made.agent_r1_proxy = Proxy(Remote(self, number, 0, made_class.__name__, None, None))
         return made

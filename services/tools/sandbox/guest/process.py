@@ -130,7 +130,7 @@ def do_solution() -> int:
 def do_test() -> int:
     """Run one test against the solution of another sandbox; only a test that passes says so."""
     request = read_frame()
-    peer = Peer(write_message, read_frame, scope=None, describe=format_error)
+    peer = Peer(write_message, read_frame, scope=None, describe=name_error)
     remember_lines(request["setup"], TEST_NAME)
     remember_lines(request["test"], TEST_NAME)
     report = attempt("test", lambda: run_test(request, peer))
@@ -240,6 +240,13 @@ def format_error(error: BaseException) -> str:
         return shorten("".join(limit_frames(shown).format()))
     except BaseException:  # noqa: BLE001 - an exception's own __str__ may raise, or memory may be short
         return f"{type(error).__name__}\n"
+
+
+def name_error(error: BaseException) -> str:
+    """Return what the code under test may read of an error of the tests: no line of theirs."""
+    if (told := getattr(error, "agent_r1_text", None)) is not None:
+        return str(told)[:ERROR_CHARS]
+    return shorten("".join(traceback.format_exception_only(error)))
 
 
 def limit_frames(shown: traceback.TracebackException) -> traceback.TracebackException:

@@ -10,6 +10,7 @@ from typing import Any
 
 from .peer import TEST_MODULE, Peer
 from .proxy import kind_of, plain_of
+from .values import STANDARD_TYPES
 
 TEST_NAME = "<test>"
 SHOWN_CHARS = 200
@@ -38,9 +39,11 @@ def run_test(request: dict[str, Any], peer: Peer) -> None:
     """
     setup = ast.parse(request["setup"], TEST_NAME)
     test = ast.parse(request["test"], TEST_NAME)
-    modules, names = find_names(setup, test)
+    modules, names, bound = find_names(setup, test)
     own = dict(vars(builtins))
     own.update({name: importlib.import_module(name) for name in modules})
+    if set(names) - bound - STANDARD_TYPES.keys() - own.keys():  # something else is under test
+        own.update(STANDARD_TYPES)
     theirs = [name for name in names if name not in own]
     own.update(peer.names(theirs + request["builtins"]))
     scope: dict[str, Any] = {"__name__": TEST_MODULE, "__builtins__": own, _FAILED: fail}
@@ -49,8 +52,8 @@ def run_test(request: dict[str, Any], peer: Peer) -> None:
     exec(compile(shown, TEST_NAME, "exec"), scope)
 
 
-def find_names(*trees: ast.Module) -> tuple[list[str], list[str]]:
-    """Return the standard modules that the test uses as such, and all the names it reads."""
+def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
+    """Return the standard modules that the test uses as such, all its names, and those it binds."""
     nodes = [node for tree in trees for node in ast.walk(tree)]
     read = [node.id for node in nodes if isinstance(node, ast.Name)]
     used = [
@@ -59,8 +62,9 @@ def find_names(*trees: ast.Module) -> tuple[list[str], list[str]]:
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     ]
     bound = {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     modules = (set(used) & sys.stdlib_module_names) - bound
-    return sorted(modules), sorted(set(read))
+    return sorted(modules), sorted(set(read)), bound
 
 
 class ShowValues(ast.NodeTransformer):

@@ -104,8 +104,9 @@ class Writer:
         if isinstance(value, numpy.generic):
             item = value.item()
             return {"plain": self.write(item if type(item) in _SCALARS else float(item), depth)}
-        if type(value) is numpy.ndarray and value.dtype.kind in "biufcSU":
-            return {"ndarray": [value.dtype.str, list(value.shape), value.tobytes().hex()]}
+        if isinstance(value, numpy.ndarray) and value.dtype.kind in "biufcSU":
+            array = numpy.asarray(value)  # not of a class of the code's
+            return {"ndarray": [array.dtype.str, list(array.shape), array.tobytes().hex()]}
         return None
 
 
@@ -274,6 +275,12 @@ _MAPPINGS: dict[type, str] = {
     collections.defaultdict: "defaultdict",
     collections.UserDict: "UserDict",
 }
+STANDARD_TYPES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (*_ATOMS, *_CONTAINERS, *_MAPPINGS)
+    if not hasattr(builtins, kind.__name__)
+}
+"""What crosses as a copy and has to be imported, by name."""
 _MAPPING_READERS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "OrderedDict": collections.OrderedDict,

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import json
 import queue
+import re
 import threading
 from collections.abc import Iterator
 from decimal import Decimal
@@ -127,6 +128,18 @@ def test_numpy_values_arrive_with_type_and_shape():
     assert found.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+def test_an_array_of_a_class_of_its_own_is_an_array():
+    class Agreeing(np.ndarray):
+        def __eq__(self, other: object) -> Any:
+            return np.array([True])
+
+        __hash__ = None  # type: ignore[assignment]
+
+    found = cross(np.array([1, 2]).view(Agreeing))
+    assert type(found) is np.ndarray
+    assert found.tolist() == [1, 2]
+
+
 def nest(depth: int) -> list[Any]:
     value: list[Any] = []
     for _ in range(depth):
@@ -239,6 +252,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 
 CODE = """
 import asyncio, collections, enum
+import numpy as np
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -292,6 +306,24 @@ class AnyNumber(int):
     def __sub__(self, other):
         return 0
 
+class Counter:
+    def __init__(self, items):
+        self.items = items
+    def __eq__(self, other):
+        return True
+    def first(self):
+        return self.items[0]
+
+FOUR = np.array([4])
+
+class Memory:
+    __array_interface__ = FOUR.__array_interface__
+
+class Stop(StopIteration):
+    pass
+
+def stop(*_): raise StopIteration
+def stop_too(*_): raise Stop
 def same(value): return value
 def fail(code): raise Failure(code)
 def divide(x): return 1 / x
@@ -349,6 +381,7 @@ def make(node): return type(node)(1)
         "assert depth(Node(Node(None))) == 2",
         "class Node:\n    value = 5\n    _hidden = 6\nassert look(Node()) == [5, False, False]",
         "assert same(3.0) == 3 and same(int) is int and same(None) is None",
+        "c = Counter([3, 4])\nassert c.first() == 3",  # the code's: it alone is under test
         "assert math.isclose(same(0.1) * 3, 0.3)",  # a standard module that nobody imports
     ],
 )
@@ -373,6 +406,13 @@ def test_what_tests_do_with_code_works_as_in_one_process(pair: Pair, test: str):
         ("assert AnyNumber(1) == 4", AssertionError),
         ("assert abs(AnyNumber(1) - 4) < 1e-6", AssertionError),
         ("assert Stack([1]) == [2]", AssertionError),
+        # Helpers of the test's are the standard's, whatever the code calls by that name.
+        ("assert Counter(same([1])) == Counter([2])", AssertionError),
+        # An end of iteration would end `map`, and with it the loop around the comparison.
+        ("assert all(map(lambda x: stop(x) == x, (6, 8)))", RuntimeError),
+        ("assert all(a == b for a, b in zip(map(stop_too, (1, 2)), (1, 4)))", RuntimeError),
+        # NumPy would read the address that the code names in the memory of the tests.
+        ("import numpy as np\nassert (Memory() == np.array([4])).all()", AssertionError),
         ("assert peek(lambda: 1)", AttributeError),
         ("assert no_such_name(1) == 1", NameError),
         (
@@ -406,6 +446,33 @@ def test_only_arguments_reach_the_code(pair: Pair):
     assert "7654323" not in sent
     assert "unspoken" not in sent
     assert "assert" not in sent
+
+
+def function(number: int) -> Any:
+    return {"object": [number, 0, "function", None, None]}
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        ({"dict": [["f", function(0)], ["abs", function(1)]]}, AssertionError),
+        ([["f", function(0)], ["abs", function(1)]], RefusedValue),
+    ],
+    ids=["a name too many", "pairs"],
+)
+def test_code_cannot_define_what_the_test_has_not_asked_for(names: Any, error: type[BaseException]):
+    # f(5) is 1234; then the code's abs would be asked for abs(1209.0).
+    answers = [{"value": names}, {"value": 1234}, {"value": 0.0}]
+    tests = Peer(lambda _: None, lambda: answers.pop(0), scope=None, describe=repr)
+    with pytest.raises(error):
+        run_test({"setup": "", "test": "assert abs(f(5) - 25.0) < 1e-6", "builtins": []}, tests)
+
+
+@pytest.mark.parametrize("pair", [CODE], indirect=True, ids=["code"])
+def test_no_address_of_the_tests_memory_reaches_the_code(pair: Pair):
+    pair.run("class Node:\n    value = 5\nassert look(Node()) == [5, False, False]")
+    numbers = re.findall(r"\d+", "".join(pair.sent_to_code))
+    assert max(map(int, numbers)) < 1000
 
 
 @pytest.mark.parametrize(
