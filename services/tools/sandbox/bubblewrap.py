@@ -198,7 +198,7 @@ def user_files(uid: int) -> dict[str, bytes]:
 
 def explain_refusal(complaint: str) -> str:
     """Return what bubblewrap said, with what to do about it."""
-    said = complaint.strip()[-500:] or "it ended without a word"
+    said = complaint.strip()[-500:] or "it printed nothing"
     text = complaint.lower()
     if "unknown option" in text:
         remedy = "install bubblewrap 0.8 or newer"

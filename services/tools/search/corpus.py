@@ -63,7 +63,7 @@ def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
             "readable and whole"
         ) from exc
     if line_number == 0:
-        raise ValueError(f"corpus {str(path)!r} is empty; it needs one passage a line")
+        raise ValueError(f"corpus {str(path)!r} is empty; it needs one passage per line")
 
 
 @dataclass(frozen=True)

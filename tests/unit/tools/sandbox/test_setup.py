@@ -107,7 +107,7 @@ def test_a_configured_bwrap_that_is_not_there_is_named(tmp_path: Path):
         ("bwrap: No permissions to create new namespace", "security_opt"),
         ("bwrap: setting up uid map: Permission denied", "unprivileged_userns_clone"),
         ("bwrap: Unknown option --size", "0.8 or newer"),
-        ("", "without a word"),
+        ("", "it printed nothing"),
     ],
 )
 def test_a_refusal_is_told_with_its_remedy(said: str, remedy: str):
