@@ -118,7 +118,7 @@ async def wait_for_redis(url: str, report: Callable[[str], None]) -> None:
         if time.monotonic() >= deadline:
             raise ConfigError(
                 f"redis.url ({hide_password(url)}) does not answer within {WAIT_S:g} s; start "
-                "Redis there, correct redis.url, or leave it out for a server of this run's own"
+                "Redis there, correct redis.url, or remove it for a server of this run's own"
             )
         if not waiting:
             report(f"waiting for Redis at {hide_password(url)}")

@@ -165,7 +165,7 @@ def _full_disk(folder: Path) -> str | None:
     if free >= LEAST_FREE_BYTES:
         return None
     return (
-        f"the disk is full: {free / 2**20:.1f} MiB are free in {folder}, so that its log may lack "
+        f"the disk is full: {free / 2**20:.1f} MiB are free in {folder}, so its log may lack "
         "the last lines. The last checkpoint is kept: free space there, or move the run folder to "
         "a larger disk, and continue"
     )

@@ -31,7 +31,7 @@ def check(arguments: argparse.Namespace) -> int:
         findings.add(config_checks.look(config, "sft", machine=here))
     config_checks.refuse(findings)
     print(f"{arguments.config}: ok ({'agent-r1 sft' if only_sft else 'agent-r1 train'})")
-    print(f"this machine: {'ok' if here else 'left out (--elsewhere)'}")
+    print(f"this machine: {'ok' if here else 'skipped (--elsewhere)'}")
     for note in findings.notes:
         print(f"note: {note}")
     if not only_sft:

@@ -76,7 +76,7 @@ def load_resumed(folder: Path, options: list[str]) -> LoadedConfig:
 def _redis(config: Config) -> None:
     if config.redis.url is None:
         raise ConfigError(
-            "redis.url is not set; a service started by hand must be told where Redis is: set "
+            "redis.url is not set; a service that you start yourself needs its address: set "
             f"{ENV_PREFIX}REDIS__URL=redis://HOST:6379/0 (`agent-r1 train` starts one by itself)"
         )
 
@@ -89,11 +89,11 @@ def _tool_name(config: Config, service: str, name: str | None) -> str:
     elif len(config.started_tools()) == 1:
         wanted = next(iter(config.started_tools()))
     else:
-        raise ConfigError(f"name the tool: --name, one of {sorted(config.tools)}")
+        raise ConfigError(f"name the tool with --name; the tools are {sorted(config.tools)}")
     if wanted not in config.tools:
         raise ConfigError(
-            f"no service {wanted!r}; there are {', '.join(SERVICES)}, and the configured tools "
-            f"are {sorted(config.tools)}"
+            f"there is no service {wanted!r}; the services are {', '.join(SERVICES)}, and the "
+            f"configured tools are {sorted(config.tools)}"
         )
     return wanted
 

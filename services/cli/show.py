@@ -41,7 +41,8 @@ def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
         name = f"{int(wanted):06d}" if wanted.isdigit() else wanted
         if name not in evaluations:
             raise ConfigError(
-                f"no stored evaluation {wanted!r} in {folder}; there are {sorted(evaluations)}"
+                f"no stored evaluation {wanted!r} in {folder}; the stored ones are "
+                f"{sorted(evaluations)}"
             )
         return [evaluations[name]]
     steps = {int(number): path for number, path in _files(folder, STEP_FILE).items()}
@@ -49,7 +50,8 @@ def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
         if arguments.step not in steps:
             known = f"{min(steps)} to {max(steps)}" if steps else "none yet"
             raise ConfigError(
-                f"no stored trajectories of step {arguments.step} in {folder}; stored are {known}"
+                f"no stored trajectories of step {arguments.step} in {folder}; the stored steps "
+                f"are {known}"
             )
         return [steps[arguments.step]]
     return [steps[number] for number in sorted(steps, reverse=True)]

@@ -46,7 +46,7 @@ def check_model(path: str, key: str = "model.path") -> str | None:
         return None
     near = _nearest_folder(folder)
     if near is not None or (folder.parent != Path() and folder.parent.is_dir()):
-        meant = "" if near is None else f"; did you mean {near}? Else"
+        meant = "" if near is None else f"; did you mean {near}? Otherwise"
         return f"{key} ({path}) is not a folder{meant or ';'} {NAME_A_MODEL}"
     if not HUB_NAME.match(path):
         return f"{key} ({path}) is not a folder; {NAME_A_MODEL}"
@@ -136,7 +136,7 @@ def _task_problems(config: Config, tasks: Iterable[Task], file: Path) -> Iterato
         unknown = sorted(set(task.tools or []) - offered)
         if unknown:
             yield (
-                f"{file}: task {task.id!r} asks for the tool {unknown[0]!r}; offered are "
+                f"{file}: task {task.id!r} asks for the tool {unknown[0]!r}; the model is offered "
                 f"{sorted(offered)}: add [tools.{unknown[0]}] or correct the task"
             )
             return

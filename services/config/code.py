@@ -54,7 +54,7 @@ class Findings:
         """Return the problems, one a line, those of this machine in a section of their own."""
         lines = list(self.problems)
         if self.machine:
-            lines.append("on this machine (left out by `agent-r1 config check --elsewhere`):")
+            lines.append("on this machine (skipped by `agent-r1 config check --elsewhere`):")
             lines += [f"  {problem}" for problem in self.machine]
         return "\n".join(lines)
 

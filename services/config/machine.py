@@ -180,7 +180,7 @@ def _redis_problems(config: Config, *, trains: bool) -> Iterator[str]:
     except (RedisError, OSError, ValueError) as exc:
         yield (
             f"redis.url ({shown}) does not answer: {exc}; start Redis there, correct redis.url, or "
-            "leave it out for a server of this run's own"
+            "remove it for a server of this run's own"
         )
         return
     limit = int(str(memory.get("maxmemory", 0)))
@@ -226,7 +226,7 @@ def _remote_spec(name: str, url: str) -> ToolSpec:
     except (httpx.HTTPError, httpx.InvalidURL) as exc:
         raise ConfigError(
             f"tools.{name}.url ({url}) does not answer: {exc or type(exc).__name__}; start the "
-            "tool there, correct the URL, or leave it out to start the tool with this run"
+            "tool there, correct the URL, or remove it to start the tool with this run"
         ) from exc
     except ValidationError as exc:
         raise ConfigError(

@@ -130,7 +130,10 @@ class Probe:
         try:
             import transformers  # noqa: F401
         except ImportError:
-            yield Report(kind="note", text="chat template: left out, transformers is not installed")
+            yield Report(
+                kind="note",
+                text="chat template: not checked, because transformers is not installed",
+            )
             return
         folder = _model_folder(model.path)
         tokenizer = load_tokenizer(str(folder))

@@ -99,8 +99,8 @@ class Config(StrictConfig):
             raise ValueError(
                 f"run.deterministic needs learner.max_staleness = 0 (now "
                 f"{self.learner.max_staleness}) and placement.rollout_replicas = 1 (now "
-                f"{replicas}): which weights sample what would depend on time; change them or set "
-                "deterministic = false"
+                f"{replicas}): otherwise timing decides which weights sample what; "
+                "change them or set deterministic = false"
             )
         if replicas > 1 and self.rollout.port != 0:
             raise ValueError(

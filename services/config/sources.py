@@ -221,7 +221,7 @@ def read_file(path: Path) -> dict[str, Any]:
         if path.suffix == ".json":
             values = json.loads(text)
             if not isinstance(values, dict):
-                raise ConfigError(f"{path} holds no JSON object; name a run's config.json")
+                raise ConfigError(f"{path} is not a JSON object; name a run's config.json")
             return values
         return tomllib.loads(text)
     except (tomllib.TOMLDecodeError, json.JSONDecodeError) as exc:

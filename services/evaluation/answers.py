@@ -208,7 +208,7 @@ def parse_answers(data: bytes, path: Path) -> list[Answer]:
             problem = f"{where}: {first['msg']}" if where else first["msg"]
             raise ValueError(
                 f"{path}:{number}: {problem}; a line is one JSON object that `agent-r1 evaluate` "
-                "wrote; remove the line, or make the file again"
+                "wrote; remove the line, or create the file again"
             ) from exc
         if answer.key in line_of:
             raise ValueError(
@@ -343,12 +343,14 @@ class ResultFile:
         data = self.out.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if whole != data:
-            self.notes.append(f"{self.out}: dropped the last line, which was written half only")
+            self.notes.append(f"{self.out}: dropped the last line, which was only half written")
         answers = parse_answers(whole, self.out)
         kept = [answer for answer in answers if not answer.failed]
         if len(kept) < len(answers):
             # An outage is nobody's answer.
-            self.notes.append(f"{self.out}: {len(answers) - len(kept)} failed questions come again")
+            self.notes.append(
+                f"{self.out}: {len(answers) - len(kept)} failed questions will be asked again"
+            )
         if len(kept) < len(answers) or whole != data:
             write_atomically(self.out, "".join(answer.model_dump_json() + "\n" for answer in kept))
         self.answers = {answer.key: answer for answer in kept}

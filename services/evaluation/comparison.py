@@ -121,7 +121,7 @@ def compare_files(a: Path, b: Path) -> Comparison:
     for key in common:
         if first[key].question != second[key].question:
             raise ValueError(
-                f"question {key[1]!r} of set {key[0]!r} is another one in {a} than in {b}; compare "
+                f"question {key[1]!r} of set {key[0]!r} differs between {a} and {b}; compare "
                 "two evaluations of the same data"
             )
     pairs = [(first[key], second[key]) for key in common]

@@ -57,7 +57,7 @@ _SESSION_ERRORS = {
     "409": "The call needs a session that is not open here.",
     "422": "The body does not fit the schema, or names another tool.",
     "501": "The tool's own code is wrong; the text explains what to correct.",
-    "503": "Draining, overloaded, or what stands behind the tool is down.",
+    "503": "Draining, overloaded, or something behind the tool is down.",
 }
 ROUTES = (
     Route("/spec", "get", answer=ToolSpec),

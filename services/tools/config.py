@@ -161,7 +161,7 @@ class ToolConfig(ListenConfig):
         if foreign:
             raise ValueError(
                 f"{', '.join(foreign)}: keys of the search tool, but type is {self.type!r}; "
-                "move them into settings, which reach the class as keyword arguments"
+                "move them into settings, which are passed to the class as keyword arguments"
             )
 
 

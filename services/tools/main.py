@@ -159,8 +159,8 @@ class _Serving:
         spec = self._service.spec
         if self._registry is None:
             self._say(
-                f"tool {spec.name} {spec.version} serves at {url}, announced nowhere: redis.url "
-                f"is not set, so callers must be told the address (tools.{spec.name}.url)"
+                f"tool {spec.name} {spec.version} serves at {url}, but is not announced: redis.url "
+                f"is not set, so callers need its address (tools.{spec.name}.url)"
             )
             return
         announced = ToolInstance(

@@ -198,7 +198,7 @@ async def test_an_evaluation_that_was_killed_asks_only_what_is_left(
     evaluation = Evaluation(
         sets={"held_out": questions}, questioning=QuestioningConfig(max_in_flight=4), out=out
     )
-    assert "written half only" in evaluation.notes[0]
+    assert "only half written" in evaluation.notes[0]
     # A run of its own, as the launcher gives to every client.
     async with Answering(redis_url, f"{run_id}-again").at_work() as services:
         await asyncio.to_thread(

@@ -63,7 +63,7 @@ class Connector:
         """
         wait_s = self._not_before - self._clock()
         if wait_s > 0:
-            raise ToolUnavailableError(f"{self._problem}; tried again in {wait_s:.1f} s")
+            raise ToolUnavailableError(f"{self._problem}; the next try is in {wait_s:.1f} s")
         settings = self._settings
         connection = McpConnection(settings, stateful=settings.isolation == "rollout")
         try:
@@ -191,7 +191,7 @@ class McpTool(Tool):
         except McpLostError as exc:
             lost = "; the trajectory's session is lost with it" if self.sessions else ""
             raise ToolUnavailableError(
-                f"the MCP server {self.settings.address!r} broke off: {exc}{lost}"
+                f"the MCP server {self.settings.address!r} broke the connection: {exc}{lost}"
             ) from exc
         except TimeoutError as exc:
             self._probe_soon(connection)

@@ -303,7 +303,7 @@ async def fetch_offer(settings: McpSettings) -> Offer:
             )
             raise ValueError(
                 f"the MCP server {settings.address!r} does not answer: "
-                f"{exc or 'no list of tools in time'}{_tail(errlog)}; {remedy}"
+                f"{exc or 'it sent no list of tools in time'}{_tail(errlog)}; {remedy}"
             ) from exc
         finally:
             await connection.close()

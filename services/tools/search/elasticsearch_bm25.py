@@ -157,8 +157,8 @@ class ElasticsearchIndex:
             reason = reason_in(error)
             if response.get("status") == 404:
                 return ToolUnavailableError(
-                    f"index {self._index.name!r} is gone from {self._server.url} ({reason}); start "
-                    f"the service again, and it takes the index that {self._name!r} is now"
+                    f"index {self._index.name!r} is gone from {self._server.url} ({reason}); "
+                    f"restart the service to use the index that {self._name!r} is now"
                 )
             return ToolUnavailableError(
                 f"{self._server.url} answers {response.get('status')} to a query: {reason}"

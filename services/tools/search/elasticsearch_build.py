@@ -261,7 +261,7 @@ class _Loader:
         except (elasticsearch.ApiError, elastic_transport.TransportError) as exc:
             if isinstance(exc, elasticsearch.ApiError) and exc.status_code == TOO_LARGE:
                 raise ValueError(
-                    f"the server takes no request of {self.bulk_bytes} bytes (413); lower "
+                    f"the server refuses requests of {self.bulk_bytes} bytes (413); lower "
                     "--bulk-mb and run the command again to continue"
                 ) from exc
             raise ValueError(

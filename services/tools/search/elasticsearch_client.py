@@ -60,7 +60,7 @@ class Server:
         password = environ.get(PASSWORD_VARIABLE) or None
         if (user is None) != (password is None):
             missing = USER_VARIABLE if user is None else PASSWORD_VARIABLE
-            raise ValueError(f"{missing} is not set, and its other half is; set both or neither")
+            raise ValueError(f"{missing} is not set, but its other half is; set both or neither")
         if api_key is not None and user is not None:
             raise ValueError(
                 f"{API_KEY_VARIABLE} and {USER_VARIABLE} are both set; unset one of them"

@@ -144,7 +144,7 @@ def test_more_failed_questions_than_allowed_have_an_exit_status_of_their_own(
     ("policy", "message"),
     [
         ("TYPO", "MODEL_OR_RUN (TYPO) is not a folder; name a Hugging Face model directory or a"),
-        ("{folder}/modle", "is not a folder; did you mean {folder}/model? Else name"),
+        ("{folder}/modle", "is not a folder; did you mean {folder}/model? Otherwise name"),
     ],
 )
 def test_a_policy_that_is_nothing_is_refused_before_anything_starts(

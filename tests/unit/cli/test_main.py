@@ -121,7 +121,10 @@ def test_config_show_hides_passwords(file: Path, capsys: pytest.CaptureFixture[s
         (["serve", "rollout", "{file}"], "redis.url is not set"),
         (["serve", "reward", "{file}"], "redis.url is not set"),
         (["serve", "learner", "{file}"], "redis.url is not set"),
-        (["serve", "serch", "{file}"], "no service 'serch'; there are rollout, reward, learner"),
+        (
+            ["serve", "serch", "{file}"],
+            "there is no service 'serch'; the services are rollout, reward, learner",
+        ),
         (["serve", "tool", "{file}", "--name", "x"], "no service 'x'"),
         (["serve", "tool", "no_such_module:Tool"], "'no_such_module:Tool' cannot be loaded"),
         (
@@ -260,7 +263,7 @@ def test_show_reads_evaluations(run_folder: Path, capsys: pytest.CaptureFixture[
 
 def test_show_says_which_steps_are_stored(run_folder: Path, capsys: pytest.CaptureFixture[str]):
     error = fails_with(["show", str(run_folder), "--step", "5"], capsys)
-    assert "stored are 1 to 2" in error
+    assert "the stored steps are 1 to 2" in error
 
 
 def test_show_says_when_nothing_matches(run_folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -103,19 +103,22 @@ def test_a_malformed_line_is_named_by_file_and_number(folder: Path):
 
 def test_a_task_that_asks_for_an_unknown_tool_is_named(folder: Path):
     (folder / "train.jsonl").write_text(task_line("a", tools=["serch"]))
-    assert "task 'a' asks for the tool 'serch'; offered are ['search']" in problems(folder)
+    assert "task 'a' asks for the tool 'serch'; the model is offered ['search']" in problems(folder)
 
 
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("runs/demoo", "is not a folder; did you mean runs/demo? Else name a Hugging Face model"),
+        (
+            "runs/demoo",
+            "is not a folder; did you mean runs/demo? Otherwise name a Hugging Face model",
+        ),
         ("runs/other", "(runs/other) is not a folder; name a Hugging Face model directory"),
         (
             "TYPO",
             "(TYPO) is not a folder; name a Hugging Face model directory or a model on the hub",
         ),
-        ("exampel", "is not a folder; did you mean example? Else"),
+        ("exampel", "is not a folder; did you mean example? Otherwise"),
         ("a/b/c", "is not a folder; name a Hugging Face model directory"),
     ],
 )
@@ -198,7 +201,7 @@ def test_check_lists_every_problem_and_those_of_the_machine_apart(folder: Path):
     assert "has no config.json" in model
     assert "tools.search.corpus" in corpus
     assert "env.type (nomodule:Env)" in env
-    assert section == "on this machine (left out by `agent-r1 config check --elsewhere`):"
+    assert section == "on this machine (skipped by `agent-r1 config check --elsewhere`):"
     assert f"  run.dir ({folder}/file/run) cannot be created: {folder}/file is a file" in run_dir
     with pytest.raises(ConfigError) as caught:
         config_checks.check(config, "train", machine=False)

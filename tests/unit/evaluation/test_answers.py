@@ -213,7 +213,7 @@ def test_a_half_written_last_line_is_dropped_with_a_note(tmp_path: Path, cut: in
     out.write_bytes(out.read_bytes()[:-cut])
     file = ResultFile(out, FACTS)
     assert file.answers.keys() == {("s", "q1")}
-    assert "written half only" in file.notes[0]
+    assert "only half written" in file.notes[0]
     file.append(answer("q2"))
     file.close()
     assert [line.id for line in read_answers(out)] == ["q1", "q2"]
@@ -231,7 +231,7 @@ def test_failed_questions_come_again(tmp_path: Path):
     out = begun(tmp_path / "a.jsonl", answer("q1"), answer("q2", failed=True))
     file = ResultFile(out, FACTS)
     assert file.answers.keys() == {("s", "q1")}
-    assert "1 failed questions come again" in file.notes[0]
+    assert "1 failed questions will be asked again" in file.notes[0]
     assert [line.id for line in read_answers(out)] == ["q1"]
 
 

@@ -78,7 +78,7 @@ def test_components_that_a_configuration_names_and_calls_by_tool_are_shown(tmp_p
         ('{"method": "agent"}\n', r"b\.jsonl:1: set: Field required"),
         (answer("other").model_dump_json(), "no question in common"),
         (answer("q", failed=True).model_dump_json(), "failed in one of them"),
-        (answer("q", question="when?").model_dump_json(), "is another one in"),
+        (answer("q", question="when?").model_dump_json(), "differs between"),
         (f"{answer('q').model_dump_json()}\n" * 2, r"b\.jsonl:2: question 'q' of set 's' is alr"),
     ],
 )
