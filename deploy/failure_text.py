@@ -22,13 +22,7 @@ _HEADINGS = {
 
 
 def failure_text(one: Failure, *, log: str, next_step: str) -> str:
-    """Render the first failure of a kind; every line of it stays on the terminal.
-
-    Args:
-        one: what happened.
-        log: file or folder to look into.
-        next_step: what the user can do, in a few words.
-    """
+    """Render the first failure of a kind; every line of it stays on the terminal."""
     heading = _HEADINGS.get(one.where, f"first failure of its kind in {one.where}")
     first, *rest = one.reason.splitlines() or ["no reason given"]
     rest = [line for line in rest if line != first]
@@ -40,12 +34,7 @@ def failure_text(one: Failure, *, log: str, next_step: str) -> str:
 
 
 def log_of(log_dir: Path, one: Failure) -> Path:
-    """Return the log that has more about a failure: of the tool its reason names, or the service.
-
-    Args:
-        log_dir: holds a log for each service.
-        one: what happened.
-    """
+    """Return the log that says more about a failure: that of the tool it names, or the service."""
     logs = {path.stem: path for path in sorted(log_dir.glob("*.log"))}
     words = re.findall(r"[\w-]+", one.kind)
     tools = [log for name, log in logs.items() if name in words and words[0].startswith("tool")]

@@ -132,10 +132,6 @@ class LocalServices:
     async def run_learner(self, folder: Path, *, resume: bool) -> None:
         """Run the learner of another run folder on these services until it exits in order.
 
-        Args:
-            folder: has its `config.json`, with the same `run.id` and the same services.
-            resume: continue the run in that folder.
-
         Raises:
             ServiceError: the learner did not come up; `supervisor.wait` raises what comes later.
         """

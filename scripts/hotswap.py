@@ -258,14 +258,7 @@ def swap(swapper: Swapper, run: subprocess.Popen[bytes], count: int) -> None:
 
 
 def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any]:
-    """Read every trained trajectory back and say what became of them.
-
-    Args:
-        swapper: what was done.
-        steps: of the run.
-        first: steps done when the first swap began.
-        last: steps done when the last swap had ended.
-    """
+    """Read the trained trajectories back; the swaps took place between steps `first` and `last`."""
     trajectories = retried = violations = 0
     versions: set[str] = set()
     for step in range(1, steps + 1):

@@ -193,7 +193,7 @@ def _mcnemar(pairs: Sequence[Pair]) -> McNemar | None:
 
 
 def comparison_lines(comparison: Comparison) -> list[str]:
-    """Return a comparison as a table in lines of text."""
+    """Return a comparison as a table in lines of text; a pipe would cut those of `rich`."""
     groups = dict(comparison.sets)
     if len(groups) > 1:
         groups["all sets"] = comparison.overall

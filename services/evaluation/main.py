@@ -118,12 +118,6 @@ class Evaluation:
     ) -> None:
         """Ask running services every question that is left; each answer is written as it comes.
 
-        Args:
-            run: names the run whose services answer.
-            redis: the run's Redis.
-            search_url: base URL of the search tool, which `naive_rag` asks.
-            on_progress: called after every answer.
-
         Raises:
             ValueError: redis.url is not set.
             RetrievalError: the search tool did not answer.
@@ -132,7 +126,7 @@ class Evaluation:
             raise ValueError("redis.url is not set; give the address of the run's Redis server")
         report = on_progress or (lambda _: None)
         try:
-            asyncio.run(self._ask(run, redis, redis.url, search_url, report))
+            asyncio.run(self._ask(run, redis, search_url, report))
         finally:
             self._file.close()
 
@@ -152,7 +146,6 @@ class Evaluation:
         self,
         run: RunConfig,
         redis: RedisConfig,
-        url: str,
         search_url: str | None,
         report: Callable[[Progress], None],
     ) -> None:
@@ -172,8 +165,8 @@ class Evaluation:
             )
             report(Progress("answered", len(self._file.answers), len(self.questions), failed))
 
-        broker = await Broker.connect(url, run.id, lease_s=redis.lease_s)
-        async with broker:
+        assert redis.url is not None  # checked by ask
+        async with await Broker.connect(redis.url, run.id, lease_s=redis.lease_s) as broker:
             registry = Registry(broker)
             if await registry.newest_version() is None:
                 # No learner runs: the servers' own weights are the ones to ask.

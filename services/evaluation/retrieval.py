@@ -50,13 +50,7 @@ async def retrieve(
     timeout_s: float,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[Key, Retrieved]:
-    """Ask the search tool every question once.
-
-    Args:
-        url: base URL of the tool's service.
-        tasks: the questions.
-        timeout_s: time for one request, in seconds; requests are retried.
-        on_progress: called with the number of questions that are done, and of all.
+    """Ask the search tool every question once; one request takes at most `timeout_s` seconds.
 
     Returns:
         The tool's answer by set and id. An error of the tool's own (a query that is too long) is

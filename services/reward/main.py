@@ -37,21 +37,23 @@ def serve(
     """
     if redis.url is None:
         raise ValueError("redis.url is not set; give the address of the run's Redis server")
-    scorer = Scorer(reward)
-    asyncio.run(_serve(run, redis.url, redis, reward, scorer, announce_dir))
+    asyncio.run(_serve(run, redis, reward, Scorer(reward), announce_dir))
 
 
 async def _serve(
     run: RunConfig,
-    url: str,
     redis: RedisConfig,
     reward: RewardConfig,
     scorer: Scorer,
     announce_dir: Path | None,
 ) -> None:
+    assert redis.url is not None  # checked by serve
     consumer_name = f"{NAME}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     broker = await Broker.connect(
-        url, run.id, lease_s=redis.lease_s, max_processing_failures=redis.max_processing_failures
+        redis.url,
+        run.id,
+        lease_s=redis.lease_s,
+        max_processing_failures=redis.max_processing_failures,
     )
     async with broker:
         worker = RewardWorker(

@@ -44,10 +44,6 @@ def math_answer(text: str, *, number: bool = False) -> str | None:
     It is the last of: what an `<answer>` block holds (what is boxed in it, where something is), or
     the last `\\boxed{}`, or the rest of a line after `####`, or, with `number`, the last number.
     Thoughts (`<think>`) are left out, and so is all of a text whose thought never ends.
-
-    Args:
-        text: the turn.
-        number: the task asks for a number, so that the last one of the text will do.
     """
     if text.rfind("<think>") > text.rfind("</think>"):
         return None

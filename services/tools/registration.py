@@ -27,15 +27,7 @@ WITHDRAW_TIMEOUT_S = 2.0
 
 
 class Announcer:
-    """Keeps one instance announced.
-
-    Args:
-        registry: of the pool.
-        service: the tool, which is told to drain.
-        instance: what is announced.
-        expiry_s: life of an announcement that is not renewed, in seconds.
-        new_version: what a version that was never announced gets of new trajectories.
-    """
+    """Keeps one instance announced, for `expiry_s` seconds after each renewal."""
 
     def __init__(
         self,

@@ -340,7 +340,7 @@ async def test_a_service_keeps_its_version_of_the_index_and_the_next_one_takes_t
         # A third version deletes the first.
         write_corpus(corpus, "buried")
         await asyncio.to_thread(build_index, server, corpus, name)
-        with pytest.raises(ToolUnavailableError, match=r"is gone from .* start the service again"):
+        with pytest.raises(ToolUnavailableError, match=r"is gone from .* restart the service"):
             await ask(old, "number8")
 
 

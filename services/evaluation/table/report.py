@@ -31,7 +31,7 @@ HEADINGS: dict[Part, str] = {"methods": "Methods", "ablation": "Ablation of the 
 NOT_RUN = "not run"
 NOT_KNOWN = (
     "The table file does not say which choices, such as the learning rate, were made while looking "
-    "at these questions (`chosen_on`); scores on questions that choices were made on are too high."
+    "at these questions (`chosen_on`); scores on questions that influenced choices are too high."
 )
 PAPER_METHODS = """\
 | method | HotpotQA | 2Wiki | MuSiQue | average |
@@ -54,7 +54,7 @@ PAPER_ABLATION = """\
 PAPER = """\
 Exact match as printed in tables 3 and 4 of [arXiv:2511.14460](https://arxiv.org/abs/2511.14460) v1:
 Qwen2.5-3B-Instruct, search over KILT, 51,200 training questions, no seeds or intervals reported.
-Model, questions and search here are others, so numbers cannot be compared, only their order.
+This project used another model, other questions and another search: compare only the order of rows.
 The paper's average is over all three columns."""
 
 
@@ -209,7 +209,7 @@ def _opening(found: Mapping[str, Any]) -> str:
         "Written by `agent-r1 table`. Exact match on held-out questions; in brackets a "
         f"{bootstrap['level'] * 100:.0f} % interval (percentile bootstrap, "
         f"{bootstrap['resamples']:,} resamples, over seeds and over the questions within each). "
-        f"Seeds: {seeds}; baselines draw nothing and have one run. {found['budget']}"
+        f"Seeds: {seeds}; baselines do not depend on the seed and have one run. {found['budget']}"
     )
 
 

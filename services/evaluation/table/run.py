@@ -226,7 +226,7 @@ def _best(rows: Estimated) -> list[str]:
         ]
     means = [average.mean for _, average in close]
     return [
-        f"No best row can be told: the averages of {', '.join(row.title for row, _ in close)} "
+        f"No row is clearly the best: the averages of {', '.join(row.title for row, _ in close)} "
         f"are from {share(min(means))} to {share(max(means))}, and their intervals overlap."
     ]
 

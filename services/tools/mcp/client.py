@@ -37,13 +37,7 @@ _UNKNOWN_TOOL = re.compile(r"unknown tool|tool .*not found", re.IGNORECASE)
 
 
 class Connector:
-    """Opens connections to one server, waiting longer after every failure.
-
-    Args:
-        settings: the server.
-        offer: what it offered at start; a server that has changed since is refused.
-        clock: monotonic seconds.
-    """
+    """Opens connections to a server that still offers the same; waits longer after failures."""
 
     def __init__(
         self, settings: McpSettings, offer: Offer, clock: Callable[[], float] = time.monotonic

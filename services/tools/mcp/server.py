@@ -54,13 +54,7 @@ CALL_TIMEOUT_S = 60.0
 
 
 class McpFace:
-    """What a tool service is to MCP clients.
-
-    Args:
-        service: answers the calls.
-        one_client: over stdio, where the process is the session.
-        timeout_s: longest time for one call, in seconds.
-    """
+    """What a tool service is to MCP clients; with `one_client` (stdio) the process is a session."""
 
     def __init__(
         self, service: ToolService, *, one_client: bool, timeout_s: float = CALL_TIMEOUT_S

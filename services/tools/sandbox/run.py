@@ -113,13 +113,7 @@ class Run:
         return {} if frame is None else frame.report()
 
     def result(self, ending: Json, report: Json, wall_s: float) -> RunResult:
-        """Return how the run ended; nothing of it runs any more.
-
-        Args:
-            ending: what process 1 says: signal, exit code, CPU time.
-            report: what the process has said itself.
-            wall_s: time it took, in seconds.
-        """
+        """Return how the run ended; nothing of it runs any more."""
         stdout, stderr = (output.close().decode(errors="replace") for output in self._outputs)
         return RunResult(
             why=self.why,

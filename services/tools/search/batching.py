@@ -82,12 +82,7 @@ class BatchedSearch:
         self._gathering: asyncio.Handle | None = None
 
     async def find(self, query: str, top_k: int, timeout_s: float) -> Found:
-        """Return what the backend finds for one query.
-
-        Args:
-            query: any text.
-            top_k: most passages.
-            timeout_s: how long the caller waits; the backend retries no longer than that.
+        """Return what the backend finds for one query; nobody waits longer than `timeout_s`.
 
         Raises:
             TimeoutError: the query waited for its turn longer than that.

@@ -138,7 +138,7 @@ def test_a_row_is_called_the_best_only_where_no_other_interval_reaches_its():
     # 10 and 11 of 20: far within each other's intervals.
     close = sentences(row("A", seed_scores(*[0, 1] * 10)), row("B", seed_scores(*[0, 1] * 9, 1, 1)))
     assert close == [
-        "No best row can be told: the averages of A, B are from .500 to .550, and their "
+        "No row is clearly the best: the averages of A, B are from .500 to .550, and their "
         "intervals overlap."
     ]
     assert sentences(best) == []  # better than nothing is no finding
@@ -228,7 +228,7 @@ def test_the_committed_results_are_what_their_numbers_give_and_say_what_was_chos
     assert table["chosen_on"].strip() in text
     # Methods within some thousandths of each other: none of them is called the best.
     assert "The highest average" not in text
-    assert "No best row can be told" in text
+    assert "No row is clearly the best" in text
 
 
 def test_a_table_with_curves_has_its_picture(tmp_path: Path):
