@@ -7,6 +7,8 @@ serving.py puts the application of every service behind `HttpGuard`, and its con
   this machine: DNS rebinding): 421 and 403;
 - a body over `MAX_BODY_BYTES`: 413, and no more of it than the limit is ever held;
 - a body that does not arrive in time: 408; headers that do not: the connection is closed;
+- headers (or what else is no body) over `MAX_HEADER_BYTES`, or more than `MAX_WAITING` requests
+  sent ahead of their answers: the connection is closed;
 - more connections than `MAX_CONNECTIONS`: 503.
 """
 
@@ -20,7 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.auto import AutoHTTPProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agent_r1_service.config import ListenConfig
 
@@ -31,6 +33,10 @@ HEADER_TIMEOUT_S = 10.0
 request's headers."""
 BODY_TIMEOUT_S = 30.0
 """Time for the body of one request."""
+MAX_HEADER_BYTES = 64 << 10
+"""Most bytes that may come without any byte of a body: address, headers, trailers, chunk sizes."""
+MAX_WAITING = 8
+"""Most requests of one connection that may wait until an earlier one is answered."""
 LINGER_S = 2.0
 """How long a refused body is read and thrown away: a socket closed over unread bytes would take the
 answer with it."""
@@ -181,24 +187,32 @@ def _is_loopback(name: str) -> bool:
     return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 
-class TimedProtocol(AutoHTTPProtocol):
-    """uvicorn's protocol, with a time limit on headers, which it does not have."""
-
-    # Of uvicorn's class, whichever of the two it is.
-    transport: asyncio.Transport
-    cycle: Any
+class TimedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, with limits on headers and on requests sent ahead, which it lacks."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._waiting_for_headers: asyncio.TimerHandle | None = None
+        self._bytes_without_body = 0
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:
+        self._bytes_without_body += len(data)
         super().data_received(data)
         self._watch_headers()
+        if self._bytes_without_body > MAX_HEADER_BYTES or len(self.pipeline) > MAX_WAITING:
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._bytes_without_body = 0
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes_without_body = 0
+        super().on_body(body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()

@@ -196,6 +196,63 @@ async def test_a_body_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatc
     assert service.bodies == []
 
 
+HEAD = b"POST /call HTTP/1.1\r\nHost: localhost\r\n"
+CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("begun", "repeated"),
+    [
+        (b"GET /", b"a"),
+        (HEAD + b"X-Long: ", b"a"),
+        (HEAD, b"X-Many: a\r\n"),
+        (CHUNKED + b"1;", b"a"),
+        (CHUNKED + b"0\r\n", b"X-Trailer: a\r\n"),
+    ],
+    ids=["url", "header", "headers", "chunk extension", "trailers"],
+)
+async def test_what_is_no_body_is_held_up_to_a_limit_too(begun: bytes, repeated: bytes):
+    async with serving() as service:
+        reader, writer = await service.connect()
+        writer.write(begun)
+        with contextlib.suppress(ConnectionError):
+            for _ in range(64):  # 4 MiB in all
+                writer.write(repeated * ((1 << 16) // len(repeated)))
+                await asyncio.wait_for(writer.drain(), WAIT_S)
+        with contextlib.suppress(ConnectionError):
+            # Less than the time that headers (10 s) and bodies (30 s) have.
+            assert b"200" not in await asyncio.wait_for(reader.read(), 8.0)
+        writer.close()
+    assert service.bodies == []
+
+
+async def test_requests_sent_ahead_are_not_collected():
+    request = b"GET /call HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    async with serving() as service:
+        reader, writer = await service.connect()
+        writer.write(request * 3)
+        for _ in range(3):
+            await asyncio.wait_for(reader.readuntil(b"}"), WAIT_S)
+        writer.write(request * 1000)
+        with contextlib.suppress(ConnectionError):
+            await asyncio.wait_for(reader.read(), WAIT_S)  # the connection ends
+        writer.close()
+    assert len(service.bodies) < 100
+
+
+async def test_long_connections_and_small_chunks_are_no_attack():
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(2000):  # 160 kB of framing and text
+            yield b"x" * 73
+
+    async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
+        for _ in range(100):  # 200 kB of headers on one connection
+            answer = await client.get(f"{service.url}/call", headers={"x-long": "a" * 2000})
+            assert answer.status_code == 200
+        answer = await client.post(f"{service.url}/call", content=pieces())
+    assert answer.json() == {"bytes": 146_000}
+
+
 @pytest.mark.parametrize(
     "sent", [b"", b"POST /call HT", b"POST /call HTTP/1.1\r\nHost: localhost\r\nX-Slow: a"]
 )
