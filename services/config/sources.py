@@ -145,28 +145,23 @@ def _unknown(tables: type[BaseModel], prefix: Key, name: str, source: str, known
 
 
 def leaves(
-    tables: type[BaseModel], values: Mapping[str, Any], source: str, prefix: Key = ()
+    tables: type[BaseModel],
+    values: Mapping[str, Any],
+    source: str,
+    prefix: Key = (),
+    root: type[BaseModel] | None = None,
 ) -> Iterator[tuple[Key, Any]]:
     """Yield every value of a nested dict with its key, checking each key on the way.
 
     Raises:
         ConfigError: a key is unknown, or a table holds something else than keys.
     """
-    yield from _leaves(tables, tables, values, source, prefix)
-
-
-def _leaves(
-    root: type[BaseModel],
-    config: type[BaseModel],
-    values: Mapping[str, Any],
-    source: str,
-    prefix: Key,
-) -> Iterator[tuple[Key, Any]]:
+    root = root or tables
     for name, value in values.items():
         key = (*prefix, name)
-        field = config.model_fields.get(name)
+        field = tables.model_fields.get(name)
         if field is None:
-            raise ConfigError(_unknown(root, prefix, name, source, list(config.model_fields)))
+            raise ConfigError(_unknown(root, prefix, name, source, list(tables.model_fields)))
         nested, named = _config(field.annotation), _table_of_names(field.annotation)
         if value is None or value == {} or (nested is None and named is None):
             yield key, value
@@ -177,7 +172,7 @@ def _leaves(
                 f"[{dotted(key)}] and its keys below it"
             )
         if nested is not None:
-            yield from _leaves(root, nested, value, source, key)
+            yield from leaves(nested, value, source, key, root)
             continue
         assert named is not None
         for inner, inner_values in value.items():
@@ -194,7 +189,7 @@ def _leaves(
                 raise ConfigError(
                     f"{dotted(inner_key)} ({inner_values!r}, {source}) must be a table"
                 )
-            yield from _leaves(root, named, inner_values, source, inner_key)
+            yield from leaves(named, inner_values, source, inner_key, root)
 
 
 # --- The sources -------------------------------------------------------------------------------
@@ -366,13 +361,8 @@ def collect(
 ) -> tuple[dict[str, Any], dict[Key, str]]:
     """Read all sources, later ones over earlier ones.
 
-    Args:
-        tables: the composed table class.
-        file: TOML or JSON configuration file.
-        environ: environment variables; those with our prefix count.
-        options: `KEY=VALUE` texts of `--set`.
-        outputs: keys of paths that are written: they are resolved against the current folder,
-            every other path against the folder of the file that names it.
+    Paths of `outputs` are resolved against the current folder, every other path against the folder
+    of the file that names it.
 
     Returns:
         The nested values to validate, and for every key set where its value came from.

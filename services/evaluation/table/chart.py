@@ -1,6 +1,6 @@
 """A line chart as SVG text: report.py --curves--> picture of a table.
 
-Without a library: matplotlib would add 40 MB to every installation for this one picture.
+matplotlib is not among the dependencies, and this one picture is not worth adding it.
 """
 
 from __future__ import annotations
