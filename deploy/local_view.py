@@ -103,6 +103,7 @@ def _losses(metrics: dict[str, Any]) -> list[tuple[str, str]]:
         ("failed", f"{metrics.get('failures/failed') or 0:.0f}"),
         ("dead letters", f"{metrics.get('failures/dead_letters') or 0:.0f}"),
         ("late", f"{metrics.get('staleness/late_share') or 0:.0%}"),
+        ("skipped optimizer steps", f"{metrics.get('batch/skipped_optimizer_steps') or 0:.0f}"),
     ]
     return [(name, value) for name, value in values if value not in ("0", "0%")]
 

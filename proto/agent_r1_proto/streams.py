@@ -168,10 +168,18 @@ class Broker(RedisConnection):
         """
         keys = self.keys
         streams = (keys.tasks, keys.trajectories, keys.scored)
-        names = [*streams, *map(keys.failures, streams), keys.newest_version, keys.incarnation]
+        names = [*map(keys.failures, streams), keys.newest_version, keys.incarnation]
         names += [keys.dead_letters, keys.dead_letter_count]
         names += [keys.failure_counts, keys.first_failures]
-        await self.retrying(lambda: self.redis.delete(*names), "forget training")
+
+        async def forget() -> None:
+            async with self.redis.pipeline(transaction=True) as pipe:
+                pipe.delete(*names)
+                for stream in streams:  # the last consumer of each takes it along
+                    pipe.xtrim(stream, maxlen=0, approximate=False)
+                await pipe.execute()
+
+        await self.retrying(forget, "forget training")
 
     async def retry_dead_letter(self, letter: DeadLetter) -> None:
         """Put a dead letter back on its stream.

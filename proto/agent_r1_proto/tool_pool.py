@@ -101,12 +101,7 @@ class ToolState:
         if not live:
             return {}
         weighted = {version: self.weights.get(version, 0.0) for version in live}
-        most = max(weighted.values())
-        if most <= 0:
-            return {live[-1]: 1.0}
-        scaled = {version: weight / most for version, weight in weighted.items() if weight > 0}
-        total = sum(scaled.values())
-        return {version: weight / total for version, weight in scaled.items()}
+        return _parts(weighted) if any(weighted.values()) else {live[-1]: 1.0}
 
     def weights_with(self, version: str, rule: NewVersionRule) -> dict[str, float] | None:
         """Return the weights that let a version in which has never been announced.
@@ -122,9 +117,19 @@ class ToolState:
         others = self.shares()
         if rule == "all" or version in self.weights or not others:
             return None
-        if rule == "none":
-            return others
-        return {name: share * (1 - rule) for name, share in others.items()} | {version: rule}
+        # A version that is away at the moment keeps its weight.
+        weighs = any(self.weights.get(name, 0.0) > 0 for name in others)
+        known = self.weights if weighs else {**self.weights, **others}
+        share = 0.0 if rule == "none" else rule
+        return {name: part * (1 - share) for name, part in _parts(known).items()} | {version: share}
+
+
+def _parts(weights: Mapping[str, float]) -> dict[str, float]:
+    """Return weights scaled to a sum of 1, without those that are 0; one is above 0."""
+    most = max(weights.values())  # the sum of large ones may be infinite
+    scaled = {version: weight / most for version, weight in weights.items() if weight > 0}
+    total = sum(scaled.values())
+    return {version: weight / total for version, weight in scaled.items()}
 
 
 def check_weights(weights: Mapping[str, float]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ DRAIN_LOOK_S = 0.2
 UNDRAIN_TIMEOUT_S = 10.0
 """An instance that lives renews its announcement, and says that it takes calls, within this."""
 HEALTH_TIMEOUT_S = 5.0
+UNCUT_WIDTH = 400
 NOTICE_S = 1.5
 """Rollout servers have seen a drain and reported their pins within this time."""
 
@@ -81,7 +83,9 @@ def list_tools(arguments: argparse.Namespace) -> int:
     if not states:
         print("no tool instance is announced in this pool")
         return 0
-    table = Table("tool", "version", "share", "used", "instance", "state", "url", "up")
+    table = Table()
+    for column in ("tool", "version", "share", "used", "instance", "state", "url", "up"):
+        table.add_column(column, overflow="fold")
     for tool, state in sorted(states.items()):
         shares = state.shares()
         for one in state.instances:
@@ -95,7 +99,8 @@ def list_tools(arguments: argparse.Namespace) -> int:
                 one.url,
                 f"{time.time() - one.started_at:.0f} s",
             )
-    Console().print(table)
+    # In a log or a pipe nothing is cut: names and addresses are there to be copied.
+    Console(width=None if sys.stdout.isatty() else UNCUT_WIDTH).print(table)
     for line in (*_refusals(reports), *_waiting(states)):
         print(line)
     return 0

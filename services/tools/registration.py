@@ -105,7 +105,8 @@ class Announcer:
         self._mark()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                await asyncio.sleep(min(NOTICE_S, timeout_s))
+                if await self._registry.reports():  # else there is nobody to notice
+                    await asyncio.sleep(min(NOTICE_S, timeout_s))
                 # What others report in Redis has no event to wait for.
                 while await self._needed():  # noqa: ASYNC110
                     await asyncio.sleep(LOOK_AGAIN_S)

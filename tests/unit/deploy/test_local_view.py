@@ -78,6 +78,8 @@ def test_two_components_of_one_name_keep_their_modules():
 def test_what_was_lost_stands_on_the_line_of_its_step_and_nowhere_else():
     losses = {"failures/failed": 3.0, "failures/dead_letters": 2.0, "staleness/late_share": 0.12}
     assert "search 1.50  failed 3  dead letters 2  late 12%  tokens/s" in line_of(METRICS | losses)
+    nothing_learned = METRICS | {"batch/skipped_optimizer_steps": 2.0}
+    assert "search 1.50  skipped optimizer steps 2  tokens/s" in line_of(nothing_learned)
     assert "search 1.50  tokens/s" in line_of(METRICS | dict.fromkeys(losses, 0.0))
 
 
