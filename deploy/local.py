@@ -23,10 +23,10 @@ from agent_r1_deploy.local_result import EXIT_OF_STATUS, print_result, print_sto
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import TrainingView
 from agent_r1_deploy.supervisor import ServiceError
-from agent_r1_proto.dead_letters import load_letters, save_letters
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
+from agent_r1_service.dead_letter_file import load_letters, save_letters
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1_service.run_files import CONFIG_FILE, LOGS_DIR
 

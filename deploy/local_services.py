@@ -144,25 +144,27 @@ class LocalServices:
         await self.supervisor.start(learner)
         await self.supervisor.finished(learner.name)
 
-    def _command(
+    def command(
         self, service: str, name: str, *options: str, config_file: Path | None = None
     ) -> list[str]:
+        """Return the command line of a service's process."""
         return [
             # -P: the folder the command runs in must not shadow installed packages.
             *(sys.executable, "-P", "-m", "agent_r1.cli.main", "serve", service),
             *(str(config_file or self._config_file), "--announce-dir"),
-            str(self._announce_dir(name)),
+            str(self.announce_dir(name)),
             *options,
         ]
 
-    def _announce_dir(self, name: str) -> Path:
+    def announce_dir(self, name: str) -> Path:
+        """Return the folder in which a service announces itself."""
         return self._state_dir / "announce" / name
 
     def _spec(self, name: str, command: list[str], **more: Any) -> ServiceSpec:
         return ServiceSpec(
             name=name,
             command=command,
-            announce_dir=self._announce_dir(name),
+            announce_dir=self.announce_dir(name),
             start_timeout_s=self._config.placement.start_timeout_s,
             stop_timeout_s=self._config.placement.stop_timeout_s,
             **{"environment": self._environment(), **more},
@@ -178,22 +180,22 @@ class LocalServices:
         return self._environment()
 
     def _tool(self, name: str) -> ServiceSpec:
-        command = self._command("tool", name, "--name", name)
+        command = self.command("tool", name, "--name", name)
         port = tool_variable(name, "PORT")
         return self._spec(name, command, port_variable=port, stop_rank=TOOL_RANK)
 
     def _reward(self) -> ServiceSpec:
-        command = self._command("reward", "reward")
+        command = self.command("reward", "reward")
         port = f"{ENV_PREFIX}REWARD__PORT"
         return self._spec("reward", command, port_variable=port, stop_rank=ROLLOUT_RANK)
 
     def _rollout(self, name: str) -> ServiceSpec:
-        command = self._command("rollout", name)
+        command = self.command("rollout", name)
         environment = self._model_environment()
         return self._spec(name, command, environment=environment, stop_rank=ROLLOUT_RANK)
 
     def _learner(self, resume: bool, config_file: Path | None = None) -> ServiceSpec:
-        command = self._command("learner", "learner", config_file=config_file)
+        command = self.command("learner", "learner", config_file=config_file)
         again = [*command, "--resume-if-begun"]
         return self._spec(
             "learner",

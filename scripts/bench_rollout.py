@@ -263,14 +263,14 @@ async def _alternate(
 ) -> list[dict[str, Any]]:
     results: list[dict[str, Any]] = []
     _, warm = await service.run(bench.max_concurrent, 0.0)
-    await run_raw(policy._engine, warm, bench.max_concurrent)
+    await run_raw(policy.engine, warm, bench.max_concurrent)
     for latency_s, goal in GOALS.items():
         ours: list[float] = []
         other: list[float] = []
         for number in range(rounds):
             rate, trajectories = await service.run(bench.samples, latency_s)
             ours.append(rate)
-            other.append(await run_raw(policy._engine, trajectories, bench.max_concurrent))
+            other.append(await run_raw(policy.engine, trajectories, bench.max_concurrent))
             turns = statistics.mean(len(t.turns) for t in trajectories)
             print(
                 f"{bench.name}, tool {latency_s * 1000:.0f} ms, round {number + 1}: service "

@@ -117,7 +117,7 @@ def _serve_rollout(settings: dict[str, Any]) -> None:
     if settings["scripted"]:
         asyncio.run(_serve_scripted(rollout))
         return
-    serve(**{field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)})
+    serve(rollout)
 
 
 async def _serve_scripted(settings: RolloutSettings) -> None:

@@ -1,6 +1,7 @@
 """The connection to Redis: names of keys, and waiting while the server is away or full.
 
-`streams.py` and `registry.py` build on it; nothing else in the project talks to Redis.
+`streams.py`, `stream_consumer.py` and `registry.py` build on it; nothing else in the project talks
+to Redis.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self, TypeVar, cast
 
 from redis import exceptions as redis_errors
@@ -146,12 +146,7 @@ class RedisConnection:
         """Return self; the connections close on exit."""
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         """Close the connections."""
         await self.close()
 
@@ -169,6 +164,16 @@ class RedisConnection:
                     await self.redis.delete(*keys)
 
         await self.retrying(forget, "forget run")
+
+    async def transact(self, fill: Callable[[Any], object], what: str) -> list[Any]:
+        """Run the commands that `fill` puts on a pipeline in one MULTI; see `retrying`."""
+
+        async def run() -> list[Any]:
+            async with self.redis.pipeline(transaction=True) as pipe:
+                fill(pipe)
+                return await pipe.execute()
+
+        return await self.retrying(run, what)
 
     async def retrying(self, operation: Callable[[], Awaitable[T]], what: str) -> T:
         """Run one Redis operation, again and again while Redis is away or full.

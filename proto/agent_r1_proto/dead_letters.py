@@ -1,20 +1,16 @@
 """Dead letters: entries that no service could process, each with its reason.
 
-streams.py --entry, reason--> the stream `dead_letters` --> `agent-r1 dead-letters`, and at the end
-of a run `dead_letters.jsonl` in its folder. They are bounded: the stream keeps the newest
-`MAX_LETTERS` and counts all, and of an entry over `MAX_LETTER_BYTES` only the beginning is kept.
+stream_consumer.py --entry, reason--> the stream `dead_letters` --> `agent-r1 dead-letters`. They
+are bounded: the stream keeps the newest `MAX_LETTERS` and counts all, and of an entry over
+`MAX_LETTER_BYTES` only the beginning is kept.
 """
 
 from __future__ import annotations
 
-import base64
-import json
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 MAX_LETTERS = 256
 MAX_LETTER_BYTES = 65_536
@@ -22,8 +18,6 @@ MAX_LETTER_BYTES = 65_536
 CUT_FIELD_BYTES = 2_048
 """What is kept of each field of an entry that is cut."""
 MAX_REASON_BYTES = 4_096
-DEAD_LETTERS_FILE = "dead_letters.jsonl"
-"""In the run folder: what an ended run could not process."""
 
 _FIELD = b"field:"
 _REPLY_STREAM = re.compile(rb'"reply_stream":\s*"([^"\\]+)"')
@@ -50,6 +44,7 @@ class DeadLetter:
     """Whether only the beginning was kept: such an entry cannot be retried."""
     unreadable: bool = False
     """Whether it could not even be parsed, so that no result was published in its place."""
+
     reply_stream: str = ""
     """Stream on which a client waits for what becomes of it; "" is the learner's."""
 
@@ -102,49 +97,3 @@ def decode_letter(letter_id: bytes, fields: Fields) -> DeadLetter:
         unreadable=fields.get(b"unreadable") == b"1",
         reply_stream=fields.get(b"reply_stream", b"").decode(errors="replace"),
     )
-
-
-def save_letters(folder: Path, letters: Iterable[DeadLetter]) -> None:
-    """Add dead letters to `dead_letters.jsonl`; one that is there already is not added again."""
-    known = {letter.letter_id: letter for letter in load_letters(folder)}
-    known |= {letter.letter_id: letter for letter in letters}
-    kept = sorted(known.values(), key=lambda letter: letter.failed_at)[-MAX_LETTERS:]
-    if kept:
-        (folder / DEAD_LETTERS_FILE).write_text("".join(_line(letter) for letter in kept))
-
-
-def _line(letter: DeadLetter) -> str:
-    values: dict[str, Any] = {
-        "letter_id": letter.letter_id,
-        "stream": letter.stream,
-        "entry_id": letter.entry_id,
-        "reason": letter.reason,
-        "failed_at": letter.failed_at,
-        "size_bytes": letter.size_bytes,
-        "cut": letter.cut,
-        "unreadable": letter.unreadable,
-        "reply_stream": letter.reply_stream,
-        "fields_base64": {
-            name.decode(errors="replace"): base64.b64encode(value).decode()
-            for name, value in letter.fields.items()
-        },
-    }
-    return json.dumps(values) + "\n"
-
-
-def load_letters(folder: Path) -> list[DeadLetter]:
-    """Read the dead letters that an ended run left in its folder, oldest first."""
-    path = folder / DEAD_LETTERS_FILE
-    if not path.is_file():
-        return []
-    letters: list[DeadLetter] = []
-    for line in path.read_text().splitlines():
-        values = json.loads(line)
-        fields = values.pop("fields_base64")
-        letters.append(
-            DeadLetter(
-                **values,
-                fields={name.encode(): base64.b64decode(value) for name, value in fields.items()},
-            )
-        )
-    return letters

@@ -153,13 +153,9 @@ class FailureBoard:
         return news
 
     async def _read(self) -> tuple[Counter[str], dict[str, Failure]]:
-        async def get() -> list[Any]:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                for key in self._keys:
-                    pipe.hgetall(key)
-                return await pipe.execute()
-
-        counts, first = await self._connection.retrying(get, "read failures")
+        counts, first = await self._connection.transact(
+            lambda pipe: [pipe.hgetall(key) for key in self._keys], "read failures"
+        )
         failures: dict[str, Failure] = {}
         for kind, value in first.items():
             try:

@@ -167,14 +167,12 @@ class ToolRegistry:
         """Remove an announcement and what was said about the instance."""
         keys = self._keys
 
-        async def remove() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.delete(keys.instance(instance))
-                pipe.srem(keys.instance_ids, instance)
-                pipe.srem(keys.draining, instance)
-                await pipe.execute()
+        def remove(pipe: Any) -> None:
+            pipe.delete(keys.instance(instance))
+            pipe.srem(keys.instance_ids, instance)
+            pipe.srem(keys.draining, instance)
 
-        await self._connection.retrying(remove, "withdraw tool")
+        await self._connection.transact(remove, "withdraw tool")
 
     async def read(self, tools: Sequence[str] | None = None) -> dict[str, ToolState]:
         """Return the state of the named tools; None is all that have an instance.
@@ -239,26 +237,22 @@ class ToolRegistry:
         """Say what one rollout server does with its tools, for the next `expiry_s` seconds."""
         keys = self._keys
 
-        async def write() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.sadd(keys.pin_reporters, server_id)
-                pipe.expire(keys.pin_reporters, KEPT_S)
-                pipe.set(keys.pins(server_id), report.model_dump_json(), px=int(expiry_s * 1000))
-                await pipe.execute()
+        def write(pipe: Any) -> None:
+            pipe.sadd(keys.pin_reporters, server_id)
+            pipe.expire(keys.pin_reporters, KEPT_S)
+            pipe.set(keys.pins(server_id), report.model_dump_json(), px=int(expiry_s * 1000))
 
-        await self._connection.retrying(write, "report tool use")
+        await self._connection.transact(write, "report tool use")
 
     async def withdraw_report(self, server_id: str) -> None:
         """Remove what a rollout server that stops has said."""
         keys = self._keys
 
-        async def remove() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                pipe.delete(keys.pins(server_id))
-                pipe.srem(keys.pin_reporters, server_id)
-                await pipe.execute()
+        def remove(pipe: Any) -> None:
+            pipe.delete(keys.pins(server_id))
+            pipe.srem(keys.pin_reporters, server_id)
 
-        await self._connection.retrying(remove, "withdraw tool use")
+        await self._connection.transact(remove, "withdraw tool use")
 
     async def reports(self) -> dict[str, PinReport]:
         """Return what rollout servers say, by server."""
@@ -296,13 +290,9 @@ class ToolRegistry:
             ValueError: as `check_weights`.
         """
         check_weights(weights)
-
-        async def write() -> None:
-            async with self._redis.pipeline(transaction=True) as pipe:
-                self._replace_weights(pipe, tool, weights)
-                await pipe.execute()
-
-        await self._connection.retrying(write, "set tool weights")
+        await self._connection.transact(
+            lambda pipe: self._replace_weights(pipe, tool, weights), "set tool weights"
+        )
 
     def _replace_weights(self, pipe: Any, tool: str, weights: Mapping[str, float]) -> None:
         key = self._keys.weights(tool)

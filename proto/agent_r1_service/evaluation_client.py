@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,8 @@ from pydantic import model_validator
 from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.messages import Message
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.streams import Broker, StreamConsumer
+from agent_r1_proto.stream_consumer import StreamConsumer
+from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
 
 logger = logging.getLogger(__name__)
@@ -304,6 +305,15 @@ class SetScores(EvalScores):
     types: dict[str, EvalScores] = {}
 
 
+def mean_by_name(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each name over the rows that have it, by name."""
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        for name, value in row.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in sorted(values.items())}
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
 
@@ -315,11 +325,7 @@ def _scores(results: Sequence[EvalResult], tools: Sequence[str]) -> dict[str, An
         if not result.failed and result.scored is not None and result.scored.reward is not None
     ]
     calls = [trajectory.answered_calls() for trajectory, _ in answered]
-    values: dict[str, list[float]] = {}
-    for _, reward in answered:
-        for name, value in reward.components.items():
-            values.setdefault(name, []).append(value)
-    components = {name: sum(found) / len(found) for name, found in sorted(values.items())}
+    components = mean_by_name(reward.components for _, reward in answered)
     return {
         "n": len(answered),
         "failed": len(results) - len(answered),
@@ -383,8 +389,4 @@ def means_over_sets(
         field: `components` or `calls`.
         sets: names of the sets to average over; each weighs the same.
     """
-    values: dict[str, list[float]] = {}
-    for of_set in [getattr(summary[name], field) for name in sets if name in summary]:
-        for key, value in of_set.items():
-            values.setdefault(key, []).append(value)
-    return {key: sum(found) / len(found) for key, found in values.items()}
+    return mean_by_name(getattr(summary[name], field) for name in sets if name in summary)

@@ -22,6 +22,8 @@ ANSWERS_FILE = "evaluation_after.jsonl"
 """One line a question of the last evaluation."""
 FAILURES_FILE = "failures.jsonl"
 """The first failure of each kind."""
+DEAD_LETTERS_FILE = "dead_letters.jsonl"
+"""Entries that no service could process, one line each, the newest 256; replaced as a whole."""
 SUMMARY_FILE = "summary.json"
 """What the run came to, written at its end."""
 

@@ -1,12 +1,12 @@
 """Task files: the questions users bring, one JSON object (`Task`) a line.
 
-learner, evaluation and chat read `.jsonl` or `.jsonl.gz` files through `read_task_file`.
+learner, evaluation and chat read `.jsonl` or `.jsonl.gz` files through here.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -68,3 +68,22 @@ def read_task_file(path: Path) -> list[Task]:
     if not tasks:
         raise TaskFileError(f"{path}: the file holds no task; it needs at least one line")
     return tasks
+
+
+def read_sets(files: Mapping[str, Path], max_questions: int | None) -> dict[str, list[Task]]:
+    """Read evaluation sets; every task carries its set's name as `metadata.set`.
+
+    Args:
+        files: task file of each set, by the set's name.
+        max_questions: most questions of each set, from its beginning; None is all.
+
+    Raises:
+        TaskFileError: as `read_task_file`.
+    """
+    return {
+        name: [
+            task.model_copy(update={"metadata": {**task.metadata, "set": name}})
+            for task in read_task_file(path)[:max_questions]
+        ]
+        for name, path in files.items()
+    }

@@ -6,6 +6,8 @@ every call.
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import inspect
 import traceback
 from collections.abc import Callable
@@ -51,6 +53,35 @@ def import_remedy(exc: ImportError | AttributeError) -> str:
     if name in MOVED_MODULES:
         return f"{name} is now {MOVED_MODULES[name]}"
     return "check the name, and that its folder is in run.plugins"
+
+
+def import_named(name: str, label: str) -> Any:
+    """Import what a configuration names as `module:Name`.
+
+    Args:
+        name: the value of the key.
+        label: what the message calls it: key and value.
+
+    Raises:
+        ValueError: the module cannot be imported, or has nothing of this name.
+    """
+    module_name, _, attribute = name.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as exc:
+        raise ValueError(
+            f"{label}: module {module_name} cannot be imported: {exc}; {import_remedy(exc)}"
+        ) from exc
+    except Exception as exc:
+        raise ValueError(
+            f"{label}: module {module_name} cannot be imported: {describe(exc)}"
+        ) from exc
+    if not hasattr(module, attribute):
+        public = [found for found in vars(module) if not found.startswith("_")]
+        nearest = difflib.get_close_matches(attribute, public, n=1)
+        hint = f'; did you mean "{nearest[0]}"?' if nearest else "; check its name"
+        raise ValueError(f"{label}: module {module_name} has no {attribute}{hint}")
+    return getattr(module, attribute)
 
 
 def describe(exc: BaseException) -> str:

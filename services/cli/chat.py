@@ -48,12 +48,12 @@ def chat(arguments: argparse.Namespace) -> int:
             f"--temperature ({arguments.temperature}) must be from 0 (greedy) to "
             f"{HIGHEST_TEMPERATURE:g}"
         )
-    config = _config(arguments.policy, arguments.config, arguments.options)
+    config = chat_config(arguments.policy, arguments.config, arguments.options)
     config_checks.check(config, "serve")
     console = Console(highlight=False, markup=False, emoji=False)
 
     async def talk(served: Config) -> int:
-        return await _talk(served, console, arguments.question, arguments.temperature)
+        return await converse(served, console, arguments.question, arguments.temperature)
 
     def report(line: str) -> None:
         loud = line.startswith("!!")
@@ -64,7 +64,7 @@ def chat(arguments: argparse.Namespace) -> int:
     return local_client.run_client(config, talk, report)
 
 
-def _config(policy: str, file: Path | None, options: list[str]) -> Config:
+def chat_config(policy: str, file: Path | None, options: list[str]) -> Config:
     """Find the configuration: the one named, else that of the run which made the policy."""
     file = file or config_file_of(policy)
     if file is None:
@@ -131,7 +131,9 @@ class LineReader:
             loop.remove_reader(self._descriptor)
 
 
-async def _talk(config: Config, console: Console, question: str | None, temperature: float) -> int:
+async def converse(
+    config: Config, console: Console, question: str | None, temperature: float
+) -> int:
     assert config.redis.url is not None, "serving() sets redis.url"
     async with await Broker.connect(config.redis.url, config.run.id) as broker:
         client = EvalClient(

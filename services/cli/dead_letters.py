@@ -16,8 +16,9 @@ from typing import TypeVar
 
 from agent_r1.cli.live_run import check_redis, redis_of, run_config
 from agent_r1.config.sources import ConfigError
-from agent_r1_proto.dead_letters import DeadLetter, load_letters
+from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.streams import Broker
+from agent_r1_service.dead_letter_file import load_letters
 
 T = TypeVar("T")
 

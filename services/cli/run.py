@@ -179,14 +179,16 @@ def _serve_rollout(config: Config, announce_dir: Path | None) -> int:
 
     try:
         rollout.serve(
-            run=config.run,
-            model=config.model,
-            redis=config.redis,
-            env=config.env,
-            rollout=config.rollout,
-            tools=tools,
-            weights_dir=config.learner.weights_dir or config.run.folder(),
-            announce_dir=announce_dir,
+            rollout.RolloutSettings(
+                run=config.run,
+                model=config.model,
+                redis=config.redis,
+                env=config.env,
+                rollout=config.rollout,
+                tools=tools,
+                weights_dir=config.learner.weights_dir or config.run.folder(),
+                announce_dir=announce_dir,
+            )
         )
     except (PolicySetupError, PolicyOutOfMemoryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
@@ -204,11 +206,12 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
         raise ConfigError("table [data] is missing; the learner needs data.train")
     from agent_r1.learner import main as learner
     from agent_r1.learner import outcome
+    from agent_r1.learner.run_spec import make_run_spec
     from agent_r1.learner.stop_rules import RunFailedError
     from agent_r1.learner.weights.canary import CanaryError
 
     try:
-        status = learner.train(
+        spec = make_run_spec(
             run=config.run,
             model=config.model,
             redis=config.redis,
@@ -216,9 +219,8 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
             learner=config.learner,
             evaluation=config.evaluation,
             resume=resume,
-            announce_dir=announce_dir,
-            resolved_config=dump_config(config)[0],
         )
+        status = learner.train(spec, announce_dir, resolved_config=dump_config(config)[0])
     except (RunFailedError, CanaryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc

@@ -275,12 +275,10 @@ def check(
     Raises:
         ConfigError: lists every problem found, one a line.
     """
-    findings = look(config, purpose, machine=machine, resume=resume)
-    refuse(findings)
-    return findings
+    return refuse(look(config, purpose, machine=machine, resume=resume))
 
 
-def refuse(findings: Findings) -> None:
+def refuse(findings: Findings) -> Findings:
     """Raise what was found, if anything was.
 
     Raises:
@@ -288,3 +286,4 @@ def refuse(findings: Findings) -> None:
     """
     if findings.problems or findings.machine:
         raise ConfigError(findings.text())
+    return findings

@@ -37,7 +37,7 @@ from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.evaluation_client import EvalClient, EvalResult
 from agent_r1_service.files import hash_file
-from agent_r1_service.task_files import read_task_file
+from agent_r1_service.task_files import read_sets
 
 logger = logging.getLogger(__name__)
 
@@ -83,9 +83,8 @@ class Evaluation:
     ) -> None:
         if not sets:
             raise ValueError("there is no set to evaluate; name a file under evaluation.sets")
-        self.questions = [
-            task for name, path in sets.items() for task in _read_set(name, path, questioning)
-        ]
+        of_sets = read_sets(sets, questioning.max_questions)
+        self.questions = [task for tasks in of_sets.values() for task in tasks]
         for task in self.questions:
             question_of(task)
         if questioning.method == "naive_rag":
@@ -97,7 +96,7 @@ class Evaluation:
             "temperature": questioning.temperature,
             "max_turns": questioning.turns(),
             "max_questions": questioning.max_questions,
-            **{f"sets.{name}": _fingerprint(path) for name, path in sets.items()},
+            **{f"sets.{name}": f"sha256:{hash_file(path)}" for name, path in sets.items()},
             **(facts or {}),
         }
         self._file = ResultFile(out, self._facts, overwrite=overwrite)
@@ -204,12 +203,3 @@ class Evaluation:
         if refused:
             logger.warning("retrievals that the search tool refused count=%d", refused)
         return [with_passages(task, found[key_of(task)]) for task in tasks], found
-
-
-def _read_set(name: str, path: Path, questioning: QuestioningConfig) -> list[Task]:
-    tasks = read_task_file(path)[: questioning.max_questions]
-    return [task.model_copy(update={"metadata": {**task.metadata, "set": name}}) for task in tasks]
-
-
-def _fingerprint(path: Path) -> str:
-    return f"sha256:{hash_file(path)}"

@@ -5,14 +5,15 @@ train.py goes through the steps with it, run_end.py writes down how the run ende
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger
 from agent_r1.learner.collector import RolloutCollector
-from agent_r1.learner.engine.thread import EngineThread
-from agent_r1.learner.evaluation import TrainingEvaluation
-from agent_r1.learner.evaluation_schedule import Evaluations
-from agent_r1.learner.groups import GroupBuffer, GroupBufferConfig
+from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.evaluation import Evaluations
+from agent_r1.learner.groups import GroupBuffer
 from agent_r1.learner.reporting.step_report import StepReporter
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec
@@ -22,11 +23,11 @@ from agent_r1.learner.weights.publisher import WeightPublisher
 from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.streams import Broker, StreamConsumer
-from agent_r1_proto.tasks import SamplingParameters
+from agent_r1_proto.stream_consumer import StreamConsumer
+from agent_r1_proto.streams import Broker
 
-GROUP = "learner"
-CONSUMER = "learner"
+NAME = "learner"
+"""Of the consumer group, and of its one consumer."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,9 @@ class TrainingRun:
     """Batches trained."""
     prompt_fingerprint: str
     stop_signal: StopSignal
-    engine: EngineThread
+    engine: PolicyEngine
+    engine_thread: Executor
+    """One thread, in which every call of the engine runs: it blocks, and is not thread-safe."""
     broker: Broker
     registry: Registry
     ledger: Ledger
@@ -67,8 +70,12 @@ class TrainingRun:
         """Newest published version."""
         return self.publisher.newest.policy_version
 
+    def show_failure(self, failure: Failure) -> None:
+        """Write the first failure of a kind into the run folder, at once."""
+        self.spec.folder.write_failure(self.step, failure)
 
-async def open_folder(spec: RunSpec, engine: EngineThread) -> OpenedFolder:
+
+async def open_folder(spec: RunSpec, engine: PolicyEngine, engine_thread: Executor) -> OpenedFolder:
     """Take the run folder over, and load the newest checkpoint of a resumed run into the engine.
 
     Raises:
@@ -83,24 +90,25 @@ async def open_folder(spec: RunSpec, engine: EngineThread) -> OpenedFolder:
         keep_best=spec.learner.keep_best,
         require_owner=ledger.require_newest,
     )
-    state = await _restore(spec, engine, checkpoints)
+    loop = asyncio.get_running_loop()
+    state = await loop.run_in_executor(engine_thread, _restore, spec, engine, checkpoints)
     if not spec.resume:
         ledger.next_incarnation()
     spec.folder.open_at(state.step, ledger.require_newest)
     return OpenedFolder(ledger, checkpoints, state)
 
 
-async def _restore(spec: RunSpec, engine: EngineThread, checkpoints: Checkpoints) -> LearnerState:
+def _restore(spec: RunSpec, engine: PolicyEngine, checkpoints: Checkpoints) -> LearnerState:
     """Load the newest checkpoint of a resumed run into the engine; an empty state else."""
     fingerprint = spec.prompts.fingerprint()
-    state = await engine.call(checkpoints.load) if spec.resume else None
+    state = checkpoints.load(engine) if spec.resume else None
     if state is not None and state.prompt_fingerprint != fingerprint:
         raise ValueError(
             "data.train, data.shuffle or run.seed changed since the checkpoint of step "
             f"{state.step}: the prompt order would skip and repeat prompts; restore them, or "
             "start a new run"
         )
-    checkpoints.check_disk(await engine.call(lambda e: e.checkpoint_bytes()))
+    checkpoints.check_disk(engine.checkpoint_bytes())
     return state or LearnerState(prompt_fingerprint=fingerprint)
 
 
@@ -119,77 +127,49 @@ def assemble(
     spec: RunSpec,
     opened: OpenedFolder,
     *,
-    engine: EngineThread,
+    engine: PolicyEngine,
+    engine_thread: Executor,
     broker: Broker,
     stop_signal: StopSignal,
 ) -> TrainingRun:
     """Build the parts of one start from where the run stands; nothing is sent or written yet."""
-    config, ledger, state = spec.learner, opened.ledger, opened.state
-    registry = Registry(broker)
-    summary = RunSummary(state)
-    monitor = _monitor(spec, state)
+    ledger, checkpoints, state = opened.ledger, opened.checkpoints, opened.state
+    registry, summary, monitor = Registry(broker), RunSummary(state), _monitor(spec, state)
     collector = _collector(spec, opened, broker, registry, monitor)
-    publisher = WeightPublisher(
-        engine=engine,
-        registry=registry,
-        ledger=ledger,
-        weights_dir=spec.weights_dir,
-        run_id=spec.run.id,
-        dtype=spec.model.dtype,
-        config=config,
-    )
-    publisher.canary_floor = state.canary_floor
-    evaluations = Evaluations(
-        runner=TrainingEvaluation(
-            sets=spec.eval_sets,
-            trained_sets=spec.prompts.set_names(),
-            config=spec.evaluation,
-            learner=config,
-            broker=broker,
-            run_id=spec.run.id,
-            incarnation=ledger.last_incarnation,
-            monitor=monitor,
-            read_board=collector.read_board,
-        ),
-        folder=spec.folder,
-        summary=summary,
-        checkpoints=opened.checkpoints,
-        shown_per_set=config.trajectories_per_step,
-    )
-    reporter = StepReporter(
-        folder=spec.folder,
-        summary=summary,
-        collector=collector,
-        monitor=monitor,
-        total_steps=spec.total_steps,
-        trajectories_per_step=config.trajectories_per_step,
-        max_staleness=config.max_staleness,
-    )
     run = TrainingRun(
         spec=spec,
         step=state.step,
         prompt_fingerprint=state.prompt_fingerprint,
         stop_signal=stop_signal,
         engine=engine,
+        engine_thread=engine_thread,
         broker=broker,
         registry=registry,
         ledger=ledger,
-        checkpoints=opened.checkpoints,
+        checkpoints=checkpoints,
         monitor=monitor,
-        consumer=broker.consumer(
-            broker.keys.scored, ScoredTrajectory, group=GROUP, consumer=CONSUMER
-        ),
+        consumer=broker.consumer(broker.keys.scored, ScoredTrajectory, group=NAME, consumer=NAME),
         collector=collector,
-        publisher=publisher,
-        evaluations=evaluations,
-        reporter=reporter,
+        publisher=WeightPublisher(
+            spec,
+            engine=engine,
+            engine_thread=engine_thread,
+            registry=registry,
+            ledger=ledger,
+            canary_floor=state.canary_floor,
+        ),
+        evaluations=Evaluations(
+            spec,
+            broker=broker,
+            collector=collector,
+            monitor=monitor,
+            summary=summary,
+            checkpoints=checkpoints,
+        ),
+        reporter=StepReporter(spec, summary=summary, collector=collector, monitor=monitor),
         summary=summary,
     )
-
-    def show_failure(failure: Failure) -> None:
-        spec.folder.write_failure(run.step, failure)
-
-    monitor.show = show_failure
+    monitor.show = run.show_failure
     return run
 
 
@@ -212,18 +192,8 @@ def _collector(
     monitor: FailureMonitor,
 ) -> RolloutCollector:
     config, state = spec.learner, opened.state
-    buffer_config = GroupBufferConfig(
-        run_id=spec.run.id,
-        incarnation=opened.ledger.last_incarnation,
-        group_size=config.group_size,
-        groups_per_batch=config.groups_per_batch,
-        max_staleness=config.max_staleness,
-        sample_timeout_s=config.sample_timeout_s,
-        max_attempts=config.max_attempts,
-        greedy_baseline=config.has_greedy_baseline,
-        drop_equal_groups=config.drop_equal_groups,
-    )
-    group_buffer = GroupBuffer(buffer_config, SamplingParameters(temperature=config.temperature))
+    incarnation = opened.ledger.last_incarnation
+    group_buffer = GroupBuffer(config, run_id=spec.run.id, incarnation=incarnation)
     group_buffer.counts.update(state.counts)
     return RolloutCollector(
         broker=broker,

@@ -23,7 +23,8 @@ from agent_r1.learner.stop_rules import FailureMonitor
 from agent_r1_proto.failures import FailureBoard, place_of_failure
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.streams import Broker, Entry, StreamConsumer
+from agent_r1_proto.stream_consumer import Entry, StreamConsumer
+from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask
 from agent_r1_proto.weights import NewestVersion
 
@@ -139,11 +140,9 @@ class RolloutCollector:
         Raises:
             TakenOverError: there are some.
         """
-        own = self.groups.config.incarnation
+        own = self.groups.incarnation
         keys = [entry.message.trajectory.rollout.key for entry in entries]
-        later = max(
-            (k.incarnation for k in keys if k.run_id == self.groups.config.run_id), default=0
-        )
+        later = max((k.incarnation for k in keys if k.run_id == self.groups.run_id), default=0)
         if later > own:
             for entry in entries:
                 await consumer.release(entry)
@@ -241,7 +240,7 @@ class RolloutCollector:
         Raises:
             TakenOverError: it is a later one than this learner's.
         """
-        own = self.groups.config.incarnation
+        own = self.groups.incarnation
         incarnation = await self._registry.incarnation()
         if incarnation is not None and incarnation > own:
             raise self._taken_over(incarnation)
@@ -250,14 +249,14 @@ class RolloutCollector:
     def _taken_over(self, incarnation: int) -> TakenOverError:
         return TakenOverError(
             f"learner start {incarnation} has taken over this run (this is start "
-            f"{self.groups.config.incarnation}); two learners must not share a run id: give the "
+            f"{self.groups.incarnation}); two learners must not share a run id: give the "
             "other run its own run.id"
         )
 
     async def _watch_registry(
         self, newest: Callable[[], NewestVersion], announce: Callable[[], Awaitable[None]]
     ) -> None:
-        own = self.groups.config.incarnation
+        own = self.groups.incarnation
         own_version = newest().policy_version
         incarnation = await self.require_newest()
         published = await self._registry.newest_version()

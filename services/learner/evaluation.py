@@ -1,24 +1,30 @@
 """Evaluation before, during and after training, on the servers that also roll out for training.
 
-train.py --name--> tasks with purpose `eval` --> rollout, reward --> a reply stream --> here -->
-`evaluations.jsonl`, metrics and the summary. Training rollouts continue meanwhile.
+train.py --name, step--> tasks with purpose `eval` --> rollout, reward --> a reply stream --> here
+--> `evaluations.jsonl`, metrics and the summary. Training continues meanwhile; one evaluation
+during training runs at a time, in the background.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from agent_r1.learner.config import EvaluationConfig, LearnerConfig
+from agent_r1.learner.checkpoint import Checkpoints
+from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.redis_memory import MAX_QUESTIONS_IN_FLIGHT
+from agent_r1.learner.reporting.summary import RunSummary
+from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1.learner.run_spec import RunSpec
+from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FEWEST_ALL_FAILED, FailureMonitor, RunFailedError
 from agent_r1_proto.failures import Failure, failure, place_of_failure
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import SamplingParameters, Task
+from agent_r1_proto.tasks import SamplingParameters
 from agent_r1_service.evaluation_client import (
     EvalClient,
     EvalResult,
@@ -26,7 +32,6 @@ from agent_r1_service.evaluation_client import (
     mean_over_sets,
     summarise,
 )
-from agent_r1_service.task_files import read_task_file
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +51,11 @@ class Evaluation:
     sets: dict[str, SetScores]
     results: list[EvalResult]
     duration_s: float
+
+    @property
+    def label(self) -> str:
+        """What files and the summary call it: those during training are named by their step."""
+        return f"step_{self.step:06d}" if self.name == "during" else self.name
 
     def record(self) -> dict[str, Any]:
         """Return the scores as JSON."""
@@ -67,62 +77,54 @@ class Evaluation:
         return values
 
 
-def load_sets(config: EvaluationConfig) -> dict[str, list[Task]]:
-    """Read the evaluation sets; every task carries its set's name as `metadata.set`.
-
-    Raises:
-        TaskFileError: a file is missing, empty or malformed; file and line are named.
-    """
-    sets: dict[str, list[Task]] = {}
-    for name, path in config.sets.items():
-        tasks = read_task_file(Path(path))[: config.max_questions]
-        sets[name] = [
-            task.model_copy(update={"metadata": {**task.metadata, "set": name}}) for task in tasks
-        ]
-    return sets
-
-
-def in_domain_sets(sets: Sequence[str], trained_sets: set[str]) -> list[str]:
-    """Return the evaluation sets whose kind of question is trained on.
-
-    Those are the sets named in `metadata.set` of a training task; where none is, all of them.
-    """
-    named = [name for name in sets if name in trained_sets]
-    return named or list(sets)
-
-
-class TrainingEvaluation:
-    """Asks the evaluation sets of one run."""
+class Evaluations:
+    """Asks the evaluation sets of one start, and writes down what came of it."""
 
     def __init__(
         self,
+        spec: RunSpec,
         *,
-        sets: dict[str, list[Task]],
-        trained_sets: set[str],
-        config: EvaluationConfig,
-        learner: LearnerConfig,
         broker: Broker,
-        run_id: str,
-        incarnation: int,
+        collector: RolloutCollector,
         monitor: FailureMonitor,
-        read_board: Callable[[], Awaitable[None]],
+        summary: RunSummary,
+        checkpoints: Checkpoints,
     ) -> None:
-        self.sets = sets
-        self.in_domain = in_domain_sets(list(sets), trained_sets)
-        self._config = config
-        self._learner = learner
+        self.in_domain = _in_domain_sets(list(spec.eval_sets), spec.prompts.set_names())
+        """The sets that the means of the summary run over."""
+        self._spec = spec
         self._broker = broker
-        self._run_id = run_id
-        self._incarnation = incarnation
+        self._collector = collector
         self._monitor = monitor
-        self._read_board = read_board
+        self._summary = summary
+        self._checkpoints = checkpoints
+        self._metrics: dict[str, float] = {}
+        self._running: asyncio.Task[None] | None = None
 
-    def score(self, sets: dict[str, SetScores]) -> float | None:
-        """Return the mean reward over the in-domain sets, by which checkpoints are kept."""
-        return mean_over_sets(sets, "reward", self.in_domain)
+    def take_metrics(self) -> dict[str, float]:
+        """Return the scores of evaluations that finished since the last call."""
+        metrics, self._metrics = self._metrics, {}
+        return metrics
 
-    async def run(self, name: str, step: int, policy_version: int) -> Evaluation:
-        """Ask every set and wait for the answers.
+    def start(self, stop_signal: StopSignal, step: int, policy_version: int) -> None:
+        """Evaluate in the background, unless the evaluation before is still running."""
+        if self._running is not None and not self._running.done():
+            logger.warning(
+                "evaluation skipped step=%d: the one before still runs; raise evaluation.every or "
+                "lower evaluation.max_questions_during",
+                step,
+            )
+            return
+        self._checkpoints.expect_score(step)
+        self._running = stop_signal.spawn(self.run("during", step, policy_version), "evaluate")
+
+    async def wait(self) -> None:
+        """Wait for the evaluation in the background; its failure reaches the loop by itself."""
+        if self._running is not None:
+            await asyncio.wait({self._running})
+
+    async def run(self, name: str, step: int, policy_version: int) -> None:
+        """Ask every set, wait for the answers and write them down; nothing without sets.
 
         Args:
             name: `before`, `during` or `after`.
@@ -132,18 +134,34 @@ class TrainingEvaluation:
         Raises:
             RunFailedError: more than `max_failed_share` of the questions failed.
         """
-        during = name == "during"
-        limit = self._config.max_questions_during if during else None
-        tasks = [task for tasks in self.sets.values() for task in tasks[:limit]]
-        batch = self._learner.groups_per_batch * self._learner.group_size
+        if not self._spec.eval_sets:
+            return
+        started = time.monotonic()
+        results = await self._ask(name, step, policy_version)
+        evaluation = Evaluation(
+            name=name,
+            step=step,
+            policy_version=policy_version,
+            sets=summarise(results),
+            results=results,
+            duration_s=time.monotonic() - started,
+        )
+        _log(evaluation)
+        self._keep(evaluation)
+
+    async def _ask(self, name: str, step: int, policy_version: int) -> list[EvalResult]:
+        config, learner, during = self._spec.evaluation, self._spec.learner, name == "during"
+        limit = config.max_questions_during if during else None
+        tasks = [task for tasks in self._spec.eval_sets.values() for task in tasks[:limit]]
+        batch = learner.groups_per_batch * learner.group_size
         client = EvalClient(
             self._broker,
-            run_id=self._run_id,
-            client_id=f"learner-{self._incarnation}-{name}-{step}",
-            sampling=SamplingParameters(temperature=self._config.temperature),
-            timeout_s=self._config.timeout_s,
-            sample_timeout_s=self._learner.sample_timeout_s,
-            max_attempts=self._learner.max_attempts,
+            run_id=self._spec.run.id,
+            client_id=f"learner-{self._collector.groups.incarnation}-{name}-{step}",
+            sampling=SamplingParameters(temperature=config.temperature),
+            timeout_s=config.timeout_s,
+            sample_timeout_s=learner.sample_timeout_s,
+            max_attempts=learner.max_attempts,
             max_in_flight=max(1, batch // SHARE_DURING) if during else MAX_QUESTIONS_IN_FLIGHT,
         )
         logger.info(
@@ -153,7 +171,6 @@ class TrainingEvaluation:
             policy_version,
             len(tasks),
         )
-        started = time.monotonic()
         failures = seen = 0
 
         async def watch(result: EvalResult) -> None:
@@ -164,22 +181,12 @@ class TrainingEvaluation:
                 self._monitor.note_calls(result.scored.trajectory)
             if not result.failed:
                 return
-            await self._read_board()  # it has the traceback that the result has not
+            await self._collector.read_board()  # it has the traceback that the result has not
             self._monitor.note(_failure_of(result))
             all_failed = failures == seen >= max(FEWEST_ALL_FAILED, batch)
             self._check(failures, len(tasks), name, all_failed=all_failed)
 
-        results = await client.run(tasks, watch)
-        evaluation = Evaluation(
-            name=name,
-            step=step,
-            policy_version=policy_version,
-            sets=summarise(results),
-            results=results,
-            duration_s=time.monotonic() - started,
-        )
-        self._log(evaluation)
-        return evaluation
+        return await client.run(tasks, watch)
 
     def _check(self, failures: int, total: int, name: str, *, all_failed: bool = False) -> None:
         """Stop the run when too many questions failed, or a batch did and none was answered.
@@ -188,29 +195,53 @@ class TrainingEvaluation:
             RunFailedError: one of the two is true.
         """
         share = 1.0 if all_failed else failures / max(1, total)
-        if share > self._learner.max_failed_share:
+        allowed = self._spec.learner.max_failed_share
+        if share > allowed:
             raise RunFailedError(
                 f"{failures} of the {total} questions of the evaluation {name!r} failed or gave no "
-                f"result within evaluation.timeout_s ({self._config.timeout_s:g}); "
-                f"learner.max_failed_share allows {self._learner.max_failed_share:.0%}. "
-                f"{self._monitor.explain()}"
+                f"result within evaluation.timeout_s ({self._spec.evaluation.timeout_s:g}); "
+                f"learner.max_failed_share allows {allowed:.0%}. {self._monitor.explain()}"
             )
 
-    def _log(self, evaluation: Evaluation) -> None:
-        for name, scores in evaluation.sets.items():
-            logger.info(
-                "evaluation %s set=%s step=%d n=%d failed=%d reward=%s components=%s calls=%s "
-                "duration_s=%.1f",
-                evaluation.name,
-                name,
-                evaluation.step,
-                scores.n,
-                scores.failed,
-                "none" if scores.reward is None else f"{scores.reward:.3f}",
-                _means(scores.components),
-                _means(scores.calls),
-                evaluation.duration_s,
-            )
+    def _keep(self, evaluation: Evaluation) -> None:
+        folder = self._spec.folder
+        score = mean_over_sets(evaluation.sets, "reward", self.in_domain)
+        self._summary.add_evaluation(evaluation.label, evaluation.record(), score)
+        values = evaluation.metrics()
+        self._metrics |= values
+        folder.write_scalars(evaluation.step, values)
+        folder.write_evaluation(evaluation.step, evaluation.name, evaluation.record())
+        shown = _readable(evaluation, self._spec.learner.trajectories_per_step)
+        folder.write_trajectories(f"eval_{evaluation.label}", shown)
+        if evaluation.name == "after":
+            folder.write_answers(map(_answer, evaluation.results))
+        self._checkpoints.record_score(evaluation.step, score)
+
+
+def _in_domain_sets(sets: Sequence[str], trained_sets: set[str]) -> list[str]:
+    """Return the evaluation sets whose kind of question is trained on.
+
+    Those are the sets named in `metadata.set` of a training task; where none is, all of them.
+    """
+    named = [name for name in sets if name in trained_sets]
+    return named or list(sets)
+
+
+def _log(evaluation: Evaluation) -> None:
+    for name, scores in evaluation.sets.items():
+        logger.info(
+            "evaluation %s set=%s step=%d n=%d failed=%d reward=%s components=%s calls=%s "
+            "duration_s=%.1f",
+            evaluation.name,
+            name,
+            evaluation.step,
+            scores.n,
+            scores.failed,
+            "none" if scores.reward is None else f"{scores.reward:.3f}",
+            _means(scores.components),
+            _means(scores.calls),
+            evaluation.duration_s,
+        )
 
 
 def _failure_of(result: EvalResult) -> Failure:
@@ -222,3 +253,34 @@ def _failure_of(result: EvalResult) -> Failure:
 
 def _means(values: Mapping[str, float]) -> str:
     return ",".join(f"{name}:{value:.3f}" for name, value in values.items()) or "none"
+
+
+def _readable(evaluation: Evaluation, per_set: int) -> list[dict[str, Any]]:
+    """Render the first answers of each set: the same questions at every evaluation."""
+    shown: dict[str, int] = {}
+    lines: list[dict[str, Any]] = []
+    for result in evaluation.results:
+        name = str(result.task.metadata.get("set"))
+        if result.scored is None or shown.get(name, 0) >= per_set:
+            continue
+        shown[name] = shown.get(name, 0) + 1
+        lines.append(readable(result.scored, step=evaluation.step, advantage=None, trained=False))
+    return lines
+
+
+def _answer(result: EvalResult) -> dict[str, Any]:
+    """Return the scores of one question; those of one that failed (an outage) are None."""
+    scored = None if result.failed else result.scored
+    reward = None if scored is None else scored.reward
+    components = {} if reward is None else reward.components
+    return {
+        "id": result.task.id,
+        "set": result.task.metadata.get("set"),
+        "type": result.task.metadata.get("type"),
+        "failed": result.failed,
+        "reward": None if reward is None else reward.total,
+        "components": components,
+        "calls": {} if scored is None else scored.trajectory.answered_calls(),
+        "em": components.get("exact_match"),
+        "f1": components.get("f1"),
+    }

@@ -25,6 +25,7 @@ from enum import StrEnum
 
 import numpy as np
 
+from agent_r1.learner.config import LearnerConfig
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import Trajectory
@@ -41,41 +42,6 @@ class AcceptResult(StrEnum):
     OLD_INCARNATION = "old_incarnation"
     FOREIGN = "foreign"
     """Not one of this run's samples: another run id, or a sample index that does not exist."""
-
-
-@dataclass(frozen=True)
-class GroupBufferConfig:
-    """What a group buffer needs to know of the run."""
-
-    run_id: str
-    incarnation: int
-    group_size: int
-    groups_per_batch: int
-    max_staleness: int
-    """Age that batches keep to where waiting for the old ones is free, in learner steps."""
-    sample_timeout_s: float
-    """A slot without a final result for so long is issued again, in seconds."""
-    max_attempts: int = 3
-    """Attempts a rollout server makes on one issue of a sample before it gives up."""
-    greedy_baseline: bool = False
-    """Ask for one greedy answer beside each group's samples (ReMax)."""
-    drop_equal_groups: bool = False
-    """Drop groups whose rewards are all equal, at most `groups_per_batch` of them a batch."""
-
-    @property
-    def slots_per_group(self) -> int:
-        """Trajectories asked for per group: the last one is the greedy answer, if any."""
-        return self.group_size + int(self.greedy_baseline)
-
-    @property
-    def max_outstanding(self) -> int:
-        """Most groups outstanding at one time."""
-        return (self.max_staleness + 1) * self.groups_per_batch
-
-    @property
-    def min_survivors(self) -> int:
-        """Fewest trajectories a group may be trained on: one alone has no advantage."""
-        return min(2, self.group_size)
 
 
 @dataclass
@@ -167,14 +133,15 @@ def failure_reason(scored: ScoredTrajectory) -> str | None:
 class GroupBuffer:
     """Every group that was asked for and is neither trained nor dropped."""
 
-    def __init__(
-        self, config: GroupBufferConfig, sampling: SamplingParameters, newest_version: int = 0
-    ) -> None:
-        self.config = config
-        self.newest_version = newest_version
+    def __init__(self, config: LearnerConfig, *, run_id: str, incarnation: int) -> None:
+        self.run_id = run_id
+        self.incarnation = incarnation
+        self.newest_version = 0
+        self._config = config
         self.counts: Counter[str] = Counter()
         """Results by what became of them; `reissued` samples, dropped and equal groups."""
-        self._sampling = sampling
+        self._sampling = SamplingParameters(temperature=config.temperature)
+        self._max_outstanding = (config.max_staleness + 1) * config.groups_per_batch
         self._groups: dict[int, Group] = {}
         self._ready: list[int] = []
         """Complete groups worth training on, oldest first."""
@@ -195,7 +162,7 @@ class GroupBuffer:
 
     def room(self) -> int:
         """Return how many groups may be opened now."""
-        return self.config.max_outstanding - len(self._groups) - self._held
+        return self._max_outstanding - len(self._groups) - self._held
 
     def outstanding_ids(self) -> list[int]:
         """Return the ids of the groups that are neither trained nor dropped, lowest first."""
@@ -209,14 +176,14 @@ class GroupBuffer:
         """
         if self.room() <= 0:
             raise ValueError(
-                f"group {group_id} cannot be opened: {self.config.max_outstanding} groups are "
-                f"outstanding, the most that max_staleness ({self.config.max_staleness}) allows"
+                f"group {group_id} cannot be opened: {self._max_outstanding} groups are "
+                f"outstanding, the most that max_staleness ({self._config.max_staleness}) allows"
             )
         if group_id in self._groups:
             raise ValueError(f"group {group_id} is outstanding already")
-        slots = [Slot(issued_at=now) for _ in range(self.config.slots_per_group)]
+        slots = [Slot(issued_at=now) for _ in range(self._config.slots_per_group)]
         group = Group(
-            group_id, task, self.newest_version, slots, has_greedy=self.config.greedy_baseline
+            group_id, task, self.newest_version, slots, has_greedy=self._config.has_greedy_baseline
         )
         self._groups[group_id] = group
         return [self._task(group, index) for index in range(len(slots))]
@@ -224,21 +191,21 @@ class GroupBuffer:
     def _task(self, group: Group, sample_index: int) -> RolloutTask:
         attempt = group.slots[sample_index].attempt
         sampling = self._sampling
-        if sample_index == self.config.group_size:
+        if sample_index == self._config.group_size:
             sampling = sampling.model_copy(update={"temperature": 0.0})
         return RolloutTask(
             key=RolloutKey(
-                run_id=self.config.run_id,
-                incarnation=self.config.incarnation,
+                run_id=self.run_id,
+                incarnation=self.incarnation,
                 group_id=group.group_id,
                 sample_index=sample_index,
                 attempt=attempt,
             ),
-            group_size=self.config.slots_per_group,
+            group_size=self._config.slots_per_group,
             task=group.task,
             purpose="train",
             sampling=sampling,
-            max_attempts=attempt + self.config.max_attempts,
+            max_attempts=attempt + self._config.max_attempts,
         )
 
     def accept(self, scored: ScoredTrajectory) -> AcceptResult:
@@ -264,7 +231,7 @@ class GroupBuffer:
         """Return a FAILED result for a sample nobody will answer; None if none is awaited."""
         group = self._groups.get(key.group_id)
         known = group is not None and key.sample_index < len(group.slots)
-        own = (key.run_id, key.incarnation) == (self.config.run_id, self.config.incarnation)
+        own = (key.run_id, key.incarnation) == (self.run_id, self.incarnation)
         if group is None or not known or not own or group.slots[key.sample_index].final:
             return None
         rollout = self._task(group, key.sample_index)
@@ -284,11 +251,11 @@ class GroupBuffer:
     def _judge(self, scored: ScoredTrajectory) -> AcceptResult:
         trajectory = scored.trajectory
         key = trajectory.rollout.key
-        if key.run_id != self.config.run_id or trajectory.rollout.purpose != "train":
+        if key.run_id != self.run_id or trajectory.rollout.purpose != "train":
             return AcceptResult.FOREIGN
-        if key.incarnation != self.config.incarnation:
+        if key.incarnation != self.incarnation:
             return AcceptResult.OLD_INCARNATION
-        if key.sample_index >= self.config.slots_per_group:
+        if key.sample_index >= self._config.slots_per_group:
             return AcceptResult.FOREIGN
         group = self._groups.get(key.group_id)
         if group is None or group.slots[key.sample_index].final:
@@ -298,7 +265,8 @@ class GroupBuffer:
     def _usable(self, group: Group) -> bool:
         """Whether enough of a complete group is left to train on."""
         has_baseline = group.greedy is not None or not group.has_greedy
-        return len(group.survivors) >= self.config.min_survivors and has_baseline
+        fewest = min(2, self._config.group_size)  # one alone has no advantage
+        return len(group.survivors) >= fewest and has_baseline
 
     def _close(self, group: Group) -> None:
         if not self._usable(group):
@@ -319,7 +287,10 @@ class GroupBuffer:
         Beyond the limit groups are taken as they are: a policy that always or never succeeds
         would otherwise wait forever.
         """
-        if not self.config.drop_equal_groups or self._equal_dropped >= self.config.groups_per_batch:
+        if (
+            not self._config.drop_equal_groups
+            or self._equal_dropped >= self._config.groups_per_batch
+        ):
             return False
         return len({total_reward(scored) for scored in group.survivors}) == 1
 
@@ -334,7 +305,7 @@ class GroupBuffer:
 
     def overdue(self, now: float) -> list[RolloutTask]:
         """Return the samples to issue again because they gave no final result in time."""
-        return self._reissue(now, self.config.sample_timeout_s)
+        return self._reissue(now, self._config.sample_timeout_s)
 
     def reissue_open(self, now: float) -> list[RolloutTask]:
         """Return every sample without a final result, to issue again (Redis lost its data)."""
@@ -358,7 +329,7 @@ class GroupBuffer:
         Returns:
             None while there are too few, or while an older group is worth waiting for.
         """
-        size = self.config.groups_per_batch
+        size = self._config.groups_per_batch
         if len(self._ready) < size or self._waits_for_the_old():
             return None
         ids, self._ready = self._ready[:size], self._ready[size:]
@@ -372,7 +343,7 @@ class GroupBuffer:
         When only the old ones are left, rollout would stand still; one that has missed its last
         chance is not waited for again.
         """
-        last_chance = self.newest_version - self.config.max_staleness
+        last_chance = self.newest_version - self._config.max_staleness
         versions = [g.opened_version for g in self._groups.values() if not g.complete]
         return last_chance in versions and max(versions) > last_chance
 

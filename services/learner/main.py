@@ -1,7 +1,7 @@
-"""Starts the learner: `agent_r1.cli.main` calls `train` with the tables of one run.
+"""Starts the learner: `agent_r1.cli.run` calls `train` with the spec of one run.
 
-Reads the data files and the run folder, builds the engine over its ranks, and drives train.py to
-the end of the run or until SIGTERM or SIGINT.
+Builds the engine over its ranks, and drives train.py to the end of the run or until SIGTERM or
+SIGINT.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.algorithms import find_advantage, find_policy_loss
-from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.outcome import INTERRUPTED
-from agent_r1.learner.run_spec import RunSpec, make_run_spec
+from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
 from agent_r1_service.announcements import write_announcement
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -30,41 +28,20 @@ NAME = "learner"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def train(
-    *,
-    run: RunConfig,
-    model: ModelConfig,
-    redis: RedisConfig,
-    data: DataConfig,
-    learner: LearnerConfig,
-    evaluation: EvaluationConfig,
-    resume: bool,
-    announce_dir: Path | None,
-    resolved_config: Mapping[str, Any],
-) -> str:
+def train(spec: RunSpec, announce_dir: Path | None, *, resolved_config: Mapping[str, Any]) -> str:
     """Train until the last step; return after a clean stop too, with a checkpoint written.
 
     Returns:
         the run's status, as in outcome.py.
 
     Raises:
-        ValueError: a data file, the run folder, a checkpoint or a setting is wrong; the text says
-            what to do.
+        ValueError: a checkpoint or a setting is wrong; the text says what to do.
         RunFailedError: a stop rule was met; the text gives the most frequent reasons.
         CanaryError: a rollout server samples with other weights than were published.
         EngineError: the engine or the disk gave up; the last checkpoint is kept.
     """
-    find_advantage(learner.advantage)
-    find_policy_loss(learner.policy_loss)
-    spec = make_run_spec(
-        run=run,
-        model=model,
-        redis=redis,
-        data=data,
-        learner=learner,
-        evaluation=evaluation,
-        resume=resume,
-    )
+    find_advantage(spec.learner.advantage)
+    find_policy_loss(spec.learner.policy_loss)
     spec.folder.write_config(resolved_config)
     try:
         with _interruptible(), closing(build_engine(spec)) as engine:
@@ -81,7 +58,7 @@ def build_engine(spec: RunSpec) -> PolicyEngine:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.rank_worker import CriticSetup
+    from agent_r1.learner.engine.rank_messages import CriticSetup
 
     config = spec.learner
     critic_model = spec.model.model_copy(update={"path": config.critic_path or spec.model.path})

@@ -7,12 +7,15 @@ has connected to. Samples and questions of evaluations are in flight at the same
 from __future__ import annotations
 
 from agent_r1.learner.config import EvaluationConfig, LearnerConfig
-from agent_r1_proto.streams import worst_case_bytes
 
 MAX_QUESTIONS_IN_FLIGHT = 512
 """Most questions of an evaluation in the streams at one time, which bounds their memory."""
 SERVER_MAXMEMORY = "maxmemory of the Redis at redis.url"
 """What messages call the limit of a server that runs already."""
+BYTES_PER_TOKEN = 16
+"""Worst case of one token in an entry: 8 bytes of arrays, its text twice, its mask bit."""
+BYTES_PER_ENTRY = 16_384
+"""Worst case of everything in an entry that does not grow with its tokens."""
 _MIB = 1024 * 1024
 
 
@@ -28,7 +31,7 @@ def worst_case_redis_bytes(
     """
     samples = (learner.max_staleness + 1) * learner.groups_per_batch * learner.slots_per_group
     questions = MAX_QUESTIONS_IN_FLIGHT if evaluation.sets else 0
-    return worst_case_bytes(samples + questions, max_context)
+    return (samples + questions) * (BYTES_PER_ENTRY + max_context * BYTES_PER_TOKEN)
 
 
 def redis_memory_problem(

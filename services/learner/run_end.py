@@ -15,7 +15,7 @@ from agent_r1.learner.assembly import TrainingRun
 from agent_r1.learner.checkpoint import LearnerState
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES, Losses
 from agent_r1.learner.stop_rules import RunFailedError
-from agent_r1_proto.dead_letters import save_letters
+from agent_r1_service.dead_letter_file import save_letters
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,10 @@ async def save_checkpoint(run: TrainingRun) -> None:
         )
     )
     started = time.monotonic()
-    path = await asyncio.shield(run.engine.call(lambda engine: run.checkpoints.save(engine, state)))
+    save = asyncio.get_running_loop().run_in_executor(
+        run.engine_thread, run.checkpoints.save, run.engine, state
+    )
+    path = await asyncio.shield(save)
     logger.info(
         "state saved step=%d path=%s duration_s=%.2f", run.step, path, time.monotonic() - started
     )

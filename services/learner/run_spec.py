@@ -1,6 +1,6 @@
 """What one run is made of: configuration tables and data files, read and checked before anything.
 
-main.py builds it from its arguments; train.py carries it out.
+`agent_r1.cli.run` has it made; train.py carries it out.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
-from agent_r1.learner.evaluation import load_sets
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1_proto.tasks import Task
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.task_files import read_sets
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def make_run_spec(
         learner=learner,
         evaluation=evaluation,
         prompts=PromptOrder.from_files(data.train, run.seed, shuffle=data.shuffle),
-        eval_sets=load_sets(evaluation),
+        eval_sets=read_sets(evaluation.sets, evaluation.max_questions),
         folder=folder,
         resume=resume,
     )

@@ -5,20 +5,21 @@
 - unblocked by: the last slot of a group becoming final; `/weights/load` answered;
 - produces: weight versions (weights/publisher.py), checkpoints, metrics, evaluations, the summary.
 
-Engine calls run in a thread of their own; collecting, issuing overdue samples again and
-evaluations during training continue meanwhile. assembly.py builds the parts, run_end.py writes
-what a run leaves behind.
+The engine blocks, so its calls run in a thread of their own, one at a time; collecting, issuing
+overdue samples again and evaluations continue meanwhile. assembly.py builds the parts, run_end.py
+writes what a run leaves behind.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from agent_r1.learner.assembly import TrainingRun, assemble, connect, open_folder
 from agent_r1.learner.engine.interface import PolicyEngine
-from agent_r1.learner.engine.thread import EngineThread
 from agent_r1.learner.outcome import FAILED, INTERRUPTED
 from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.reporting.step_report import StepReport
@@ -55,14 +56,17 @@ async def train_step(run: TrainingRun) -> None:
     rollout_s = time.monotonic() - started
     learn_started = time.monotonic()
     newest_version = run.policy_version
-    batch = await run.engine.call(lambda engine: build_samples(groups, config, engine))
+    loop = asyncio.get_running_loop()
+    batch = await loop.run_in_executor(run.engine_thread, build_samples, groups, config, run.engine)
     canary_tokens = CanaryTokens.of(groups[0].survivors[0].trajectory, config.canary_tokens)
     if canary_tokens is not None and not run.canary_checked:
         # Before the first step of a start: in bf16, version 0 is the noise floor.
         run.canary_checked = True
         await unless_stopped(run.publisher.check_canary(canary_tokens))
     loss = loss_spec(config, run.step)
-    metrics = await run.engine.call(lambda engine: engine.train_batch(batch.samples, loss))
+    metrics = await loop.run_in_executor(
+        run.engine_thread, run.engine.train_batch, batch.samples, loss
+    )
     # Nothing awaits from here to the push: a stop finds the whole step done, or not begun.
     run.step += 1
     run.collector.mark_trained(groups)
@@ -105,7 +109,7 @@ async def _start_collecting(run: TrainingRun) -> None:
 
 
 async def _evaluate_before(run: TrainingRun) -> None:
-    wanted = run.spec.evaluation.before and not run.summary.has_evaluation("before")
+    wanted = run.spec.evaluation.before and "before" not in run.summary.evaluations
     if wanted and run.step == 0:
         evaluation = run.evaluations.run("before", 0, run.policy_version)
         await run.stop_signal.unless_stopped(evaluation)
@@ -152,13 +156,18 @@ class Learner:
         """
         spec = self._spec
         self._stop_signal = stop_signal = StopSignal()
-        with EngineThread(self._engine) as engine:
+        with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
             try:
-                opened = await open_folder(spec, engine)
+                opened = await open_folder(spec, self._engine, thread)
                 async with await stop_signal.unless_stopped(connect(spec)) as broker:
                     spec.check_memory(await stop_signal.unless_stopped(broker.memory_limit()))
                     run = assemble(
-                        spec, opened, engine=engine, broker=broker, stop_signal=stop_signal
+                        spec,
+                        opened,
+                        engine=self._engine,
+                        engine_thread=thread,
+                        broker=broker,
+                        stop_signal=stop_signal,
                     )
                     return await _train_to_an_end(run)
             except StopRequested:

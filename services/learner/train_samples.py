@@ -16,12 +16,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.algorithms import (
-    AdvantageBatch,
-    AdvantageOptions,
-    Advantages,
-    find_advantage,
-)
+from agent_r1.learner.algorithms import find_advantage
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
 from agent_r1.learner.algorithms.advantages.packing import gather
 from agent_r1.learner.algorithms.importance import keeps_sequence, truncated_weights
 from agent_r1.learner.algorithms.process_rewards import normalize_process_rewards

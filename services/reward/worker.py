@@ -14,7 +14,8 @@ import time
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.failures import REWARD_ERROR, FailureBoard, innermost_frames
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.streams import Broker, Entry, StreamConsumer
+from agent_r1_proto.stream_consumer import Entry, StreamConsumer
+from agent_r1_proto.streams import Broker
 from agent_r1_proto.trajectory import Trajectory
 
 logger = logging.getLogger(__name__)

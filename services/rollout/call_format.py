@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1.rollout.chat_format import ChatTemplateError
+from agent_r1.rollout.chat_format import ChatTemplateError, render
 from agent_r1.rollout.parsing import CALL_CLOSE, CALL_OBJECT, CALL_OPEN, parse_turn
 from agent_r1_proto.tools import ToolSpec
 
@@ -101,8 +101,6 @@ class _Template:
         return {trace: 2 * one.count(trace) - two.count(trace) for trace in traces}
 
     def _render(self, tools: Sequence[ToolSpec], call: dict[str, Any] | None = None) -> str:
-        from jinja2 import TemplateError
-
         dialogue: list[dict[str, Any]] = [{"role": "user", "content": _QUESTION}]
         if call is not None:
             name = call["function"]["name"]
@@ -110,16 +108,9 @@ class _Template:
                 {"role": "assistant", "content": "", "tool_calls": [call]},
                 {"role": "tool", "name": name, "tool_call_id": _CALL_ID, "content": _RESULT},
             ]
-        try:
-            return self._tokenizer.apply_chat_template(
-                dialogue,
-                tools=[tool.as_function() for tool in tools],
-                tokenize=False,
-                **self._kwargs,
-            )
-        except (TemplateError, TypeError, ValueError) as exc:
-            what = "the tools" if call is None else "a tool call and its result"
-            raise ChatTemplateError(f"the chat template cannot render {what}: {exc}") from exc
+        what = "the tools" if call is None else "a tool call and its result"
+        functions = [tool.as_function() for tool in tools]
+        return render(self._tokenizer, dialogue, what, tools=functions, **self._kwargs)
 
 
 def _call(name: str, arguments: Any) -> dict[str, Any]:

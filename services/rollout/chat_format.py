@@ -71,6 +71,20 @@ def load_tokenizer(model_path: str) -> Any:
     return tokenizer
 
 
+def render(tokenizer: Any, dialogue: Sequence[Mapping[str, Any]], what: str, **options: Any) -> str:
+    """Render a dialogue as text with the model's chat template.
+
+    Raises:
+        ChatTemplateError: the template cannot; `what` says what was to be rendered.
+    """
+    from jinja2 import TemplateError
+
+    try:
+        return tokenizer.apply_chat_template(dialogue, tokenize=False, **options)
+    except (TemplateError, TypeError, ValueError) as exc:
+        raise ChatTemplateError(f"the chat template cannot render {what}: {exc}") from exc
+
+
 class ChatFormat:
     """Token-level view of one model's chat template.
 
@@ -100,7 +114,7 @@ class ChatFormat:
         self._glue: dict[tuple[Role, ...], list[list[int]]] = {}
         self._control: frozenset[int] = frozenset()
         self._control_pattern = re.compile(r"(?!)")
-        close_ids = self._encode(CALL_CLOSE)
+        close_ids = self.encode(CALL_CLOSE)
         self._call_close_id = close_ids[0] if len(close_ids) == 1 else None
         for role in reply_roles:
             self._check_keeps_turns(role)
@@ -145,15 +159,15 @@ class ChatFormat:
             if not found:
                 raise ChatTemplateError(_HIDES.format(role="tool"))
             text = shown + piece + text
-            token_ids = [*result_ids, *self._encode(piece), *token_ids]
-        return Rendered(rest + text, [*self._encode(rest), *token_ids])
+            token_ids = [*result_ids, *self.encode(piece), *token_ids]
+        return Rendered(rest + text, [*self.encode(rest), *token_ids])
 
     def encode_text(self, text: str) -> list[int]:
         """Encode text from outside (a tool's) so that nothing in it becomes a control token.
 
         `<|im_end|>` inside a passage is spelled out in ordinary tokens.
         """
-        token_ids = self._encode(text)
+        token_ids = self.encode(text)
         if self._control.isdisjoint(token_ids):
             return token_ids
         pieces: list[str] = []
@@ -162,11 +176,11 @@ class ChatFormat:
             pieces += [text[last : match.start() + 1], text[match.start() + 1 : match.end()]]
             last = match.end()
         pieces.append(text[last:])
-        token_ids = [token for piece in pieces if piece for token in self._encode(piece)]
+        token_ids = [token for piece in pieces if piece for token in self.encode(piece)]
         if self._control.isdisjoint(token_ids):
             return token_ids
         # A normalizer may turn other characters into a control token's: spell everything out.
-        token_ids = [token for character in text for token in self._encode(character)]
+        token_ids = [token for character in text for token in self.encode(character)]
         return [token for token in token_ids if token not in self._control]
 
     def encode_limited(
@@ -272,7 +286,8 @@ class ChatFormat:
 
     # -- the template ----------------------------------------------------------------------------
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of text that the template or the model writes: markup is a token."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def _render(
@@ -283,21 +298,14 @@ class ChatFormat:
         generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
-        from jinja2 import TemplateError
-
-        try:
-            return self._tokenizer.apply_chat_template(
-                dialogue,
-                tools=tools,
-                add_generation_prompt=generation_prompt,
-                tokenize=False,
-                **{**self._kwargs, **(extra or {})},
-            )
-        except (TemplateError, TypeError, ValueError) as exc:
-            roles = ", ".join(message["role"] for message in dialogue)
-            raise ChatTemplateError(
-                f"the chat template cannot render a dialogue of the roles {roles}: {exc}"
-            ) from exc
+        return render(
+            self._tokenizer,
+            dialogue,
+            "a dialogue of the roles " + ", ".join(message["role"] for message in dialogue),
+            tools=tools,
+            add_generation_prompt=generation_prompt,
+            **{**self._kwargs, **(extra or {})},
+        )
 
     def _glue_of(self, roles: tuple[Role, ...]) -> list[list[int]]:
         """Return the tokens before, between and after the messages of a reply."""
@@ -321,7 +329,7 @@ class ChatFormat:
                 raise ChatTemplateError(_HIDES.format(role=roles[len(pieces)]))
             pieces.append(piece)
         pieces.append(rest)
-        encoded = [self._encode(piece) for piece in pieces]
+        encoded = [self.encode(piece) for piece in pieces]
         if not encoded[0] or encoded[0][0] not in self._end_of_turn_ids:
             raise ChatTemplateError(
                 f"the chat template ends an assistant turn with {pieces[0][:40]!r}, whose first "
@@ -396,9 +404,9 @@ class ChatFormat:
         replies = [f"{_REPLY}-{i}." for i in range(len(roles))]
         expected = self._render(_dialogue(roles, replies))
         before = expected[: expected.rindex(_SAID) + len(_SAID)]
-        end = self._encode(expected[len(before) :])[0]
+        end = self.encode(expected[len(before) :])[0]
         reply = self.encode_reply(roles, [self.encode_text(text) for text in replies])
-        rendered = self.decode([*self._encode(before), end, *reply])
+        rendered = self.decode([*self.encode(before), end, *reply])
         if rendered != expected:
             raise ChatTemplateError(
                 f"text does not survive this tokenizer: {rendered!r} instead of {expected!r}; "

@@ -1,6 +1,6 @@
 """Starts one rollout server: engine, chat format, tools, stream worker and HTTP routes.
 
-`agent_r1.cli.main` calls `serve` with the tables of one run. Samples come from the stream `tasks`,
+`agent_r1.cli.run` calls `serve` with the tables of one run. Samples come from the stream `tasks`,
 weights from the learner's snapshots; trajectories go to the stream `trajectories`.
 """
 
@@ -67,24 +67,13 @@ class RolloutSettings:
     """Folder of the launcher's announcements; None writes none."""
 
 
-def serve(
-    *,
-    run: RunConfig,
-    model: ModelConfig,
-    redis: RedisConfig,
-    env: EnvConfig,
-    rollout: RolloutConfig,
-    tools: Mapping[str, str | None],
-    weights_dir: Path,
-    announce_dir: Path | None,
-) -> None:
+def serve(settings: RolloutSettings) -> None:
     """Serve until SIGTERM or SIGINT; samples in flight are then given back.
 
     Raises:
         ValueError: a table, the chat template, a tool or the user's environment is wrong.
         PolicyError: the engine did not start, or died while serving.
     """
-    settings = RolloutSettings(run, model, redis, env, rollout, tools, weights_dir, announce_dir)
     asyncio.run(_serve_with_vllm(settings))
 
 
@@ -206,37 +195,27 @@ async def _serve_samples(
     on_death: Callable[[], None] | None,
 ) -> None:
     """Start the parts in order and work until cancelled; then stop them in reverse order."""
-    run, env, rollout = settings.run, settings.env, settings.rollout
+    run, rollout = settings.run, settings.rollout
     async with AsyncExitStack() as stack:
         listener = bind(NAME, rollout)
         stack.callback(listener.close)
         port = listener.getsockname()[1]
         url = advertised_url(NAME, rollout, port)
         server_id = rollout.server_id or f"{socket.gethostname()}-{port}-{os.getpid()}"
-        broker = await _connect(settings)
-        stack.push_async_callback(broker.close)
-        tools = ToolClient(
-            {name: url for name, url in settings.tools.items() if url is not None},
-            directory=ToolDirectory(server_id=server_id, follow_schemas=env.follow_tool_schemas),
-            registry=ToolRegistry(broker, run.tool_pool or run.id),
-            announced=[name for name, url in settings.tools.items() if url is None],
-            timeout_s=env.tool_timeout_s,
-            retries=env.tool_retries,
-            max_requests=rollout.max_tool_requests,
-        )
+        broker = await stack.enter_async_context(await _connect(settings))
+        tools = _tool_client(settings, broker, server_id)
         stack.push_async_callback(tools.stop)
         stack.push_async_callback(policy.stop)
         await _all_or_none(tools.start(rollout.tool_start_timeout_s), policy.start())
-        loop = _agent_loop(policy, chat, tools, settings, server_id)
+        registry = Registry(broker)
+        versions = WeightVersions(policy, registry, run_id=run.id, weights_dir=settings.weights_dir)
         consumer = await stack.enter_async_context(
             broker.consumer(broker.keys.tasks, RolloutTask, group=GROUP, consumer=server_id)
         )
-        registry = Registry(broker)
-        versions = WeightVersions(policy, registry, run_id=run.id, weights_dir=settings.weights_dir)
         worker = RolloutWorker(
             consumer=consumer,
             registry=registry,
-            attempts=loop,
+            run_attempt=_agent_loop(policy, chat, tools, settings, server_id).run,
             versions=versions,
             trajectories=broker.keys.trajectories,
             max_concurrent=rollout.max_concurrent,
@@ -249,6 +228,9 @@ async def _serve_samples(
             in_flight=lambda: worker.in_flight,
         )
         http = await stack.enter_async_context(serving(app, listener, rollout))
+        if settings.announce_dir is not None:
+            write_announcement(settings.announce_dir, NAME, url)
+        logger.info("rollout server is up server_id=%s url=%s run_id=%s", server_id, url, run.id)
         announcing = announce_forever(
             registry,
             versions,
@@ -257,21 +239,22 @@ async def _serve_samples(
             expiry_s=rollout.announce_expiry_s,
             on_beat=worker.drop_earlier_incarnations,
         )
-        if settings.announce_dir is not None:
-            write_announcement(settings.announce_dir, NAME, url)
-        logger.info("rollout server is up server_id=%s url=%s run_id=%s", server_id, url, run.id)
-        try:
-            await _work(
-                worker,
-                http,
-                announcing,
-                watch(policy, rollout.engine_stall_timeout_s),
-                withdraw=partial(_withdraw, registry, server_id),
-            )
-        except EngineDeadError:
-            if on_death is not None:
-                on_death()
-            raise
+        watching = watch(policy, rollout.engine_stall_timeout_s)
+        withdraw = partial(_withdraw, registry, server_id)
+        await _work(worker, http, announcing, watching, withdraw=withdraw, on_death=on_death)
+
+
+def _tool_client(settings: RolloutSettings, broker: Broker, server_id: str) -> ToolClient:
+    run, env = settings.run, settings.env
+    return ToolClient(
+        {name: url for name, url in settings.tools.items() if url is not None},
+        directory=ToolDirectory(server_id=server_id, follow_schemas=env.follow_tool_schemas),
+        registry=ToolRegistry(broker, run.tool_pool or run.id),
+        announced=[name for name, url in settings.tools.items() if url is None],
+        timeout_s=env.tool_timeout_s,
+        retries=env.tool_retries,
+        max_requests=settings.rollout.max_tool_requests,
+    )
 
 
 def _agent_loop(
@@ -333,6 +316,7 @@ async def _work(
     watching: Coroutine[None, None, None],
     *,
     withdraw: Callable[[], Coroutine[None, None, None]],
+    on_death: Callable[[], None] | None,
 ) -> None:
     """Work until cancelled, or until one of the parts ends by itself, which is an error.
 
@@ -345,6 +329,10 @@ async def _work(
         for part in done:
             part.result()  # raises what ended it
         raise RuntimeError("a part of the rollout server ended; the lines above give the reason")
+    except EngineDeadError:
+        if on_death is not None:
+            on_death()
+        raise
     finally:
         for task in others:
             task.cancel()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Protocol
+from collections.abc import Awaitable, Callable
 
 from agent_r1.rollout.policy import EngineDeadError, PolicyError
 from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
@@ -18,7 +18,7 @@ from agent_r1.rollout.trajectory_builder import failed_trajectory
 from agent_r1.rollout.weights import WeightVersions
 from agent_r1_proto.failures import FailureBoard, innermost_frames
 from agent_r1_proto.registry import Registry
-from agent_r1_proto.streams import Entry, StreamConsumer
+from agent_r1_proto.stream_consumer import Entry, StreamConsumer
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
 
@@ -34,38 +34,6 @@ MAX_PUBLISHING = 16
 """Trajectories published at a time: hundreds may end together, and each takes a connection."""
 
 
-class Attempts(Protocol):
-    """Runs one attempt to its end: `AgentLoop`."""
-
-    async def run(self, rollout: RolloutTask) -> Trajectory:
-        """Return the trajectory of one attempt."""
-        ...
-
-
-class FailureLog:
-    """Logs the first failure of each kind at once, then counts."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-
-    def note(self, trajectory: Trajectory, *, final: bool) -> None:
-        """Count one FAILED attempt."""
-        kind = ": ".join(trajectory.reason.split(": ")[:2])
-        self.counts[kind] += 1
-        count = self.counts[kind]
-        first = count == 1
-        failed = [call.error for call in trajectory.calls() if call.status == "failed"]
-        logger.log(
-            logging.WARNING if first or count % REPORT_EVERY == 0 else logging.DEBUG,
-            "attempt failed rollout_id=%s reason=%s count=%d final=%s detail=%s",
-            trajectory.rollout_id,
-            trajectory.reason,
-            count,
-            final,
-            failed[-1] if failed else "none",
-        )
-
-
 def _attempt(task: RolloutTask) -> tuple[str, str | None]:
     """Return what tells attempts apart: clients number their questions alike."""
     return str(task.key), task.reply_stream
@@ -77,7 +45,7 @@ class RolloutWorker:
     Args:
         consumer: of the stream `tasks`; entered by the caller.
         registry: newest version and incarnation.
-        attempts: runs one attempt.
+        run_attempt: runs one attempt to its end, and raises EngineDeadError where the policy dies.
         versions: the weights of this server.
         trajectories: name of the stream that gets the results.
         max_concurrent: most samples worked on at a time.
@@ -89,7 +57,7 @@ class RolloutWorker:
         *,
         consumer: StreamConsumer[RolloutTask],
         registry: Registry,
-        attempts: Attempts,
+        run_attempt: Callable[[RolloutTask], Awaitable[Trajectory]],
         versions: WeightVersions,
         trajectories: str,
         max_concurrent: int,
@@ -97,7 +65,7 @@ class RolloutWorker:
     ) -> None:
         self._consumer = consumer
         self._registry = registry
-        self._attempts = attempts
+        self._run_attempt = run_attempt
         self._versions = versions
         self._trajectories = trajectories
         self._max_concurrent = max_concurrent
@@ -110,7 +78,8 @@ class RolloutWorker:
         self._publishing = asyncio.Semaphore(MAX_PUBLISHING)
         self._stopping = False
         self._fatal: EngineDeadError | None = None
-        self.failures = FailureLog()
+        self._failures: Counter[str] = Counter()
+        """FAILED attempts by kind."""
 
     @property
     def in_flight(self) -> int:
@@ -240,7 +209,7 @@ class RolloutWorker:
         free = 0
         try:
             while True:
-                trajectory = await self._attempts.run(task)
+                trajectory = await self._run_attempt(task)
                 if trajectory.status != "FAILED":
                     break
                 free += is_free(trajectory.reason) and free < MAX_FREE_ATTEMPTS
@@ -287,8 +256,20 @@ class RolloutWorker:
         )
 
     async def _note_failure(self, trajectory: Trajectory, *, final: bool) -> None:
-        self.failures.note(trajectory, final=final)
+        """Log the first failed attempt of each kind at once, then now and then; tell the board."""
+        kind = ": ".join(trajectory.reason.split(": ")[:2])
+        self._failures[kind] += 1
+        count = self._failures[kind]
         errors = [call.error for call in trajectory.calls() if call.status == "failed"]
+        logger.log(
+            logging.WARNING if count == 1 or count % REPORT_EVERY == 0 else logging.DEBUG,
+            "attempt failed rollout_id=%s reason=%s count=%d final=%s detail=%s",
+            trajectory.rollout_id,
+            trajectory.reason,
+            count,
+            final,
+            errors[-1] if errors else "none",
+        )
         detail = [error for error in errors[-1:] if error not in trajectory.reason]
         reason = "\n".join([trajectory.reason, *detail])
         await self._board.note("rollout", reason, trajectory.rollout_id)

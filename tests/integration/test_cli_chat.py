@@ -64,7 +64,7 @@ async def talk(
     seen: list[RolloutTask] = []
     answering = asyncio.create_task(answer_tasks(config, seen, **changes))
     try:
-        code = await cli_chat._talk(config, console, question, 0.0)
+        code = await cli_chat.converse(config, console, question, 0.0)
     finally:
         answering.cancel()
         await asyncio.gather(answering, return_exceptions=True)
@@ -128,14 +128,14 @@ def test_a_run_brings_its_own_configuration_and_its_last_model(config: Config, t
     write_config(config, run / "config.json")
     ranges = 'reward.ranges={"desk:brief" = [0.0, 1.0]}'
     own = 'reward.components={"desk:brief" = 1.0}'
-    found = cli_chat._config(str(run), None, ["rollout.max_concurrent=3", own, ranges])
+    found = cli_chat.chat_config(str(run), None, ["rollout.max_concurrent=3", own, ranges])
     assert found.model.path == str(model)
     assert found.rollout.max_concurrent == 3
     # A question that is typed has no answer to compare with.
     assert found.reward.components == {"answered": 1.0}
     RewardConfig.model_validate(found.reward.model_dump())  # what the service is given fits
     with pytest.raises(ConfigError, match="name a configuration with --config"):
-        cli_chat._config(str(tmp_path), None, [])
+        cli_chat.chat_config(str(tmp_path), None, [])
 
 
 def test_the_ranges_of_components_that_chat_leaves_out_do_no_harm(tmp_path: Path):
@@ -149,6 +149,6 @@ def test_the_ranges_of_components_that_chat_leaves_out_do_no_harm(tmp_path: Path
     model = run / "checkpoints" / "step_000004" / "model"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
-    served = cli_chat._config(str(run), None, [])
+    served = cli_chat.chat_config(str(run), None, [])
     write_config(served, run / "served.json")
     assert load_config(run / "served.json", [], {}).config.reward.components == {"answered": 1.0}

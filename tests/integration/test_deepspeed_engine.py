@@ -26,7 +26,8 @@ from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
 from agent_r1.learner.engine.microbatches import build_microbatch, scoring_sample
 from agent_r1.learner.engine.model import check_packing, load_causal_model
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-from agent_r1.learner.engine.rank_worker import CriticSetup
+from agent_r1.learner.engine.rank_group import RankGroup
+from agent_r1.learner.engine.rank_messages import CriticSetup
 from agent_r1.learner.objective import Aggregation
 from agent_r1_service.config import ModelConfig
 from tests.support import two_ranks
@@ -52,10 +53,16 @@ def make_engine(
         attention=settings.pop("attention", "sdpa"),
     )
     total_steps, warmup = settings.pop("total_steps", None), settings.pop("critic_warmup_steps", 0)
+    group = settings.pop("group", None)
     table = EngineConfig.model_validate({**two_ranks.SETTINGS, **settings})
     setup = CriticSetup(model, two_ranks.CRITIC_LR, warmup) if critic else None
     return DeepSpeedPolicyEngine(
-        model, table, with_reference=reference, critic=setup, total_steps=total_steps
+        model,
+        table,
+        with_reference=reference,
+        critic=setup,
+        total_steps=total_steps,
+        group=group,
     )
 
 
@@ -64,9 +71,8 @@ def gradient(
 ) -> np.ndarray:
     """The gradient of one optimizer batch, unclipped."""
     reference = spec.kl_coef > 0
-    engine = make_engine(model_dir, reference, **{"max_grad_norm": 1e9, **settings})
-    engine.train_batch(samples, spec)
-    return two_ranks.first_gradient(engine)
+    engine = make_engine(model_dir, reference, **{**two_ranks.SHOWS_GRADIENT, **settings})
+    return two_ranks.gradient(engine, samples, spec)
 
 
 def relative_distance(ours: np.ndarray, expected: np.ndarray) -> float:
@@ -491,7 +497,8 @@ def test_bad_batches_are_refused_and_the_engine_goes_on(model_dir: Path):
 
 
 def test_a_gradient_that_is_not_finite_ends_training_before_the_weights_change(model_dir: Path):
-    engine = make_engine(model_dir)
+    group = RankGroup(EngineConfig.model_validate(two_ranks.SETTINGS))
+    engine = make_engine(model_dir, group=group)
     before = engine.logprobs([SAMPLES[0].token_ids])[0]
     endless = [
         dataclasses.replace(s, advantages=np.where(s.loss_mask, np.inf, 0).astype(np.float32))
@@ -504,22 +511,22 @@ def test_a_gradient_that_is_not_finite_ends_training_before_the_weights_change(m
         engine.train_batch(SAMPLES, LossSpec())
     # the engine takes no further call, so its one rank is asked
     batch = build_microbatch([scoring_sample(SAMPLES[0].token_ids, 1.0)], [0])
-    found = engine._group.engine.score(("policy", [batch]))[0]
+    found = group.engine.score(("policy", [batch]))[0]
     np.testing.assert_array_equal(found, before)
 
 
-def test_running_out_of_memory_names_the_keys_in_order(model_dir: Path, monkeypatch):
+def exhausting_loss(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
+    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
+
+
+def test_running_out_of_memory_names_the_keys_in_order(model_dir: Path):
     engine = make_engine(model_dir)
-
-    def exhausted(*arguments: Any) -> None:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")
-
-    monkeypatch.setattr(engine._group.engine, "_forward", exhausted)
     keys = (
         r"max_tokens_per_microbatch \(64\).*activation_checkpointing.*offload.*model\.max_context"
     )
+    spec = LossSpec(policy_loss=f"{__name__}:{exhausting_loss.__name__}")
     with pytest.raises(EngineError, match=rf"out of memory on cpu.*learner\.{keys}"):
-        engine.train_batch(SAMPLES, LossSpec())
+        engine.train_batch(SAMPLES, spec)
 
 
 # Two ranks, in processes of their own
@@ -585,7 +592,7 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
     # meanwhile, one rank
     expected = two_ranks.train(make_engine(model_dir, reference=True, critic=True), tmp_path)
     one_rank = gradient(model_dir, SAMPLES, two_ranks.SPEC)
-    (follower,) = leader.answer()["followers"]
+    (worker,) = leader.answer()["workers"]
     for stage in range(4):
         found = leader.answer()
         assert found["stage"] == stage
@@ -603,13 +610,13 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
         np.testing.assert_allclose(found["logprobs"], expected["logprobs"], atol=2e-3)
         assert found["tensors"] == [list(pair) for pair in expected["tensors"]]
     assert leader.answer() == {"done": True}
-    assert is_alive(follower)
-    assert listening(leader.process.pid) | listening(follower) == {"127.0.0.1"}
+    assert is_alive(worker)
+    assert listening(leader.process.pid) | listening(worker) == {"127.0.0.1"}
     leader.end()  # kill -9
     deadline = time.monotonic() + END_TIMEOUT_S
-    while is_alive(follower) and time.monotonic() < deadline:
+    while is_alive(worker) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert not is_alive(follower)
+    assert not is_alive(worker)
 
 
 @pytest.mark.slow
@@ -617,7 +624,7 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
     ("mode", "message", "exit_code"),
     [
         ("lose", "rank 1 ended with exit code -9", -9),
-        ("fail", "rank 1: AttributeError: 'str' object has no attribute 'token_ids'", 1),
+        ("fail", "rank 1: ArithmeticError: this loss fails on rank 1", 1),
     ],
 )
 def test_a_lost_rank_ends_the_engine_with_a_message(

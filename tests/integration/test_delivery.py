@@ -34,7 +34,7 @@ from tests.support.learner_fakes import (
     answered,
     eventually,
     samples_of,
-    training_plan,
+    training_spec,
 )
 
 pytestmark = pytest.mark.redis
@@ -92,9 +92,9 @@ async def test_a_late_zombie_duplicate_is_dropped_and_counted(
         return answered(rollout, version)
 
     engine = FakeEngine(train_s=0.3)
-    plan = training_plan(tmp_path / "run", redis_url, run_id, sample_timeout_s=0.7)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, sample_timeout_s=0.7)
     async with services_of(redis_url, run_id, answer=answer) as services:
-        running = asyncio.create_task(train(Learner(plan, engine)))
+        running = asyncio.create_task(train(Learner(spec, engine)))
         await eventually(lambda: len(engine.batches) == 1)
         await services.publish(zombies[0])
         await running
@@ -129,7 +129,7 @@ async def test_a_killed_learner_resumes_and_trains_every_sample_exactly_once(
         async with learner_process(**settings, kill_at=6, resume=True) as process:
             assert await asyncio.wait_for(process.wait(), RUN_TIMEOUT_S) == KILL_CODE
         engine = FakeEngine()
-        plan = training_plan(
+        spec = training_spec(
             folder,
             redis_url,
             run_id,
@@ -138,7 +138,7 @@ async def test_a_killed_learner_resumes_and_trains_every_sample_exactly_once(
             checkpoint_every=2,
             max_staleness=1,
         )
-        await train(Learner(plan, engine))
+        await train(Learner(spec, engine))
     # The weights that came out were trained on 6 batches of 2 groups, on nothing twice.
     assert sorted(engine.trained) == samples_of(range(12))
     lines = (folder / "metrics.jsonl").read_text().splitlines()
@@ -161,7 +161,7 @@ async def test_a_learner_killed_before_its_first_checkpoint_starts_over_as_the_n
         ) as process:
             assert await asyncio.wait_for(process.wait(), RUN_TIMEOUT_S) == KILL_CODE
         engine = FakeEngine()
-        await train(Learner(training_plan(folder, redis_url, run_id, resume=True), engine))
+        await train(Learner(training_spec(folder, redis_url, run_id, resume=True), engine))
     assert engine.trained == samples_of(range(6))
     assert services.loads == [1, 2, 3, 4, 5]  # 1 by the first start; then 0 steps republished as 2
 
@@ -181,8 +181,8 @@ async def test_sigterm_ends_the_process_in_order_and_resume_goes_on(
         assert summary(folder)["status"] == "interrupted"
         stopped_at = summary(folder)["steps"]
         engine = FakeEngine()
-        plan = training_plan(folder, redis_url, run_id, resume=True, steps=stopped_at + 1)
-        await train(Learner(plan, engine))
+        spec = training_spec(folder, redis_url, run_id, resume=True, steps=stopped_at + 1)
+        await train(Learner(spec, engine))
     assert sorted(engine.trained) == samples_of(range(2 * (stopped_at + 1)))
 
 
@@ -195,7 +195,7 @@ async def test_results_of_an_old_incarnation_are_dropped(
         old = rollout_task(run_id, incarnation=0, group_id=0, sample_index=0)
         await services.publish(answered(old, 0))
         engine = FakeEngine()
-        await train(Learner(training_plan(folder, redis_url, run_id), engine))
+        await train(Learner(training_spec(folder, redis_url, run_id), engine))
     assert engine.trained == samples_of(range(6))
     assert summary(folder)["results"]["old_incarnation"] == 1
 
@@ -204,9 +204,9 @@ async def test_redis_away_in_the_middle_loses_nothing(
     tmp_path: Path, redis_server: RedisServer, run_id: str
 ):
     engine = FakeEngine(train_s=0.05)
-    plan = training_plan(tmp_path / "run", redis_server.url, run_id, steps=8)
+    spec = training_spec(tmp_path / "run", redis_server.url, run_id, steps=8)
     async with services_of(redis_server.url, run_id):
-        running = asyncio.create_task(train(Learner(plan, engine)))
+        running = asyncio.create_task(train(Learner(spec, engine)))
         await eventually(lambda: engine.steps >= 2, running)
         await asyncio.to_thread(redis_server.kill)
         await asyncio.sleep(0.5)
@@ -220,7 +220,7 @@ async def test_a_redis_that_comes_back_empty_gets_the_work_again(
     tmp_path: Path, redis_server: RedisServer, run_id: str
 ):
     engine = FakeEngine(train_s=0.05)
-    plan = training_plan(tmp_path / "run", redis_server.url, run_id, steps=8)
+    spec = training_spec(tmp_path / "run", redis_server.url, run_id, steps=8)
     lost: set[RolloutKey] = set()
 
     def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory | None:
@@ -233,7 +233,7 @@ async def test_a_redis_that_comes_back_empty_gets_the_work_again(
         await Broker.connect(redis_server.url, run_id) as other,
         services_of(redis_server.url, run_id, answer=answer) as services,
     ):
-        running = asyncio.create_task(train(Learner(plan, engine)))
+        running = asyncio.create_task(train(Learner(spec, engine)))
         # Two steps are trained, and the credits are spent on the two groups that are lost.
         await eventually(lambda: len(lost) == 4, running)
         await other.redis.flushall()
@@ -250,11 +250,11 @@ async def test_a_run_in_which_everything_fails_stops_with_the_reason(
         reason = f"tool_timeout: search did not answer call {rollout.key.group_id}"
         return answered(rollout, version, status="FAILED", reason=reason)
 
-    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
     engine = FakeEngine()
     async with services_of(redis_url, run_id, answer=answer):
         with pytest.raises(RunFailedError) as caught:
-            await train(Learner(plan, engine))
+            await train(Learner(spec, engine))
     # Two batches of 2 groups of 2: the rule looks at 8 samples.
     assert "8 of the last 8 samples failed (100%)" in str(caught.value)
     # Counted by kind, shown as the first of them said it.
@@ -273,21 +273,21 @@ async def test_a_tool_that_always_raises_stops_the_run_with_its_error(
     call = ToolCallRecord(
         end_token_index=7, tool="search", status="error", error="ValueError: no index at shard 3"
     )
-    plan = training_plan(tmp_path / "run", redis_url, run_id, steps=20)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, steps=20)
 
     def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
         return answered(rollout, version, calls=[call])
 
     async with services_of(redis_url, run_id, answer=answer):
         with pytest.raises(RunFailedError, match=r"ValueError: no index at shard \d"):
-            await train(Learner(plan, FakeEngine()))
+            await train(Learner(spec, FakeEngine()))
 
 
 async def test_a_run_without_progress_stops(tmp_path: Path, redis_url: str, run_id: str):
-    plan = training_plan(tmp_path / "run", redis_url, run_id, stall_timeout_s=1.0)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, stall_timeout_s=1.0)
     async with services_of(redis_url, run_id, answer=lambda rollout, version: None):
         with pytest.raises(RunFailedError, match=r"stall_timeout_s allows 1 s"):
-            await train(Learner(plan, FakeEngine()))
+            await train(Learner(spec, FakeEngine()))
 
 
 async def test_failed_groups_are_replaced_by_new_prompts(
@@ -298,9 +298,9 @@ async def test_failed_groups_are_replaced_by_new_prompts(
         return answered(rollout, version, status="FAILED" if failed else "COMPLETED")
 
     engine = FakeEngine()
-    plan = training_plan(tmp_path / "run", redis_url, run_id, max_failed_share=1.0)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, max_failed_share=1.0)
     async with services_of(redis_url, run_id, answer=answer):
-        await train(Learner(plan, engine))
+        await train(Learner(spec, engine))
     assert sorted(engine.trained) == samples_of([0, 2, 3, 4, 5, 6])
     assert summary(tmp_path / "run")["results"]["dropped_groups"] == 1
 
@@ -314,11 +314,11 @@ async def test_two_runs_on_one_redis_do_not_touch_each_other(
         services_of(redis_url, names[0]) as first,
         services_of(redis_url, names[1]) as second,
     ):
-        plans = [
-            training_plan(tmp_path / name, redis_url, name, steps=steps)
+        specs = [
+            training_spec(tmp_path / name, redis_url, name, steps=steps)
             for name, steps in zip(names, (3, 5), strict=True)
         ]
-        learners = [Learner(p, e) for p, e in zip(plans, engines, strict=True)]
+        learners = [Learner(s, e) for s, e in zip(specs, engines, strict=True)]
         await asyncio.gather(*(train(learner) for learner in learners))
     assert engines[0].trained == samples_of(range(6))
     assert engines[1].trained == samples_of(range(10))
@@ -331,9 +331,9 @@ async def test_a_second_learner_on_the_same_run_ends_the_first(
     tmp_path: Path, redis_url: str, run_id: str
 ):
     engine = FakeEngine(train_s=0.1)
-    plan = training_plan(tmp_path / "run", redis_url, run_id, steps=100)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, steps=100)
     async with services_of(redis_url, run_id) as services:
-        running = asyncio.create_task(train(Learner(plan, engine)))
+        running = asyncio.create_task(train(Learner(spec, engine)))
         await eventually(lambda: engine.steps >= 1, running)
         await services.registry.set_incarnation(2)
         with pytest.raises(RunFailedError, match="has taken over this run"):
@@ -355,11 +355,11 @@ async def test_a_suspended_learner_that_wakes_up_after_its_successor_writes_noth
             await eventually(lambda: (folder / "checkpoints" / "step_000002").exists())
             zombie.send_signal(signal.SIGSTOP)
             with pytest.raises(ValueError, match=rf"is writing .* process {zombie.pid} on"):
-                training_plan(folder, resume=True, **settings)
+                training_spec(folder, resume=True, **settings)
             # As where locks do not reach: the run continues on another machine.
             (folder / "learner.lock").unlink()
             engine = FakeEngine()
-            learner = Learner(training_plan(folder, resume=True, **settings), engine)
+            learner = Learner(training_spec(folder, resume=True, **settings), engine)
             await train(learner)
             assert sorted(engine.trained) == samples_of(range(12))
             left = contents(folder)
@@ -373,11 +373,11 @@ async def test_a_suspended_learner_that_wakes_up_after_its_successor_writes_noth
 async def test_a_woken_learner_gives_its_successors_results_back(
     tmp_path: Path, redis_url: str, run_id: str
 ):
-    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
     heirs = answered(rollout_task(run_id, incarnation=2), 0)
     async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
         async with FakeServices(broker, answer=lambda rollout, version: None).running() as services:
-            running = asyncio.create_task(train(Learner(plan, FakeEngine())))
+            running = asyncio.create_task(train(Learner(spec, FakeEngine())))
             await eventually(lambda: bool(services.seen), running)
             await services.publish(heirs)
             with pytest.raises(RunFailedError, match="learner start 2 has taken over this run"):

@@ -250,11 +250,11 @@ def test_the_command_finds_the_search_tool_that_the_launcher_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def command(services: LocalServices, service: str, name: str, *_: str) -> list[str]:
-        announce_dir = str(services._announce_dir(name))
+        announce_dir = str(services.announce_dir(name))
         journal = str(tmp_path / "journal")
         return [sys.executable, str(FAKE_SERVICE), name, journal, "--announce-dir", announce_dir]
 
-    monkeypatch.setattr(LocalServices, "_command", command)
+    monkeypatch.setattr(LocalServices, "command", command)
     config = load_config(write_scene(tmp_path / "example"), [], {}).config
 
     async def client(served: Config) -> int:
@@ -272,9 +272,9 @@ from agent_r1.cli import main as cli
 from agent_r1_deploy.local_services import LocalServices
 fake_service, journal, *arguments = sys.argv[1:]
 def command(services, service, name, *_):
-    announce_dir = str(services._announce_dir(name))
+    announce_dir = str(services.announce_dir(name))
     return [sys.executable, fake_service, name, journal, "--announce-dir", announce_dir]
-LocalServices._command = command
+LocalServices.command = command
 sys.exit(cli.main(arguments))
 """
 

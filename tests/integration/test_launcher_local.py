@@ -23,11 +23,11 @@ from agent_r1.config.sources import ConfigError
 from agent_r1_deploy import local, local_client, local_redis, subreaper
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
-from agent_r1_proto.dead_letters import load_letters
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_service.dead_letter_file import load_letters
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
 from tests.support.config_scene import load_nothing, write_scene
 from tests.support.learner_fakes import eventually
@@ -54,7 +54,7 @@ class Stage(Scene):
         return load_config(self.file, [f"run.dir={self.run_folder}", *options], {}).config
 
     def command(self, services: LocalServices, service: str, name: str, *_: str) -> list[str]:
-        announce_dir = services._announce_dir(name)
+        announce_dir = services.announce_dir(name)
         command = [sys.executable, str(FAKE_SERVICE), name, str(self.journal)]
         return [*command, "--announce-dir", str(announce_dir), *self.options.get(name, [])]
 
@@ -87,7 +87,7 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     ) -> list[str]:
         return stage.command(services, service, name, *options)
 
-    monkeypatch.setattr(LocalServices, "_command", command)
+    monkeypatch.setattr(LocalServices, "command", command)
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     yield stage

@@ -51,7 +51,7 @@ class Table:
         if config_file is None:
             return self.stage.command(services, service, name, *options)
         self.learners.append(config_file.parent.name)
-        announce_dir = str(services._announce_dir(name))
+        announce_dir = str(services.announce_dir(name))
         command = [sys.executable, str(FAKE_SERVICE), name, str(self.stage.journal)]
         summary = str(config_file.parent / "summary.json")
         command += ["--announce-dir", announce_dir, "--summary", summary]
@@ -78,7 +78,7 @@ def table(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Table:
     ) -> list[str]:
         return table.command(services, service, name, *options, config_file=config_file)
 
-    monkeypatch.setattr(LocalServices, "_command", command)
+    monkeypatch.setattr(LocalServices, "command", command)
     return table
 
 

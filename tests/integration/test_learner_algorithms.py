@@ -21,7 +21,7 @@ from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import LoadReply, LoadRequest
 from agent_r1_service.config import ModelConfig
 from tests.support.builders import trajectory
-from tests.support.learner_fakes import FakeServices, training_plan
+from tests.support.learner_fakes import FakeServices, training_spec
 from tests.support.runs import steps
 from tests.support.tiny_models import VOCABULARY, save_model
 
@@ -70,7 +70,7 @@ async def train(
     folder: Path, redis_url: str, run_id: str, model_dir: Path, **learner: Any
 ) -> Services:
     """Take two steps with a real engine."""
-    plan = training_plan(
+    spec = training_spec(
         folder,
         redis_url,
         run_id,
@@ -82,13 +82,13 @@ async def train(
         lr=1e-3,
         **learner,
     )
-    engine = build_engine(plan)
+    engine = build_engine(spec)
     try:
         async with (
             await Broker.connect(redis_url, run_id) as broker,
             Services(broker, answer=answer).running() as services,
         ):
-            await asyncio.wait_for(Learner(plan, engine).run(), LEARN_S)
+            await asyncio.wait_for(Learner(spec, engine).run(), LEARN_S)
     finally:
         engine.close()
     assert isinstance(services, Services)

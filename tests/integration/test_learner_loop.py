@@ -15,13 +15,13 @@ from agent_r1.learner.train import Learner
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import RewardWorker
-from agent_r1_proto.dead_letters import load_letters
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
+from agent_r1_service.dead_letter_file import load_letters
 from agent_r1_service.files import DiskFullError
 from tests.support.fakes import running
 from tests.support.learner_fakes import (
@@ -30,7 +30,7 @@ from tests.support.learner_fakes import (
     answered,
     eventually,
     samples_of,
-    training_plan,
+    training_spec,
     write_tasks,
 )
 
@@ -55,7 +55,7 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
     folder = tmp_path / "run"
     sets = {name: write_tasks(tmp_path / f"{name}.jsonl", 6, name=name) for name in ("near", "far")}
     write_tasks(tmp_path / "run-data" / "train.jsonl", 6, name="near")
-    plan = training_plan(
+    spec = training_spec(
         folder,
         redis_url,
         run_id,
@@ -74,7 +74,7 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
 
     async with await Broker.connect(redis_url, run_id) as broker:
         async with FakeServices(broker, answer=answer).running() as services:
-            await asyncio.wait_for(Learner(plan, engine).run(), 30)
+            await asyncio.wait_for(Learner(spec, engine).run(), 30)
         assert services.loads == [1, 2, 3]
         assert await broker.depth(broker.keys.tasks) == 0
         assert await broker.depth(broker.keys.scored) == 0
@@ -119,12 +119,12 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
 async def test_a_finished_run_leaves_nothing_in_redis_but_the_services_that_stay(
     tmp_path: Path, redis_url: str, run_id: str
 ):
-    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
     async with await Broker.connect(redis_url, run_id) as broker:
         keys = broker.keys
         await broker.redis.xadd(keys.scored, {b"nonsense": b"1"})  # is dead-lettered
         async with FakeServices(broker).running():
-            await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
             left = {key.decode() async for key in broker.redis.scan_iter(f"{keys.prefix}*")}
             # A server that waits for tasks creates their stream, and takes it along when it leaves.
             assert left - {keys.tasks} == {keys.rollout_server("fake")}
@@ -143,16 +143,16 @@ async def test_a_second_run_on_the_same_services_begins_by_pushing_its_own_weigh
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker).running() as services,
     ):
-        plan = training_plan(tmp_path / "first", redis_url, run_id, evaluation=evaluation)
-        await asyncio.wait_for(Learner(plan, first).run(), 30)
+        spec = training_spec(tmp_path / "first", redis_url, run_id, evaluation=evaluation)
+        await asyncio.wait_for(Learner(spec, first).run(), 30)
         assert services.weights == 3
         left = Ledger(tmp_path / "first")
         (tmp_path / "second").mkdir()
         Ledger(tmp_path / "second").go_on_after(
             incarnation=left.last_incarnation, policy_version=left.last_policy_version
         )
-        plan = training_plan(tmp_path / "second", redis_url, run_id, evaluation=evaluation)
-        await asyncio.wait_for(Learner(plan, second).run(), 30)
+        spec = training_spec(tmp_path / "second", redis_url, run_id, evaluation=evaluation)
+        await asyncio.wait_for(Learner(spec, second).run(), 30)
         # The servers held version 3; 4 is the second run's start, 5 to 7 are its three steps.
         assert services.loads == [1, 2, 3, 4, 5, 6, 7]
     assert sorted(second.trained) == samples_of(range(6))
@@ -170,7 +170,7 @@ async def test_the_last_evaluation_leaves_its_scores_question_by_question(
     tmp_path: Path, redis_url: str, run_id: str
 ):
     sets = {name: write_tasks(tmp_path / f"{name}.jsonl", 2, name=name) for name in ("near", "far")}
-    plan = training_plan(
+    spec = training_spec(
         tmp_path / "run", redis_url, run_id, evaluation={"sets": sets}, trajectories_per_step=0
     )
 
@@ -187,7 +187,7 @@ async def test_the_last_evaluation_leaves_its_scores_question_by_question(
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker, answer=answer).running(),
     ):
-        await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+        await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
     text = (tmp_path / "run" / "evaluation_after.jsonl").read_text()
     wrong = {"exact_match": 0.0, "f1": 0.0}  # sample 0 of a question is wrong
     scored = {"failed": False, "reward": 0.0, "components": wrong, "calls": {"search": 1}}
@@ -202,13 +202,13 @@ async def test_the_last_evaluation_leaves_its_scores_question_by_question(
 
 
 async def test_staleness_one_trains_on_mixed_versions(tmp_path: Path, redis_url: str, run_id: str):
-    plan = training_plan(tmp_path / "run", redis_url, run_id, steps=4, max_staleness=1)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, steps=4, max_staleness=1)
     engine = FakeEngine(train_s=0.05)
     async with (
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker).running() as services,
     ):
-        await asyncio.wait_for(Learner(plan, engine).run(), 30)
+        await asyncio.wait_for(Learner(spec, engine).run(), 30)
     assert sorted(engine.trained) == samples_of(range(8))
     ages = [line["staleness/max"] for line in metrics_lines(tmp_path / "run")]
     # Two batches are asked for at version 0; every later one while the batch before is trained.
@@ -222,7 +222,7 @@ async def test_rollouts_and_evaluation_go_on_while_the_engine_trains(
     tmp_path: Path, redis_url: str, run_id: str
 ):
     sets = {"held": write_tasks(tmp_path / "held.jsonl", 8, name="held")}
-    plan = training_plan(
+    spec = training_spec(
         tmp_path / "run",
         redis_url,
         run_id,
@@ -235,7 +235,7 @@ async def test_rollouts_and_evaluation_go_on_while_the_engine_trains(
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker).running(),
     ):
-        await asyncio.wait_for(Learner(plan, engine).run(), 30)
+        await asyncio.wait_for(Learner(spec, engine).run(), 30)
     lines = metrics_lines(tmp_path / "run")
     # Batch 2 was gathered while batch 1 trained, and the evaluation of step 1 while batch 2 did.
     assert lines[1]["time/rollout_s"] < 0.3
@@ -253,7 +253,7 @@ async def test_a_stop_writes_a_checkpoint_and_resume_goes_on(
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker).running() as services,
     ):
-        learner = Learner(training_plan(folder, redis_url, run_id, steps=6), engine)
+        learner = Learner(training_spec(folder, redis_url, run_id, steps=6), engine)
         running = asyncio.create_task(learner.run())
         await eventually(lambda: engine.steps >= 2, running)
         learner.request_stop("SIGTERM")
@@ -265,8 +265,8 @@ async def test_a_stop_writes_a_checkpoint_and_resume_goes_on(
             range(1, stopped["steps"] + 1)
         )
         again = FakeEngine()
-        plan = training_plan(folder, redis_url, run_id, steps=6, resume=True)
-        await asyncio.wait_for(Learner(plan, again).run(), 30)
+        spec = training_spec(folder, redis_url, run_id, steps=6, resume=True)
+        await asyncio.wait_for(Learner(spec, again).run(), 30)
     assert sorted(again.trained) == samples_of(range(12))
     assert [line["step"] for line in metrics_lines(folder)] == [1, 2, 3, 4, 5, 6]
     assert summary(folder)["starts"] == 2
@@ -276,25 +276,25 @@ async def test_a_stop_writes_a_checkpoint_and_resume_goes_on(
 async def test_weights_that_a_server_acknowledged_but_does_not_use_end_the_run(
     tmp_path: Path, redis_url: str, run_id: str
 ):
-    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
     async with await Broker.connect(redis_url, run_id) as broker:
         services = FakeServices(broker)
         services.stale_weights = True
         async with services.running():
             with pytest.raises(RuntimeError, match="does not sample with the learner's weights"):
-                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+                await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
     assert summary(tmp_path / "run")["status"] == "failed"
 
 
 async def test_a_wrong_canary_is_a_warning_when_so_configured(
     tmp_path: Path, redis_url: str, run_id: str, caplog: pytest.LogCaptureFixture
 ):
-    plan = training_plan(tmp_path / "run", redis_url, run_id, canary_action="warn")
+    spec = training_spec(tmp_path / "run", redis_url, run_id, canary_action="warn")
     async with await Broker.connect(redis_url, run_id) as broker:
         services = FakeServices(broker)
         services.stale_weights = True
         async with services.running():
-            await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
     assert "does not sample with the learner's weights of policy version 1" in caplog.text
     # Weights 0 against 3 steps: |-0.53 - -0.50|.
     assert summary(tmp_path / "run")["canary_max_dlogp"] == pytest.approx(0.03, abs=1e-6)
@@ -303,13 +303,13 @@ async def test_a_wrong_canary_is_a_warning_when_so_configured(
 async def test_a_server_that_refuses_the_weights_ends_the_run_with_its_reason(
     tmp_path: Path, redis_url: str, run_id: str
 ):
-    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
     async with await Broker.connect(redis_url, run_id) as broker:
         services = FakeServices(broker)
         services.refuse_loads = True
         async with services.running():
             with pytest.raises(RunFailedError, match="checksum of lm_head differs"):
-                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+                await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
 
 
 async def test_a_server_that_is_being_replaced_is_waited_for(
@@ -317,18 +317,18 @@ async def test_a_server_that_is_being_replaced_is_waited_for(
 ):
     # Three refusals end a run; an engine that has died answers 503 as often until it is replaced.
     monkeypatch.setattr("agent_r1.learner.weights.publisher.POLL_S", 0.02)
-    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
     async with await Broker.connect(redis_url, run_id) as broker:
         services = FakeServices(broker)
         services.outages = 10
         async with services.running():
-            await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
     assert services.outages == 0
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
 async def test_a_dead_server_does_not_hold_up_a_push(tmp_path: Path, redis_url: str, run_id: str):
-    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
     async with await Broker.connect(redis_url, run_id) as broker:
         services = FakeServices(broker)
         async with services.running():
@@ -341,16 +341,16 @@ async def test_a_dead_server_does_not_hold_up_a_push(tmp_path: Path, redis_url: 
                 started_at=0.0,
             )
             await services.registry.announce_rollout_server(dead, 60.0)
-            await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
 async def test_without_any_rollout_server_the_run_stops_with_that_reason(
     tmp_path: Path, redis_url: str, run_id: str
 ):
-    plan = training_plan(tmp_path / "run", redis_url, run_id, first_server_timeout_s=0.5)
+    spec = training_spec(tmp_path / "run", redis_url, run_id, first_server_timeout_s=0.5)
     with pytest.raises(RunFailedError, match=r"first_server_timeout_s allows 0\.5 s"):
-        await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+        await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
 
 
 async def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(
@@ -362,13 +362,13 @@ async def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker).running(),
     ):
-        plan = training_plan(folder, redis_url, run_id, checkpoint_every=1)
+        spec = training_spec(folder, redis_url, run_id, checkpoint_every=1)
         with pytest.raises(DiskFullError, match="the disk is full: a checkpoint "):
-            await asyncio.wait_for(Learner(plan, engine).run(), 30)
+            await asyncio.wait_for(Learner(spec, engine).run(), 30)
         assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step_000001"]
         again = FakeEngine()
-        plan = training_plan(folder, redis_url, run_id, checkpoint_every=1, resume=True)
-        await asyncio.wait_for(Learner(plan, again).run(), 30)
+        spec = training_spec(folder, redis_url, run_id, checkpoint_every=1, resume=True)
+        await asyncio.wait_for(Learner(spec, again).run(), 30)
     assert sorted(again.trained) == samples_of(range(6))
 
 
@@ -377,9 +377,9 @@ async def test_a_redis_that_is_too_small_is_refused_at_start(
 ):
     redis_server.stop()
     redis_server.start(maxmemory="10mb")
-    plan = training_plan(tmp_path / "run", redis_server.url, run_id, groups_per_batch=500)
+    spec = training_spec(tmp_path / "run", redis_server.url, run_id, groups_per_batch=500)
     with pytest.raises(ValueError, match=r"the Redis at redis\.url \(10 MiB\)"):
-        await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+        await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
 
 
 def broken(request: ScoreRequest) -> float:
@@ -390,7 +390,7 @@ async def test_a_broken_reward_stops_the_run_within_seconds_and_shows_its_traceb
     tmp_path: Path, redis_url: str, run_id: str
 ):
     folder = tmp_path / "run"
-    plan = training_plan(folder, redis_url, run_id, groups_per_batch=4, group_size=4)
+    spec = training_spec(folder, redis_url, run_id, groups_per_batch=4, group_size=4)
     table = RewardConfig(components={f"{__name__}:broken": 1.0})
     async with await Broker.connect(redis_url, run_id, lease_s=2.0) as broker:
         reward = RewardWorker(broker, Scorer(table), consumer_name="reward")
@@ -400,7 +400,7 @@ async def test_a_broken_reward_stops_the_run_within_seconds_and_shows_its_traceb
             FakeServices(broker, scores=False).running(),
         ):
             with pytest.raises(RunFailedError, match=r"test_learner_loop:broken' raised KeyError"):
-                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 10)
+                await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 10)
     (shown,) = json_lines(folder / "failures.jsonl")
     assert (shown["where"], shown["step"]) == ("reward", 0)
     first, *rest = shown["reason"].splitlines()
@@ -416,7 +416,7 @@ async def test_an_evaluation_whose_answers_cannot_be_scored_ends_at_once(
     tmp_path: Path, redis_url: str, run_id: str
 ):
     sets = {"held": write_tasks(tmp_path / "held.jsonl", 40, name="held")}
-    plan = training_plan(tmp_path / "run", redis_url, run_id, evaluation={"sets": sets})
+    spec = training_spec(tmp_path / "run", redis_url, run_id, evaluation={"sets": sets})
 
     def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory | None:
         # Every other question is never answered: those that are tell enough.
@@ -431,7 +431,7 @@ async def test_an_evaluation_whose_answers_cannot_be_scored_ends_at_once(
             FakeServices(broker, answer=answer, scores=False).running(),
         ):
             with pytest.raises(RunFailedError, match=r"^8 of the 40 questions .*'before' failed"):
-                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 15)
+                await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 15)
     (shown,) = json_lines(tmp_path / "run" / "failures.jsonl")
     assert 'raise KeyError("a column of mine")' in shown["reason"]
 
@@ -440,7 +440,7 @@ async def test_entries_that_no_service_can_read_stop_the_run_too(
     tmp_path: Path, redis_url: str, run_id: str
 ):
     """As when a rollout server of another release reads the tasks."""
-    plan = training_plan(tmp_path / "run", redis_url, run_id)
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
 
     async def misread(broker: Broker) -> None:
         consumer = broker.consumer(broker.keys.tasks, Trajectory, group="rollout", consumer="old")
@@ -455,7 +455,7 @@ async def test_entries_that_no_service_can_read_stop_the_run_too(
         await Registry(broker).announce_rollout_server(server, 60.0)
         async with running(misread(broker)):
             with pytest.raises(RunFailedError, match=r"unreadable_entry: tasks: .*rollout_task"):
-                await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 15)
+                await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 15)
     assert summary(tmp_path / "run")["failed_samples"] == 8
 
 
@@ -463,7 +463,7 @@ async def test_a_step_counts_its_own_failures_and_the_run_says_what_it_lost(
     tmp_path: Path, redis_url: str, run_id: str
 ):
     folder = tmp_path / "run"
-    plan = training_plan(folder, redis_url, run_id, group_size=4, groups_per_batch=2)
+    spec = training_spec(folder, redis_url, run_id, group_size=4, groups_per_batch=2)
     async with await Broker.connect(redis_url, run_id) as broker:
         board = FailureBoard(broker)
         told: list[asyncio.Task[None]] = []
@@ -478,7 +478,7 @@ async def test_a_step_counts_its_own_failures_and_the_run_says_what_it_lost(
             return answered(rollout, version, status="FAILED", reason=reason)
 
         async with FakeServices(broker, answer=answer).running():
-            status = await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+            status = await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
     for name, count in (("failed", 1.0), ("attempts", 2.0), ("dead_letters", 0.0)):
         assert sum(line[f"failures/{name}"] for line in metrics_lines(folder)) == count
     result = summary(folder)
@@ -494,7 +494,7 @@ async def test_a_run_that_lost_more_than_it_may_says_so_in_its_status(
 ):
     folder = tmp_path / "run"
     sets = {"held": write_tasks(tmp_path / "held.jsonl", 4, name="held")}
-    plan = training_plan(folder, redis_url, run_id, evaluation={"sets": sets, "before": False})
+    spec = training_spec(folder, redis_url, run_id, evaluation={"sets": sets, "before": False})
 
     def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
         if rollout.purpose == "eval" and rollout.task.id == "held3":
@@ -506,7 +506,7 @@ async def test_a_run_that_lost_more_than_it_may_says_so_in_its_status(
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker, answer=answer).running(),
     ):
-        status = await asyncio.wait_for(Learner(plan, FakeEngine()).run(), 30)
+        status = await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
     result = summary(folder)
     assert (status, result["status"]) == ("finished_with_losses", "finished_with_losses")
     assert result["reason"].startswith(

@@ -23,7 +23,8 @@ from agent_r1.reward.worker import RewardWorker
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.streams import Broker, StreamConsumer
+from agent_r1_proto.stream_consumer import StreamConsumer
+from agent_r1_proto.streams import Broker
 from tests.support.builders import rollout_task, trajectory
 
 pytestmark = pytest.mark.redis

@@ -85,7 +85,7 @@ class Bench:
 
     def policy(self, *turns: str, **options: Any) -> FakePolicy:
         """A model that writes these turns."""
-        script = [[*self.chat._encode(turn), self.end_id] for turn in turns]
+        script = [[*self.chat.encode(turn), self.end_id] for turn in turns]
         return FakePolicy(script, eos_token_ids=[self.end_id], **options)
 
     def gated_policy(self, gate: asyncio.Event, text: str = ANSWER) -> FakePolicy:
@@ -93,7 +93,7 @@ class Bench:
 
         async def script(_: list[int], __: int) -> list[int]:
             await gate.wait()
-            return [*self.chat._encode(text), self.end_id]
+            return [*self.chat.encode(text), self.end_id]
 
         return FakePolicy(script, eos_token_ids=[self.end_id])
 

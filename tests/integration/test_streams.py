@@ -17,7 +17,8 @@ from agent_r1_proto.dead_letters import MAX_LETTERS
 from agent_r1_proto.failures import MAX_KINDS, OTHER_KINDS, FailureBoard
 from agent_r1_proto.messages import encode_entry
 from agent_r1_proto.registry import Registry, RolloutServer
-from agent_r1_proto.streams import Broker, StreamConsumer
+from agent_r1_proto.stream_consumer import StreamConsumer
+from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import NewestVersion

@@ -23,6 +23,7 @@ from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError, Tool
 from agent_r1_deploy.local_folder import REDIS_URL_FILE, launcher_state
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tool_pool import ToolUse
 
 pytestmark = pytest.mark.redis
 
@@ -152,13 +153,23 @@ async def until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 def instances(client: ToolClient, tool: str) -> dict[str, str | None]:
     """Name and version of the instances the client knows."""
-    endpoints = client.directory._tools[tool].endpoints
+    endpoints = client.directory.endpoints(tool)
     return {name: endpoint.version for name, endpoint in endpoints.items()}
+
+
+def use(client: ToolClient, tool: str) -> ToolUse:
+    """What the client reports of a tool's versions."""
+    return client.directory.report([tool]).tools[0]
 
 
 async def count(client: ToolClient, rollout_id: str, version: str | None = None) -> str:
     reply = await client.call("counter", {}, rollout_id=rollout_id, turn=0, version=version)
     return reply.result.text()
+
+
+async def holder_of(client: ToolClient, rollout_id: str) -> str:
+    """Count once more; return the name of the instance that did."""
+    return (await client.call("counter", {}, rollout_id=rollout_id, turn=0)).instance
 
 
 async def test_sessions_stay_at_the_instance_that_holds_their_state(
@@ -174,7 +185,7 @@ async def test_sessions_stay_at_the_instance_that_holds_their_state(
         for expected in (1, 2, 3):
             answers = await asyncio.gather(*(count(client, name) for name in names))
             assert answers == [str(100 * i + expected) for i in range(12)]
-        used = {client._sessions["counter", name].instance for name in names}
+        used = {await holder_of(client, name) for name in names}
         assert len(used) == 2  # both instances hold some
         for name in names:
             await client.close_session("counter", name)
@@ -220,7 +231,7 @@ async def test_new_versions_are_seen_pins_are_kept_and_a_leaving_instance_waits_
         assert await echo(pins["echo"]) == "1"
         old.send_signal(signal.SIGTERM)
         # The pin is reported in Redis, so the old instance keeps answering its trajectory.
-        await until(lambda: client.directory._tools["echo"].shares == {"2": 1.0})
+        await until(lambda: use(client, "echo").shares == {"2": 1.0})
         for _ in range(10):
             assert await echo("1") == "1"
             assert await echo() == "2"
@@ -291,13 +302,13 @@ async def test_an_instance_with_an_open_session_is_not_drained(
     pool.start(COUNTER, "Counter", "1")
     async with client_of(redis_url, run_id, "counter") as client:
         await client.open_session("counter", "a", {"start": 0})
-        holder = client._sessions["counter", "a"].instance
+        holder = await holder_of(client, "a")
         pool.start(COUNTER, "Counter", "1")  # others may go there; this session cannot
         await until(lambda: len(instances(client, "counter")) == 2)
         drain = ("drain", "counter", "--instance", holder)
         code, text = await command(redis_url, run_id, *drain, "--timeout-s", "2")
         assert (code, f"still needed after 2 s: {holder}" in text) == (1, True)
-        assert await count(client, "a") == "1"
+        assert await count(client, "a") == "2"
         await client.close_session("counter", "a")
         code, text = await command(redis_url, run_id, *drain)
         assert (code, "drained" in text) == (0, True)
@@ -311,33 +322,32 @@ async def test_the_command_drains_weighs_and_rolls_back(pool: Pool, redis_url: s
     async with client_of(redis_url, run_id, "echo") as client:
         pool.start(ECHO, "Echo", "2")
         await until(lambda: len(instances(client, "echo")) == 2)
-        shares = client.directory._tools["echo"]
         assert (await tools("weight", "echo", "1=3", "2=1"))[0] == 0
-        await until(lambda: shares.shares == {"1": 0.75, "2": 0.25})
+        await until(lambda: use(client, "echo").shares == {"1": 0.75, "2": 0.25})
         code, text = await tools("weight", "echo", "1=1", "9=1")
         assert (code, "no instance of version 9 has ever been announced" in text) == (0, True)
-        await until(lambda: shares.shares == {"1": 1.0})
+        await until(lambda: use(client, "echo").shares == {"1": 1.0})
         assert (await tools("weight", "echo", "--newest"))[0] == 0
-        await until(lambda: shares.shares == {"2": 1.0})
+        await until(lambda: use(client, "echo").shares == {"2": 1.0})
         code, text = await tools("rollback", "echo")
         assert (code, "back at version 1" in text) == (0, True)
-        await until(lambda: shares.shares == {"1": 1.0})
+        await until(lambda: use(client, "echo").shares == {"1": 1.0})
         code, text = await tools("list")
         assert code == 0
         assert "takes calls" in text
         (name,) = [n for n, version in instances(client, "echo").items() if version == "1"]
         code, text = await tools("drain", "echo", "--instance", name)
         assert (code, "drained" in text) == (0, True)
-        await until(lambda: shares.shares == {"2": 1.0})
+        await until(lambda: use(client, "echo").shares == {"2": 1.0})
         assert first.poll() is None  # it stays up, and nobody sends it new work
         code, text = await tools("rollback", "echo")
         assert (code, "back at version 1" in text) == (0, True)
-        await until(lambda: shares.shares == {"1": 1.0})
+        await until(lambda: use(client, "echo").shares == {"1": 1.0})
         await tools("drain", "echo", "--version", "1")
-        await until(lambda: shares.shares == {"2": 1.0})
+        await until(lambda: use(client, "echo").shares == {"2": 1.0})
         code, text = await tools("undrain", "echo", "--version", "1")
         assert (code, "new trajectories of echo: 1 100%" in text) == (0, True)
-        await until(lambda: shares.shares == {"1": 1.0})
+        await until(lambda: use(client, "echo").shares == {"1": 1.0})
         code, text = await tools("drain", "ecko", "--instance", name)
         assert code != 0
         assert "there are echo" in text
@@ -348,13 +358,12 @@ async def test_a_new_version_may_start_with_nothing_or_with_a_share(
 ):
     pool.start(ECHO, "Echo", "1")
     async with client_of(redis_url, run_id, "echo") as client:
-        shares = client.directory._tools["echo"]
         pool.start(ECHO, "Echo", "2", "--set", "tools.echo.new_version=none")
         await until(lambda: len(instances(client, "echo")) == 2)
-        assert shares.shares == {"1": 1.0}
+        assert use(client, "echo").shares == {"1": 1.0}
         pool.start(ECHO, "Echo", "3", "--set", "tools.echo.new_version=0.25")
         await until(lambda: len(instances(client, "echo")) == 3)
-        assert shares.shares == {"1": 0.75, "3": 0.25}
+        assert use(client, "echo").shares == {"1": 0.75, "3": 0.25}
         await until(lambda: "version 3 gets 25% of new trajectories" in pool.log(2))
     line = next(line for line in pool.log(2).splitlines() if line.startswith("tool echo serves at"))
     address = redis_url.removeprefix("redis://").partition("/")[0]
@@ -368,8 +377,7 @@ async def test_the_list_shows_a_version_that_rollout_servers_refuse(
     pool.start(ECHO, "Echo", "1")
     async with client_of(redis_url, run_id, "echo") as client:
         pool.start(ECHO.replace("Says which", "Tells which"), "Echo", "2")
-        use = client.directory._tools["echo"]
-        await until(lambda: "2" in use.refused)
+        await until(lambda: "2" in use(client, "echo").refused)
         async with asyncio.timeout(15):
             text = ""
             while "is refused by" not in text:
@@ -429,7 +437,7 @@ async def test_a_tool_served_from_a_run_folder_joins_the_run_that_runs_there(
         async with client_of(redis_url, run_id, "echo") as client:
             pool.run(command, tmp_path, {})
             await until(lambda: len(instances(client, "echo")) == 2)
-            assert client.directory._tools["echo"].shares == {"1": 1.0}
+            assert use(client, "echo").shares == {"1": 1.0}
             said = f"in the pool {run_id!r}; version 2 gets 0% of new trajectories (Redis at "
             await until(lambda: said in (tmp_path / "log").read_text())
 

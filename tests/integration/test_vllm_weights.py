@@ -158,7 +158,7 @@ def test_damaged_weights_are_refused_without_a_pause_and_the_old_ones_serve_on(
 ):
     held = engine.policy.policy_version
     pauses: list[object] = []
-    monkeypatch.setattr(engine.policy._engine, "pause_generation", pauses.append)
+    monkeypatch.setattr(engine.policy.engine, "pause_generation", pauses.append)
     version = max(engine.models) + 1
     manifest = write_snapshot(
         engine.folder / f"damaged-{damage.__name__}", own_tensors(build_model(41)), version
@@ -198,18 +198,18 @@ def test_a_server_many_versions_behind_loads_the_newest_at_once(engine: LiveEngi
 def test_a_file_removed_while_loading_does_no_harm(engine: LiveEngine):
     manifest = engine.publish(build_model(71))
     policy = engine.policy
-    pause = policy._engine.pause_generation
+    pause = policy.engine.pause_generation
 
     async def remove_then_pause(**options: object) -> None:
         # The learner keeps the newest two only; it may remove this one from here on.
         await asyncio.to_thread(Path(manifest.location).unlink)
         await pause(**options)
 
-    policy._engine.pause_generation = remove_then_pause
+    policy.engine.pause_generation = remove_then_pause
     try:
         engine.run(policy.load_weights(manifest))
     finally:
-        policy._engine.pause_generation = pause
+        policy.engine.pause_generation = pause
     assert canary_distance(engine, manifest.policy_version) <= PARITY
 
 
@@ -219,18 +219,18 @@ def test_a_caller_that_gives_up_leaves_the_load_complete(engine: LiveEngine):
     async def give_up() -> None:
         policy = engine.policy
         loading = asyncio.ensure_future(policy.load_weights(manifest))
-        pause = policy._engine.pause_generation
+        pause = policy.engine.pause_generation
 
         async def cancel_then_pause(**options: object) -> None:
             loading.cancel()
             await pause(**options)
 
-        policy._engine.pause_generation = cancel_then_pause
+        policy.engine.pause_generation = cancel_then_pause
         try:
             with pytest.raises(asyncio.CancelledError):
                 await loading
         finally:
-            policy._engine.pause_generation = pause
+            policy.engine.pause_generation = pause
         # Loads are served one at a time: this one waits for the one that was given up.
         await policy.load_weights(manifest)
 
@@ -242,7 +242,7 @@ def test_a_caller_that_gives_up_leaves_the_load_complete(engine: LiveEngine):
 def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(engine: LiveEngine):
     manifest = engine.publish(build_model(91))
     policy = engine.policy
-    update = policy._engine.update_weights
+    update = policy.engine.update_weights
 
     async def fail(request: object) -> None:
         raise RuntimeError("no space left")
@@ -261,17 +261,17 @@ def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(engine: Liv
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await update(WeightTransferUpdateRequest({}))
-        await policy._engine.finish_weight_update(str(policy.policy_version))
-        await policy._engine.resume_generation()
+        await policy.engine.finish_weight_update(str(policy.policy_version))
+        await policy.engine.resume_generation()
         policy._death = None
         await policy.load_weights(manifest)
 
-    policy._engine.update_weights = fail
+    policy.engine.update_weights = fail
     try:
         engine.run(load_with_a_request_in_flight())
         assert "start the rollout service again" in str(policy.death)
     finally:
-        policy._engine.update_weights = update
+        policy.engine.update_weights = update
         # The other tests continue with this engine.
         engine.run(mend())
     assert canary_distance(engine, manifest.policy_version) <= PARITY
@@ -284,7 +284,7 @@ def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEn
             policy.generate([3], max_tokens=500, temperature=1.0, seed=0, request_id="running")
         )
         await policy.generate([3], max_tokens=3, temperature=1.0, seed=0, request_id="short")
-        manager = policy._engine.engine_core.resources.engine_manager
+        manager = policy.engine.engine_core.resources.engine_manager
         os.kill(manager.processes[0].pid, signal.SIGKILL)
         with pytest.raises(EngineDeadError, match=r"signal 9.*rollout\.max_concurrent"):
             await running
@@ -304,14 +304,14 @@ def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
     manifest = engine.publish(build_model(101))
     settings = dataclasses.replace(policy._settings, load_timeout_s=1.0)
     monkeypatch.setattr(policy, "_settings", settings)
-    (process,) = policy._engine.engine_core.resources.engine_manager.processes
-    pause = policy._engine.pause_generation
+    (process,) = policy.engine.engine_core.resources.engine_manager.processes
+    pause = policy.engine.pause_generation
 
     async def stop_then_pause(**options: object) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         await pause(**options)
 
-    monkeypatch.setattr(policy._engine, "pause_generation", stop_then_pause)
+    monkeypatch.setattr(policy.engine, "pause_generation", stop_then_pause)
     with pytest.raises(EngineDeadError, match=r"half-way \(TimeoutError"):
         engine.run(policy.load_weights(manifest))
     assert not policy.is_loading

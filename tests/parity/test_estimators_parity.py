@@ -24,11 +24,10 @@ import pytest
 import torch
 
 from agent_r1.learner.algorithms import (
-    AdvantageBatch,
-    AdvantageOptions,
     find_advantage,
     find_policy_loss,
 )
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
 from agent_r1.learner.algorithms.aggregation import Aggregation, aggregation_weights
 from agent_r1.learner.algorithms.kl import KlEstimator, kl_per_token
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions

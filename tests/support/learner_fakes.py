@@ -26,7 +26,8 @@ from agent_r1.learner.run_spec import RunSpec, make_run_spec
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
-from agent_r1_proto.streams import Broker, Entry, StreamConsumer
+from agent_r1_proto.stream_consumer import Entry, StreamConsumer
+from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Status, ToolCallRecord
 from agent_r1_proto.weights import (
@@ -341,7 +342,7 @@ def write_tasks(path: Path, count: int, *, name: str | None = None) -> Path:
     return path
 
 
-def training_plan(
+def training_spec(
     folder: Path,
     redis_url: str,
     run_id: str,
@@ -352,7 +353,7 @@ def training_plan(
     model: ModelConfig | None = None,
     **learner: Any,
 ) -> RunSpec:
-    """Return a plan of 3 steps of 2 groups of 2 samples, in `folder`."""
+    """Return a spec of 3 steps of 2 groups of 2 samples, in `folder`."""
     data = folder.with_name(folder.name + "-data") / "train.jsonl"
     if not data.exists():
         write_tasks(data, num_tasks)

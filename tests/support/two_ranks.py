@@ -13,18 +13,22 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
+from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
 from agent_r1.learner.engine.microbatches import plan_microbatches
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.rank_group import RankGroup
-from agent_r1.learner.engine.rank_worker import CriticSetup
+from agent_r1.learner.engine.rank_messages import CriticSetup
 from agent_r1_service.config import ModelConfig
 from tests.support.tiny_models import make_samples, with_values
 
@@ -41,6 +45,8 @@ SETTINGS: dict[str, Any] = {
     "logprob_chunk_tokens": 16,
     "device": "cpu",
 }
+# AdamW's first step is lr * g / (|g| + eps): with such an eps, 1e6 times the gradient.
+SHOWS_GRADIENT: dict[str, Any] = {"max_grad_norm": 1e9, "adam_eps": 1e6, "lr": 1e12}
 
 
 def answer_line(values: dict[str, Any]) -> None:
@@ -49,12 +55,21 @@ def answer_line(values: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def first_gradient(engine: DeepSpeedPolicyEngine) -> np.ndarray:
-    """Return the gradient of the only step taken: AdamW's first moment over 1 - beta."""
-    inner = engine._group.engine._policy._engine
-    beta = inner.optimizer.param_groups[0]["betas"][0]
-    moments = [inner.optimizer.state[p]["exp_avg"] for p in inner.module.parameters()]
-    return np.concatenate([(m / (1 - beta)).flatten().numpy() for m in moments])
+def gradient(
+    engine: DeepSpeedPolicyEngine, samples: list[TrainSample], spec: LossSpec
+) -> np.ndarray:
+    """Return the gradient of one batch, from what an engine with `SHOWS_GRADIENT` makes of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = weights(engine, Path(folder) / "before")
+        engine.train_batch(samples, spec)
+        return (before - weights(engine, Path(folder) / "after")) / 1e6
+
+
+def weights(engine: DeepSpeedPolicyEngine, directory: Path) -> np.ndarray:
+    """Return all weights in the order of their names, as a snapshot has them."""
+    engine.write_snapshot(directory, "run", 0)
+    tensors = load_file(directory / "model.safetensors")
+    return np.concatenate([tensors[n].double().flatten().numpy() for n in sorted(tensors)])
 
 
 def left_out(samples: list[TrainSample], count: int) -> list[TrainSample]:
@@ -99,7 +114,7 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
 def compare(model_dir: Path) -> None:
     """Train under every stage on the same two ranks."""
     group = RankGroup(EngineConfig.model_validate({**SETTINGS, "ranks": 2}))
-    answer_line({"followers": [process.pid for process in group._workers]})
+    answer_line({"workers": [process.pid for process in group.workers]})
     lengths = [sample.num_tokens for sample in make_samples(COUNT, seed=SEED)]
     shares = plan_microbatches(lengths, 2, 64, 0.3)
     for stage in range(4):
@@ -118,10 +133,9 @@ def compare(model_dir: Path) -> None:
             model, table, with_reference=True, critic=critic, group=group
         )
         if stage == 0:
-            plain = EngineConfig.model_validate({**table.model_dump(), "max_grad_norm": 1e9})
+            plain = EngineConfig.model_validate({**table.model_dump(), **SHOWS_GRADIENT})
             probe = DeepSpeedPolicyEngine(model, plain, with_reference=True, group=group)
-            probe.train_batch(make_samples(COUNT, seed=SEED), SPEC)
-            answer["gradient"] = first_gradient(probe).tolist()
+            answer["gradient"] = gradient(probe, make_samples(COUNT, seed=SEED), SPEC).tolist()
             engine = DeepSpeedPolicyEngine(
                 model, table, with_reference=True, critic=critic, group=group
             )
@@ -131,13 +145,20 @@ def compare(model_dir: Path) -> None:
     sys.stdin.read()
 
 
-def report_errors(model_dir: Path, damage: Callable[[DeepSpeedPolicyEngine], object]) -> None:
+def report_errors(
+    model_dir: Path, damage: Callable[[RankGroup, Callable[[LossSpec], object]], object]
+) -> None:
     """Damage an engine of two ranks; print what it raises then, and how rank 1 ended."""
     table = EngineConfig.model_validate({**SETTINGS, "ranks": 2})
-    engine = DeepSpeedPolicyEngine(ModelConfig(path=str(model_dir), max_context=512), table)
+    group, model = RankGroup(table), ModelConfig(path=str(model_dir), max_context=512)
+    engine = DeepSpeedPolicyEngine(model, table, group=group)
     samples = make_samples(COUNT, seed=SEED)
     engine.train_batch(samples, LossSpec())
-    calls = [lambda: damage(engine), lambda: engine.train_batch(samples, LossSpec())]
+
+    def train_on(spec: LossSpec) -> object:
+        return engine.train_batch(samples, spec)
+
+    calls = [lambda: damage(group, train_on), lambda: train_on(LossSpec())]
     errors: list[str] = []
     for call in [*calls, calls[-1]]:
         try:
@@ -145,18 +166,26 @@ def report_errors(model_dir: Path, damage: Callable[[DeepSpeedPolicyEngine], obj
         except EngineError as exc:
             errors.append(str(exc))
     engine.close()
-    answer_line({"errors": errors, "exit_code": engine._group._workers[0].returncode})
+    answer_line({"errors": errors, "exit_code": group.workers[0].returncode})
 
 
 def lose(model_dir: Path) -> None:
     """Lose rank 1 between two calls."""
-    report_errors(model_dir, lambda engine: os.kill(engine._group._workers[0].pid, signal.SIGKILL))
+    report_errors(model_dir, lambda group, _: os.kill(group.workers[0].pid, signal.SIGKILL))
+
+
+def fails_on_rank_1(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
+    """A loss that raises on one of two ranks."""
+    if torch.distributed.get_rank() == 1:
+        raise ArithmeticError("this loss fails on rank 1")
+    never = torch.zeros_like(inputs.logprobs, dtype=torch.bool)
+    return PolicyLoss(-inputs.logprobs, never, torch.ones_like(inputs.logprobs))
 
 
 def fail(model_dir: Path) -> None:
-    """Let rank 1 alone raise, while rank 0 waits for its answer."""
-    orders = [("policy", []), ("policy", ["garbage"])]
-    report_errors(model_dir, lambda engine: engine._group.gather("score", orders))
+    """Let rank 1 alone raise, while rank 0 waits for it."""
+    spec = LossSpec(policy_loss="tests.support.two_ranks:fails_on_rank_1")
+    report_errors(model_dir, lambda _, train_on: train_on(spec))
 
 
 if __name__ == "__main__":

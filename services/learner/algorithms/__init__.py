@@ -9,16 +9,10 @@ See docs/add-an-algorithm.md.
 from __future__ import annotations
 
 import difflib
-import importlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from agent_r1.learner.algorithms.advantages import (
-    AdvantageBatch,
-    AdvantageEstimator,
-    AdvantageOptions,
-    Advantages,
-)
+from agent_r1.learner.algorithms.advantages import AdvantageEstimator
 from agent_r1.learner.algorithms.advantages.gae import gae_advantages
 from agent_r1.learner.algorithms.advantages.grpo import grpo_advantages
 from agent_r1.learner.algorithms.advantages.reinforce_pp import reinforce_pp_advantages
@@ -27,7 +21,7 @@ from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
 )
 from agent_r1.learner.algorithms.advantages.remax import remax_advantages
 from agent_r1.learner.algorithms.advantages.rloo import rloo_advantages
-from agent_r1_service.user_code import check_call, describe, import_remedy
+from agent_r1_service.user_code import check_call, import_named
 
 if TYPE_CHECKING:
     from agent_r1.learner.algorithms.losses import PolicyLossFunction
@@ -107,38 +101,9 @@ def _import_function(name: str, key: str, known: Iterable[str]) -> Any:
             f'{key} ("{name}") is unknown; {hint} one of {", ".join(names)}, or name your own '
             "as module:function"
         )
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise ValueError(
-            f'{key} ("{name}"): module {module_name} cannot be imported: {exc}; '
-            f"{import_remedy(exc)}"
-        ) from exc
-    except Exception as exc:
-        raise ValueError(
-            f'{key} ("{name}"): module {module_name} cannot be imported: {describe(exc)}'
-        ) from exc
-    if not hasattr(module, attribute):
-        public = [found for found in vars(module) if not found.startswith("_")]
-        nearest = difflib.get_close_matches(attribute, public, n=1)
-        hint = f'; did you mean "{nearest[0]}"?' if nearest else "; check its name"
-        raise ValueError(f'{key} ("{name}"): module {module_name} has no {attribute}{hint}')
-    function = getattr(module, attribute)
+    function = import_named(name, f'{key} ("{name}")')
     if not callable(function):
         raise ValueError(
             f'{key} ("{name}"): {attribute} is a {type(function).__name__}; it must be a function'
         )
     return function
-
-
-__all__ = [
-    "ADVANTAGES",
-    "POLICY_LOSSES",
-    "AdvantageBatch",
-    "AdvantageEstimator",
-    "AdvantageOptions",
-    "Advantages",
-    "find_advantage",
-    "find_policy_loss",
-    "is_zero_without_advantage",
-]

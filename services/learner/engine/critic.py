@@ -1,6 +1,6 @@
 """The critic of PPO: token ids in, the value of each chosen state out.
 
-microbatches.ValueBatch --> CriticModule (its own decoder, then one number a token) --> losses
+rank_messages.ValueBatch --> CriticModule (its own decoder, then one number a token) --> losses
 
 Source: PPO, arXiv:1707.06347, section 5, with a backbone of its own as in Agent-R1.
 """
@@ -12,7 +12,8 @@ from typing import cast
 import torch
 from torch import nn
 
-from agent_r1.learner.engine.model import decode, load_causal_model
+from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.model import checkpoint_activations, decode, load_causal_model
 from agent_r1_service.config import ModelConfig
 
 
@@ -44,19 +45,15 @@ class CriticModule(nn.Module):
         return self.head(chosen).squeeze(-1).float()
 
 
-def load_critic(
-    config: ModelConfig, *, activation_checkpointing: bool, reentrant: bool
-) -> nn.Module:
+def load_critic(model_config: ModelConfig, config: EngineConfig) -> nn.Module:
     """Load the backbone of a critic and put a fresh head on it.
 
     Raises:
         ValueError: the model cannot be loaded.
     """
-    model = load_causal_model(config)
-    if activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-        if reentrant:
-            model.enable_input_require_grads()
+    model = load_causal_model(model_config)
+    if config.activation_checkpointing:
+        checkpoint_activations(model, config.zero_stage)
     hidden_size = cast(int, model.config.get_text_config().hidden_size)
     critic = CriticModule(model.get_decoder(), hidden_size, model.dtype)
     return critic.train()

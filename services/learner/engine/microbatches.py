@@ -1,28 +1,38 @@
-"""Micro-batches: which trajectories go through the model together, on which rank.
+"""How a batch is cut into optimizer steps, ranks and micro-batches.
 
-engine --TrainSample--> plan_microbatches, build_microbatch --MicroBatch--> model.PolicyModule
+policy_engine.py (rank 0) --TrainSample--> plan_batch --RankBatch--> rank_engine.py, on every rank
 
-Trajectories of similar length share a micro-batch and are padded on the right. Attention is
-causal, so no real token sees padding and no mask is needed; sorting keeps padding a small share.
-Packed, they stand end to end in one row without padding, and position ids that start again at 0
-tell the model where one ends: attention does not cross. Only the positions that are trained on
-reach the vocabulary projection.
+Every rank gets equally many steps and micro-batches, since each may hold collectives. Trajectories
+of similar length share a micro-batch and are padded on the right. Attention is causal, so no real
+token sees padding and no mask is needed; sorting keeps padding a small share. Packed, they stand
+end to end in one row without padding, and position ids that start again at 0 tell the model where
+one ends: attention does not cross. Only the positions that are trained on reach the vocabulary
+projection. Pure.
 
-Dimension key: S = trajectories in a micro-batch, N = its trained tokens; padded, B = S rows of
-L = its longest; packed, B = 1 row of L = all tokens.
+Dimension key: S = trajectories in a micro-batch, N = its trained tokens.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.engine.interface import FloatArray, TrainSample
+from agent_r1.learner.algorithms import is_zero_without_advantage
+from agent_r1.learner.algorithms.aggregation import aggregation_weights
+from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.interface import FloatArray, LossSpec, TrainSample
+from agent_r1.learner.engine.rank_messages import (
+    MicroBatch,
+    OptimizerStep,
+    RankBatch,
+    TokenBatch,
+    ValueBatch,
+)
+from agent_r1.learner.engine.schedule import LearningRates
 
 EMPTY_SHAPE = (1, 2)
 """Of the array of a micro-batch without a sample."""
@@ -30,59 +40,137 @@ Plan = list[list[list[int]]]
 """[rank][micro-batch] -> indices of samples; every rank has equally many, [] for an empty one."""
 
 
-@dataclass(frozen=True)
-class TokenBatch:
-    """The tokens of one forward pass. Arrays only, so that it travels to other ranks."""
+def plan_batch(
+    samples: Sequence[TrainSample],
+    spec: LossSpec,
+    config: EngineConfig,
+    rates: LearningRates,
+    steps_before: int,
+) -> list[RankBatch]:
+    """Cut a batch into optimizer steps, ranks and micro-batches.
 
-    indices: tuple[int, ...]
-    """[S] which samples these are, in their order in `token_ids`."""
-    token_ids: npt.NDArray[np.int64]
-    """[B, L] right-padded with 0, or packed."""
-    position_ids: npt.NDArray[np.int64] | None
-    """[B, L] of a packed batch: the token's place in its own trajectory; None when padded."""
-    positions: npt.NDArray[np.int64]
-    """[N] index into [B * L] of the hidden state that predicts a trained token."""
-    num_tokens: int
-    """Tokens without padding."""
+    Steps are equal shares of the samples, in order; there are fewer where samples are. A step in
+    which no token counts, for policy or critic, is left out. It keeps its place in the schedule.
 
-    @property
-    def num_padded(self) -> int:
-        """Tokens computed, padding included."""
-        return int(self.token_ids.size)
+    Args:
+        samples: the batch, at least one.
+        spec: the loss; `optimizer_steps` of it are wanted.
+        config: ranks and sizes of micro-batches.
+        rates: the learning rate of each step of the run.
+        steps_before: optimizer steps of the run before this batch.
 
+    Returns:
+        One order a rank, all with the same number of steps.
 
-@dataclass(frozen=True)
-class MicroBatch(TokenBatch):
-    """One forward pass of the policy."""
-
-    targets: npt.NDArray[np.int64]
-    """[N] the trained tokens."""
-    sequences: npt.NDArray[np.int64]
-    """[N] which of the S trajectories each trained token belongs to."""
-    temperatures: npt.NDArray[np.float32]
-    """[N] sampling temperature of each trained token."""
-    rollout_logprobs: npt.NDArray[np.float32]
-    """[N] log-probabilities at sampling."""
-    old_logprobs: npt.NDArray[np.float32]
-    """[N] the probability ratio's denominator."""
-    advantages: npt.NDArray[np.float32]
-    """[N] advantages."""
-    importance_weights: npt.NDArray[np.float32]
-    """[N] factor of the policy loss."""
-    weights: npt.NDArray[np.float32]
-    """[N] what each token's loss counts in the optimizer batch; see aggregation.py."""
+    Raises:
+        ValueError: a step of an "nll" batch has no token to train on.
+    """
+    orders = [RankBatch(spec, []) for _ in range(config.ranks)]
+    for offset, part in enumerate(split_evenly(len(samples), spec.optimizer_steps)):
+        trained = [i for i in part if samples[i].loss_mask.any()] if spec.trains_policy else []
+        learned = [i for i in part if value_mask(samples[i]).any()]
+        if spec.kind == "nll":
+            _check_weights(samples, part)
+        if not (trained or learned):
+            continue
+        step = steps_before + offset
+        lr = rates.policy(step) if trained else None
+        critic_lr = rates.critic(step) if learned else None
+        policy = _cut_policy(samples, trained, spec, config)
+        values = _cut_values(samples, learned, config)
+        for order, (batches, measured), value_batches in zip(orders, policy, values, strict=True):
+            order.steps.append(OptimizerStep(batches, lr, measured, value_batches, critic_lr))
+    return orders
 
 
-@dataclass(frozen=True)
-class ValueBatch(TokenBatch):
-    """One forward pass of the critic."""
+def _check_weights(samples: Sequence[TrainSample], part: Sequence[int]) -> None:
+    if not sum(float(samples[i].advantages[samples[i].loss_mask].sum()) for i in part) > 0:
+        raise ValueError(
+            f"none of the tokens of {len(part)} samples counts in the loss; a batch needs at "
+            "least one token to learn"
+        )
 
-    returns: npt.NDArray[np.float32]
-    """[N] what the critic should say."""
-    old_values: npt.NDArray[np.float32]
-    """[N] what it said before the batch."""
-    weights: npt.NDArray[np.float32]
-    """[N] what each token's loss counts in the optimizer batch."""
+
+def _cut_policy(
+    samples: Sequence[TrainSample], trained: Sequence[int], spec: LossSpec, config: EngineConfig
+) -> list[tuple[list[MicroBatch], list[MicroBatch]]]:
+    """Return each rank's micro-batches of one step: with gradient, and for metrics only."""
+    if not trained:
+        return [([], []) for _ in range(config.ranks)]
+    weights = token_weights(samples, trained, spec)
+    kept = [i for i in trained if has_gradient(samples[i], spec)]
+    idle = [i for i in trained if not has_gradient(samples[i], spec)]
+    # Without a sample every rank still runs one empty micro-batch: a step needs a backward pass.
+    plans = [cut_evenly(samples, kept, config)]
+    plans.append(cut_evenly(samples, idle, config) if idle else [[] for _ in range(config.ranks)])
+    built = [
+        [
+            [build_microbatch(samples, chosen, weights, packed=config.packing) for chosen in share]
+            for share in plan
+        ]
+        for plan in plans
+    ]
+    return list(zip(built[0], built[1], strict=True))
+
+
+def _cut_values(
+    samples: Sequence[TrainSample], learned: Sequence[int], config: EngineConfig
+) -> list[list[ValueBatch]]:
+    """Return each rank's micro-batches of the critic for one step."""
+    if not learned:
+        return [[] for _ in range(config.ranks)]
+    weight = 1 / sum(int(value_mask(samples[i]).sum()) for i in learned)
+    return [
+        [build_value_batch(samples, chosen, weight, packed=config.packing) for chosen in share]
+        for share in cut_evenly(samples, learned, config)
+    ]
+
+
+def cut_evenly(
+    samples: Sequence[TrainSample], chosen: Sequence[int], config: EngineConfig
+) -> list[list[list[int]]]:
+    """Return the micro-batches of each rank, as indices of samples."""
+    plan = plan_microbatches(
+        [samples[i].num_tokens for i in chosen],
+        config.ranks,
+        config.max_tokens_per_microbatch,
+        config.max_padding_share,
+        packed=config.packing,
+    )
+    return [[[chosen[i] for i in indices] for indices in share] for share in plan]
+
+
+def token_weights(
+    samples: Sequence[TrainSample], part: Sequence[int], spec: LossSpec
+) -> list[FloatArray]:
+    """Return [S][T] what each token's loss counts in one optimizer batch.
+
+    Args:
+        samples: the whole batch.
+        part: the samples of this optimizer batch, with at least one token that counts; the others
+            weigh 0.
+        spec: the aggregation; for "nll" tokens are weighed by `advantages`.
+    """
+    weights = [np.zeros(sample.num_tokens, np.float32) for sample in samples]
+    if spec.kind == "nll":
+        total = sum(float(samples[i].advantages[samples[i].loss_mask].sum()) for i in part)
+        for i in part:
+            weights[i] = samples[i].advantages / np.float32(total)
+        return weights
+    counts = [int(samples[i].loss_mask.sum()) for i in part]
+    scalars = aggregation_weights(counts, spec.aggregation, fixed_length=spec.fixed_length)
+    for i, scalar in zip(part, scalars, strict=True):
+        weights[i] += np.float32(scalar)
+    return weights
+
+
+def has_gradient(sample: TrainSample, spec: LossSpec) -> bool:
+    """Whether a sample's gradient may be other than exactly 0."""
+    if not spec.drop_zero_advantages or spec.kl_coef > 0 or spec.entropy_coef > 0:
+        return True
+    if spec.kind == "policy" and not is_zero_without_advantage(spec.policy_loss):
+        return True
+    return bool(np.any(sample.advantages[sample.loss_mask]))
 
 
 def plan_microbatches(
@@ -164,36 +252,19 @@ def build_microbatch(
         packed: end to end in one row, not padded.
     """
     rows = [samples[i] for i in indices]
-    layout = _lay_out(rows, [row.loss_mask for row in rows], packed)
-    columns = layout.columns
+    tokens, columns = _lay_out(indices, rows, [row.loss_mask for row in rows], packed)
     ones = [np.ones(row.num_tokens, np.float32) for row in rows]
     return MicroBatch(
-        indices=tuple(indices),
-        token_ids=layout.token_ids,
-        position_ids=layout.position_ids,
-        positions=layout.positions,
-        num_tokens=sum(row.num_tokens for row in rows),
-        targets=layout.token_ids.reshape(-1)[layout.positions + 1],
+        **tokens,
+        targets=tokens["token_ids"].reshape(-1)[tokens["positions"] + 1],
         sequences=np.repeat(np.arange(len(rows)), np.array([len(c) for c in columns], np.int64)),
-        temperatures=_gather(
-            [one * row.temperature for one, row in zip(ones, rows, strict=True)], columns
-        ),
+        temperatures=_gather([row.temperature * np.ones(row.num_tokens) for row in rows], columns),
         rollout_logprobs=_gather([row.rollout_logprobs for row in rows], columns),
         old_logprobs=_gather(
-            [
-                row.rollout_logprobs if row.old_logprobs is None else row.old_logprobs
-                for row in rows
-            ],
-            columns,
+            _or_else([r.old_logprobs for r in rows], [r.rollout_logprobs for r in rows]), columns
         ),
         advantages=_gather([row.advantages for row in rows], columns),
-        importance_weights=_gather(
-            [
-                one if row.importance_weights is None else row.importance_weights
-                for one, row in zip(ones, rows, strict=True)
-            ],
-            columns,
-        ),
+        importance_weights=_gather(_or_else([r.importance_weights for r in rows], ones), columns),
         weights=_gather(ones if weights is None else [weights[i] for i in indices], columns),
     )
 
@@ -214,23 +285,13 @@ def build_value_batch(
         packed: end to end in one row, not padded.
     """
     rows = [samples[i] for i in indices]
+    tokens, columns = _lay_out(indices, rows, [value_mask(row) for row in rows], packed)
     nothing = [np.zeros(row.num_tokens, np.float32) for row in rows]
-    layout = _lay_out(rows, [value_mask(row) for row in rows], packed)
-
-    def values(name: Literal["returns", "old_values"]) -> FloatArray:
-        given = [getattr(row, name) for row in rows]
-        filled = [n if value is None else value for value, n in zip(given, nothing, strict=True)]
-        return _gather(filled, layout.columns)
-
     return ValueBatch(
-        indices=tuple(indices),
-        token_ids=layout.token_ids,
-        position_ids=layout.position_ids,
-        positions=layout.positions,
-        num_tokens=sum(row.num_tokens for row in rows),
-        returns=values("returns"),
-        old_values=values("old_values"),
-        weights=np.full(len(layout.positions), weight, np.float32),
+        **tokens,
+        returns=_gather(_or_else([row.returns for row in rows], nothing), columns),
+        old_values=_gather(_or_else([row.old_values for row in rows], nothing), columns),
+        weights=np.full(len(tokens["positions"]), weight, np.float32),
     )
 
 
@@ -241,20 +302,13 @@ def value_mask(sample: TrainSample) -> npt.NDArray[np.bool_]:
     return sample.value_mask
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """Where the tokens of a micro-batch stand; the fields are those of TokenBatch."""
-
-    token_ids: npt.NDArray[np.int64]
-    position_ids: npt.NDArray[np.int64] | None
-    positions: npt.NDArray[np.int64]
-    columns: list[npt.NDArray[np.int64]]
-    """[S] per trajectory, the tokens its mask chooses."""
-
-
 def _lay_out(
-    rows: Sequence[TrainSample], masks: Sequence[npt.NDArray[np.bool_]], packed: bool
-) -> _Layout:
+    indices: Sequence[int],
+    rows: Sequence[TrainSample],
+    masks: Sequence[npt.NDArray[np.bool_]],
+    packed: bool,
+) -> tuple[dict[str, Any], list[npt.NDArray[np.int64]]]:
+    """Return the fields of TokenBatch, and [S] the tokens that each trajectory's mask chooses."""
     lengths = [row.num_tokens for row in rows]
     shape = (1, sum(lengths)) if packed else (len(rows), max(lengths, default=0))
     token_ids = np.zeros(shape if rows else EMPTY_SHAPE, dtype=np.int64)
@@ -269,7 +323,21 @@ def _lay_out(
         positions.append(start + column - 1)
         if position_ids is not None:
             position_ids[0, start : start + row.num_tokens] = np.arange(row.num_tokens)
-    return _Layout(token_ids, position_ids, np.concatenate(positions), columns)
+    fields = {
+        "indices": tuple(indices),
+        "token_ids": token_ids,
+        "position_ids": position_ids,
+        "positions": np.concatenate(positions),
+        "num_tokens": sum(lengths),
+    }
+    return fields, columns
+
+
+def _or_else(
+    given: Sequence[FloatArray | None], otherwise: Sequence[FloatArray]
+) -> list[FloatArray]:
+    pairs = zip(given, otherwise, strict=True)
+    return [default if values is None else values for values, default in pairs]
 
 
 def _gather(

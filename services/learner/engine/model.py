@@ -1,6 +1,6 @@
 """The policy as the loss needs it: token ids in, log-probabilities of chosen tokens out.
 
-microbatches.MicroBatch --> PolicyModule (decoder, then LogprobHead) --logprobs, entropy--> losses
+rank_messages.MicroBatch --> PolicyModule (decoder, then LogprobHead) --logprobs, entropy--> losses
 
 Logits exist for `chunk_tokens` positions at a time, forward and backward; a [T, vocab] tensor is
 never built. The head is a module of its own, so that DeepSpeed's hooks gather its weight.
@@ -210,6 +210,18 @@ def load_causal_model(table: ModelConfig) -> PreTrainedModel:
             f'names, or set model.attention = "{CHECKED_ATTENTION}"'
         ) from exc
     return model
+
+
+def checkpoint_activations(model: PreTrainedModel, zero_stage: int) -> None:
+    """Compute activations again in the backward pass instead of keeping them.
+
+    ZeRO-3 frees weights between forward and recomputation; only the reentrant kind of checkpointing
+    runs the hooks that bring them back.
+    """
+    reentrant = zero_stage == 3
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    if reentrant:
+        model.enable_input_require_grads()
 
 
 def _check_head(model: PreTrainedModel) -> None:

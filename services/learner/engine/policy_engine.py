@@ -1,6 +1,7 @@
 """The PolicyEngine that training uses: cuts batches, drives the ranks, writes what they gather.
 
-train.py, sft/train.py --TrainSample--> DeepSpeedPolicyEngine --RankBatch--> every rank's RankEngine
+train.py, sft/train.py --TrainSample--> DeepSpeedPolicyEngine --RankBatch--> rank_engine.py, on
+every rank
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ import numpy.typing as npt
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine import checkpoint as checkpoint_io
-from agent_r1.learner.engine.interface import FloatArray, LossSpec, Model, TrainSample
+from agent_r1.learner.engine.interface import FloatArray, LossSpec, Model, PolicyEngine, TrainSample
 from agent_r1.learner.engine.microbatches import (
     build_microbatch,
     build_value_batch,
+    cut_evenly,
+    plan_batch,
     scatter_back,
     scoring_sample,
     value_mask,
 )
-from agent_r1.learner.engine.orders import RankBatch, cut_evenly, plan_batch
-from agent_r1.learner.engine.rank_group import EngineSetup, RankGroup
-from agent_r1.learner.engine.rank_worker import CriticSetup, TrainReply
+from agent_r1.learner.engine.rank_group import RankGroup
+from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup, MicroBatch, RankBatch
 from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.learner.weights import snapshot
 from agent_r1.learner.weights.snapshot import Weights
@@ -42,8 +44,8 @@ MASTER_BYTES_PER_WEIGHT = 4
 """The float32 copy that bfloat16 training keeps."""
 
 
-class DeepSpeedPolicyEngine:
-    """See `engine.PolicyEngine`, which this is."""
+class DeepSpeedPolicyEngine(PolicyEngine):
+    """The PolicyEngine over one or more ranks, under DeepSpeed ZeRO."""
 
     def __init__(
         self,
@@ -84,31 +86,26 @@ class DeepSpeedPolicyEngine:
             policy_starts=0 if critic is None else critic.warmup_steps,
         )
         self._told_skipped = False
-        self._model_table = model
-        self._has_reference = with_reference
+        self._setup = EngineSetup(
+            model, self._config, seed, with_reference, table_name, critic, deterministic
+        )
         self._group = group or RankGroup(self._config)
         try:
-            self._group.build(
-                EngineSetup(
-                    model, self._config, seed, with_reference, table_name, critic, deterministic
-                )
-            )
+            self._group.build(self._setup)
         except BaseException:
             self._group.close()
             raise
 
     @property
     def optimizer_steps(self) -> int:
-        """Optimizer steps taken so far, those before a resume included."""
         return self._group.engine.optimizer_steps
 
     # Training
 
     def train_batch(self, samples: Sequence[TrainSample], spec: LossSpec) -> dict[str, float]:
-        """See `engine.PolicyEngine.train_batch`."""
         if not samples:
             raise ValueError("a batch of 0 samples cannot be trained on; wait for trajectories")
-        if spec.kl_coef > 0 and not self._has_reference:
+        if spec.kl_coef > 0 and not self._setup.with_reference:
             raise ValueError(
                 f"kl_coef ({spec.kl_coef}) needs an engine with a reference; it was made without"
             )
@@ -132,7 +129,9 @@ class DeepSpeedPolicyEngine:
         return metrics
 
     def _train(self, samples: Sequence[TrainSample], orders: list[RankBatch]) -> dict[str, float]:
-        reply: TrainReply = self._group.run("train", orders)
+        with self._group.guard():
+            self._group.send("train", orders)
+            reply = self._group.engine.train(orders[0])
         if reply.not_finite:
             names = [samples[i].name or f"sample {i}" for i in reply.not_finite]
             self._group.fail(
@@ -157,89 +156,88 @@ class DeepSpeedPolicyEngine:
     def logprobs(
         self, token_ids: Sequence[npt.NDArray[np.int32]], temperature: float = 1.0
     ) -> list[FloatArray]:
-        """See `engine.PolicyEngine.logprobs`."""
         samples = [scoring_sample(ids, temperature) for ids in token_ids]
         return [values[1:] for values in self.token_logprobs(samples)]
 
     def token_logprobs(
         self, samples: Sequence[TrainSample], model: Model = "policy"
     ) -> list[FloatArray]:
-        """See `engine.PolicyEngine.token_logprobs`."""
-        if model == "reference" and not self._has_reference:
+        if model == "reference" and not self._setup.with_reference:
             raise ValueError("the reference was asked of an engine that was made without one")
         if not samples:
             return []
-        plan = cut_evenly(samples, range(len(samples)), self._config)
         packed = self._config.packing
         cut = [
             [build_microbatch(samples, indices, packed=packed) for indices in share]
-            for share in plan
+            for share in cut_evenly(samples, range(len(samples)), self._config)
         ]
-        flat = self._group.gather("score", [(model, batches) for batches in cut])
+        orders: list[tuple[Model, list[MicroBatch]]] = [(model, batches) for batches in cut]
+        with self._group.guard():
+            self._group.send("score", orders, gathers=True)
+            flat = self._group.gather(self._group.engine.score(orders[0]))
         return scatter_back(cut, flat, [sample.loss_mask for sample in samples])
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
-        """See `engine.PolicyEngine.token_values`."""
-        plan = cut_evenly(samples, range(len(samples)), self._config)
         packed = self._config.packing
         cut = [
             [build_value_batch(samples, indices, packed=packed) for indices in share]
-            for share in plan
+            for share in cut_evenly(samples, range(len(samples)), self._config)
         ]
-        flat = self._group.gather("values", cut)
+        with self._group.guard():
+            self._group.send("values", cut, gathers=True)
+            flat = self._group.gather(self._group.engine.values(cut[0]))
         return scatter_back(cut, flat, [value_mask(sample) for sample in samples])
 
     # Weights and state
 
     def _collect(self) -> Weights:
-        return self._group.run("collect", fatal=False)
+        with self._group.guard(fatal=False):
+            self._group.send("collect")
+            weights = self._group.engine.collect()
+        assert weights is not None  # rank 0 has them all
+        return weights
 
     def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
-        """See `engine.PolicyEngine.write_snapshot`."""
         return snapshot.write_snapshot(directory, run_id, policy_version, self._collect())
 
     def export_model(self, directory: Path) -> None:
-        """See `engine.PolicyEngine.export_model`."""
         weights = self._collect()
         model = self._group.engine.model
-        checkpoint_io.export_model(directory, weights, model, self._model_table.path)
+        checkpoint_io.export_model(directory, weights, model, self._setup.model.path)
 
     def save_state(self, directory: Path) -> None:
-        """See `engine.PolicyEngine.save_state`."""
         what, need = "the engine's state", self._state_bytes()
         remedy = "lower learner.keep_last and learner.keep_best, or move run.dir to a larger disk"
         # Asked before any rank writes: several ranks are out of step after an error.
         require_space(what, directory, need, remedy)
         directory.mkdir(parents=True, exist_ok=True)
         with report_full_disk(what, directory, need, remedy):
-            self._group.run("save", [directory] * self._config.ranks, fatal=False)
+            with self._group.guard(fatal=False):
+                self._group.send("save", [directory] * self._config.ranks)
+                self._group.engine.save(directory)
             durable.seal(directory, self._group.engine.facts())
 
     def load_state(self, directory: Path) -> None:
-        """See `engine.PolicyEngine.load_state`."""
         checkpoint_io.verify_checksums(directory, self._group.engine.facts())
-        self._group.run("load", [directory] * self._config.ranks)
+        with self._group.guard():
+            self._group.send("load", [directory] * self._config.ranks)
+            self._group.engine.load(directory)
 
     def checkpoint_bytes(self) -> int:
-        """See `engine.PolicyEngine.checkpoint_bytes`."""
-        return self._state_bytes() + self._weight_bytes()
-
-    def _weight_bytes(self) -> int:
-        return self._group.engine.num_weights() * self._bytes_per_weight
+        return self._state_bytes() + self._group.engine.num_weights() * self._bytes_per_weight
 
     @property
     def _bytes_per_weight(self) -> int:
-        return 2 if self._model_table.dtype == "bfloat16" else 4
+        return 2 if self._setup.model.dtype == "bfloat16" else 4
 
     def _state_bytes(self) -> int:
         bytes_each = self._bytes_per_weight + ADAM_BYTES_PER_WEIGHT
-        if self._model_table.dtype == "bfloat16":
+        if self._setup.model.dtype == "bfloat16":
             bytes_each += MASTER_BYTES_PER_WEIGHT
         engine = self._group.engine
         return (engine.num_weights() + engine.num_critic_weights()) * bytes_each
 
     def close(self) -> None:
-        """See `engine.PolicyEngine.close`."""
         self._group.close()
 
 

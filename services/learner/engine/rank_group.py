@@ -1,10 +1,8 @@
-"""The ranks of the learner: rank 0 is the learner's own process, the others follow its commands.
+"""The ranks of the learner as rank 0 sees them: it starts the others, and sends them commands.
 
-policy_engine.py --command, one payload a rank--> RankGroup --> the same method on every rank's
-RankEngine --> rank 0's result
+policy_engine.py --command, one payload a rank--> RankGroup --> rank_worker.py, in its own process
 
-`python -m agent_r1.learner.engine.rank_group` is a worker rank: it reads its setup from stdin, and
-ends when that pipe closes, so it never outlives rank 0, however that ended.
+Rank 0 is the learner's own process and carries its part out itself.
 """
 
 from __future__ import annotations
@@ -12,25 +10,25 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import signal
 import socket
 import subprocess
 import sys
 import threading
-import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError
-from agent_r1_service.config import ModelConfig
+from agent_r1.learner.engine.rank_messages import EngineSetup
 
 if TYPE_CHECKING:
-    from agent_r1.learner.engine.rank_worker import CriticSetup, RankEngine
+    from agent_r1.learner.engine.rank_engine import RankEngine
 
 logger = logging.getLogger(__name__)
 
@@ -43,35 +41,22 @@ WORKER_END_S = 10.0
 FAILURE_GRACE_S = 15.0
 """A collective with a lost peer must have failed within this time, else the process is ended."""
 FATAL_EXIT_CODE = 70
-_BUILD = "build"
+BUILD = "build"
 """The one command that is not a method of RankEngine."""
+
+T = TypeVar("T")
 
 # torch's stubs hide this public class.
 _TcpStore: Any = dist.__dict__["TCPStore"]
 
 
 @dataclass(frozen=True)
-class EngineSetup:
-    """Everything a rank needs to build its part of the engine."""
-
-    model: ModelConfig
-    config: EngineConfig
-    seed: int
-    with_reference: bool
-    table_name: str
-    """"learner" or "sft": named in messages about keys."""
-    critic: CriticSetup | None = None
-    deterministic: bool = False
-    """Use deterministic kernels only."""
-
-
-@dataclass(frozen=True)
-class _Invitation:
+class Invitation:
     """What a worker rank reads from stdin before anything else."""
 
     rank: int
-    ranks: int
     port: int
+    """Of rank 0's store."""
     config: EngineConfig
     log_level: int
     import_path: list[str]
@@ -110,7 +95,8 @@ class RankGroup:
         self._config = config
         self._ranks = config.ranks
         self._engine: RankEngine | None = None
-        self._workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[subprocess.Popen[bytes]] = []
+        """The processes of ranks 1 and above."""
         self._closing = False
         self._busy = threading.Lock()
         self._failure: str | None = None
@@ -128,7 +114,8 @@ class RankGroup:
         try:
             if self._ranks > 1:
                 self._start_workers()
-            self._control = self._guarded(lambda: _join(0, self._store, config))
+            with self.guard():
+                self._control = join(0, self._store, config)
         except BaseException:
             self.close()
             raise
@@ -140,62 +127,51 @@ class RankGroup:
             ValueError: the model cannot be loaded or trained.
             EngineError: a rank failed.
         """
-
-        def build_everywhere() -> None:
-            if self._ranks > 1:
-                command = (_BUILD, (setup,), False)
-                dist.scatter_object_list(
-                    [None], [command] * self._ranks, src=0, group=self._control
-                )
-            self._engine = _build_engine(0, setup)
-
-        self._guarded(build_everywhere)
+        with self.guard():
+            self.send(BUILD, [setup] * self._ranks)
+            self._engine = build_engine(0, setup)
 
     @property
     def engine(self) -> RankEngine:
-        """Rank 0's part, for what needs no other rank."""
+        """Rank 0's part."""
         assert self._engine is not None
         return self._engine
 
-    def run(self, method: str, payloads: list[Any] | None = None, *, fatal: bool = True) -> Any:
-        """Call a method of RankEngine on every rank; return rank 0's result.
+    def send(
+        self, method: str, payloads: Sequence[Any] | None = None, *, gathers: bool = False
+    ) -> None:
+        """Let the other ranks call a method of their RankEngine; use inside `guard`.
 
         Args:
-            method: name of the method.
+            method: its name; rank 0 calls its own part's next, since both may hold collectives.
             payloads: its one argument, per rank; None calls it without arguments.
+            gathers: they hand their results to `gather`.
+        """
+        if self._ranks > 1:
+            arguments = [()] * self._ranks if payloads is None else [(one,) for one in payloads]
+            commands = [(method, given, gathers) for given in arguments]
+            dist.scatter_object_list([None], commands, src=0, group=self._control)
+
+    def gather(self, own: T) -> list[T]:
+        """Return what every rank's call came to, rank 0's first."""
+        return gather_on_first(own, 0, self._ranks, self._control)
+
+    @contextmanager
+    def guard(self, *, fatal: bool = True) -> Iterator[None]:
+        """Give the block the ranks; an error in it ends them and is reported with their own.
+
+        Args:
             fatal: an error leaves even a single rank in an undefined state. Several ranks are
                 out of step after any error.
 
         Raises:
-            EngineError: a rank failed, now or in an earlier call.
+            EngineError: a rank failed, now or in an earlier block.
         """
-        return self._guarded(lambda: self._run(method, payloads), fatal=fatal)
-
-    def gather(self, method: str, payloads: list[Any] | None = None) -> list[Any]:
-        """Call a method of RankEngine on every rank; return the results of all ranks."""
-
-        def run_and_gather() -> list[Any]:
-            own = self._run(method, payloads, gather=True)
-            return _gather(own, 0, self._ranks, self._control)
-
-        return self._guarded(run_and_gather)
-
-    def _run(self, method: str, payloads: list[Any] | None, gather: bool = False) -> Any:
-        commands = [
-            (method, () if payloads is None else (payloads[rank],), gather)
-            for rank in range(self._ranks)
-        ]
-        if self._ranks > 1:
-            dist.scatter_object_list([None], commands, src=0, group=self._control)
-        return getattr(self.engine, method)(*commands[0][1])
-
-    def _guarded(self, action: Any, *, fatal: bool = True) -> Any:
-        """Run `action`; what it raises ends the other ranks and is reported with their error."""
         if self._failure is not None:
             raise EngineError(self._failure)
         with self._busy:
             try:
-                return action()
+                yield
             except BaseException as exc:
                 if not fatal and self._ranks == 1:
                     raise
@@ -217,19 +193,18 @@ class RankGroup:
         self._end_workers()
         raise EngineError(self._failure)
 
-    # Followers
+    # The other ranks
 
     def _start_workers(self) -> None:
         for rank in range(1, self._ranks):
             process = subprocess.Popen(
-                [sys.executable, "-m", "agent_r1.learner.engine.rank_group"],
+                [sys.executable, "-m", "agent_r1.learner.engine.rank_worker"],
                 stdin=subprocess.PIPE,
                 stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
             )
-            self._workers.append(process)
-            invitation = _Invitation(
+            self.workers.append(process)
+            invitation = Invitation(
                 rank,
-                self._ranks,
                 self._store.port,
                 self._config,
                 logging.getLogger().level,
@@ -258,9 +233,9 @@ class RankGroup:
 
     def _workers_error(self) -> str | None:
         """Return what a failed worker rank left in the store, or how one ended; None: all live."""
-        if not self._workers or self._store is None:
+        if not self.workers or self._store is None:
             return None
-        for rank, process in enumerate(self._workers, start=1):
+        for rank, process in enumerate(self.workers, start=1):
             key = f"error/{rank}"
             if self._store.check([key]):
                 return f"rank {rank}: {self._store.get(key).decode()}"
@@ -270,10 +245,10 @@ class RankGroup:
 
     def _end_workers(self) -> None:
         self._closing = True
-        for process in self._workers:
+        for process in self.workers:
             if process.stdin is not None and not process.stdin.closed:
                 process.stdin.close()
-        for process in self._workers:
+        for process in self.workers:
             try:
                 process.wait(timeout=WORKER_END_S)
             except subprocess.TimeoutExpired:
@@ -297,7 +272,7 @@ def _has_descriptor(stream: Any) -> bool:
         return False
 
 
-def _join(rank: int, store: Any, config: EngineConfig) -> Any:
+def join(rank: int, store: Any, config: EngineConfig) -> Any:
     """Join the process group; return the group that commands travel through."""
     ranks = config.ranks
     device = choose_device(config, rank)
@@ -332,77 +307,23 @@ def _listening_store(ranks: int) -> Any:
     )
 
 
-def _build_engine(rank: int, setup: EngineSetup) -> RankEngine:
+def reach_store(invitation: Invitation) -> Any:
+    """Connect to rank 0's store."""
+    timeout = timedelta(seconds=JOIN_TIMEOUT_S)
+    return _TcpStore(HOST, invitation.port, invitation.config.ranks, False, timeout=timeout)
+
+
+def build_engine(rank: int, setup: EngineSetup) -> RankEngine:
     """Build this rank's part; imports DeepSpeed, after the accelerator was chosen."""
-    from agent_r1.learner.engine.rank_worker import RankEngine
+    from agent_r1.learner.engine.rank_engine import RankEngine
 
-    return RankEngine(
-        setup.model,
-        setup.config,
-        device=choose_device(setup.config, rank),
-        seed=setup.seed,
-        with_reference=setup.with_reference,
-        table_name=setup.table_name,
-        critic=setup.critic,
-        deterministic=setup.deterministic,
-    )
+    return RankEngine(setup, choose_device(setup.config, rank))
 
 
-def _gather(own: Any, rank: int, ranks: int, control: Any) -> list[Any]:
+def gather_on_first(own: T, rank: int, ranks: int, control: Any) -> list[T]:
     """Collect every rank's value on rank 0; [] elsewhere."""
     if ranks == 1:
         return [own]
     values: list[Any] | None = [None] * ranks if rank == 0 else None
     dist.gather_object(own, values, dst=0, group=control)
     return values or []
-
-
-def _serve_commands(invitation: _Invitation, store: Any) -> None:
-    """Carry out rank 0's commands until the process is ended."""
-    rank, ranks = invitation.rank, invitation.ranks
-    control = _join(rank, store, invitation.config)
-    engine: RankEngine | None = None
-    while True:
-        received: list[Any] = [None]
-        dist.scatter_object_list(received, None, src=0, group=control)
-        method, arguments, gather = received[0]
-        if method == _BUILD:
-            engine = _build_engine(rank, *arguments)
-            continue
-        result = getattr(engine, method)(*arguments)
-        if gather:
-            _gather(result, rank, ranks, control)
-
-
-def _end_with_parent() -> None:
-    """Wait until rank 0 closes our stdin, which it also does by dying; then end at once."""
-    sys.stdin.buffer.read()
-    os._exit(0)
-
-
-def main() -> None:
-    """Be a worker rank."""
-    # Ctrl-C reaches the whole process group; rank 0 decides when we end.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    invitation: _Invitation = pickle.load(sys.stdin.buffer)
-    sys.path[:] = invitation.import_path
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.basicConfig(
-        level=invitation.log_level,
-        format=f"%(asctime)s %(levelname)s rank={invitation.rank} %(name)s %(message)s",
-    )
-    store = _TcpStore(
-        HOST, invitation.port, invitation.ranks, False, timeout=timedelta(seconds=JOIN_TIMEOUT_S)
-    )
-    try:
-        _serve_commands(invitation, store)
-    except Exception as exc:  # noqa: BLE001 - the boundary of a rank: rank 0 reports it
-        logger.error("learner rank failed: %s", traceback.format_exc())
-        text = str(exc) if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
-        store.set(f"error/{invitation.rank}", text)
-        os._exit(1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,391 +1,79 @@
-"""One rank of the training engine: the policy, its reference and its critic.
+"""A rank other than 0: a process that joins rank 0 and carries out its commands until it is ended.
 
-policy_engine.py (rank 0) --RankBatch--> RankEngine, on every rank --metrics--> policy_engine.py
+rank_group.py (rank 0) --Invitation on stdin, then commands--> here --> RankEngine (rank_engine.py)
 
-Every method is called on all ranks with equally many micro-batches, since each forward, backward
-and step may hold collectives.
+It ends when its stdin closes, so it never outlives rank 0, however that ended.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from pathlib import Path
+import logging
+import os
+import pickle
+import signal
+import sys
+import threading
+import traceback
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from transformers import PreTrainedModel
 
-from agent_r1.learner.algorithms import find_policy_loss
-from agent_r1.learner.algorithms.kl import kl_per_token
-from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
-from agent_r1.learner.algorithms.losses.nll import weighted_nll
-from agent_r1.learner.algorithms.losses.value import clipped_value_loss
-from agent_r1.learner.config import EngineConfig
-from agent_r1.learner.engine.critic import load_critic
-from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
-from agent_r1.learner.engine.metric_accumulator import MetricAccumulator, batch_metrics
-from agent_r1.learner.engine.microbatches import MicroBatch, TokenBatch, ValueBatch
-from agent_r1.learner.engine.model import PolicyModule, check_packing, load_causal_model
-from agent_r1.learner.engine.orders import OptimizerStep, RankBatch
-from agent_r1.learner.engine.zero import ZeroModule, freeze, ignore_vendor_deprecations
-from agent_r1.learner.weights.snapshot import Weights
-from agent_r1_service.config import ModelConfig
+from agent_r1.learner.engine.interface import EngineError
+from agent_r1.learner.engine.rank_group import (
+    BUILD,
+    Invitation,
+    build_engine,
+    gather_on_first,
+    join,
+    reach_store,
+)
 
-POLICY_TAG = "engine"
-CRITIC_TAG = "critic"
+logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class CriticSetup:
-    """The critic's backbone and learning rate."""
-
-    model: ModelConfig
-    lr: float
-    """After warm-up."""
-    warmup_steps: int = 0
-    """Optimizer steps at the start of the run that train the critic alone."""
-
-
-@dataclass(frozen=True)
-class TrainReply:
-    """What came of one batch."""
-
-    metrics: dict[str, float] = field(default_factory=dict)
-    not_finite: tuple[int, ...] = ()
-    """Samples of micro-batches whose loss is not finite; the optimizer step was not taken."""
+def serve_commands(rank: int, store: Any, invitation: Invitation) -> None:
+    """Join the ranks and carry out rank 0's commands until the process is ended."""
+    control = join(rank, store, invitation.config)
+    engine: Any = None
+    while True:
+        received: list[Any] = [None]
+        dist.scatter_object_list(received, None, src=0, group=control)
+        method, arguments, gathers = received[0]
+        if method == BUILD:
+            engine = build_engine(rank, *arguments)
+            continue
+        result = getattr(engine, method)(*arguments)
+        if gathers:
+            gather_on_first(result, rank, invitation.config.ranks, control)
 
 
-class RankEngine:
-    """This rank's share of the policy with its optimizer, the reference and the critic."""
-
-    def __init__(
-        self,
-        model: ModelConfig,
-        config: EngineConfig,
-        *,
-        device: torch.device,
-        seed: int,
-        with_reference: bool,
-        table_name: str,
-        critic: CriticSetup | None = None,
-        deterministic: bool = False,
-    ) -> None:
-        ignore_vendor_deprecations()
-        torch.manual_seed(seed)
-        torch.use_deterministic_algorithms(deterministic)
-        self.device = device
-        self.ranks = dist.get_world_size()
-        self.is_first = dist.get_rank() == 0
-        self._model_table = model
-        self._config = config
-        self._table_name = table_name
-        with self._explain_out_of_memory():
-            self.model = load_causal_model(model)
-            if config.packing:
-                check_packing(self.model)
-            self._names = _parameter_names(self.model)
-            self._policy = self._wrap(self._policy_module(self.model), config, table_name)
-            self._reference: Any = None
-            if with_reference:
-                module = PolicyModule(load_causal_model(model), config.logprob_chunk_tokens)
-                self._reference = freeze(module, config, dtype=model.dtype, device=device)
-            self._critic = None if critic is None else self._make_critic(critic)
-
-    def _policy_module(self, model: PreTrainedModel) -> PolicyModule:
-        module = PolicyModule(model, self._config.logprob_chunk_tokens)
-        if self._config.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": self._reentrant})
-            if self._reentrant:
-                model.enable_input_require_grads()
-        module.train()
-        return module
-
-    @property
-    def _reentrant(self) -> bool:
-        """Whether activations are checkpointed the reentrant way.
-
-        ZeRO-3 frees weights between forward and recomputation; only the reentrant kind runs the
-        hooks that bring them back.
-        """
-        return self._config.zero_stage == 3
-
-    def _wrap(self, module: torch.nn.Module, config: EngineConfig, name: str) -> ZeroModule:
-        return ZeroModule(
-            module, config, dtype=self._model_table.dtype, device=self.device, name=name
-        )
-
-    def _make_critic(self, setup: CriticSetup) -> ZeroModule:
-        module = load_critic(
-            setup.model,
-            activation_checkpointing=self._config.activation_checkpointing,
-            reentrant=self._reentrant,
-        )
-        return self._wrap(module, self._config.model_copy(update={"lr": setup.lr}), "critic")
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Optimizer steps of the policy so far, those before a resume included."""
-        return self._policy.optimizer_steps
-
-    @contextmanager
-    def _explain_out_of_memory(self) -> Iterator[None]:
-        """Turn running out of memory into a message that names the keys to change, in order."""
-        try:
-            yield
-        except (MemoryError, RuntimeError) as exc:
-            cuda = isinstance(exc, torch.OutOfMemoryError)
-            cpu = isinstance(exc, MemoryError) or "can't allocate memory" in str(exc)
-            if not (cuda or cpu):
-                raise
-            config, name = self._config, self._table_name
-            raise EngineError(
-                f"the learner ran out of memory on {self.device}. In this order: lower "
-                f"{name}.max_tokens_per_microbatch ({config.max_tokens_per_microbatch}) and "
-                f"{name}.logprob_chunk_tokens ({config.logprob_chunk_tokens}); set "
-                f"{name}.activation_checkpointing = true ({config.activation_checkpointing}); "
-                f"raise {name}.zero_stage ({config.zero_stage}) and set "
-                f'{name}.offload ("{config.offload}"); lower '
-                f"model.max_context ({self._model_table.max_context})"
-            ) from exc
-
-    # Forward and loss
-
-    def _tensor(self, array: Any) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
-
-    def _position_ids(self, batch: TokenBatch) -> torch.Tensor | None:
-        return None if batch.position_ids is None else self._tensor(batch.position_ids)
-
-    def _forward(self, module: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [N] log-probabilities and entropies of the micro-batch's trained tokens."""
-        return module(
-            self._tensor(batch.token_ids),
-            self._tensor(batch.positions),
-            self._tensor(batch.targets),
-            self._tensor(batch.temperatures),
-            self._position_ids(batch),
-        )
-
-    def _values(self, batch: TokenBatch) -> torch.Tensor:
-        """Return [N] values of the states before the batch's tokens."""
-        if self._critic is None:
-            raise EngineError("values were asked of an engine that was made without a critic")
-        return self._critic(
-            self._tensor(batch.token_ids), self._tensor(batch.positions), self._position_ids(batch)
-        )
-
-    def _policy_share(
-        self, batch: MicroBatch, spec: LossSpec, tally: MetricAccumulator, *, compares: bool
-    ) -> torch.Tensor:
-        """Run the micro-batch forward; return its share of the optimizer batch's loss.
-
-        Args:
-            batch: the micro-batch.
-            spec: which loss.
-            tally: gets the metrics.
-            compares: the weights are those of the start of the batch for all of its tokens, so
-                log-probabilities are compared with the rollout's.
-        """
-        ref_logprobs = None
-        if self._reference is not None and spec.kl_coef > 0:
-            with torch.no_grad():
-                ref_logprobs, _ = self._forward(self._reference, batch)
-        logprobs, entropies = self._forward(self._policy, batch)
-        weights = self._tensor(batch.weights)
-        tally.add("entropy", entropies)
-        tally.add("tokens", torch.ones_like(logprobs))
-        if spec.kind == "nll":
-            share = weighted_nll(logprobs, weights).sum()
-            tally.add("policy", share)
-        else:
-            inputs = LossInputs(
-                logprobs=logprobs,
-                old_logprobs=self._tensor(batch.old_logprobs),
-                advantages=self._tensor(batch.advantages),
-                sequences=self._tensor(batch.sequences),
-                num_sequences=len(batch.indices),
-            )
-            options = LossOptions(
-                clip_low=spec.clip_low, clip_high=spec.clip_high, dual_clip=spec.dual_clip
-            )
-            policy = find_policy_loss(spec.policy_loss)(inputs, options)
-            share = (policy.loss * self._tensor(batch.importance_weights) * weights).sum()
-            tally.add("policy", share)
-            tally.add("clipped", policy.clipped)
-            tally.raise_max("ratio", policy.ratio)
-            if compares:
-                difference = (logprobs.detach() - self._tensor(batch.rollout_logprobs)).abs()
-                tally.add("dlogp", difference)
-                tally.add("compared", torch.ones_like(difference))
-                tally.raise_max("dlogp", difference)
-            if ref_logprobs is not None:
-                kl = kl_per_token(logprobs, ref_logprobs, spec.kl_estimator)
-                share = share + spec.kl_coef * (kl * weights).sum()
-                tally.add("kl_ref", kl)
-            if spec.entropy_coef > 0:
-                share = share - spec.entropy_coef * (entropies * weights).sum()
-        tally.add("loss", share)
-        return share
-
-    def _value_share(
-        self, batch: ValueBatch, spec: LossSpec, tally: MetricAccumulator
-    ) -> torch.Tensor:
-        """Run the critic forward; return the micro-batch's share of its loss."""
-        values = self._values(batch)
-        old_values, returns = self._tensor(batch.old_values), self._tensor(batch.returns)
-        losses = clipped_value_loss(values, old_values, returns, clip=spec.value_clip)
-        share = (losses.loss * self._tensor(batch.weights)).sum()
-        tally.add("value_loss", share)
-        tally.add("values", values)
-        tally.add("value_tokens", torch.ones_like(values))
-        tally.add("values_clipped", losses.clipped)
-        return share
-
-    # Training
-
-    def train(self, order: RankBatch) -> TrainReply:
-        """Take the ordered optimizer steps; return metrics over all ranks."""
-        with self._explain_out_of_memory():
-            tally = MetricAccumulator(self.device)
-            norms: dict[str, float] = {}
-            compares = len(order.steps) == 1
-            for step in order.steps:
-                finite = self.accumulate(step, order.spec, tally, compares=compares)
-                finite += self._accumulate_critic(step, order.spec, tally)
-                if not_finite := self._collect_not_finite(finite):
-                    return TrainReply(not_finite=not_finite)
-                if step.lr is not None:
-                    norms["grad_norm"] = self._policy.step(step.lr)
-                if self._critic is not None and step.critic_lr is not None:
-                    norms["grad/critic_norm"] = self._critic.step(step.critic_lr)
-            sums, maxima = tally.reduce()
-        return TrainReply(batch_metrics(order, sums, maxima) | norms)
-
-    def accumulate(
-        self,
-        step: OptimizerStep,
-        spec: LossSpec,
-        tally: MetricAccumulator | None = None,
-        *,
-        compares: bool = True,
-    ) -> list[tuple[torch.Tensor, TokenBatch]]:
-        """Run all micro-batches forward and backward; gradients are then those of the step.
-
-        Returns:
-            Each micro-batch with whether its loss is finite, still on the device.
-        """
-        tally = tally or MetricAccumulator(self.device)
-        finite: list[tuple[torch.Tensor, TokenBatch]] = []
-        with torch.no_grad():
-            for batch in step.measured:
-                share = self._policy_share(batch, spec, tally, compares=compares)
-                finite.append((torch.isfinite(share), batch))
-        for i, batch in enumerate(step.microbatches):
-            share = self._policy_share(batch, spec, tally, compares=compares)
-            finite.append((torch.isfinite(share.detach()), batch))
-            self._policy.backward(share, last=i == len(step.microbatches) - 1)
-        return finite
-
-    def _accumulate_critic(
-        self, step: OptimizerStep, spec: LossSpec, tally: MetricAccumulator
-    ) -> list[tuple[torch.Tensor, TokenBatch]]:
-        finite: list[tuple[torch.Tensor, TokenBatch]] = []
-        for i, batch in enumerate(step.value_batches):
-            assert self._critic is not None  # there are no value batches without one
-            share = self._value_share(batch, spec, tally)
-            finite.append((torch.isfinite(share.detach()), batch))
-            self._critic.backward(share, last=i == len(step.value_batches) - 1)
-        return finite
-
-    def _collect_not_finite(
-        self, finite: Sequence[tuple[torch.Tensor, TokenBatch]]
-    ) -> tuple[int, ...]:
-        """Return the samples, on any rank, of micro-batches whose loss is not finite."""
-        good = torch.stack([flag for flag, _ in finite]).all().to(torch.int32)
-        dist.all_reduce(good, dist.ReduceOp.MIN)
-        if good.item():
-            return ()
-        own = [i for flag, batch in finite if not flag.item() for i in batch.indices]
-        everyones: list[Any] = [None] * self.ranks
-        dist.all_gather_object(everyones, own)
-        return tuple(sorted({index for indices in everyones for index in indices}))
-
-    # Scoring
-
-    def score(self, order: tuple[Model, Sequence[MicroBatch]]) -> list[FloatArray]:
-        """Return [N] log-probabilities of each micro-batch under the policy or the reference."""
-        which, microbatches = order
-        module = self._policy if which == "policy" else self._reference
-        with self._explain_out_of_memory(), torch.no_grad():
-            return [self._forward(module, batch)[0].float().cpu().numpy() for batch in microbatches]
-
-    def values(self, batches: Sequence[ValueBatch]) -> list[FloatArray]:
-        """Return [N] values of each micro-batch."""
-        with self._explain_out_of_memory(), torch.no_grad():
-            return [self._values(batch).cpu().numpy() for batch in batches]
-
-    # Weights and state
-
-    def collect(self) -> Weights | None:
-        """Gather the policy's weights to the CPU of rank 0; None on the others.
-
-        Nothing is written while weights are gathered.
-        """
-        tensors: dict[str, torch.Tensor] = {}
-        aliases: dict[str, str] = {}
-        for bucket in self._policy.gathered():
-            for parameter in bucket:
-                first, *others = self._names[id(parameter)]
-                aliases |= dict.fromkeys(others, first)
-                if self.is_first:
-                    copies = self._config.zero_stage == 3
-                    tensors[first] = parameter.detach().to("cpu", copy=copies)
-        if not self.is_first:
-            return None
-        known = set(tensors) | set(aliases)
-        parameters_gone = {n for n, _ in self.model.named_parameters(remove_duplicate=False)}
-        for name, value in self.model.state_dict().items():
-            if name not in known and name not in parameters_gone:
-                tensors[name] = value.detach().cpu()
-        return Weights(tensors, aliases)
-
-    def num_weights(self) -> int:
-        """Return the number of the policy's weights over all ranks, shared ones once."""
-        return self._policy.num_weights()
-
-    def num_critic_weights(self) -> int:
-        """Return the number of the critic's weights over all ranks; 0 without one."""
-        return 0 if self._critic is None else self._critic.num_weights()
-
-    def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint must match to be read by this engine."""
-        facts = {
-            f"{self._table_name}.ranks": self.ranks,
-            f"{self._table_name}.zero_stage": self._config.zero_stage,
-            "model.dtype": self._model_table.dtype,
-        }
-        return facts if self._critic is None else facts | {"a critic": True}
-
-    def save(self, directory: Path) -> None:
-        """Write this rank's part of the engine's state under `directory`."""
-        self._policy.save(directory, POLICY_TAG)
-        if self._critic is not None:
-            self._critic.save(directory, CRITIC_TAG)
-
-    def load(self, directory: Path) -> int:
-        """Restore this rank's part; return the optimizer steps the policy had taken."""
-        self._policy.load(directory, POLICY_TAG)
-        if self._critic is not None:
-            self._critic.load(directory, CRITIC_TAG)
-        return self.optimizer_steps
+def _end_with_parent() -> None:
+    """Wait until rank 0 closes our stdin, which it also does by dying; then end at once."""
+    sys.stdin.buffer.read()
+    os._exit(0)
 
 
-def _parameter_names(model: PreTrainedModel) -> dict[int, list[str]]:
-    """Return the Hugging Face names of each parameter, by its id; more than one when tied."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return names
+def main() -> None:
+    """Be a worker rank."""
+    # Ctrl-C reaches the whole process group; rank 0 decides when we end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    invitation: Invitation = pickle.load(sys.stdin.buffer)
+    sys.path[:] = invitation.import_path
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    logging.basicConfig(
+        level=invitation.log_level,
+        format=f"%(asctime)s %(levelname)s rank={invitation.rank} %(name)s %(message)s",
+    )
+    store = reach_store(invitation)
+    try:
+        serve_commands(invitation.rank, store, invitation)
+    except Exception as exc:  # noqa: BLE001 - the boundary of a rank: rank 0 reports it
+        logger.error("learner rank failed: %s", traceback.format_exc())
+        text = str(exc) if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
+        store.set(f"error/{invitation.rank}", text)
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

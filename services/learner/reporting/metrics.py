@@ -13,6 +13,7 @@ import numpy as np
 
 from agent_r1.learner.groups import Group, process_reward, staleness, total_reward
 from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_service.evaluation_client import mean_by_name
 
 TOOL_FAILURES = ("error", "malformed", "unknown_tool", "over_limit", "failed")
 
@@ -32,13 +33,8 @@ def _reward_metrics(
 ) -> dict[str, float]:
     values = _spread("reward", [total_reward(scored) for scored in trajectories])
     values["reward/process_mean"] = float(np.mean([process_reward(s) for s in trajectories]))
-    components: dict[str, list[float]] = {}
-    for scored in trajectories:
-        assert scored.reward is not None
-        for name, value in scored.reward.components.items():
-            components.setdefault(name, []).append(value)
-    for name, component in components.items():
-        values[f"reward/{name}"] = float(np.mean(component))
+    components = mean_by_name(s.reward.components for s in trajectories if s.reward is not None)
+    values |= {f"reward/{name}": mean for name, mean in components.items()}
     compared = [group.survivors for group in groups if len(group.survivors) > 1]
     if compared:  # one reward always equals itself
         equal = [len({total_reward(s) for s in survivors}) == 1 for survivors in compared]

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.groups import Group, staleness
 from agent_r1.learner.reporting.metrics import batch_metrics, reward_delay_s
-from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.reporting.trajectory_log import step_lines
+from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.stop_rules import FailureMonitor
 from agent_r1.learner.weights.publisher import PushReport
 from agent_r1_service.durations import format_duration
@@ -91,43 +91,40 @@ class StepReporter:
 
     def __init__(
         self,
+        spec: RunSpec,
         *,
-        folder: RunFolder,
         summary: RunSummary,
         collector: RolloutCollector,
         monitor: FailureMonitor,
-        total_steps: int,
-        trajectories_per_step: int,
-        max_staleness: int,
     ) -> None:
-        self._folder = folder
+        self._spec = spec
         self._summary = summary
         self._collector = collector
         self._monitor = monitor
         self._counted = self._failures()
         """Failures as of the step before."""
-        self._total_steps = total_steps
-        self._trajectories_per_step = trajectories_per_step
-        self._max_staleness = max_staleness
 
     def write(self, report: StepReport) -> None:
         """Write a step to `metrics.jsonl`, TensorBoard, `trajectories/` and the log."""
         values = self._values(report)
         self._summary.add_times(report.times())
-        self._folder.write_metrics(report.step, values)
+        self._spec.folder.write_metrics(report.step, values)
         lines = step_lines(
             [scored for group in report.groups for scored in group.survivors],
             report.advantages,
             self._collector.take_failures(),
             step=report.step,
-            limit=self._trajectories_per_step,
+            limit=self._spec.learner.trajectories_per_step,
         )
-        self._folder.write_trajectories(f"step_{report.step:06d}", lines)
+        self._spec.folder.write_trajectories(f"step_{report.step:06d}", lines)
         self._progress_line(report.step, values)
 
     def _values(self, report: StepReport) -> dict[str, float]:
         values = batch_metrics(
-            report.groups, report.advantages, report.newest_version, self._max_staleness
+            report.groups,
+            report.advantages,
+            report.newest_version,
+            self._spec.learner.max_staleness,
         )
         values |= _engine_metrics(report.engine)
         values |= _push_metrics(report.push)
@@ -158,13 +155,13 @@ class StepReporter:
         return {f"failures/{k}": float(v - before[k]) for k, v in self._counted.items()}
 
     def _progress_line(self, step: int, values: dict[str, float]) -> None:
-        left = self._total_steps - step
-        eta_s = left * (self._summary.median_step_s() or 0.0)
+        total = self._spec.total_steps
+        eta_s = (total - step) * (self._summary.median_step_s() or 0.0)
         logger.info(
             "step %d/%d reward=%.3f tokens/s=%.0f queue=%d staleness=%d late=%.0f%% "
             "version=%d failed=%d attempts_failed=%d dead_letters=%d step_s=%.2f eta=%s",
             step,
-            self._total_steps,
+            total,
             values["reward/mean"],
             values["throughput/tokens_per_s"],
             values["queue/depth"],

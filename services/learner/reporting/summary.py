@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1.learner.checkpoint import LearnerState
-from agent_r1.learner.evaluation import Evaluation
 from agent_r1_service.evaluation_client import SetScores, mean_over_sets, means_over_sets
 
 STEP_PARTS = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s")
@@ -32,10 +31,6 @@ class RunSummary:
     def wall_s(self) -> float:
         """Seconds the run has taken so far, all its starts together."""
         return self._wall_before_s + time.monotonic() - self._started
-
-    def has_evaluation(self, name: str) -> bool:
-        """Whether an evaluation of this name is on record."""
-        return name in self.evaluations
 
     def save_into(self, state: LearnerState) -> LearnerState:
         """Return the state with what the summary remembers in it."""
@@ -66,12 +61,15 @@ class RunSummary:
         if max_dlogp is not None:
             self._raise("canary_max_dlogp", max_dlogp)
 
-    def add_evaluation(self, evaluation: Evaluation, score: float | None) -> None:
-        """Keep the scores of an evaluation; `during` ones are named by their step."""
-        name = evaluation.name
-        if name == "during":
-            name = f"step_{evaluation.step:06d}"
-        self.evaluations[name] = evaluation.record()
+    def add_evaluation(self, name: str, record: dict[str, Any], score: float | None) -> None:
+        """Keep the scores of an evaluation.
+
+        Args:
+            name: `before`, `after` or the step of one during training.
+            record: as `Evaluation.record`.
+            score: the mean reward over the in-domain sets, by which checkpoints are kept.
+        """
+        self.evaluations[name] = record
         if score is not None and (self.best_score is None or score > self.best_score):
             self.best_score = score
 

@@ -15,8 +15,8 @@ import logging
 import shutil
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Self, TypeVar
 
 import httpx
@@ -26,8 +26,8 @@ from httpx_aiohttp import AiohttpTransport
 from pydantic import ValidationError
 
 from agent_r1.learner.checkpoint import Ledger
-from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.engine.thread import EngineThread
+from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.weights.canary import (
@@ -48,7 +48,6 @@ from agent_r1_proto.weights import (
     LoadRequest,
     NewestVersion,
 )
-from agent_r1_service.config import Dtype
 
 logger = logging.getLogger(__name__)
 
@@ -99,29 +98,29 @@ class WeightPublisher:
 
     def __init__(
         self,
+        spec: RunSpec,
         *,
-        engine: EngineThread,
+        engine: PolicyEngine,
+        engine_thread: Executor,
         registry: Registry,
         ledger: Ledger,
-        weights_dir: Path,
-        run_id: str,
-        dtype: Dtype,
-        config: LearnerConfig,
+        canary_floor: float | None,
     ) -> None:
         self._engine = engine
+        self._engine_thread = engine_thread
         self._registry = registry
         self._ledger = ledger
-        self._weights_dir = weights_dir.absolute()
-        self._run_id = run_id
-        self._config = config
+        self._weights_dir = spec.weights_dir.absolute()
+        self._run_id = spec.run.id
+        self._config = config = spec.learner
         self._bounds = CanaryBounds(
-            dtype=dtype,
-            mean_dlogp=config.canary_mean_dlogp or MEAN_DLOGP[dtype],
+            dtype=spec.model.dtype,
+            mean_dlogp=config.canary_mean_dlogp or MEAN_DLOGP[spec.model.dtype],
             fail_factor=config.canary_fail_factor,
             warn_factor=config.canary_warn_factor,
         )
         self.newest = NewestVersion(policy_version=0)
-        self.canary_floor: float | None = None
+        self.canary_floor = canary_floor
         self.canary_max_dlogp: float | None = None
         """Largest |difference| of any canary."""
         self._pushes = 0
@@ -185,8 +184,8 @@ class WeightPublisher:
         version = self._ledger.next_policy_version()
         directory = self._weights_dir / f"v{version}"
         started = time.monotonic()
-        await self._engine.call(
-            lambda engine: engine.write_snapshot(directory, self._run_id, version)
+        await asyncio.get_running_loop().run_in_executor(
+            self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )
         newest = NewestVersion(
             policy_version=version, manifest_location=str(directory / MANIFEST_FILE)
@@ -195,8 +194,10 @@ class WeightPublisher:
 
     async def _learner_canary(self, tokens: CanaryTokens) -> _Canary:
         array = np.asarray(tokens.token_ids, dtype=np.int32)
-        logprobs = await self._engine.call(lambda engine: engine.logprobs([array], 1.0)[0])
-        return _Canary(tokens, logprobs)
+        logprobs = await asyncio.get_running_loop().run_in_executor(
+            self._engine_thread, self._engine.logprobs, [array]
+        )
+        return _Canary(tokens, logprobs[0])
 
     async def _deliver(self, report: PushReport, canary: _Canary | None) -> None:
         deadline = time.monotonic() + self._config.stall_timeout_s

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import traceback
 from typing import Any
 
 from agent_r1.rollout.envs.base import CallResult, CallStatus, EnvStep, ModelTurn
 from agent_r1.rollout.envs.code_env import CodeEnv
 from agent_r1.rollout.envs.math_env import MathEnv
 from agent_r1.rollout.envs.tool_env import ToolEnv
-from agent_r1_service.user_code import import_remedy
+from agent_r1_service.user_code import import_named
 
 __all__ = [
     "BUILTIN_ENVS",
@@ -63,23 +61,7 @@ def _check_method(env_type: str, found: type[ToolEnv], name: str, given: tuple[s
 
 
 def _import_env_class(env_type: str) -> type[ToolEnv]:
-    module_name, _, name = env_type.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as exc:
-        raise ValueError(
-            f"env.type ({env_type}): module {module_name!r} cannot be imported: {exc}; "
-            f"{import_remedy(exc)}"
-        ) from exc
-    except Exception as exc:
-        said = traceback.format_exception_only(exc)[-1].strip()
-        raise ValueError(
-            f"env.type ({env_type}): importing {module_name!r} raised {said}; correct the module"
-        ) from exc
-    found = getattr(module, name, None)
+    found = import_named(env_type, f"env.type ({env_type})")
     if not (isinstance(found, type) and issubclass(found, ToolEnv)):
-        raise ValueError(
-            f"env.type ({env_type}): {name!r} of {module_name!r} must be a subclass of "
-            "agent_r1.ToolEnv"
-        )
+        raise ValueError(f"env.type ({env_type}) must be a subclass of agent_r1.ToolEnv")
     return found

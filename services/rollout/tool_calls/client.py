@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import jsonschema
@@ -27,14 +27,12 @@ from pydantic import JsonValue
 from agent_r1.rollout.tool_calls.discovery import (
     POLL_S,
     Endpoint,
-    NoInstanceError,
     ToolDirectory,
-    VersionGoneError,
 )
+from agent_r1.rollout.tool_calls.outages import RequestError
 from agent_r1.rollout.tool_calls.transport import (
     FIRST_DELAY_S,
     LONGEST_DELAY_S,
-    RequestError,
     ToolHttp,
 )
 from agent_r1_proto.registry import ToolRegistry
@@ -82,13 +80,8 @@ class ToolReply:
     """From the first request to the answer."""
 
 
-@dataclass
-class _Waiting:
-    """Calls of one tool made within one turn of the event loop; they travel together."""
-
-    calls: list[tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]] = field(
-        default_factory=list
-    )
+_Sent = tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]
+"""A call that travels with others, and where its answer goes."""
 
 
 class ToolClient:
@@ -127,7 +120,8 @@ class ToolClient:
         self._retries = retries
         self._http = ToolHttp((*self._urls, *self._announced), max_requests)
         self._validators: dict[str, Validator] = {}
-        self._waiting: dict[tuple[str, str], _Waiting] = {}
+        self._waiting: dict[tuple[str, str], list[_Sent]] = {}
+        """By tool and instance, calls made within one turn of the event loop."""
         self._sends: set[asyncio.Task[None]] = set()
         self._sessions: dict[tuple[str, str], Endpoint] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -269,7 +263,7 @@ class ToolClient:
         body = SessionRequest(rollout_id=rollout_id, tool_context=tool_context).model_dump_json()
 
         async def send(attempt: int) -> None:
-            endpoint = self._choose(name, version)
+            endpoint = self.directory.choose(name, version)
             # Noted before the answer: a session that was opened and not answered is closed too.
             self._sessions[name, rollout_id] = endpoint
             await self._http.post(endpoint, name, "/open", body)
@@ -296,18 +290,10 @@ class ToolClient:
         """Return the instance for a call: that of the session, or one that is chosen."""
         held = self._sessions.get((name, rollout_id))
         if held is None:
-            return self._choose(name, version)
-        if not self.directory.has(name, held.instance):
+            return self.directory.choose(name, version)
+        if held.instance not in self.directory.endpoints(name):
             raise RequestError("tool_session_lost", f"the instance {held.instance} is gone")
         return held
-
-    def _choose(self, name: str, version: str | None) -> Endpoint:
-        try:
-            return self.directory.choose(name, version)
-        except VersionGoneError as exc:
-            raise RequestError("tool_version_gone", str(exc)) from exc
-        except NoInstanceError as exc:
-            raise RequestError("tool_absent", str(exc)) from exc
 
     async def _retrying(
         self, name: str, send: Callable[[int], Awaitable[T]], deadline: float
@@ -346,26 +332,21 @@ class ToolClient:
         future: asyncio.Future[tuple[CallReply, int]] = loop.create_future()
         key = (name, endpoint.instance)
         if key not in self._waiting:
-            self._waiting[key] = _Waiting()
+            self._waiting[key] = []
             size = self.directory.spec(name, version).max_batch
             loop.call_soon(self._flush, key, endpoint, size)
-        self._waiting[key].calls.append((call, future))
+        self._waiting[key].append((call, future))
         return future
 
     def _flush(self, key: tuple[str, str], endpoint: Endpoint, size: int) -> None:
-        calls = self._waiting.pop(key).calls
+        calls = self._waiting.pop(key)
         for start in range(0, len(calls), size):
             batch = self._send_batch(endpoint, key[0], calls[start : start + size])
             task = asyncio.create_task(batch)
             self._sends.add(task)
             task.add_done_callback(self._sends.discard)
 
-    async def _send_batch(
-        self,
-        endpoint: Endpoint,
-        name: str,
-        calls: list[tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]],
-    ) -> None:
+    async def _send_batch(self, endpoint: Endpoint, name: str, calls: list[_Sent]) -> None:
         try:
             # The callers' own deadlines end their waiting; this one ends the request.
             async with asyncio.timeout(max(call.timeout_s for call, _ in calls)):

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from agent_r1.rollout.tool_calls.outages import RequestError
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import Pin, PinReport, ToolInstance, ToolState, ToolUse
 from agent_r1_proto.tools import ToolSpec
@@ -33,14 +34,6 @@ BREAKER_FAILURES = 3
 """Failures in a row that open an instance's circuit breaker."""
 BREAKER_OPEN_S = 2.0
 """How long an open breaker keeps calls away; then one call tries."""
-
-
-class VersionGoneError(Exception):
-    """No instance serves the pinned version any more, and others serve another."""
-
-
-class NoInstanceError(Exception):
-    """No instance serves the tool at this moment."""
 
 
 @dataclass
@@ -257,12 +250,8 @@ class ToolDirectory:
 
         Tools behind a fixed URL have no pin.
         """
-        pins: dict[str, str] = {}
-        for name in names:
-            shares = self._tools[name].shares
-            if shares:
-                versions = list(shares)
-                pins[name] = self._random.choices(versions, [shares[v] for v in versions])[0]
+        tools = {name: self._tools[name] for name in names}
+        pins = {name: self._draw(tool) for name, tool in tools.items() if tool.shares}
         self._pins.update(pins.items())
         return pins
 
@@ -286,20 +275,21 @@ class ToolDirectory:
             version: the pinned one; None draws by the weights.
 
         Raises:
-            VersionGoneError: no instance has the version, and others have another.
-            NoInstanceError: no instance is announced.
+            RequestError: no instance has the version ("tool_version_gone": others have another), or
+                none is announced ("tool_absent").
         """
         tool = self._tools[name]
         if version is None and tool.shares:
-            version = next(iter(self._draw(tool)))
+            version = self._draw(tool)
         fitting = [e for e in tool.endpoints.values() if version in (None, e.version)]
         if not fitting:
             if any(not e.draining for e in tool.endpoints.values()):
-                raise VersionGoneError(
+                raise RequestError(
+                    "tool_version_gone",
                     f"no instance of version {version} is left; there are "
-                    f"{', '.join(sorted(tool.shares)) or 'none'}"
+                    f"{', '.join(sorted(tool.shares)) or 'none'}",
                 )
-            raise NoInstanceError("no instance is announced")
+            raise RequestError("tool_absent", "no instance is announced")
         fresh = [e for e in fitting if not e.draining] or fitting
         now = self._clock()
         closed = [e for e in fresh if e.open_until <= now]
@@ -310,10 +300,9 @@ class ToolDirectory:
             chosen.open_until = now + BREAKER_OPEN_S  # half open: this call tries, others wait
         return chosen
 
-    def _draw(self, tool: _Tool) -> list[str]:
-        versions = list(tool.shares)
-        return self._random.choices(versions, [tool.shares[v] for v in versions])
+    def _draw(self, tool: _Tool) -> str:
+        return self._random.choices(list(tool.shares), list(tool.shares.values()))[0]
 
-    def has(self, name: str, instance: str) -> bool:
-        """Whether an instance is still announced."""
-        return instance in self._tools[name].endpoints
+    def endpoints(self, name: str) -> Mapping[str, Endpoint]:
+        """Return the instances of a tool that are announced, by their names."""
+        return self._tools[name].endpoints

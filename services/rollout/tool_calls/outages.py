@@ -57,6 +57,16 @@ OUTAGES: dict[str, Outage] = {
 }
 """Every kind of outage; a trajectory's `reason` begins with one."""
 
+
+class RequestError(Exception):
+    """A request that gave no usable answer, or could not be made; `kind` is a key of OUTAGES."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.outage = OUTAGES[kind]
+
+
 MAX_FREE_ATTEMPTS = 20
 """Attempts of one sample that do not count, at most: instances that die all the time do count."""
 

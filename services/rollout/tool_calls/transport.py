@@ -18,7 +18,7 @@ import httpx_aiohttp
 from pydantic import ValidationError
 
 from agent_r1.rollout.tool_calls.discovery import Endpoint
-from agent_r1.rollout.tool_calls.outages import OUTAGES
+from agent_r1.rollout.tool_calls.outages import OUTAGES, RequestError
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
 from agent_r1_service.unicode import repair_text
 
@@ -31,15 +31,6 @@ JSON_HEADERS = {"content-type": "application/json"}
 # What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.
 CONNECTION_ERRORS = (httpx.TransportError, aiohttp.ClientError, OSError)
 NOT_CONNECTED = (httpx.ConnectError, aiohttp.ClientConnectorError, ConnectionRefusedError)
-
-
-class RequestError(Exception):
-    """A request that gave no usable answer; `kind` is a key of OUTAGES."""
-
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(detail)
-        self.kind = kind
-        self.outage = OUTAGES[kind]
 
 
 class ToolHttp:

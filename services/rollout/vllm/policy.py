@@ -20,6 +20,7 @@ from agent_r1.rollout.policy import (
     EngineDeadError,
     Generation,
     LoadTiming,
+    Policy,
     PolicyError,
     PolicySetupError,
     WeightsRefusedError,
@@ -53,8 +54,8 @@ SCORE_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 5.0
 
 
-class VllmPolicy:
-    """A vLLM engine with versioned weights; implements `Policy`.
+class VllmPolicy(Policy):
+    """A vLLM engine with versioned weights.
 
     Requests in flight when weights are loaded continue: they are computed again under the new
     weights from their first token, so a token labelled v has v's log-probability over its whole
@@ -62,7 +63,6 @@ class VllmPolicy:
     """
 
     def __init__(self, settings: VllmSettings) -> None:
-        """Keep the settings; `start` does the work."""
         self._settings = settings
         self._policy_version = 0
         self._in_flight: set[str] = set()
@@ -72,44 +72,38 @@ class VllmPolicy:
         self._load_lock = asyncio.Lock()
         self._loading: asyncio.Future[LoadTiming] | None = None
         self._is_loading = False
-        self._engine: Any = None
+        self.engine: Any = None
+        """vLLM's own; None before `start` and after `stop`."""
         self._facts: ModelFacts | None = None
         self._own_lm_head = False
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights new tokens are sampled with."""
         return self._policy_version
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
-        """Tokens that end a turn."""
         return self._model().eos_token_ids
 
     @property
     def max_context(self) -> int:
-        """Most tokens of prompt and generation together."""
         return self._settings.max_context
 
     @property
     def num_in_flight(self) -> int:
-        """Generations that have started and not ended."""
         return len(self._in_flight)
 
     @property
     def death(self) -> str | None:
-        """None while the engine is alive; else one line that says why it stopped."""
-        if self._death is None and self._engine.errored:
-            return death_reason(self._engine)
+        if self._death is None and self.engine.errored:
+            return death_reason(self.engine)
         return self._death
 
     @property
     def is_loading(self) -> bool:
-        """Whether weights are being replaced, so that generation stands still for a while."""
         return self._is_loading
 
     async def start(self) -> None:
-        """Start the engine with the configured model as version 0."""
         started = time.perf_counter()
         prepare_environment(self._settings)
         self._facts = await asyncio.to_thread(read_model, self._settings)
@@ -118,7 +112,7 @@ class VllmPolicy:
                 await asyncio.to_thread(self._start_engine)
                 self._death = None
                 await self._fill_own_lm_head()
-                await self._engine.update_weight_version("0")
+                await self.engine.update_weight_version("0")
                 # An engine's first steps are its slowest: take them before requests wait, and
                 # before anybody judges how long a step takes.
                 await self.score([self._facts.eos_token_ids[0]] * 2)
@@ -151,7 +145,6 @@ class VllmPolicy:
         seed: int,
         request_id: str,
     ) -> Generation:
-        """Sample after a prompt; see `Policy.generate`."""
         room = check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=1)
         if max_tokens < 1:
             raise ValueError(f"max_tokens ({max_tokens}) must be >= 1")
@@ -183,25 +176,22 @@ class VllmPolicy:
         )
 
     async def probe(self) -> None:
-        """Return once the engine has shown that it works; see `Policy.probe`."""
         async with self._engine_errors():
             if self._in_flight:
                 # The engine answers such questions between two steps.
-                await self._engine.is_paused()
+                await self.engine.is_paused()
                 return
             self._num_probes += 1
             prompt = [self._model().eos_token_ids[0]]
             await self._run(prompt, self._sampling(1, 1.0, 0), f"probe-{self._num_probes}")
 
     def kill(self, reason: str) -> None:
-        """End an engine that does not answer; see `Policy.kill`."""
         self._death = reason
-        if self._engine is not None:
-            for process in engine_processes(self._engine):
+        if self.engine is not None:
+            for process in engine_processes(self.engine):
                 process.kill()  # ends a stopped process too, which SIGTERM does not
 
     async def score(self, token_ids: list[int]) -> list[float]:
-        """Return [T-1] log-probabilities under the weights in use; see `Policy.score`."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=2)
@@ -219,7 +209,6 @@ class VllmPolicy:
         return to_prompt_logprobs(output)
 
     async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
-        """Verify a snapshot, then pause, load it, and resume; see `Policy.load_weights`."""
         # Shielded: a caller that gives up must not leave the engine paused.
         self._loading = asyncio.ensure_future(self._load_next(manifest))
         return await asyncio.shield(self._loading)
@@ -259,8 +248,7 @@ class VllmPolicy:
             ) from exc
 
     async def stop(self) -> None:
-        """Shut the engine down; generations in flight end with EngineDeadError."""
-        engine, self._engine = self._engine, None
+        engine, self.engine = self.engine, None
         self._death = self._death or "the sampler was stopped"
         if engine is None:
             return
@@ -292,7 +280,7 @@ class VllmPolicy:
         args = self._engine_args(on_cpu)
         try:
             with engine_environment(self._settings, compiled=not args.enforce_eager):
-                self._engine = AsyncLLM.from_engine_args(args)
+                self.engine = AsyncLLM.from_engine_args(args)
         except (RuntimeError, ValueError, OSError) as exc:
             raise PolicySetupError(
                 f"the engine did not start: {exc} (the lines it logged before say more). If it "
@@ -358,7 +346,7 @@ class VllmPolicy:
         limit_s = self._settings.load_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                await self._engine.init_weight_transfer_engine(request)
+                await self.engine.init_weight_transfer_engine(request)
         except TimeoutError as exc:
             reason = (
                 f"the engine did not open new weights within {limit_s:g} s "
@@ -375,7 +363,7 @@ class VllmPolicy:
         """Pause, load the mapped files, resume; return the seconds generation stood still."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
-        engine = self._engine
+        engine = self.engine
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._settings.load_timeout_s):
@@ -403,7 +391,7 @@ class VllmPolicy:
         from vllm.inputs.engine import tokens_input
 
         final: Any = None
-        async for output in self._engine.generate(tokens_input(token_ids), params, request_id):
+        async for output in self.engine.generate(tokens_input(token_ids), params, request_id):
             final = output
         if final is None or final.outputs[0].finish_reason == "abort":
             raise EngineDeadError(f"request {request_id} was cut off: {self.death or 'aborted'}")
@@ -419,8 +407,8 @@ class VllmPolicy:
         except (PolicyError, asyncio.CancelledError):
             raise
         except Exception as exc:
-            if self._engine is not None and self._engine.errored:
-                await asyncio.to_thread(wait_for_exit, self._engine)
+            if self.engine is not None and self.engine.errored:
+                await asyncio.to_thread(wait_for_exit, self.engine)
             reason = self.death
             if reason is None:
                 raise PolicyError(f"the engine failed ({type(exc).__name__}: {exc})") from exc

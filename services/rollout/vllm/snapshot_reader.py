@@ -198,8 +198,8 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
         WeightsRefusedError: file, manifest and model do not agree.
     """
     path = Path(manifest.location)
-    _check_names(manifest, layout, dtype)
     try:
+        _check_names(manifest, layout, dtype)
         status = path.stat()
         _check_regular(status, path)
         size = status.st_size
@@ -225,31 +225,24 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
 
 
 def _check_names(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> None:
-    prefix = f"weights of version {manifest.policy_version}"
     entries = {entry.name: entry for entry in manifest.tensors}
     if len(entries) != len(manifest.tensors):
-        raise WeightsRefusedError(f"{prefix}: the manifest names a tensor twice")
+        raise ValueError("the manifest names a tensor twice")
     aliases = {e.name: e.alias_of for e in manifest.tensors if e.alias_of is not None}
     if unknown := {n: t for n, t in aliases.items() if layout.aliases.get(n) != t}:
         name, target = min(unknown.items())
-        raise WeightsRefusedError(
-            f"{prefix}: {name!r} is an alias of {target!r} in the manifest, not in the model"
-        )
+        raise ValueError(f"{name!r} is an alias of {target!r} in the manifest, not in the model")
     own = entries.keys() - aliases.keys()
     if missing := layout.shapes.keys() - own:
-        raise WeightsRefusedError(f"{prefix}: tensor {min(missing)!r} of the model is missing")
+        raise ValueError(f"tensor {min(missing)!r} of the model is missing")
     if extra := own - layout.shapes.keys():
-        raise WeightsRefusedError(f"{prefix}: the model has no tensor {min(extra)!r}")
+        raise ValueError(f"the model has no tensor {min(extra)!r}")
     for name, shape in layout.shapes.items():
         entry = entries[name]
         if tuple(entry.shape) != shape:
-            raise WeightsRefusedError(
-                f"{prefix}: {name!r} has shape {entry.shape}; the model's is {list(shape)}"
-            )
+            raise ValueError(f"{name!r} has shape {entry.shape}; the model's is {list(shape)}")
         if entry.dtype != dtype:
-            raise WeightsRefusedError(
-                f"{prefix}: {name!r} is {entry.dtype}; model.dtype is {dtype}"
-            )
+            raise ValueError(f"{name!r} is {entry.dtype}; model.dtype is {dtype}")
 
 
 def _check_tensor(path: Path, file: Any, entry: TensorEntry) -> None:

@@ -12,7 +12,6 @@ from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
 from agent_r1.learner.run_spec import make_run_spec
-from agent_r1_proto.streams import worst_case_bytes
 from tests.support.config_scene import task_line, write_scene
 
 
@@ -154,7 +153,7 @@ def test_purposes_need_different_tables(folder: Path):
 
 def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
     # (1 + 1) x 64 x 32 trajectories of training, and 512 of evaluation
-    wanted = worst_case_bytes(2 * 64 * 32 + 512, 512)
+    wanted = (2 * 64 * 32 + 512) * (16_384 + 16 * 512)  # samples and questions, bytes of each
     options = [
         "learner.max_staleness=1",
         "learner.groups_per_batch=64",

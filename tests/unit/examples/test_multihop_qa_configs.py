@@ -206,7 +206,7 @@ def test_the_comments_tell_what_a_reader_must_know(file: Path):
 def test_one_epoch_is_400_steps(method: str, trajectories: int, tmp_path: Path):
     config = load(EXAMPLE / "configs" / f"{method}_3b_4gpu.toml")
     tasks = [Task(id=str(number), prompt="?") for number in range(2 * 25_600)]
-    plan = RunSpec(
+    spec = RunSpec(
         run=config.run,
         model=config.model,
         redis=config.redis,
@@ -217,8 +217,8 @@ def test_one_epoch_is_400_steps(method: str, trajectories: int, tmp_path: Path):
         folder=RunFolder(tmp_path),
         resume=False,
     )
-    assert plan.total_steps == 400  # 51,200 / 128
-    assert plan.total_steps * plan.samples_per_batch == trajectories
+    assert spec.total_steps == 400  # 51,200 / 128
+    assert spec.total_steps * spec.samples_per_batch == trajectories
 
 
 @pytest.mark.parametrize(

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.groups import (
     AcceptResult,
     Group,
     GroupBuffer,
-    GroupBufferConfig,
     staleness,
     total_reward,
 )
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
+from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import VersionSpan
 from tests.support.builders import scored, trajectory
 
-RULES = GroupBufferConfig(
-    run_id="run",
-    incarnation=3,
-    group_size=2,
-    groups_per_batch=2,
-    max_staleness=0,
-    sample_timeout_s=10.0,
-)
+CONFIG = {
+    "group_size": 2,
+    "groups_per_batch": 2,
+    "sample_timeout_s": 10.0,
+    "temperature": 0.7,
+}
 
 
 def make_buffer(**changes: object) -> GroupBuffer:
-    return GroupBuffer(replace(RULES, **changes), SamplingParameters(temperature=0.7))  # pyright: ignore[reportArgumentType]
+    config = LearnerConfig.model_validate({**CONFIG, **changes})
+    return GroupBuffer(config, run_id="run", incarnation=3)
 
 
 def open_group(buffer: GroupBuffer, group_id: int, now: float = 0.0) -> list[RolloutTask]:
@@ -197,7 +195,7 @@ def test_a_group_with_one_survivor_is_dropped_and_gives_its_credit_back():
 
 
 def test_a_group_of_one_needs_one_survivor():
-    buffer = make_buffer(group_size=1, groups_per_batch=1)
+    buffer = make_buffer(group_size=1, groups_per_batch=1, algorithm="reinforce_pp")
     complete(buffer, 0)
     assert len(take(buffer)) == 1
 
@@ -324,7 +322,10 @@ def test_whatever_happens_each_sample_is_trained_at_most_once(
 ):
     rng = random.Random(seed)
     buffer = make_buffer(
-        group_size=group_size, groups_per_batch=groups_per_batch, max_staleness=max_staleness
+        algorithm="reinforce_pp",
+        group_size=group_size,
+        groups_per_batch=groups_per_batch,
+        max_staleness=max_staleness,
     )
     services = Services(rng)
     opened, trained, version, now = 0, list[tuple[int, int]](), 0, 0.0
@@ -333,7 +334,7 @@ def test_whatever_happens_each_sample_is_trained_at_most_once(
         while buffer.room() > 0:
             services.queue += open_group(buffer, opened, now)
             opened += 1
-        assert len(buffer) <= buffer.config.max_outstanding
+        assert len(buffer) <= (max_staleness + 1) * groups_per_batch
         services.queue += buffer.overdue(now)
         answer = services.next_result(version)
         if answer is not None:
@@ -343,7 +344,7 @@ def test_whatever_happens_each_sample_is_trained_at_most_once(
             continue
         assert len(groups) == groups_per_batch
         for group in groups:
-            assert len(group.survivors) >= buffer.config.min_survivors
+            assert len(group.survivors) >= min(2, group_size)
             for survivor in group.survivors:
                 key = survivor.trajectory.rollout.key
                 trained.append((key.group_id, key.sample_index))
@@ -357,20 +358,20 @@ def test_whatever_happens_each_sample_is_trained_at_most_once(
 
 
 def test_the_greedy_answer_is_asked_for_at_temperature_0_and_compared_with():
-    buffer = make_buffer(greedy_baseline=True)
+    buffer = make_buffer(algorithm="remax")
     asked = open_group(buffer, 0)
     assert [rollout.sampling.temperature for rollout in asked] == [0.7, 0.7, 0.0]
     assert {rollout.group_size for rollout in asked} == {3}
     for rollout, total in zip(asked, (1.0, 0.0, 0.5), strict=True):
         assert buffer.accept(result(rollout, total=total)) is AcceptResult.FILLED
-    complete(make := make_buffer(greedy_baseline=True, groups_per_batch=1), 1)
+    complete(make := make_buffer(algorithm="remax", groups_per_batch=1), 1)
     (group,) = take(make)
     assert total_reward(group.greedy_answer()) == 1.0
     assert len(group.survivors) == 2
 
 
 def test_a_group_without_its_greedy_answer_is_dropped():
-    buffer = make_buffer(greedy_baseline=True)
+    buffer = make_buffer(algorithm="remax")
     *samples, greedy = open_group(buffer, 0)
     for rollout in samples:
         buffer.accept(result(rollout))

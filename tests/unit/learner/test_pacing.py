@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from agent_r1.learner.groups import GroupBuffer, GroupBufferConfig, staleness
-from agent_r1_proto.tasks import RolloutTask, SamplingParameters, Task
+from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.groups import GroupBuffer, staleness
+from agent_r1_proto.tasks import RolloutTask, Task
 from tests.support.builders import scored
 
 GROUPS_PER_BATCH = 8
@@ -39,15 +40,13 @@ class Simulation:
     """Batches taken while a group was complete and waited, by group."""
 
     def __post_init__(self) -> None:
-        config = GroupBufferConfig(
-            run_id="run",
-            incarnation=1,
+        config = LearnerConfig(
             group_size=GROUP_SIZE,
             groups_per_batch=GROUPS_PER_BATCH,
             max_staleness=self.max_staleness,
             sample_timeout_s=1e9,
         )
-        self.buffer = GroupBuffer(config, SamplingParameters())
+        self.buffer = GroupBuffer(config, run_id="run", incarnation=1)
         self.rng = random.Random(self.seed)
         self.under_way: list[tuple[float, int, int, RolloutTask]] = []
         self.complete_s: dict[int, float] = {}

@@ -29,7 +29,7 @@ class Built:
 
 def sampled(chat: ChatFormat, end_id: int, text: str) -> list[int]:
     """Return a turn as the model samples it: its text and the end-of-turn token."""
-    return [*chat._encode(text), end_id]
+    return [*chat.encode(text), end_id]
 
 
 @asynccontextmanager

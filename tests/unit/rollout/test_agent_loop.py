@@ -61,8 +61,7 @@ async def test_two_turns_are_one_sequence_with_mask_and_logprobs(chat: ChatForma
     assert built.policy.requests[1].token_ids == trajectory.token_ids[: turn.start].tolist()
 
     (call,) = trajectory.turns[0].calls
-    close = chat._call_close_id
-    assert trajectory.token_ids[call.end_token_index] == close
+    assert chat.encode("</tool_call>") == [trajectory.token_ids[call.end_token_index]]
     assert (call.tool, call.arguments, call.status) == ("search", {"query": "Ada"}, "ok")
     assert (call.version, call.instance, call.attempt) == ("7", "fake-1", 0)
     assert call.latency_ms > 0

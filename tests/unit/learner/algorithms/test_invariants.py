@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.learner.algorithms import ADVANTAGES, AdvantageBatch, AdvantageOptions
+from agent_r1.learner.algorithms import ADVANTAGES
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
 from agent_r1.learner.algorithms.advantages.packing import gather, rewards_to_go, whiten
 
 NUMBER = st.floats(-10, 10)

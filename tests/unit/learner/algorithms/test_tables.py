@@ -15,11 +15,10 @@ import torch
 from agent_r1.learner.algorithms import (
     ADVANTAGES,
     POLICY_LOSSES,
-    AdvantageBatch,
-    AdvantageOptions,
     find_advantage,
     find_policy_loss,
 )
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
 from agent_r1.learner.algorithms.losses.ppo import ppo_loss
 

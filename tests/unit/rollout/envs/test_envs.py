@@ -68,7 +68,7 @@ async def test_default_environment_ends_at_a_turn_without_calls():
     ("name", "options", "message"),
     [
         ("no_such_module:Env", set(), r"cannot be imported.*run\.plugins"),
-        ("{module}:Missing", set(), "must be a subclass of"),
+        ("{module}:Missing", set(), "has no Missing"),
         ("{module}:NotAnEnv", set(), "must be a subclass of"),
         ("{module}:Blocking", set(), "step is not async; write `async def step"),
         (

@@ -10,11 +10,10 @@ import pytest
 from agent_r1.rollout.tool_calls.discovery import (
     BREAKER_FAILURES,
     BREAKER_OPEN_S,
-    NoInstanceError,
     ToolDirectory,
-    VersionGoneError,
 )
-from agent_r1_proto.tool_pool import ToolInstance, ToolState
+from agent_r1.rollout.tool_calls.outages import RequestError
+from agent_r1_proto.tool_pool import Pin, ToolInstance, ToolState
 from agent_r1_proto.tools import ToolSpec
 
 SCHEMA = {"type": "object", "properties": {"query": {"type": "string"}}}
@@ -76,15 +75,17 @@ def test_a_pinned_version_is_kept_while_new_work_goes_elsewhere():
 def test_a_pinned_version_without_an_instance_is_gone():
     tools = directory(state(instance("a", "1")))
     tools.update("search", state(instance("b", "2")))
-    with pytest.raises(VersionGoneError, match="no instance of version 1 is left; there are 2"):
+    with pytest.raises(RequestError, match="no instance of version 1 is left; there are 2") as gone:
         tools.choose("search", "1")
+    assert gone.value.kind == "tool_version_gone"
 
 
 def test_a_tool_without_any_instance_is_waited_for():
     tools = directory(state(instance("a", "1")))
     tools.update("search", ToolState())
-    with pytest.raises(NoInstanceError):
+    with pytest.raises(RequestError) as absent:
         tools.choose("search", "1")
+    assert absent.value.kind == "tool_absent"
     tools.update("search", state(instance("c", "1")))
     assert tools.choose("search", "1").instance == "c"
 
@@ -148,10 +149,10 @@ def test_two_instances_of_a_version_with_different_schemas(caplog: pytest.LogCap
 def test_pins_are_counted_until_they_are_given_back():
     tools = directory(state(instance("a", "1")))
     pins = [tools.pin(["search"]) for _ in range(3)]
-    assert tools._pins == {("search", "1"): 3}
+    assert tools.report(["search"]).pins == [Pin(tool="search", version="1", count=3)]
     for each in pins:
         tools.unpin(each)
-    assert not tools._pins
+    assert tools.report(["search"]).pins == []
 
 
 def test_shares_sum_to_one_and_leave_draining_versions_out():

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
-from agent_r1.learner.engine.microbatches import TokenBatch
-from agent_r1.learner.engine.orders import RankBatch, has_gradient, plan_batch
+from agent_r1.learner.engine.microbatches import has_gradient, plan_batch
+from agent_r1.learner.engine.rank_messages import RankBatch, TokenBatch
 from agent_r1.learner.engine.schedule import LearningRates
 
 LENGTH = 6

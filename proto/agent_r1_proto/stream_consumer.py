@@ -1,0 +1,420 @@
+"""Reading a Redis Stream as one member of a consumer group, at least once.
+
+`Broker.consumer` (streams.py) --stream, group--> `StreamConsumer` --Entry--> a service
+
+What it promises (the learner's ledger does the rest, see docs/architecture.md):
+
+- publish, acknowledge and delete happen in one MULTI, so a finished entry is never half done;
+- entries in flight are leased: the lease is renewed while the consumer lives, and the entries of a
+  dead consumer go to another one after `lease_s`;
+- an entry that cannot be parsed is dead-lettered with a reason; one of a newer major schema stays
+  pending; one whose processing failed `max_processing_failures` times is dead-lettered;
+- a Redis that is away or full pauses the caller, with back-off; nothing is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Self, TypeVar, cast
+
+from redis.exceptions import ResponseError
+
+from agent_r1_proto.connection import RedisConnection
+from agent_r1_proto.dead_letters import MAX_LETTERS, Fields, encode_letter
+from agent_r1_proto.messages import (
+    EntryError,
+    NewerSchemaError,
+    StreamMessage,
+    decode_entry,
+    encode_entry,
+)
+
+logger = logging.getLogger(__name__)
+
+LONGEST_BLOCK_S = 5.0
+"""One XREADGROUP blocks at most this long: between two, entries of the dead are reclaimed."""
+LEAVE_TIMEOUT_S = 2.0
+"""Longest a consumer that leaves waits for Redis."""
+
+T = TypeVar("T")
+M = TypeVar("M", bound=StreamMessage)
+
+# Renews only what this consumer still owns: a plain XCLAIM would steal back an entry that
+# another consumer has taken over.
+_RENEW_OWNED = """
+local renewed = 0
+for i = 3, #ARGV do
+  local mine = redis.call('XPENDING', KEYS[1], ARGV[1], ARGV[i], ARGV[i], 1, ARGV[2])
+  if #mine > 0 then
+    redis.call('XCLAIM', KEYS[1], ARGV[1], ARGV[2], 0, ARGV[i], 'JUSTID')
+    renewed = renewed + 1
+  end
+end
+return renewed
+"""
+
+
+# A stream without entries says nothing; consumers that block on it would have to create it again.
+_DELETE_IF_LAST = """
+if redis.call('XLEN', KEYS[1]) > 0 then return 0 end
+local consumers = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])
+if consumers.err then return 0 end
+for _, consumer in ipairs(consumers) do
+  local fields = {}
+  for i = 1, #consumer, 2 do fields[consumer[i]] = consumer[i + 1] end
+  if fields.name ~= ARGV[2] and fields.idle < tonumber(ARGV[3]) then return 0 end
+end
+return redis.call('DEL', KEYS[1])
+"""
+
+
+@dataclass(frozen=True)
+class Entry(Generic[M]):
+    """One message taken from a stream."""
+
+    entry_id: str
+    message: M
+
+
+class StreamConsumer(Generic[M]):
+    """One member of a consumer group.
+
+    Reading order: what this consumer's name left pending in an earlier life, then what dead
+    consumers left, then new entries.
+    """
+
+    def __init__(
+        self,
+        broker: RedisConnection,
+        stream: str,
+        message_type: type[M],
+        *,
+        group: str,
+        consumer: str,
+    ) -> None:
+        self.broker = broker
+        self.stream = stream
+        self.message_type = message_type
+        self.group = group
+        self.consumer = consumer
+        self._in_flight: set[str] = set()
+        self._own_cursor: str | None = "0"
+        self._next_reclaim = 0.0
+        self._seen_newer: set[str] = set()
+        self._renewal: asyncio.Task[None] | None = None
+        self._renew_script = broker.redis.register_script(_RENEW_OWNED)
+        self._delete_if_last = broker.redis.register_script(_DELETE_IF_LAST)
+
+    async def __aenter__(self) -> Self:
+        """Create the group if needed and start renewing leases."""
+        await self._ensure_group()
+        self._renewal = asyncio.create_task(self._renew_forever())
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Stop renewing leases; entries still in flight go to others when their lease ends.
+
+        The last consumer of a stream that has no entries takes the stream with it.
+        """
+        if self._renewal is not None:
+            self._renewal.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._renewal
+        arguments = [self.group, self.consumer, self._lease_ms]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_TIMEOUT_S):
+                await self.broker.retrying(
+                    lambda: self._delete_if_last(keys=[self.stream], args=arguments), "leave"
+                )
+
+    @property
+    def num_in_flight(self) -> int:
+        """Number of entries read and neither finished, failed nor released."""
+        return len(self._in_flight)
+
+    async def read(self, count: int, block_s: float) -> list[Entry[M]]:
+        """Take up to `count` entries.
+
+        Args:
+            count: most entries to take.
+            block_s: seconds to wait for a new entry; 0 does not wait.
+
+        Returns:
+            Entries in stream order; [] when none came in time.
+        """
+        entries = await self._read_own(count)
+        if not entries:
+            entries = await self._reclaim(count)
+        deadline = time.monotonic() + block_s
+        longest_block_s = min(LONGEST_BLOCK_S, self.broker.lease_s / 2)
+        while not entries:
+            left_s = deadline - time.monotonic()
+            entries = await self._read_new(count, min(max(left_s, 0.0), longest_block_s))
+            if not entries:
+                if time.monotonic() >= deadline:
+                    return []
+                entries = await self._reclaim(count)
+        return entries
+
+    async def finish(
+        self, entry: Entry[M], publish: Sequence[tuple[str, StreamMessage]] = ()
+    ) -> None:
+        """Publish what the entry led to, and acknowledge and delete it, in one MULTI."""
+        await self._replace([entry.entry_id], publish, "finish")
+
+    async def finish_many(self, entries: Sequence[Entry[M]]) -> None:
+        """Acknowledge and delete entries that lead to nothing further."""
+        if entries:
+            await self._replace([entry.entry_id for entry in entries], (), "finish")
+
+    async def fail(
+        self, entry: Entry[M], reason: str, publish: Sequence[tuple[str, StreamMessage]] = ()
+    ) -> bool:
+        """Count a failed processing and give the entry back, or dead-letter it at the limit.
+
+        Args:
+            entry: what could not be processed.
+            reason: why.
+            publish: published with the dead letter, so that whoever waits for a result gets one.
+
+        Returns:
+            True when the entry was dead-lettered.
+        """
+        failures_key = self.broker.keys.failures(self.stream)
+        count = await self.broker.retrying(
+            lambda: self.broker.redis.hincrby(failures_key, entry.entry_id, 1),
+            "count failure",
+        )
+        if int(count) >= self.broker.max_processing_failures:
+            text = f"failed {count} times: {reason}"
+            await self._dead_letter(entry.entry_id, None, text, publish)
+            return True
+        logger.warning(
+            "processing failed; trying again stream=%s entry_id=%s failures=%d limit=%d reason=%s",
+            self.stream,
+            entry.entry_id,
+            count,
+            self.broker.max_processing_failures,
+            reason,
+        )
+        await self.release(entry)
+        return False
+
+    async def release(self, entry: Entry[M]) -> None:
+        """Give an entry back at once, for any consumer to take."""
+        self._in_flight.discard(entry.entry_id)
+        # An idle time of a whole lease makes the entry reclaimable now.
+        await self._with_group(
+            lambda: self.broker.redis.xclaim(
+                self.stream,
+                self.group,
+                self.consumer,
+                min_idle_time=0,
+                message_ids=[entry.entry_id],
+                idle=self._lease_ms,
+                justid=True,
+            ),
+            "release",
+        )
+        self._next_reclaim = 0.0
+
+    @property
+    def _lease_ms(self) -> int:
+        return max(1, int(self.broker.lease_s * 1000))
+
+    async def _replace(
+        self,
+        ids: Sequence[str],
+        publish: Sequence[tuple[str, StreamMessage]],
+        what: str,
+        letter: Fields | None = None,
+    ) -> None:
+        """Publish, acknowledge and delete in one MULTI; `letter` joins the dead letters."""
+        keys = self.broker.keys
+        encoded = [(stream, encode_entry(message)) for stream, message in publish]
+
+        def commit(pipe: Any) -> None:
+            if letter is not None:
+                pipe.xadd(keys.dead_letters, letter, maxlen=MAX_LETTERS, approximate=False)
+                pipe.incr(keys.dead_letter_count)
+            for stream, fields in encoded:
+                pipe.xadd(stream, fields)
+            pipe.xack(self.stream, self.group, *ids)
+            pipe.xdel(self.stream, *ids)
+            pipe.hdel(keys.failures(self.stream), *ids)
+
+        await self.broker.transact(commit, f"{what} {self.stream}")
+        self._in_flight.difference_update(ids)
+
+    async def _ensure_group(self) -> None:
+        async def create() -> None:
+            try:
+                await self.broker.redis.xgroup_create(
+                    self.stream, self.group, id="0", mkstream=True
+                )
+            except ResponseError as exc:
+                if "BUSYGROUP" not in str(exc):
+                    raise
+
+        await self.broker.retrying(create, f"create group on {self.stream}")
+
+    async def _with_group(self, operation: Callable[[], Awaitable[T]], what: str) -> T:
+        """Run an operation, creating the group again if Redis came back without its data."""
+        while True:
+            try:
+                return await self.broker.retrying(operation, what)
+            except ResponseError as exc:
+                # Redis 7.0 says UNBLOCKED to a read that waits while its stream is deleted.
+                if not str(exc).startswith(("NOGROUP", "UNBLOCKED")):
+                    raise
+                logger.warning("consumer group is gone; creating it stream=%s", self.stream)
+                await self._ensure_group()
+
+    async def _read_own(self, count: int) -> list[Entry[M]]:
+        while self._own_cursor is not None:
+            cursor = self._own_cursor
+            reply: Any = await self._with_group(
+                lambda start=cursor: self.broker.redis.xreadgroup(
+                    self.group, self.consumer, {self.stream: start}, count=count
+                ),
+                "read own pending",
+            )
+            rows = _rows(reply)
+            if not rows:
+                self._own_cursor = None
+                return []
+            self._own_cursor = rows[-1][0].decode()
+            fresh = [row for row in rows if row[0].decode() not in self._in_flight]
+            entries = await self._decode(fresh)
+            if entries:
+                return entries
+        return []
+
+    async def _reclaim(self, count: int) -> list[Entry[M]]:
+        now = time.monotonic()
+        if now < self._next_reclaim:
+            return []
+        cursor: Any = "0-0"
+        while True:
+            reply: Any = await self._with_group(
+                lambda start=cursor: self.broker.redis.xautoclaim(
+                    self.stream,
+                    self.group,
+                    self.consumer,
+                    min_idle_time=self._lease_ms,
+                    start_id=start,
+                    count=count,
+                ),
+                "reclaim",
+            )
+            cursor, rows = reply[0], reply[1]
+            taken = [
+                row for row in rows if row[0] is None or row[0].decode() not in self._in_flight
+            ]
+            entries = await self._decode(taken)
+            if entries:
+                logger.info(
+                    "reclaimed entries stream=%s count=%d consumer=%s",
+                    self.stream,
+                    len(entries),
+                    self.consumer,
+                )
+                return entries
+            if cursor in (b"0-0", "0-0"):
+                self._next_reclaim = now + min(1.0, self.broker.lease_s / 3)
+                return []
+
+    async def _read_new(self, count: int, block_s: float) -> list[Entry[M]]:
+        block_ms = int(block_s * 1000)
+        reply: Any = await self._with_group(
+            lambda: self.broker.redis.xreadgroup(
+                self.group,
+                self.consumer,
+                {self.stream: ">"},
+                count=count,
+                block=block_ms if block_ms > 0 else None,
+            ),
+            "read",
+        )
+        return await self._decode(_rows(reply))
+
+    async def _decode(self, rows: Sequence[tuple[bytes | None, Fields | None]]) -> list[Entry[M]]:
+        entries: list[Entry[M]] = []
+        for raw_id, fields in rows:
+            # Redis 6.2 hands out entries that were deleted while pending as (None, None) or
+            # (id, None), and leaves them pending.
+            if raw_id is None:
+                continue
+            entry_id = raw_id.decode()
+            if fields is None or not fields:
+                await self._forget(entry_id)
+                continue
+            try:
+                message = decode_entry(self.message_type, fields)
+            except NewerSchemaError as exc:
+                if str(exc) not in self._seen_newer:
+                    self._seen_newer.add(str(exc))
+                    logger.error("entry left pending stream=%s reason=%s", self.stream, exc)
+                continue
+            except EntryError as exc:
+                await self._dead_letter(entry_id, fields, str(exc))
+                continue
+            self._in_flight.add(entry_id)
+            entries.append(Entry(entry_id, message))
+        return entries
+
+    async def _forget(self, entry_id: str) -> None:
+        await self.broker.retrying(
+            lambda: self.broker.redis.xack(self.stream, self.group, entry_id), "forget"
+        )
+
+    async def _dead_letter(
+        self,
+        entry_id: str,
+        fields: Fields | None,
+        reason: str,
+        publish: Sequence[tuple[str, StreamMessage]] = (),
+    ) -> None:
+        logger.error(
+            "entry dead-lettered stream=%s entry_id=%s reason=%s", self.stream, entry_id, reason
+        )
+        original: Fields = fields or {}
+        if fields is None:
+            rows = await self.broker.retrying(
+                lambda: self.broker.redis.xrange(self.stream, entry_id, entry_id), "dead letter"
+            )
+            original = rows[0][1] if rows else {}
+        letter = encode_letter(
+            self.stream, entry_id, reason, original, unreadable=fields is not None
+        )
+        await self._replace([entry_id], publish, "dead letter", letter)
+
+    async def _renew_forever(self) -> None:
+        while True:
+            await asyncio.sleep(self.broker.lease_s / 3)
+            if not self._in_flight:
+                continue
+            arguments = [self.group, self.consumer, *sorted(self._in_flight)]
+            try:
+                await self.broker.retrying(
+                    lambda args=arguments: self._renew_script(keys=[self.stream], args=args),
+                    "renew leases",
+                )
+            except ResponseError as exc:
+                # The group is gone (Redis restarted empty); the next read creates it again.
+                logger.warning("leases not renewed stream=%s error=%s", self.stream, exc)
+
+
+def _rows(reply: Any) -> list[tuple[bytes, Fields | None]]:
+    """Return the rows of an XREADGROUP reply of one stream, in either of its two shapes."""
+    if not reply:
+        return []
+    if isinstance(reply, dict):  # RESP3: {stream: [[row, ...]]}
+        groups = next(iter(cast(dict[Any, Any], reply).values()))
+        return list(groups[0]) if groups and isinstance(groups[0], list) else list(groups)
+    return list(reply[0][1])

@@ -1,0 +1,66 @@
+"""The dead letters of an ended run: the stream `dead_letters` --> `dead_letters.jsonl` --> readers.
+
+The launcher and the learner write it when a run ends; `agent-r1 dead-letters` reads it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from agent_r1_proto.dead_letters import MAX_LETTERS, DeadLetter
+from agent_r1_service.files import write_atomically
+from agent_r1_service.run_files import DEAD_LETTERS_FILE
+
+
+def save_letters(folder: Path, letters: Iterable[DeadLetter]) -> None:
+    """Add dead letters to `dead_letters.jsonl`; one that is there already is not added again.
+
+    Raises:
+        DiskFullError: there is no room; the file is as it was.
+    """
+    known = {letter.letter_id: letter for letter in load_letters(folder)}
+    known |= {letter.letter_id: letter for letter in letters}
+    kept = sorted(known.values(), key=lambda letter: letter.failed_at)[-MAX_LETTERS:]
+    if kept:
+        write_atomically(folder / DEAD_LETTERS_FILE, "".join(map(_line, kept)))
+
+
+def _line(letter: DeadLetter) -> str:
+    values: dict[str, Any] = {
+        "letter_id": letter.letter_id,
+        "stream": letter.stream,
+        "entry_id": letter.entry_id,
+        "reason": letter.reason,
+        "failed_at": letter.failed_at,
+        "size_bytes": letter.size_bytes,
+        "cut": letter.cut,
+        "unreadable": letter.unreadable,
+        "reply_stream": letter.reply_stream,
+        "fields_base64": {
+            name.decode(errors="replace"): base64.b64encode(value).decode()
+            for name, value in letter.fields.items()
+        },
+    }
+    return json.dumps(values) + "\n"
+
+
+def load_letters(folder: Path) -> list[DeadLetter]:
+    """Read the dead letters that an ended run left in its folder, oldest first."""
+    path = folder / DEAD_LETTERS_FILE
+    if not path.is_file():
+        return []
+    letters: list[DeadLetter] = []
+    for line in path.read_text().splitlines():
+        values = json.loads(line)
+        fields = values.pop("fields_base64")
+        letters.append(
+            DeadLetter(
+                **values,
+                fields={name.encode(): base64.b64decode(value) for name, value in fields.items()},
+            )
+        )
+    return letters
