@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Awaitable
 
 from agent_r1.tools.app import ToolService
 from agent_r1_proto.registry import ToolRegistry
@@ -23,6 +24,8 @@ RENEWALS = 5
 NOTICE_S = 1.5
 """Rollout servers read and report within this time; what they reported before says nothing."""
 LOOK_AGAIN_S = 0.2
+ANSWER_TIMEOUT_S = 3.0
+"""Longest an instance that leaves waits for Redis to say who uses it."""
 WITHDRAW_TIMEOUT_S = 2.0
 
 
@@ -105,7 +108,7 @@ class Announcer:
         self._mark()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                if await self._registry.reports():  # else there is nobody to notice
+                if await self._if_redis_answers(self._has_users()):
                     await asyncio.sleep(min(NOTICE_S, timeout_s))
                 # What others report in Redis has no event to wait for.
                 while await self._needed():  # noqa: ASYNC110
@@ -116,9 +119,28 @@ class Announcer:
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
                 await self._registry.withdraw(self._instance.instance)
 
+    async def _if_redis_answers(self, question: Awaitable[bool]) -> bool:
+        """Return the answer, or False where there is none: the run and its Redis may have ended."""
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                return await question
+        except TimeoutError:
+            logger.warning(
+                "leaving without knowing who needs this instance: redis is away instance=%s",
+                self._instance.instance,
+            )
+            return False
+
+    async def _has_users(self) -> bool:
+        return bool(await self._registry.reports())
+
     async def _needed(self) -> bool:
         if len(self._service.sessions) > 0:
             return True
+        return await self._if_redis_answers(self._is_kept())
+
+    async def _is_kept(self) -> bool:
+        """Whether trajectories keep a version that only this instance serves."""
         tool, version = self._instance.tool, self._instance.version
         state = (await self._registry.read([tool]))[tool]
         if any(one.version == version and not one.draining for one in state.instances):

@@ -24,6 +24,7 @@ from agent_r1_deploy.local_folder import REDIS_URL_FILE, launcher_state
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import ToolUse
+from tests.conftest import RedisServer
 
 pytestmark = pytest.mark.redis
 
@@ -245,6 +246,21 @@ async def test_new_versions_are_seen_pins_are_kept_and_a_leaving_instance_waits_
             await echo("1")
         assert caught.value.reason.startswith("tool_version_gone: echo: ")
         assert await echo() == "2"
+
+
+async def test_an_instance_outlives_its_redis_and_still_stops(
+    tmp_path: Path, redis_server: RedisServer, run_id: str
+):
+    pool = Pool(tmp_path, redis_server.url, run_id)
+    tool = pool.start(ECHO, "Echo", "1", "--set", "tools.echo.drain_timeout_s=600")
+    try:
+        async with client_of(redis_server.url, run_id, "echo"):
+            redis_server.kill()
+            tool.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(tool.wait, 60) == 0
+    finally:
+        tool.kill()
+        tool.wait()
 
 
 async def test_a_rollout_server_that_stops_keeps_no_version_any_longer(
