@@ -59,7 +59,7 @@ class ScoreTurn(StrictMessage):
     text: str
     num_calls: Annotated[int, Field(ge=0)] = 0
     """Calls of the turn, failed and malformed ones included."""
-    calls: list[ScoreCall] = []
+    calls: Annotated[list[ScoreCall], Field(fail_fast=True)] = []
     """The calls themselves, or none of them where only their number is known."""
 
     @model_validator(mode="after")
@@ -77,5 +77,5 @@ class ScoreRequest(StrictMessage):
 
     payload: dict[str, JsonValue]
     """The task's payload: `answers` for the question-answering components."""
-    turns: Annotated[list[ScoreTurn], Field(min_length=1)]
+    turns: Annotated[list[ScoreTurn], Field(min_length=1, fail_fast=True)]
     status: Status = "COMPLETED"

@@ -118,7 +118,8 @@ class TestedCode(StrictMessage):
 class CallRequest(StrictMessage):
     """Body of `POST /call`: one or many calls."""
 
-    calls: Annotated[list[ToolCall], Field(min_length=1)]
+    # A list of a million wrong items would make a million errors, of some gigabytes.
+    calls: Annotated[list[ToolCall], Field(min_length=1, fail_fast=True)]
 
 
 class CallReply(StrictMessage):

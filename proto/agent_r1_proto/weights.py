@@ -61,7 +61,7 @@ class LoadReply(StrictMessage):
 class CanaryRequest(StrictMessage):
     """Body of `POST /weights/canary`: score these tokens with the weights in use."""
 
-    token_ids: Annotated[list[int], Field(min_length=2)]
+    token_ids: Annotated[list[int], Field(min_length=2, fail_fast=True)]
 
 
 class CanaryReply(StrictMessage):

@@ -18,6 +18,9 @@ from starlette.responses import Response
 
 REFERENCE = "#/components/schemas/{model}"
 SHOWN_VALUE_CHARS = 100
+SHOWN_PROBLEMS = 20
+LISTED_PROBLEMS = 1000
+"""Of a body with more, only their number is said: pydantic writes all of them or none."""
 BODY_ERRORS = {
     "408": "The body did not arrive in time.",
     "413": "The body is too large.",
@@ -37,14 +40,24 @@ def parse_body(model: type[B], body: bytes) -> B:
     try:
         return model.model_validate_json(body, strict=True)
     except ValidationError as exc:
-        problems = "; ".join(
-            f"{'.'.join(map(str, error['loc'])) or 'body'}: {error['msg']} "
-            f"(got {_shorten(error['input'])})"
-            for error in exc.errors(include_url=False)
-        )
         raise HTTPException(
-            422, f"the body is not a {model.__name__}: {problems}; correct the named fields"
+            422,
+            f"the body is not a {model.__name__}: {_list_problems(exc)}; correct the named fields",
         ) from exc
+
+
+def _list_problems(error: ValidationError) -> str:
+    count = error.error_count()
+    if count > LISTED_PROBLEMS:
+        return f"{count} problems"
+    shown = [
+        f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']} "
+        f"(got {_shorten(problem['input'])})"
+        for problem in error.errors(include_url=False)[:SHOWN_PROBLEMS]
+    ]
+    if count > SHOWN_PROBLEMS:
+        shown.append(f"{count - SHOWN_PROBLEMS} more problems")
+    return "; ".join(shown)
 
 
 def json_response(value: BaseModel | dict[str, Any]) -> Response:

@@ -34,6 +34,7 @@ MAX_ANSWER_CHARS = 2000
 MAX_WORKERS = min(4, os.cpu_count() or 1)
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"(?<!\\)[{}]")
 _HASHES = re.compile(r"####\s*(\S[^\n]*)")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?!\w)")
 
@@ -66,15 +67,15 @@ def math_answer(text: str, *, number: bool = False) -> str | None:
 
 def _last_boxed(text: str) -> str | None:
     """Return the content of the last `\\boxed{}` whose braces close."""
-    for start in reversed([match.end() for match in _BOXED.finditer(text)]):
-        depth = 1
-        for index in range(start, len(text)):
-            if text[index - 1] == "\\":
-                continue
-            depth += {"{": 1, "}": -1}.get(text[index], 0)
-            if depth == 0:
-                return text[start:index]
-    return None
+    boxes = {match.end() for match in _BOXED.finditer(text)}
+    opened: list[int] = []
+    last: tuple[int, int] | None = None
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "{":
+            opened.append(brace.end())
+        elif opened and (start := opened.pop()) in boxes:
+            last = max(last or (0, 0), (start, brace.start()))
+    return None if last is None else text[slice(*last)]
 
 
 def _bare(answer: str) -> str:

@@ -57,17 +57,22 @@ class Scorer:
                 "status FAILED has no reward: an outage is not the model's failure; send "
                 "COMPLETED or TRUNCATED interactions"
             )
-        has_answers = "answers" in request.payload
-        values = {
-            name: measure(request)
-            for name, measure in BUILT_IN.items()
-            if name in self._weights or has_answers or name not in NEEDS_ANSWERS
-        }
+        # In a thread, where a long text holds up no other request; not one of `_threads`, which
+        # users' components may keep for ever.
+        values = await asyncio.to_thread(self._measure_built_in, request)
         for name, component in self._own.items():
             values[name] = await self._run_own(name, component, request)
         return Reward(
             total=self._total(values), components=values, prediction=prediction_of(request)
         )
+
+    def _measure_built_in(self, request: ScoreRequest) -> dict[str, float]:
+        has_answers = "answers" in request.payload
+        return {
+            name: measure(request)
+            for name, measure in BUILT_IN.items()
+            if name in self._weights or has_answers or name not in NEEDS_ANSWERS
+        }
 
     def _total(self, values: dict[str, float]) -> float:
         if self._config.rule == "paper":

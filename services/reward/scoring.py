@@ -17,8 +17,9 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
 
-# What the sampler's tokenizer writes at the end of a turn: <|im_end|>, <|eot_id|>, </s>.
-_END_OF_TURN = re.compile(r"(?:<\|[^<>|\s]+\|>|</s>)$")
+# What the sampler's tokenizer writes at the end of a turn: <|im_end|>, <|eot_id|>, </s>. Backwards,
+# since a search from the front would begin anew at each of many.
+_ENDS_OF_TURN_REVERSED = re.compile(r"\s*(?:(?:>\|[^<>|\s]+\|<|>s/<)\s*)*")
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 
 
@@ -85,7 +86,9 @@ def f1(prediction: str | None, answers: Sequence[str]) -> float:
     _check_answers(answers)
     if prediction is None:
         return 0.0
-    return max(_token_f1(normalize_answer(prediction), normalize_answer(a)) for a in answers)
+    predicted = normalize_answer(prediction)
+    words = Counter(predicted.split())
+    return max(_token_f1(predicted, words, normalize_answer(answer)) for answer in answers)
 
 
 def substring_match(prediction: str | None, answers: Sequence[str]) -> float:
@@ -159,10 +162,8 @@ def paper_reward(exact: float, form: float) -> float:
 
 
 def _without_end_of_turn(text: str) -> str:
-    text = text.rstrip()
-    while _END_OF_TURN.search(text):
-        text = _END_OF_TURN.sub("", text).rstrip()
-    return text
+    ends = _ENDS_OF_TURN_REVERSED.match(text[::-1])
+    return text[: len(text) - (ends.end() if ends else 0)]
 
 
 def _check_answers(answers: Sequence[str]) -> None:
@@ -170,12 +171,12 @@ def _check_answers(answers: Sequence[str]) -> None:
         raise ValueError("answers is empty; a question needs at least one accepted answer")
 
 
-def _token_f1(predicted: str, gold: str) -> float:
+def _token_f1(predicted: str, predicted_words: Counter[str], gold: str) -> float:
     if predicted != gold and (predicted in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS):
         return 0.0
-    predicted_words, gold_words = predicted.split(), gold.split()
-    same = sum((Counter(predicted_words) & Counter(gold_words)).values())
+    gold_words = Counter(gold.split())
+    same = (gold_words & predicted_words).total()
     if same == 0:
         return 0.0
-    precision, recall = same / len(predicted_words), same / len(gold_words)
+    precision, recall = same / predicted_words.total(), same / gold_words.total()
     return 2 * precision * recall / (precision + recall)

@@ -40,6 +40,10 @@ def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
         (r"first \boxed{1}, then \boxed{ \frac{1}{2} }.", r"\frac{1}{2}"),
         (r"\boxed{\{1, \{2\}\}}", r"\{1, \{2\}\}"),
         (r"\boxed{1} and \boxed{2", "1"),  # the last one that closes
+        (r"\boxed{1 + \boxed{2} {}}", "2"),
+        (r"}} \boxed{a_{1}} {", "a_{1}"),
+        (r"\boxed{" * 100_000 + r"\boxed{7}", "7"),
+        (r"\boxed{" * 100_000, None),
         (r"\fbox {7}", "7"),
         (r"<answer>\boxed{4}</answer> \boxed{5}", "4"),
         ("<answer>$x+1$</answer>", "x+1"),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -299,3 +303,57 @@ async def test_score_is_described_with_its_body_its_answer_and_what_can_go_wrong
     assert (body, answer) == ("#/components/schemas/ScoreRequest", "#/components/schemas/Reward")
     assert {"413", "422", "500"} <= post["responses"].keys()
     assert "ScoreTurn" in described["components"]["schemas"]
+
+
+async def test_other_requests_are_answered_while_a_long_text_is_scored(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    others_answered = threading.Event()
+
+    def measure(_: ScoreRequest) -> float:
+        return float(others_answered.wait(30.0))
+
+    monkeypatch.setitem(BUILT_IN, "answered", measure)
+    transport = httpx.ASGITransport(create_app(Scorer(RewardConfig())))
+    async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+        body = request(answered("Ada")).model_dump_json()
+        scored = asyncio.create_task(client.post("/score", content=body))
+        await asyncio.sleep(0)
+        assert (await client.get("/healthz")).status_code == 200
+        others_answered.set()
+        reward = Reward.model_validate_json((await scored).content)
+    assert reward.components["answered"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|a|>" * 40_000,
+        "<|a|>" * 40_000 + "x",
+        "</s> " * 40_000,
+        answered("a b " * 40_000),
+        "<answer>" * 40_000,
+    ],
+    ids=["ends", "no end", "closing tags", "a long answer", "open answers"],
+)
+async def test_the_time_of_scoring_grows_with_the_text_and_no_faster(text: str):
+    asked = request(text, text, payload={"answers": ["a"] * 2000})
+    began = time.monotonic()
+    await Scorer(RewardConfig()).score(asked)
+    # A fraction of a second; what is quadratic takes a minute and more.
+    assert time.monotonic() - began < 10.0
+
+
+async def test_a_body_with_a_million_mistakes_is_refused_at_the_first():
+    transport = httpx.ASGITransport(create_app(Scorer(RewardConfig())))
+    async with httpx.AsyncClient(transport=transport, base_url="http://reward") as client:
+        turns = await client.post("/score", json={"payload": {}, "turns": [{}] * 1_000_000})
+        keys = await client.post("/score", json={f"k{i}": 0 for i in range(2000)})
+        some = await client.post("/score", json={f"k{i}": 0 for i in range(50)})
+    assert [answer.status_code for answer in (turns, keys, some)] == [422] * 3
+    assert "turns.0.text: Field required" in turns.json()["detail"]
+    assert "turns.1" not in turns.json()["detail"]
+    # The two fields that lack are problems too.
+    assert "2002 problems" in keys.json()["detail"]
+    assert "; 32 more problems; correct" in some.json()["detail"]
+    assert len(json.dumps(some.json())) < 4000
