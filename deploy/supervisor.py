@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -27,6 +28,8 @@ from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_REASON
 
 logger = logging.getLogger(__name__)
 
+AFTER_THE_ERROR = re.compile(r"^(Exception ignored in|\S+:\d+: \w*Warning: )", re.MULTILINE)
+"""What Python prints of its own, while it ends, after the error message."""
 POLL_S = 0.05
 HEALTH_TIMEOUT_S = 2.0
 KILL_TIMEOUT_S = 10.0
@@ -128,7 +131,7 @@ class _Service:
     def complaint(self) -> str:
         """Return the error message that the process ended with; "" without one."""
         _, found, message = self._log().rpartition(ERROR_PREFIX)
-        return message.strip() if found else ""
+        return AFTER_THE_ERROR.split(message)[0].strip() if found else ""
 
     def log_tail(self) -> str:
         """Return what the process said last: its error message, or the last lines."""

@@ -245,12 +245,16 @@ async def test_a_service_that_takes_its_announcement_back_has_left_for_good(scen
 
 async def test_a_failed_start_shows_the_message_and_not_the_whole_log(scene: Scene):
     supervisor = scene.supervisor()
-    complaint = "Traceback: noise\nagent-r1: error: port 80 cannot be taken; choose another"
+    complaint = (
+        "Traceback: noise\nagent-r1: error: port 80 cannot be taken;\nchoose another\n"
+        "Exception ignored in: <function Engine.__del__>\nTraceback: noise\n"
+        "/usr/lib/resource_tracker.py:254: UserWarning: noise\n  warnings.warn('noise')"
+    )
     spec = scene.spec("tool", "--complaint", complaint, "--exit-code", "2")
     with pytest.raises(ServiceError) as caught:
         await supervisor.start(spec)
     message = str(caught.value)
-    assert "port 80 cannot be taken; choose another" in message
+    assert "port 80 cannot be taken;\nchoose another\n" in message
     assert "noise" not in message
     assert "tool.log" in message
     await supervisor.stop()
