@@ -165,6 +165,7 @@ def _beside_its_run(config: Config, file: Path) -> Config:
 
     url = live_redis_url(file.parent)
     if url is None:
+        print(f"the run in {file.parent} is not running, so nothing here can join it", flush=True)
         return config
     redis = config.redis.model_copy(update={"url": url})
     return config.model_copy(update={"redis": redis})

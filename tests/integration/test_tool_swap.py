@@ -456,6 +456,9 @@ async def test_a_tool_served_from_a_run_folder_joins_the_run_that_runs_there(
             assert use(client, "echo").shares == {"1": 1.0}
             said = f"in the pool {run_id!r}; version 2 gets 0% of new trajectories (Redis at "
             await until(lambda: said in (tmp_path / "log").read_text())
+    pool.run(command, tmp_path, {})
+    said = f"the run in {folder} is not running"
+    await until(lambda: said in (tmp_path / "log").read_text())
 
 
 async def test_a_call_that_hangs_holds_up_no_other_of_the_same_moment(
