@@ -39,7 +39,7 @@ from tests.support.learner_fakes import (
 
 pytestmark = pytest.mark.redis
 
-RUN_TIMEOUT_S = 30.0
+RUN_TIMEOUT_S = 60.0
 
 
 async def train(learner: Learner) -> None:
