@@ -21,7 +21,7 @@ from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state
 from agent_r1_deploy.local_result import EXIT_OF_STATUS, print_result, print_stopped, summary_of
 from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_view import TrainingView
+from agent_r1_deploy.local_view import TrainingView, at_hand, program
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
@@ -237,7 +237,8 @@ async def _run_services(
         if services.redis_url:
             num_letters = await _save_dead_letters(services.redis_url, config, folder)
             if num_letters:
-                view.event(f"!! {num_letters} dead letters: agent-r1 dead-letters list {folder}")
+                listing = f"{program('agent-r1')} dead-letters list {at_hand(folder)}"
+                view.event(f"!! {num_letters} dead letters: {listing}")
         await supervisor.stop()
         await leave_shared_redis(config)
         await cancel_all(watching, over, asked)

@@ -22,6 +22,7 @@ from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy import local, local_client, local_redis, subreaper
 from agent_r1_deploy.local_services import LocalServices
+from agent_r1_deploy.local_view import at_hand, program
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
@@ -305,7 +306,8 @@ def test_dead_letters_outlive_the_redis_of_the_run(
     thread = stage.when_up("rollout", lambda: asyncio.run(leave_letter()))
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
-    assert "1 dead letters: agent-r1 dead-letters list" in capsys.readouterr().out
+    listing = f"{program('agent-r1')} dead-letters list {at_hand(stage.run_folder)}"
+    assert f"!! 1 dead letters: {listing}" in capsys.readouterr().out
     folder = str(stage.run_folder)
     assert cli.main(["dead-letters", "list", folder]) == 0
     text = capsys.readouterr().out
