@@ -56,6 +56,8 @@ def test_every_built_in_tool_is_named():
 
 def test_every_kind_of_outage_has_a_rule():
     rollout = ROOT / "services" / "rollout" / "tool_calls"
-    client = "".join((rollout / name).read_text() for name in ("client.py", "transport.py"))
+    client = "".join(
+        (rollout / name).read_text() for name in ("client.py", "discovery.py", "transport.py")
+    )
     kinds = set(re.findall(r'"(tool_[a-z0-9_]+)"', client))
     assert kinds == OUTAGES.keys()
