@@ -239,6 +239,8 @@ async def _run_services(
             if num_letters:
                 listing = f"{program('agent-r1')} dead-letters list {at_hand(folder)}"
                 view.event(f"!! {num_letters} dead letters: {listing}")
+        if not asked.done():  # else the first interrupt has said it
+            view.event("stopping the services")
         await supervisor.stop()
         await leave_shared_redis(config)
         await cancel_all(watching, over, asked)
