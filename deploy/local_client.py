@@ -78,8 +78,7 @@ async def serving(
         await prepare_redis(services, own, report, learner=False)
         report("starting tools, reward and rollout")
         await services.start_all(learner=False, resume=False)
-        redis = own.redis.model_copy(update={"url": services.redis_url})
-        served = own.model_copy(update={"redis": redis})
+        served = services.served()
         async with failures_shown(served, log_dir, report) as shown:
             yield served, services.supervisor
     finally:

@@ -29,6 +29,8 @@ from agent_r1_service.run_files import (
 
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""
+TOKEN_FILE = "token"
+"""In the private folder: the run's token."""
 LEFT_BY_A_FAILED_START = {CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LAUNCHER_FILE, LOCK_FILE}
 
 
@@ -44,11 +46,19 @@ def running_launcher(folder: Path) -> dict[str, Any] | None:
 
 def live_redis_url(folder: Path) -> str | None:
     """Return the URL of the Redis that the folder's running launcher started; None without one."""
+    file = _state_file(folder, REDIS_URL_FILE)
+    return None if file is None else file.read_text().strip()
+
+
+def live_token_file(folder: Path) -> Path | None:
+    """Return the file with the token of the run that runs in a folder; None where none does."""
+    return _state_file(folder, TOKEN_FILE)
+
+
+def _state_file(folder: Path, name: str) -> Path | None:
     launcher = running_launcher(folder)
-    if launcher is None:
-        return None
-    file = Path(launcher["state_dir"]) / REDIS_URL_FILE
-    return file.read_text().strip() if file.is_file() else None
+    file = None if launcher is None else Path(launcher["state_dir"]) / name
+    return file if file is not None and file.is_file() else None
 
 
 def _holds_a_run(folder: Path) -> bool:

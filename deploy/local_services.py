@@ -19,11 +19,12 @@ from typing import Any
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX
 from agent_r1_deploy import local_redis
-from agent_r1_deploy.local_folder import REDIS_URL_FILE
+from agent_r1_deploy.local_folder import REDIS_URL_FILE, TOKEN_FILE
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, ServiceSpec, Supervisor
 from agent_r1_service.exit_status import EXIT_LOSSES
 from agent_r1_service.private_files import write_private
 from agent_r1_service.run_files import LOGS_DIR
+from agent_r1_service.run_token import TOKEN_VARIABLE, write_token
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
@@ -48,7 +49,7 @@ class LocalServices:
         secrets: Mapping[str, str],
         report: Callable[[str], None],
     ) -> None:
-        """Prepare; starts nothing.
+        """Prepare; starts nothing, and writes the run's token into the private folder.
 
         Args:
             config: the configuration of the run.
@@ -63,6 +64,8 @@ class LocalServices:
         self._state_dir = state_dir
         self._secrets = dict(secrets)
         self._report = report
+        self._token_file = state_dir / TOKEN_FILE
+        write_token(config.run, self._token_file)
         self.redis_url = ""
         """Set once Redis answers."""
         self.tool_urls: dict[str, str] = {}
@@ -82,7 +85,12 @@ class LocalServices:
 
     def _base_environment(self) -> dict[str, str]:
         # config.json holds what the variables said; above it they would beat --set.
-        inherited = {k: v for k, v in os.environ.items() if not k.upper().startswith(ENV_PREFIX)}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            # The token is in the private folder: the environment reaches user code's programs.
+            if not name.upper().startswith(ENV_PREFIX) and name != TOKEN_VARIABLE
+        }
         defaults = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
         return {**defaults, **inherited, **self._secrets}
 
@@ -129,6 +137,13 @@ class LocalServices:
             [self.supervisor.start(self._rollout(name)) for name in self._rollout_names()]
         )
 
+    def served(self) -> Config:
+        """Return the configuration for a client of the services: how to reach and enter them."""
+        config = self._config
+        redis = config.redis.model_copy(update={"url": self.redis_url})
+        run = config.run.model_copy(update={"token_file": self._token_file})
+        return config.model_copy(update={"redis": redis, "run": run})
+
     async def run_learner(self, folder: Path, *, resume: bool) -> None:
         """Run the learner of another run folder on these services until it exits in order.
 
@@ -171,7 +186,10 @@ class LocalServices:
         )
 
     def _environment(self) -> dict[str, str]:
-        return {f"{ENV_PREFIX}REDIS__URL": self.redis_url}
+        return {
+            f"{ENV_PREFIX}REDIS__URL": self.redis_url,
+            f"{ENV_PREFIX}RUN__TOKEN_FILE": str(self._token_file),
+        }
 
     def _model_environment(self) -> dict[str, str]:
         # A local model needs no hub, and asking for one that cannot be reached takes minutes.

@@ -145,8 +145,7 @@ def _served(services: LocalServices, config: Config) -> Config:
         name: tool.model_copy(update={"url": services.tool_urls.get(name, tool.url)})
         for name, tool in config.tools.items()
     }
-    redis = config.redis.model_copy(update={"url": services.redis_url})
-    return config.model_copy(update={"tools": tools, "redis": redis})
+    return services.served().model_copy(update={"tools": tools})
 
 
 class TableView:

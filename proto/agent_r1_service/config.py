@@ -38,7 +38,11 @@ class RunConfig(StrictConfig):
     time, no prefix cache, deterministic kernels in the learner. Much slower; for debugging."""
     tool_pool: Annotated[str, Field(pattern=RUN_ID_PATTERN)] | None = None
     """Pool whose tools the run calls and its own tools join; runs that name the same pool share
-    them. None is a pool of the run's own."""
+    them, and need the same token. None is a pool of the run's own."""
+    token_file: Path | None = None
+    """File with the token that the run's services ask every request for, and send to each other.
+    The variable AGENT_R1_TOKEN holds the token itself instead. With neither, `agent-r1 train`,
+    `evaluate` and `chat` make a token for as long as they run."""
     plugins: list[str] = []
     """Folders put on the import path of every service: the one way user code is found."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"

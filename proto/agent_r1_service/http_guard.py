@@ -5,6 +5,7 @@ serving.py puts the application of every service behind `HttpGuard`, and its con
 
 - a name in `Host`, or an `Origin`, that is not this service's (a web page whose name was pointed at
   this machine: DNS rebinding): 421 and 403;
+- a request without the run's token, where the service has one: 401. `/healthz` needs none;
 - a body over `MAX_BODY_BYTES`: 413, and no more of it than the limit is ever held;
 - a body that does not arrive in time: 408; headers that do not: the connection is closed;
 - headers (or what else is no body) over `MAX_HEADER_BYTES`, or more than `MAX_WAITING` requests
@@ -25,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agent_r1_service.config import ListenConfig
+from agent_r1_service.run_token import TOKEN_SOURCES, RunToken
 
 MAX_BODY_BYTES = 8 << 20
 MAX_CONNECTIONS = 2048
@@ -40,6 +42,8 @@ MAX_WAITING = 8
 LINGER_S = 2.0
 """How long a refused body is read and thrown away: a socket closed over unread bytes would take the
 answer with it."""
+OPEN_PATHS = ("/healthz",)
+"""What needs no token: whether a service is up, and nothing that a run works on."""
 _PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
 
 
@@ -49,11 +53,13 @@ class HttpGuard:
     Args:
         app: the application.
         listen: names under which the service is known.
+        token: what every request must have; None lets every caller in.
     """
 
-    def __init__(self, app: ASGIApp, listen: ListenConfig) -> None:
+    def __init__(self, app: ASGIApp, listen: ListenConfig, token: RunToken | None) -> None:
         self._app = app
         self._listen = listen
+        self._token = token
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,9 +68,9 @@ class HttpGuard:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
-        refusal = self._refuse(headers)
+        refusal = self._refuse_name(headers) or self._refuse_token(scope["path"], headers)
         if refusal is not None:
-            await _answer(send, *refusal)
+            await _answer(send, *refusal, unread=receive)
             return
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
@@ -79,7 +85,7 @@ class HttpGuard:
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)
 
-    def _refuse(self, headers: dict[str, str]) -> tuple[int, str] | None:
+    def _refuse_name(self, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
         if not is_known_host(_name_of(f"//{host}"), self._listen):
             return 421, (
@@ -90,11 +96,23 @@ class HttpGuard:
         if origin is None or origin == f"http://{host}" or origin == f"https://{host}":
             return None
         name = _name_of(origin)
-        if _is_loopback(name) or name in self._listen.allowed_hosts:
+        if is_loopback(name) or name in self._listen.allowed_hosts:
             return None
         return 403, (
             f"web pages of {origin!r:.200} may not call this service; name the page's host in "
             "allowed_hosts of the service's table"
+        )
+
+    def _refuse_token(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
+        if self._token is None or path in OPEN_PATHS:
+            return None
+        sent = headers.get("authorization", "")
+        if self._token.admits(sent):
+            return None
+        return 401, (
+            f"this service asks for the run's token, and the request has "
+            f"{'another one' if sent else 'none'}; send `Authorization: Bearer TOKEN`, with the "
+            f"token of the service's {TOKEN_SOURCES}"
         )
 
 
@@ -140,6 +158,8 @@ async def _answer(send: Send, status: int, text: str, *, unread: Receive | None 
         (b"content-length", str(len(content)).encode()),
         (b"connection", b"close"),
     ]
+    if status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": True})
     if unread is not None:
@@ -183,7 +203,8 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _is_loopback(name: str) -> bool:
+def is_loopback(name: str) -> bool:
+    """Whether a name or an address means this machine, and no other can call it."""
     return name == "localhost" or (_is_address(name) and ipaddress.ip_address(name).is_loopback)
 
 

@@ -20,7 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.http_guard import MAX_CONNECTIONS, HttpGuard, TimedProtocol
+from agent_r1_service.http_guard import (
+    MAX_CONNECTIONS,
+    HttpGuard,
+    TimedProtocol,
+    is_loopback,
+)
+from agent_r1_service.run_token import TOKEN_SOURCES, RunToken
 
 _CLOSE_TIMEOUT_S = 5
 _WILDCARDS = ("0.0.0.0", "::")
@@ -99,6 +105,7 @@ async def serve_app(
     *,
     name: str,
     listen: ListenConfig,
+    token: RunToken | None,
     announce_dir: Path | None,
     before_stop: Callable[[], Awaitable[None]],
     until: asyncio.Future[None] | None = None,
@@ -110,12 +117,12 @@ async def serve_app(
     `on_up` gets the base URL once the service answers.
 
     Raises:
-        ValueError: the address cannot be bound, or must be advertised under another name; or what
-            the application raised while it started.
+        ValueError: the address cannot be bound, is open to other machines without a token, or must
+            be advertised under another name; or what the application raised while it started.
         RuntimeError: the application did not start for another reason; its log says why.
     """
     loop = asyncio.get_running_loop()
-    listener = bind(name, listen)
+    listener = bind(name, listen, token)
     url = advertised_url(name, listen, listener.getsockname()[1])
     stop = asyncio.Event()
     hurry = asyncio.Event()
@@ -133,7 +140,7 @@ async def serve_app(
             on_up(url)
 
     startup = _Startup(app)
-    config = http_config(startup, listen, lifespan="on")
+    config = http_config(startup, listen, token, lifespan="on")
     server = Server(config, on_up=announce, on_signal=on_signal)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     await _first(serving, stop.wait(), *([] if until is None else [until]))
@@ -149,11 +156,11 @@ async def serve_app(
 
 
 def http_config(
-    app: ASGIApp, listen: ListenConfig, *, lifespan: Literal["on", "off"]
+    app: ASGIApp, listen: ListenConfig, token: RunToken | None, *, lifespan: Literal["on", "off"]
 ) -> uvicorn.Config:
     """Return how every service serves its application: guarded, with limits, logging as we do."""
     return uvicorn.Config(
-        HttpGuard(app, listen),
+        HttpGuard(app, listen, token),
         log_config=None,
         access_log=False,
         lifespan=lifespan,
@@ -172,12 +179,19 @@ async def _first(*awaitables: Awaitable[object]) -> None:
             task.cancel()
 
 
-def bind(name: str, listen: ListenConfig) -> socket.socket:
+def bind(name: str, listen: ListenConfig, token: RunToken | None) -> socket.socket:
     """Return a bound socket; port 0 takes a free port.
 
     Raises:
-        ValueError: the address is in use or not of this machine.
+        ValueError: the address is in use or not of this machine, or other machines could call it
+            without a token.
     """
+    if token is None and not is_loopback(listen.host.lower()):
+        raise ValueError(
+            f"{name}: host ({listen.host}) lets other machines call this service, and no token "
+            f"protects it; set {TOKEN_SOURCES}, the same for every service of the run, or host to "
+            "127.0.0.1"
+        )
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, an answer in
     # two writes waits 40 ms for the other side's delayed acknowledgement.

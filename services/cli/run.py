@@ -158,17 +158,21 @@ def serve(arguments: argparse.Namespace) -> int:
 
 
 def _beside_its_run(config: Config, file: Path) -> Config:
-    """Return the configuration of a run folder with the Redis of the run that runs there."""
-    if config.redis.url is not None or file.name != CONFIG_FILE:
+    """Return the configuration of a run folder with Redis and token of the run that runs there."""
+    if file.name != CONFIG_FILE:
         return config
-    from agent_r1_deploy.local_folder import live_redis_url
+    from agent_r1_deploy.local_folder import live_redis_url, live_token_file
 
-    url = live_redis_url(file.parent)
+    url = config.redis.url or live_redis_url(file.parent)
     if url is None:
         print(f"the run in {file.parent} is not running, so nothing here can join it", flush=True)
-        return config
-    redis = config.redis.model_copy(update={"url": url})
-    return config.model_copy(update={"redis": redis})
+    token_file = config.run.token_file or live_token_file(file.parent)
+    return config.model_copy(
+        update={
+            "redis": config.redis.model_copy(update={"url": url}),
+            "run": config.run.model_copy(update={"token_file": token_file}),
+        }
+    )
 
 
 def _serve_rollout(config: Config, announce_dir: Path | None) -> int:

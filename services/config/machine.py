@@ -21,6 +21,7 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
+from agent_r1_service.run_token import TOKEN_SOURCES, RunToken, find_token, token_headers
 
 Purpose = Literal["train", "evaluate", "sft", "serve"]
 """The command that a configuration is checked for."""
@@ -43,13 +44,18 @@ def machine_problems(
         yield from _folder_problems(config, resume=resume)
     if purpose == "sft":
         return
+    token: RunToken | None = None
+    try:
+        token = find_token(config.run)
+    except ValueError as exc:
+        yield str(exc)
     yield from _redis_problems(config, trains=purpose == "train")
     for key, listen in listeners(config):
         try:
             check_port(listen, key)
         except ConfigError as exc:
             yield str(exc)
-    yield from _tool_problems(config, specs)
+    yield from _tool_problems(config, specs, token)
 
 
 # --- GPUs ----------------------------------------------------------------------------------------
@@ -202,11 +208,13 @@ def _redis_problems(config: Config, *, trains: bool) -> Iterator[str]:
             yield problem
 
 
-def _tool_problems(config: Config, specs: dict[str, ToolSpec]) -> Iterator[str]:
+def _tool_problems(
+    config: Config, specs: dict[str, ToolSpec], token: RunToken | None
+) -> Iterator[str]:
     for name, table in config.tools.items():
         if table.url is not None:
             try:
-                specs[name] = _remote_spec(name, table.url)
+                specs[name] = _remote_spec(name, table.url, token)
             except ConfigError as exc:
                 yield str(exc)
         elif table.corpus is not None and table.backend == "bm25":
@@ -215,12 +223,22 @@ def _tool_problems(config: Config, specs: dict[str, ToolSpec]) -> Iterator[str]:
                 yield problem
 
 
-def _remote_spec(name: str, url: str) -> ToolSpec:
+def _remote_spec(name: str, url: str, token: RunToken | None) -> ToolSpec:
     import httpx
     from pydantic import ValidationError
 
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/spec", timeout=ANSWER_TIMEOUT_S, trust_env=False)
+        answer = httpx.get(
+            f"{url.rstrip('/')}/spec",
+            timeout=ANSWER_TIMEOUT_S,
+            trust_env=False,
+            headers=token_headers(token),
+        )
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise ConfigError(
+                f"tools.{name}.url ({url}) asks for another token than this run's; set "
+                f"{TOKEN_SOURCES} to that of the tool"
+            )
         answer.raise_for_status()
         spec = ToolSpec.model_validate_json(answer.content)
     except (httpx.HTTPError, httpx.InvalidURL) as exc:

@@ -37,6 +37,7 @@ from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.evaluation_client import EvalClient, EvalResult
 from agent_r1_service.files import hash_file
+from agent_r1_service.run_token import RunToken, find_token
 from agent_r1_service.task_files import read_sets
 
 logger = logging.getLogger(__name__)
@@ -150,7 +151,9 @@ class Evaluation:
     ) -> None:
         questioning = self._questioning
         originals = {key_of(task): task for task in self.left}
-        asked, retrieved = await self._prepared(list(originals.values()), search_url, report)
+        asked, retrieved = await self._prepared(
+            list(originals.values()), search_url, find_token(run), report
+        )
         failed = 0
 
         def take(result: EvalResult) -> None:
@@ -186,7 +189,11 @@ class Evaluation:
             await client.run(asked, take)
 
     async def _prepared(
-        self, tasks: Sequence[Task], search_url: str | None, report: Callable[[Progress], None]
+        self,
+        tasks: Sequence[Task],
+        search_url: str | None,
+        token: RunToken | None,
+        report: Callable[[Progress], None],
     ) -> tuple[list[Task], dict[Key, Retrieved]]:
         """Return the tasks as they are asked, and what was retrieved for them."""
         if self._questioning.method != "naive_rag":
@@ -197,6 +204,7 @@ class Evaluation:
             search_url,
             tasks,
             timeout_s=self._questioning.tool_timeout_s,
+            token=token,
             on_progress=lambda done, total: report(Progress("retrieved", done, total)),
         )
         refused = sum(retrieved.status != "ok" for retrieved in found.values())

@@ -20,6 +20,7 @@ from agent_r1.evaluation.config import SEARCH_TOOL
 from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
+from agent_r1_service.run_token import RunToken, token_headers
 
 QUERY = "query"
 """The argument of the search tool that the question goes into."""
@@ -48,6 +49,7 @@ async def retrieve(
     tasks: Sequence[Task],
     *,
     timeout_s: float,
+    token: RunToken | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[Key, Retrieved]:
     """Ask the search tool every question once; one request takes at most `timeout_s` seconds.
@@ -62,7 +64,10 @@ async def retrieve(
     found: dict[Key, Retrieved] = {}
     slots = asyncio.Semaphore(MAX_REQUESTS)
     async with httpx.AsyncClient(
-        base_url=url.rstrip("/"), timeout=timeout_s + CONNECT_MARGIN_S, trust_env=False
+        base_url=url.rstrip("/"),
+        timeout=timeout_s + CONNECT_MARGIN_S,
+        trust_env=False,
+        headers=token_headers(token),
     ) as http:
         spec = await _ask(lambda: http.get("/spec"), ToolSpec, url)
         check_spec(spec, f"the service at {url}")

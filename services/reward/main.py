@@ -18,6 +18,7 @@ from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import READ_BLOCK_S, STOP_GRACE_S, RewardWorker
 from agent_r1_proto.streams import Broker
 from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1_service.run_token import RunToken, find_token
 from agent_r1_service.serving import serve_app
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def serve(
     """
     if redis.url is None:
         raise ValueError("redis.url is not set; give the address of the run's Redis server")
-    asyncio.run(_serve(run, redis, reward, Scorer(reward), announce_dir))
+    asyncio.run(_serve(run, redis, reward, Scorer(reward), find_token(run), announce_dir))
 
 
 async def _serve(
@@ -45,6 +46,7 @@ async def _serve(
     redis: RedisConfig,
     reward: RewardConfig,
     scorer: Scorer,
+    token: RunToken | None,
     announce_dir: Path | None,
 ) -> None:
     assert redis.url is not None  # checked by serve
@@ -77,6 +79,7 @@ async def _serve(
                 create_app(scorer, worker),
                 name=NAME,
                 listen=reward,
+                token=token,
                 announce_dir=announce_dir,
                 before_stop=stop_worker,
                 until=working,

@@ -37,6 +37,7 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.run_token import find_token
 from agent_r1_service.serving import advertised_url, bind
 
 logger = logging.getLogger(__name__)
@@ -196,8 +197,9 @@ async def _serve_samples(
 ) -> None:
     """Start the parts in order and work until cancelled; then stop them in reverse order."""
     run, rollout = settings.run, settings.rollout
+    token = find_token(run)
     async with AsyncExitStack() as stack:
-        listener = bind(NAME, rollout)
+        listener = bind(NAME, rollout, token)
         stack.callback(listener.close)
         port = listener.getsockname()[1]
         url = advertised_url(NAME, rollout, port)
@@ -227,7 +229,7 @@ async def _serve_samples(
             versions=versions,
             in_flight=lambda: worker.in_flight,
         )
-        http = await stack.enter_async_context(serving(app, listener, rollout))
+        http = await stack.enter_async_context(serving(app, listener, rollout, token))
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)
         logger.info("rollout server is up server_id=%s url=%s run_id=%s", server_id, url, run.id)
@@ -254,6 +256,7 @@ def _tool_client(settings: RolloutSettings, broker: Broker, server_id: str) -> T
         timeout_s=env.tool_timeout_s,
         retries=env.tool_retries,
         max_requests=settings.rollout.max_tool_requests,
+        token=find_token(run),
     )
 
 

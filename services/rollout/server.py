@@ -18,12 +18,13 @@ from fastapi import FastAPI
 from agent_r1.rollout.weights import WeightVersions
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_service.config import ListenConfig
+from agent_r1_service.run_token import RunToken
 from agent_r1_service.serving import Server, http_config
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: FastAPI, listener: socket.socket, listen: ListenConfig
+    app: FastAPI, listener: socket.socket, listen: ListenConfig, token: RunToken | None
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serve an application on a socket bound for `listen` while the context lasts.
 
@@ -31,7 +32,7 @@ async def serving(
         The serving task, once it answers; it ends early only by an error.
     """
     is_up = asyncio.Event()
-    server = Server(http_config(app, listen, lifespan="off"), on_up=is_up.set)
+    server = Server(http_config(app, listen, token, lifespan="off"), on_up=is_up.set)
     task = asyncio.create_task(server.serve(sockets=[listener]))
     up = asyncio.create_task(is_up.wait())
     try:

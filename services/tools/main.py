@@ -31,6 +31,7 @@ from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import ToolInstance
 from agent_r1_service.announcements import withdraw_announcement
 from agent_r1_service.config import RedisConfig, RunConfig
+from agent_r1_service.run_token import RunToken, find_token
 from agent_r1_service.serving import serve_app
 from agent_r1_service.user_code import import_remedy
 
@@ -99,7 +100,7 @@ async def _serve(
             registry = ToolRegistry(broker, run.tool_pool or run.id)
             where = f" (Redis at {_address(redis.url)})"
         await _Serving(name, config, app, instance, registry, lambda line: say(line + where)).run(
-            announce_dir
+            find_token(run), announce_dir
         )
 
 
@@ -133,13 +134,14 @@ class _Serving:
         self._tasks: list[asyncio.Task[None]] = []
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def run(self, announce_dir: Path | None) -> None:
+    async def run(self, token: RunToken | None, announce_dir: Path | None) -> None:
         """Serve until told to stop; what ends the announcing is raised."""
         try:
             await serve_app(
                 self._app,
                 name=self._name,
                 listen=self._config,
+                token=token,
                 announce_dir=announce_dir,
                 before_stop=self._leave,
                 until=self._ended,

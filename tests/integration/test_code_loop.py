@@ -36,7 +36,7 @@ async def served() -> AsyncIterator[str]:
             await probe.stop()
     except ValueError as exc:
         pytest.skip(str(exc))
-    listener = bind("code_tests", ListenConfig())
+    listener = bind("code_tests", ListenConfig(), None)
     config = uvicorn.Config(create_app(CodeTests()), log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))

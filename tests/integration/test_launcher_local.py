@@ -8,6 +8,7 @@ import logging
 import os
 import shutil
 import signal
+import stat
 import sys
 import threading
 import time
@@ -21,6 +22,7 @@ from redis.exceptions import AuthenticationError
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy import local, local_client, local_redis, subreaper
+from agent_r1_deploy.local_folder import live_token_file
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import at_hand, program
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
@@ -29,6 +31,7 @@ from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_service.dead_letter_file import load_letters
+from agent_r1_service.run_token import find_token
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
 from tests.support.config_scene import load_nothing, write_scene
 from tests.support.learner_fakes import eventually
@@ -60,7 +63,8 @@ class Stage(Scene):
         return [*command, "--announce-dir", str(announce_dir), *self.options.get(name, [])]
 
     def environment(self, name: str) -> dict[str, str]:
-        return {row[1]: row[2] for row in self.lines("env") if row[0] == name}
+        rows = [row for row in self.lines("env") if row[0] == name]
+        return {row[1]: row[2] for row in rows if row[1] != subreaper.PARENT_VARIABLE}
 
     def when_up(self, name: str, action: Any) -> threading.Thread:
         """Do something once a service has started."""
@@ -121,17 +125,54 @@ def test_services_learn_where_the_others_are_and_nothing_else(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("AGENT_R1__LEARNER__STEPS", "99")
-    thread = stage.when_up("rollout", stage.done.touch)
+    monkeypatch.delenv("AGENT_R1_TOKEN", raising=False)
+    tokens: list[tuple[str, int]] = []
+
+    def look() -> None:
+        file = live_token_file(stage.run_folder)
+        assert file is not None
+        tokens.append((str(file), stat.S_IMODE(file.stat().st_mode)))
+        stage.done.touch()
+
+    thread = stage.when_up("rollout", look)
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
     rollout = stage.environment("rollout")
-    assert set(rollout) == {"AGENT_R1__REDIS__URL"}  # tools announce themselves there
+    # Tools announce themselves in Redis.
+    assert set(rollout) == {"AGENT_R1__REDIS__URL", "AGENT_R1__RUN__TOKEN_FILE"}
+    assert tokens == [(rollout["AGENT_R1__RUN__TOKEN_FILE"], 0o600)]
     assert rollout["AGENT_R1__REDIS__URL"] == stage.environment("learner")["AGENT_R1__REDIS__URL"]
     # The user's variables are in config.json already; they must not beat its `--set` values.
     assert stage.environment("search") == rollout
     written = json.loads((stage.run_folder / "config.json").read_text())
     assert written["redis"]["url"] is None
+    assert written["run"]["token_file"] is None
+    assert not Path(tokens[0][0]).exists()
     assert written["learner"]["steps"] == 3
+
+
+def test_a_token_of_the_user_s_reaches_the_services_as_a_file(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    token = "0123456789abcdef"
+    monkeypatch.setenv("AGENT_R1_TOKEN", token)
+    held: list[str] = []
+
+    def look() -> None:
+        file = live_token_file(stage.run_folder)
+        held.append("" if file is None else file.read_text())
+        stage.done.touch()
+
+    thread = stage.when_up("rollout", look)
+    assert local.run_training(stage.config(), resume=False) == 0
+    thread.join()
+    assert held == [f"{token}\n"]
+    for name in ("search", "reward", "rollout", "learner"):
+        assert "AGENT_R1_TOKEN" not in stage.environment(name)
+    assert token not in stage.journal.read_text()
+    kept = [file for file in stage.run_folder.rglob("*") if file.is_file()]
+    assert kept
+    assert [file for file in kept if token.encode() in file.read_bytes()] == []
 
 
 def test_ctrl_c_stops_the_learner_first_and_names_resume(
@@ -403,6 +444,7 @@ def test_a_client_gets_services_of_its_own_and_the_weights_of_the_model(stage: S
     async def client(config: Config) -> tuple[str, int | None]:
         assert config.redis.url is not None
         folders.append(config.run.folder())
+        assert find_token(config.run) is not None
         async with await Broker.connect(config.redis.url, config.run.id) as broker:
             newest = await Registry(broker).newest_version()
         return config.run.id, None if newest is None else newest.policy_version

@@ -16,11 +16,12 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 
+import httpx
 import pytest
 
 from agent_r1.cli.main import main
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError, ToolReply
-from agent_r1_deploy.local_folder import REDIS_URL_FILE, launcher_state
+from agent_r1_deploy.local_folder import REDIS_URL_FILE, TOKEN_FILE, launcher_state
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import ToolUse
@@ -449,6 +450,7 @@ async def test_a_tool_served_from_a_run_folder_joins_the_run_that_runs_there(
     command = [str(COMMAND), "serve", "echo", str(folder / "config.json")]
     with launcher_state(folder) as state_dir:  # this process is the launcher
         (state_dir / REDIS_URL_FILE).write_text(redis_url)
+        (state_dir / TOKEN_FILE).write_text("0123456789abcdef\n")
         pool.start(ECHO, "Echo", "1")
         async with client_of(redis_url, run_id, "echo") as client:
             pool.run(command, tmp_path, {})
@@ -456,6 +458,10 @@ async def test_a_tool_served_from_a_run_folder_joins_the_run_that_runs_there(
             assert use(client, "echo").shares == {"1": 1.0}
             said = f"in the pool {run_id!r}; version 2 gets 0% of new trajectories (Redis at "
             await until(lambda: said in (tmp_path / "log").read_text())
+            urls = [one.url for one in client.directory._tools["echo"].endpoints.values()]
+    async with httpx.AsyncClient(trust_env=False) as http:
+        asked = [(await http.get(f"{url}/spec")).status_code for url in urls]
+    assert sorted(asked) == [200, 401]  # it takes the run's token over as well
     pool.run(command, tmp_path, {})
     said = f"the run in {folder} is not running"
     await until(lambda: said in (tmp_path / "log").read_text())

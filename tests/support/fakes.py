@@ -24,6 +24,7 @@ from agent_r1.rollout.policy import (
 from agent_r1_proto.tools import CallReply, CallRequest, TextPart, ToolCall, ToolResult, ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
+from agent_r1_service.run_token import RunToken
 
 # Hermes dialogue: tools in the system message, results in a user message, several of one turn in
 # the same one.
@@ -274,6 +275,19 @@ SEARCH_PARAMETERS: dict[str, Any] = {
 }
 
 
+def asking_for(token: RunToken | None) -> Any:
+    """Return an aiohttp middleware that lets in whoever has the token; everybody without one."""
+
+    @web.middleware
+    async def ask(request: web.Request, handler: Any) -> web.StreamResponse:
+        sent = request.headers.get("authorization", "")
+        if token is None or token.admits(sent):
+            return await handler(request)
+        return web.json_response({"detail": "this service asks for another token"}, status=401)
+
+    return ask
+
+
 @dataclass
 class FakeToolServer:
     """A tool service over real HTTP whose answers and failures a test chooses.
@@ -298,6 +312,8 @@ class FakeToolServer:
     """Status code of every request once `statuses` is empty."""
     reply: bytes | None = None
     """Body of every /call in place of a real reply."""
+    token: RunToken | None = None
+    """What every request must have."""
     requests: list[CallRequest] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
@@ -323,7 +339,7 @@ class FakeToolServer:
         )
 
     async def __aenter__(self) -> FakeToolServer:
-        app = web.Application()
+        app = web.Application(middlewares=[asking_for(self.token)])
         app.router.add_get("/spec", self._spec)
         app.router.add_post("/call", self._call)
         app.router.add_post("/open", self._open)

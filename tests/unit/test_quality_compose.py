@@ -6,6 +6,8 @@ Reads docker-compose.yml, the files of deploy/ over it, and the Dockerfiles; sta
 from __future__ import annotations
 
 import re
+import stat
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,8 @@ import pytest
 import yaml
 
 from agent_r1.cli.main import build_parser
+from agent_r1_service.config import RunConfig
+from agent_r1_service.run_token import find_token
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -74,7 +78,7 @@ SERVING = {
     if service["command"][0] == "serve" and service["command"][2].endswith(".toml")
 }
 PUBLIC_IMAGE = re.compile(r"[a-z0-9./-]+:[\w.-]+")
-JOBS = {f"index-{kind}" for kind in FILES}
+JOBS = {f"{job}-{kind}" for job in ("index", "secrets") for kind in FILES}
 """They end by themselves."""
 
 
@@ -129,13 +133,14 @@ def test_services_that_run_programs_may_make_sandboxes_and_have_limits(kind: str
         service = FILES[kind][name]
         assert "seccomp=deploy/docker/seccomp-python-exec.json" in service["security_opt"]
         assert {"mem_limit", "pids_limit"} <= set(service)
-        assert "volumes" not in service
+        assert service["volumes"] == ["secrets:/secrets:ro"]  # which no sandbox shows
 
 
 @pytest.mark.parametrize("kind", ["code-gpu", "code-cpu"])
 def test_a_run_with_code_tests_starts_and_names_nothing_of_search(kind: str) -> None:
     started = {n: s for n, s in FILES[kind].items() if "search" not in s.get("profiles", [])}
-    assert started.keys() == {"redis", "python", "code", "reward", "rollout", "learner"}
+    ours = {"python", "code", "reward", "rollout", "learner"}
+    assert started.keys() == {"secrets", "redis", *ours}
     for service in started.values():
         assert service.get("depends_on", {}).keys() <= started.keys()
         assert not [key for key in service["environment"] if "SEARCH" in key]
@@ -147,6 +152,28 @@ def test_every_command_is_one_of_agent_r1_and_its_config_exists(name: str) -> No
     arguments = build_parser().parse_args(OURS[name]["command"])
     served = re.search(r":(PythonExec|CodeTests)$", OURS[name]["command"][-1])  # a class
     assert name in JOBS or served or (REPOSITORY / arguments.config).is_file()
+
+
+@pytest.mark.parametrize("name", sorted(OURS.keys() - JOBS))
+def test_every_service_has_the_token_before_it_starts(name: str) -> None:
+    service = OURS[name]
+    assert service["environment"]["AGENT_R1__RUN__TOKEN_FILE"] == "/secrets/token"
+    assert "secrets:/secrets:ro" in service["volumes"]
+    assert service["depends_on"]["secrets"] == {"condition": "service_completed_successfully"}
+
+
+def test_the_token_is_written_once_and_for_the_services_alone(tmp_path: Path) -> None:
+    (script,) = BASE["secrets"]["command"]
+    script = script.replace("/secrets", str(tmp_path)).replace("chown", ": chown")
+    assert BASE["secrets"]["entrypoint"] == ["sh", "-euc"]
+    tokens = []
+    for _ in range(2):
+        subprocess.run(["sh", "-euc", script], check=True)
+        tokens.append(find_token(RunConfig(token_file=tmp_path / "token"), {}))
+    assert tokens[0] is not None
+    assert tokens[0] == tokens[1]
+    assert [file.name for file in tmp_path.iterdir()] == ["token"]
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("name", SERVING)

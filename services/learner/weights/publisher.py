@@ -48,6 +48,7 @@ from agent_r1_proto.weights import (
     LoadRequest,
     NewestVersion,
 )
+from agent_r1_service.run_token import find_token, token_headers
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +113,7 @@ class WeightPublisher:
         self._ledger = ledger
         self._weights_dir = spec.weights_dir.absolute()
         self._run_id = spec.run.id
+        self._headers = token_headers(find_token(spec.run))
         self._config = config = spec.learner
         self._bounds = CanaryBounds(
             dtype=spec.model.dtype,
@@ -132,7 +134,9 @@ class WeightPublisher:
         timeout = httpx.Timeout(
             self._config.push_timeout_s, connect=self._config.push_connect_timeout_s
         )
-        self._client = httpx.AsyncClient(transport=AiohttpTransport(), timeout=timeout)
+        self._client = httpx.AsyncClient(
+            transport=AiohttpTransport(), timeout=timeout, headers=self._headers
+        )
         for unfinished in self._weights_dir.glob(".v*"):  # of a learner that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
         return self

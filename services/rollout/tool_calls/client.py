@@ -43,6 +43,7 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
+from agent_r1_service.run_token import RunToken
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ class ToolClient:
         retries: most retries of one call.
         max_requests: most HTTP requests in flight for one tool; further ones wait, so that a slow
             tool cannot keep the others from being called.
+        token: sent with every request.
     """
 
     def __init__(
@@ -112,13 +114,14 @@ class ToolClient:
         timeout_s: float = 30.0,
         retries: int = 3,
         max_requests: int = 64,
+        token: RunToken | None = None,
     ) -> None:
         self._urls = {name: url.rstrip("/") for name, url in urls.items()}
         self._registry = registry
         self._announced = list(announced)
         self._timeout_s = timeout_s
         self._retries = retries
-        self._http = ToolHttp((*self._urls, *self._announced), max_requests)
+        self._http = ToolHttp((*self._urls, *self._announced), max_requests, token)
         self._validators: dict[str, Validator] = {}
         self._waiting: dict[tuple[str, str], list[_Sent]] = {}
         """By tool and instance, calls made within one turn of the event loop."""

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from agent_r1.rollout.tool_calls.discovery import Endpoint
 from agent_r1.rollout.tool_calls.outages import OUTAGES, RequestError
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
+from agent_r1_service.run_token import RunToken, token_headers
 from agent_r1_service.unicode import repair_text
 
 FIRST_DELAY_S = 0.1
@@ -40,14 +41,16 @@ class ToolHttp:
         names: of the tools.
         max_requests: most requests in flight for one tool; further ones wait, so that a slow tool
             cannot keep the others from being called.
+        token: sent with every request.
     """
 
-    def __init__(self, names: Iterable[str], max_requests: int) -> None:
+    def __init__(self, names: Iterable[str], max_requests: int, token: RunToken | None) -> None:
         self._slots = {name: asyncio.Semaphore(max_requests) for name in names}
         self._http = httpx_aiohttp.HttpxAiohttpClient(
             timeout=None,  # every request runs under its call's own deadline
             limits=httpx.Limits(max_connections=None),  # the slots bound them
             trust_env=False,
+            headers=token_headers(token),
         )
 
     async def close(self) -> None:
@@ -131,7 +134,8 @@ class ToolHttp:
         """Ask a service what it is, until it answers.
 
         Raises:
-            ValueError: it did not within `wait_s`, or what it answers is no `ToolSpec`.
+            ValueError: it did not within `wait_s`, it refuses the run's token, or what it answers
+                is no `ToolSpec`.
         """
         url = f"{base_url}/spec"
         deadline = time.monotonic() + wait_s
@@ -144,6 +148,10 @@ class ToolHttp:
                         response = await self._http.get(url)
                         if response.status_code == httpx.codes.OK:
                             return ToolSpec.model_validate_json(response.content)
+                        if response.status_code == httpx.codes.UNAUTHORIZED:
+                            raise ValueError(
+                                f"the tool {name!r} refuses this run: {_said(response.content)}"
+                            )
                         problem = f"it answered {response.status_code}"
                     except (*CONNECTION_ERRORS, httpx.DecodingError) as exc:
                         problem = f"{type(exc).__name__}: {exc}"

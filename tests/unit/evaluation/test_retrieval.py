@@ -15,6 +15,7 @@ from agent_r1.evaluation.retrieval import (
 )
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_service.run_token import RunToken
 from tests.support.fakes import FakeToolServer, call_text
 
 SYSTEM = ChatMessage(role="system", content="Be brief.")
@@ -53,6 +54,15 @@ async def test_every_question_is_searched_for_once():
     assert by_query["question 3?"].tool_context == {"n": 3}
     assert [len(request.calls) for request in server.requests] == [4, 4, 2]
     assert seen[-1] == (10, 10)
+
+
+async def test_a_service_with_a_token_answers_its_run_alone():
+    token = RunToken("0123456789abcdef")
+    async with FakeToolServer(token=token) as server:
+        found = await retrieve(server.url, questions(1), timeout_s=5.0, token=token)
+        with pytest.raises(RetrievalError, match=r"answered 401: .*another token"):
+            await retrieve(server.url, questions(1), timeout_s=5.0)
+    assert len(found) == 1
 
 
 async def test_what_the_tool_refuses_is_text_for_the_model():

@@ -48,7 +48,7 @@ async def agent_loop(
     policy = FakePolicy(script, eos_token_ids=[end_id], max_context=max_context)
     tools = ToolClient({server.name: server.url for server in servers}, **tool_options)
     try:
-        await tools.start(wait_s=2.0)
+        await tools.start(wait_s=60.0)
         yield Built(
             loop=AgentLoop(
                 policy=policy,

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from agent_r1_service import http_guard
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.http_guard import is_known_host
+from agent_r1_service.run_token import RunToken, token_headers
 from agent_r1_service.serving import bind, http_config
 
 WAIT_S = 20.0
@@ -35,7 +36,16 @@ class Service:
             self.bodies.append(await request.body())
             return JSONResponse({"bytes": len(self.bodies[-1])})
 
-        self.app = Starlette(routes=[Route("/call", call, methods=["GET", "POST"])])
+        async def healthz(_: Request) -> JSONResponse:
+            return JSONResponse({"status": "ok"})
+
+        self.app = Starlette(
+            routes=[
+                Route("/call", call, methods=["GET", "POST"]),
+                Route("/healthz", healthz),
+                Route("/healthz/all", healthz),
+            ]
+        )
 
     @property
     def url(self) -> str:
@@ -46,12 +56,12 @@ class Service:
 
 
 @contextlib.asynccontextmanager
-async def serving(**names: object) -> AsyncIterator[Service]:
+async def serving(token: RunToken | None = None, **names: object) -> AsyncIterator[Service]:
     service = Service()
     listen = ListenConfig.model_validate(names)
-    listener = bind("test", listen)
+    listener = bind("test", listen, token)
     service.port = listener.getsockname()[1]
-    server = uvicorn.Server(http_config(service.app, listen, lifespan="off"))
+    server = uvicorn.Server(http_config(service.app, listen, token, lifespan="off"))
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign]
     task = asyncio.create_task(server.serve(sockets=[listener]))
     async with asyncio.timeout(WAIT_S):
@@ -141,6 +151,62 @@ async def test_web_pages_of_other_hosts_are_refused():
         }
     assert {origin: answer.status_code for origin, answer in found.items()} == origins
     assert len(service.bodies) == 3
+
+
+TOKEN = RunToken("0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"authorization": ""}, 401),
+        ({"authorization": "Bearer"}, 401),
+        ({"authorization": "Bearer 0123456789abcde"}, 401),
+        ({"authorization": "Bearer 0123456789abcdef0"}, 401),
+        ({"authorization": "Basic 0123456789abcdef"}, 401),
+        ({"authorization": "0123456789abcdef"}, 401),
+        ({"authorization": "Bearer \xe9\xe9"}, 401),
+        ({"authorization": "Bearer 0123456789abcdef"}, 200),
+        ({"authorization": "bearer  0123456789abcdef"}, 200),  # RFC 9110: the scheme has no case
+        (token_headers(TOKEN), 200),
+    ],
+)
+async def test_only_requests_with_the_token_reach_the_application(
+    headers: dict[str, str], status: int
+):
+    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    async with serving(TOKEN) as service, httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.post(f"{service.url}/call", headers=sent, content=b"12")
+    assert answer.status_code == status
+    assert service.bodies == ([b"12"] if status == 200 else [])
+    if status == 401:
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert "run.token_file or the variable AGENT_R1_TOKEN" in answer.json()["detail"]
+        assert TOKEN.value not in answer.text
+
+
+async def test_health_alone_needs_no_token():
+    paths = {
+        "/healthz": 200,
+        "/healthz?deep=1": 200,
+        "/healthz/": 401,
+        "/healthz/all": 401,
+        "/healthz/../call": 401,
+        "//healthz": 401,
+        "/openapi.json": 401,
+        "/metrics": 401,
+        "/nothing": 401,
+    }
+    async with serving(TOKEN) as service:
+        answers = {}
+        for path in paths:  # as written: a client would shorten some of them
+            reader, writer = await service.connect()
+            head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+            writer.write(head.encode())
+            answers[path], _ = await answer_of(reader)
+            writer.close()
+    assert answers == paths
 
 
 async def test_a_body_that_says_it_is_too_large_is_refused_unread():

@@ -11,7 +11,28 @@ import pytest
 from starlette.applications import Starlette
 
 from agent_r1_service.config import ListenConfig
+from agent_r1_service.run_token import RunToken
 from agent_r1_service.serving import bind, serve_app
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gpu7.example.org", ""])
+def test_other_machines_are_let_in_with_a_token_only(host: str):
+    with pytest.raises(ValueError, match=r"host \(.*\) lets other machines.*run.token_file"):
+        bind("search", ListenConfig(host=host), None)
+
+
+@pytest.mark.parametrize(
+    ("host", "token"),
+    [
+        ("127.0.0.1", None),
+        ("127.8.9.1", None),
+        ("LocalHost", None),
+        ("0.0.0.0", RunToken("0123456789abcdef")),
+    ],
+)
+def test_this_machine_needs_no_token(host: str, token: RunToken | None):
+    with bind("search", ListenConfig(host=host), token) as listener:
+        assert listener.getsockname()[1] > 0
 
 
 async def test_connections_to_a_bound_socket_send_small_answers_at_once():
@@ -22,7 +43,7 @@ async def test_connections_to_a_bound_socket_send_small_answers_at_once():
         accepted.set_result(connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
         writer.close()
 
-    listener = bind("test", ListenConfig())
+    listener = bind("test", ListenConfig(), None)
     async with await asyncio.start_server(answer, sock=listener):
         _, writer = await asyncio.open_connection(*listener.getsockname())
         assert await asyncio.wait_for(accepted, 5) != 0
@@ -47,6 +68,7 @@ async def test_what_an_application_refuses_at_start_is_raised(
             Starlette(lifespan=lifespan),
             name="test",
             listen=ListenConfig(),
+            token=None,
             announce_dir=None,
             before_stop=nothing,
         )

@@ -12,6 +12,7 @@ import pytest
 
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_proto.tools import CallRequest, TextPart, ToolCall, ToolResult
+from agent_r1_service.run_token import RunToken
 from tests.support.fakes import FakeToolServer
 
 
@@ -19,9 +20,31 @@ from tests.support.fakes import FakeToolServer
 async def client_of(*servers: FakeToolServer, **options: Any) -> AsyncIterator[ToolClient]:
     client = ToolClient({server.name: server.url for server in servers}, **options)
     try:
-        await client.start(wait_s=2.0)
+        await client.start(wait_s=60.0)
         yield client
     finally:
+        await client.stop()
+
+
+TOKEN = RunToken("0123456789abcdef")
+
+
+async def test_every_request_has_the_token_of_the_run():
+    async with (
+        FakeToolServer(sessions=True, token=TOKEN) as server,
+        client_of(server, token=TOKEN) as client,
+    ):
+        await client.open_session("search", "r/1/0/0/0", None)
+        assert await search(client) == 'result of {"query": "a"}'
+        await client.close_session("search", "r/1/0/0/0")
+    assert (server.opened, server.closed) == (["r/1/0/0/0"], ["r/1/0/0/0"])
+
+
+async def test_a_tool_of_another_token_ends_the_start_at_once():
+    async with FakeToolServer(token=TOKEN) as server:
+        client = ToolClient({"search": server.url})
+        with pytest.raises(ValueError, match=r"'search' refuses this run: .* another token"):
+            await client.start(wait_s=600.0)
         await client.stop()
 
 

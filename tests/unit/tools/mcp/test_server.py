@@ -98,7 +98,7 @@ class Serving:
 
     def http(self, base_url: str = BASE) -> httpx2.AsyncClient:
         """Return an HTTP client of the service."""
-        guarded = HttpGuard(self.app, ListenConfig())
+        guarded = HttpGuard(self.app, ListenConfig(), None)
         return httpx2.AsyncClient(transport=httpx2.ASGITransport(guarded), base_url=base_url)
 
     @contextlib.asynccontextmanager
