@@ -211,6 +211,8 @@ def is_loopback(name: str) -> bool:
 class TimedProtocol(HttpToolsProtocol):
     """uvicorn's protocol, with limits on headers and on requests sent ahead, which it lacks."""
 
+    cycle: Any  # None before the first request, which uvicorn's annotation leaves out
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._waiting_for_headers: asyncio.TimerHandle | None = None
