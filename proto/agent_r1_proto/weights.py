@@ -13,6 +13,11 @@ from pydantic import Field
 
 from agent_r1_proto.messages import StrictMessage
 
+SNAPSHOT_FILE = "model.safetensors"
+MANIFEST_FILE = "manifest.json"
+TransportName = Literal["file", "http"]
+"""How the bytes of a version travel: through a folder that all see, or over HTTP."""
+
 
 class TensorEntry(StrictMessage):
     """One tensor of a snapshot."""
@@ -27,17 +32,29 @@ class TensorEntry(StrictMessage):
     """This name shares the tensor of another (tied embeddings); it has no bytes of its own."""
 
 
+class FileChunks(StrictMessage):
+    """The chunks of a file: each can be fetched from another source, and verified alone."""
+
+    size_bytes: Annotated[int, Field(gt=0)]
+    """Of every chunk but the last, which has the rest."""
+    sha256: list[str]
+    """Of the chunks, in order."""
+
+
 class WeightManifest(StrictMessage):
     """Describes one published weight set; stored beside the data as `manifest.json`."""
 
-    schema_version: Literal["1.0"] = "1.0"
+    schema_version: Literal["1.0", "1.1"] = "1.1"
     run_id: str
     policy_version: Annotated[int, Field(ge=0)]
     kind: Literal["dense"] = "dense"
-    transport: Literal["file"] = "file"
+    transport: TransportName = "file"
     location: str
-    """Transport `file`: absolute path of the safetensors file."""
+    """Transport `file`: absolute path of the safetensors file. `http`: its name, which takes the
+    place of the manifest's in the manifest's URL."""
     size_bytes: Annotated[int, Field(ge=0)]
+    chunks: FileChunks | None = None
+    """Transport `http`: of the safetensors file."""
     tensors: list[TensorEntry]
 
 
@@ -45,7 +62,7 @@ class LoadRequest(StrictMessage):
     """Body of `POST /weights/load`."""
 
     manifest_location: str
-    """Absolute path of the manifest."""
+    """Transport `file`: absolute path of the manifest; `http`: its URL."""
     policy_version: Annotated[int, Field(ge=0)]
 
 

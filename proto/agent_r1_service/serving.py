@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 from types import FrameType
 from typing import Literal
@@ -153,6 +153,28 @@ async def serve_app(
         raise startup.refusal
     if not server.started:
         raise RuntimeError(f"service {name!r} did not start; the lines above give the reason")
+
+
+@contextlib.asynccontextmanager
+async def serving(
+    app: ASGIApp, listener: socket.socket, listen: ListenConfig, token: RunToken | None
+) -> AsyncGenerator[asyncio.Task[None]]:
+    """Serve an application on a socket bound for `listen` while the context lasts.
+
+    Yields:
+        The serving task, once it answers; it ends early only by an error.
+    """
+    is_up = asyncio.Event()
+    server = Server(http_config(app, listen, token, lifespan="off"), on_up=is_up.set)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    up = asyncio.create_task(is_up.wait())
+    try:
+        await asyncio.wait([task, up], return_when=asyncio.FIRST_COMPLETED)
+        yield task
+    finally:
+        up.cancel()
+        server.should_exit = True
+        await task
 
 
 def http_config(

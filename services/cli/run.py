@@ -192,6 +192,7 @@ def _serve_rollout(config: Config, announce_dir: Path | None) -> int:
                 rollout=config.rollout,
                 tools=tools,
                 weights_dir=config.learner.weights_dir or config.run.folder(),
+                transport=config.learner.transport,
                 announce_dir=announce_dir,
             )
         )

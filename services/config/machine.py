@@ -124,7 +124,11 @@ def _folder_problems(config: Config, *, resume: bool) -> Iterator[str]:
     problem = run_folder_problem(folder, resume=resume)
     if problem is not None:
         yield problem
-    for key, path in (("run.dir", folder), ("learner.weights_dir", config.learner.weights_dir)):
+    for key, path in (
+        ("run.dir", folder),
+        ("learner.weights_dir", config.learner.weights_dir),
+        ("rollout.weights_dir", config.rollout.weights_dir),
+    ):
         if path is not None and (problem := _unwritable(path, key)) is not None:
             yield problem
     need = checkpoint_bytes(config) * (config.learner.keep_last + config.learner.keep_best + 1)

@@ -31,7 +31,13 @@ from agent_r1_service.files import write_atomically
 __all__ = ["Config", "ConfigError", "LoadedConfig", "PlacementConfig", "load_config"]
 
 OUTPUT_KEYS: frozenset[Key] = frozenset(
-    {("run", "dir"), ("learner", "weights_dir"), ("sft", "output"), ("sft", "work_dir")}
+    {
+        ("run", "dir"),
+        ("learner", "weights_dir"),
+        ("rollout", "weights_dir"),
+        ("sft", "output"),
+        ("sft", "work_dir"),
+    }
 )
 """Paths that are written; relative ones mean the current folder, not the configuration file's."""
 

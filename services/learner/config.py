@@ -19,7 +19,8 @@ from agent_r1.learner.objective import (
     PositiveInt,
     Share,
 )
-from agent_r1_service.config import StrictConfig
+from agent_r1_proto.weights import TransportName
+from agent_r1_service.config import ListenConfig, StrictConfig
 
 IMPORTANCE_CAP = 2.0
 """Largest importance weight of `importance_cap = "auto"`, as in F. Yao et al., 2025."""
@@ -159,10 +160,15 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """A run that lost more than this share of its samples, or of the questions of an evaluation
     set, ends with the status "finished_with_losses" and exit status 3."""
 
+    transport: TransportName = "file"
+    """How weights reach the rollout servers. `file`: through `weights_dir`, a folder that all see
+    under the same path. `http`: servers pull them from the learner, and from each other."""
+    weights_server: ListenConfig = ListenConfig()
+    """With transport = "http": where the learner listens for pulls."""
     weights_dir: Path | None = None
-    """Where weight versions are published; None is `{run folder}/weights`."""
+    """Where weight versions are written; None is `{run folder}/weights`."""
     keep_versions: Annotated[int, Field(ge=2)] = 2
-    """Published weight versions kept on disk."""
+    """Published weight versions kept there."""
     push_timeout_s: PositiveFloat = 120.0
     """Longest a rollout server may take to load a version, in seconds."""
     push_connect_timeout_s: PositiveFloat = 5.0

@@ -13,7 +13,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse, Response
 
 from agent_r1.rollout.policy import EngineDeadError, Policy, PolicyError, WeightsRefusedError
-from agent_r1.rollout.weights import OlderVersionError, WeightVersions
+from agent_r1.rollout.weights.versions import OlderVersionError, WeightVersions
 from agent_r1_proto.messages import Message
 from agent_r1_proto.weights import CanaryReply, CanaryRequest, LoadReply, LoadRequest
 from agent_r1_service.http_api import Route, describe, json_response, parse_body

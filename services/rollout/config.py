@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -94,7 +95,12 @@ class RolloutConfig(ListenConfig):
     or it is idle and does not sample one token. It is killed, its samples go to other servers, and
     the server exits to be started again. Weight loads and the start have limits of their own."""
     weight_load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
-    """Time one weight load may take, in seconds; beyond it the server gives up and exits."""
+    """Time one weight load may take, in seconds; beyond it the server gives up and exits. A pull
+    over HTTP that takes longer is tried again, and continues where it was."""
+    weights_dir: Path | None = None
+    """With learner.transport = "http": weights are pulled into a folder in here, which needs room
+    for two versions (a tmpfs such as /dev/shm takes memory). None: the system's folder for
+    temporary files."""
     tool_start_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time to wait at start for every tool service to answer, in seconds."""
     max_tool_requests: Annotated[int, Field(ge=1)] = 64

@@ -25,20 +25,24 @@ from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.policy import EngineDeadError, Policy
-from agent_r1.rollout.server import announce_forever, serving
+from agent_r1.rollout.server import announce_forever
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
-from agent_r1.rollout.weights import WeightVersions
+from agent_r1.rollout.weights.fetcher import Fetcher
+from agent_r1.rollout.weights.file import FileFetcher
+from agent_r1.rollout.weights.http import HttpFetcher
+from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.weights import TransportName
 from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_service.run_token import find_token
-from agent_r1_service.serving import advertised_url, bind
+from agent_r1_service.serving import advertised_url, bind, serving
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +67,9 @@ class RolloutSettings:
     tools: Mapping[str, str | None]
     """Base URL of every tool service, by name; None: it announces itself in the tool pool."""
     weights_dir: Path
-    """Weights are loaded from files below this folder only."""
+    """Transport `file`: weights are loaded from files below this folder only."""
+    transport: TransportName = "file"
+    """How the learner publishes weights."""
     announce_dir: Path | None = None
     """Folder of the launcher's announcements; None writes none."""
 
@@ -210,7 +216,8 @@ async def _serve_samples(
         stack.push_async_callback(policy.stop)
         await _all_or_none(tools.start(rollout.tool_start_timeout_s), policy.start())
         registry = Registry(broker)
-        versions = WeightVersions(policy, registry, run_id=run.id, weights_dir=settings.weights_dir)
+        fetcher = await stack.enter_async_context(_fetcher(settings, registry, server_id))
+        versions = WeightVersions(policy, registry, fetcher)
         consumer = await stack.enter_async_context(
             broker.consumer(broker.keys.tasks, RolloutTask, group=GROUP, consumer=server_id)
         )
@@ -229,6 +236,7 @@ async def _serve_samples(
             versions=versions,
             in_flight=lambda: worker.in_flight,
         )
+        fetcher.add_routes(app)
         http = await stack.enter_async_context(serving(app, listener, rollout, token))
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)
@@ -244,6 +252,19 @@ async def _serve_samples(
         watching = watch(policy, rollout.engine_stall_timeout_s)
         withdraw = partial(_withdraw, registry, server_id)
         await _work(worker, http, announcing, watching, withdraw=withdraw, on_death=on_death)
+
+
+def _fetcher(settings: RolloutSettings, registry: Registry, server_id: str) -> Fetcher:
+    if settings.transport == "file":
+        return FileFetcher(settings.weights_dir, settings.run.id)
+    return HttpFetcher(
+        registry,
+        run_id=settings.run.id,
+        server_id=server_id,
+        parent=settings.rollout.weights_dir,
+        timeout_s=settings.rollout.weight_load_timeout_s,
+        token=find_token(settings.run),
+    )
 
 
 def _tool_client(settings: RolloutSettings, broker: Broker, server_id: str) -> ToolClient:

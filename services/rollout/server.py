@@ -1,8 +1,4 @@
-"""Serves the rollout server's HTTP application and keeps it announced in the registry.
-
-main.py gives it the application; the learner finds the server in the registry, where
-`announce_forever` keeps it with its version.
-"""
+"""Keeps a rollout server announced in the registry, where learner and other servers find it."""
 
 from __future__ import annotations
 
@@ -11,37 +7,10 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
-from fastapi import FastAPI
-
-from agent_r1.rollout.weights import WeightVersions
+from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1_proto.registry import Registry, RolloutServer
-from agent_r1_service.config import ListenConfig
-from agent_r1_service.run_token import RunToken
-from agent_r1_service.serving import Server, http_config
-
-
-@contextlib.asynccontextmanager
-async def serving(
-    app: FastAPI, listener: socket.socket, listen: ListenConfig, token: RunToken | None
-) -> AsyncIterator[asyncio.Task[None]]:
-    """Serve an application on a socket bound for `listen` while the context lasts.
-
-    Yields:
-        The serving task, once it answers; it ends early only by an error.
-    """
-    is_up = asyncio.Event()
-    server = Server(http_config(app, listen, token, lifespan="off"), on_up=is_up.set)
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    up = asyncio.create_task(is_up.wait())
-    try:
-        await asyncio.wait([task, up], return_when=asyncio.FIRST_COMPLETED)
-        yield task
-    finally:
-        up.cancel()
-        server.should_exit = True
-        await task
 
 
 async def announce_forever(

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from agent_r1.rollout.policy import EngineDeadError, PolicyError
 from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.rollout.trajectory_builder import failed_trajectory
-from agent_r1.rollout.weights import WeightVersions
+from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1_proto.failures import FailureBoard, innermost_frames
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer

@@ -345,6 +345,19 @@ async def test_a_dead_server_does_not_hold_up_a_push(tmp_path: Path, redis_url: 
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
+async def test_weights_travel_over_http_where_nothing_is_shared(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    spec = training_spec(tmp_path / "run", redis_url, run_id, transport="http")
+    async with await Broker.connect(redis_url, run_id) as broker:
+        async with FakeServices(broker).running() as services:
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+        assert services.loads == [1, 2, 3]
+        assert services.weights == 3
+    assert all(location.startswith("http://127.0.0.1:") for location in services.locations)
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
 async def test_without_any_rollout_server_the_run_stops_with_that_reason(
     tmp_path: Path, redis_url: str, run_id: str
 ):

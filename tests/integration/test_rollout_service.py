@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import ToolEnv
@@ -36,12 +38,14 @@ from agent_r1_proto.weights import (
     LoadReply,
     LoadRequest,
     NewestVersion,
+    TransportName,
     WeightManifest,
 )
-from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.config import ListenConfig, ModelConfig, RedisConfig, RunConfig
 from tests.conftest import REPOSITORY
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
+from tests.support.snapshot_files import write_snapshot
 
 pytestmark = pytest.mark.redis
 
@@ -104,6 +108,7 @@ class Bench:
         *tools: FakeToolServer,
         env: dict[str, Any] | None = None,
         rollout: dict[str, Any] | None = None,
+        transport: TransportName = "file",
         lease_s: float = 60.0,
     ) -> AsyncIterator[asyncio.Task[None]]:
         """Run a server until the block ends; it is then stopped in order."""
@@ -115,6 +120,7 @@ class Bench:
             rollout=RolloutConfig.model_validate(rollout or {}),
             tools={tool.name: tool.url for tool in tools},
             weights_dir=self.folder,
+            transport=transport,
             announce_dir=self.folder,
         )
         serving = asyncio.create_task(serve_policy(policy, self.chat, settings))
@@ -439,6 +445,32 @@ async def test_server_that_is_behind_fetches_the_newest_version_by_itself(bench:
     assert policy.loaded == [3]
 
 
+async def test_a_server_pulls_the_newest_version_over_http_and_serves_it_to_others(bench: Bench):
+    written = write_snapshot(bench.folder / "v3", {"weight": np.ones(9, np.float32)}, 3, {})
+    of_run = written.model_copy(update={"run_id": bench.run_id})
+    (bench.folder / "v3" / "manifest.json").write_text(of_run.model_dump_json())
+    policy = FakePolicy([[bench.end_id]], eos_token_ids=[bench.end_id])
+    options = {"weights_dir": bench.folder / "pulled"}
+    async with (
+        HttpTransport(ListenConfig(), None) as learner,
+        bench.server(policy, transport="http", rollout=options),
+    ):
+        location = await learner.publish(3, bench.folder / "v3")
+        newest = NewestVersion(policy_version=3, manifest_location=location)
+        await bench.registry.set_newest_version(newest)
+        await until(lambda: policy.loaded == [3])
+        async with httpx.AsyncClient(base_url=bench.url) as client:
+            part = await client.get(
+                "/weights/files/3/model.safetensors", headers={"range": "bytes=0-7"}
+            )
+            assert (part.status_code, len(part.content)) == (206, 8)
+            path = str(bench.folder / "v3" / "manifest.json")
+            by_path = LoadRequest(manifest_location=path, policy_version=3)
+            refused = await client.post("/weights/load", json=by_path.model_dump())
+            assert (refused.status_code, "learner.transport" in refused.text) == (422, True)
+    assert list((bench.folder / "pulled").iterdir()) == []
+
+
 async def test_sample_read_while_a_push_is_announced_waits_for_the_new_weights(bench: Bench):
     # The server is idle in its read, holding version 0, when the learner publishes version 1 and
     # then issues a sample: that sample must not see version 0.
@@ -480,9 +512,9 @@ async def test_weight_routes(bench: Bench):
     policy = bench.policy(ANSWER)
     async with bench.server(policy), httpx.AsyncClient(base_url=bench.url) as client:
         loaded = await post_load(bench, 2, await bench.publish(2))
-        assert LoadReply.model_validate(loaded.json()) == LoadReply(
-            policy_version=2, fetch_s=0.25, pause_s=0.125
-        )
+        reply = LoadReply.model_validate(loaded.json())
+        assert (reply.policy_version, reply.pause_s) == (2, 0.125)
+        assert reply.fetch_s > 0.25  # the policy's, and the time to read the manifest
         again = await post_load(bench, 2, bench.manifest(2))
         assert (again.json(), policy.loaded) == (loaded.json(), [2])
         (bench.folder / "v3.json").unlink(missing_ok=True)
@@ -528,7 +560,7 @@ async def test_a_push_that_comes_late_brings_the_server_to_the_newest_version(
     assert (late.status_code, late.json()["policy_version"]) == (200, 3)
     assert (later.status_code, later.json()["policy_version"]) == (200, 3)
     assert policy.loaded == [3]
-    said = [r for r in caplog.records if r.name == "agent_r1.rollout.weights"]
+    said = [r for r in caplog.records if r.name == "agent_r1.rollout.weights.versions"]
     assert [(r.levelname, "late" in r.message) for r in said] == [("INFO", True)]
 
 

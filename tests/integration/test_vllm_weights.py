@@ -11,15 +11,20 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1.rollout.policy import (
     EngineDeadError,
     Generation,
     WeightsRefusedError,
 )
-from agent_r1_proto.weights import WeightManifest
+from agent_r1.rollout.weights.http import HttpFetcher
+from agent_r1_proto.registry import RolloutServer
+from agent_r1_proto.weights import NewestVersion, WeightManifest
+from agent_r1_service.config import ListenConfig
 from tests.support.live_engine import LiveEngine, shared_engine
 from tests.support.snapshot_files import (
     EMBEDDING,
@@ -35,6 +40,13 @@ pytestmark = pytest.mark.vllm
 
 PARITY = 1e-4
 CANARY = list(range(2, 60))
+
+
+class NoServers:
+    """A registry without any other server."""
+
+    async def rollout_servers(self) -> list[RolloutServer]:
+        return []
 
 
 @pytest.fixture
@@ -62,6 +74,36 @@ def test_three_pushes_to_a_tied_model_keep_parity(engine: LiveEngine):
         assert canary_distance(engine, before) > 100 * PARITY
         assert 0.0 < timing.pause_s < 30.0
         assert timing.fetch_s > 0.0
+
+
+def test_weights_pulled_over_http_are_loaded(engine: LiveEngine, tmp_path: Path):
+    manifest = engine.publish(build_model(seed=27))
+    version = manifest.policy_version
+    registry: Any = NoServers()
+
+    async def pull_and_load() -> None:
+        async with (
+            HttpTransport(ListenConfig(), None) as learner,
+            HttpFetcher(
+                registry,
+                run_id="test",
+                server_id="one",
+                parent=tmp_path,
+                timeout_s=60.0,
+                token=None,
+            ) as fetcher,
+        ):
+            location = await learner.publish(version, Path(manifest.location).parent)
+            newest = NewestVersion(policy_version=version, manifest_location=location)
+            pulled = await fetcher.fetch(newest)
+            assert Path(pulled.location).is_relative_to(tmp_path)
+            await engine.policy.load_weights(pulled)
+
+    before = engine.policy.policy_version
+    engine.run(pull_and_load())
+    assert engine.policy.policy_version == version
+    assert canary_distance(engine, version) <= PARITY
+    assert canary_distance(engine, before) > 100 * PARITY
 
 
 def test_requests_in_flight_cross_updates_and_label_every_token(engine: LiveEngine):

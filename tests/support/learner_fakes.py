@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 from aiohttp import web
@@ -193,6 +194,8 @@ class FakeServices:
         self.weights = 0
         self.seen: list[RolloutTask] = []
         self.loads: list[int] = []
+        self.locations: list[str] = []
+        """Of the manifests that were loaded."""
         self.published: list[ScoredTrajectory] = []
         self.answer: Answer = answer or answered
         self.refuse_loads = False
@@ -261,11 +264,12 @@ class FakeServices:
             return web.Response(status=503, text="the engine was killed")
         if self.refuse_loads:
             return web.Response(status=422, text="checksum of lm_head differs")
-        weights = await asyncio.to_thread(_read_snapshot, Path(body.manifest_location))
+        weights = await asyncio.to_thread(_read_snapshot, body.manifest_location)
         if not self.stale_weights:
             self.weights = weights
         self.version = body.policy_version
         self.loads.append(body.policy_version)
+        self.locations.append(body.manifest_location)
         reply = LoadReply(policy_version=self.version, fetch_s=0.01, pause_s=0.02)
         return web.Response(body=reply.model_dump_json(), content_type="application/json")
 
@@ -302,8 +306,11 @@ class FakeServices:
                 await runner.cleanup()
 
 
-def _read_snapshot(manifest_path: Path) -> int:
-    manifest = WeightManifest.model_validate_json(manifest_path.read_bytes())
+def _read_snapshot(location: str) -> int:
+    if location.startswith("http"):
+        manifest = WeightManifest.model_validate_json(httpx.get(location).content)
+        return int(httpx.get(location.replace("manifest.json", manifest.location)).text)
+    manifest = WeightManifest.model_validate_json(Path(location).read_bytes())
     return int(Path(manifest.location).read_text())
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
-from agent_r1.learner.weights.snapshot import SNAPSHOT_FILE, Weights, write_safetensors
+from agent_r1.learner.weights.snapshot import Weights, write_safetensors
+from agent_r1_proto.weights import SNAPSHOT_FILE
 from agent_r1_service.files import check_seal, replace_directory, report_full_disk
 
 

@@ -1,8 +1,8 @@
 """Publish, then pull: how new weights reach the rollout servers.
 
-learner writes a snapshot and its manifest (file transport), sets the newest version in Redis, and
-POSTs `LoadRequest` to every announced rollout server; it continues when at least one has it.
-Servers that are behind or start late catch up by themselves. A canary follows each push.
+learner writes a snapshot and its manifest, hands them to the transport, sets the newest version in
+Redis, and POSTs `LoadRequest` to every announced rollout server; it continues when at least one has
+it. Servers that are behind or start late catch up by themselves. A canary follows each push.
 
 Every phase has a timeout, so that no push can hang the learner.
 """
@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self, TypeVar
 
@@ -39,6 +40,7 @@ from agent_r1.learner.weights.canary import (
     compare,
     judge,
 )
+from agent_r1.learner.weights.transports import make_transport
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
@@ -52,7 +54,6 @@ from agent_r1_service.run_token import find_token, token_headers
 
 logger = logging.getLogger(__name__)
 
-MANIFEST_FILE = "manifest.json"
 POLL_S = 1.0
 """How often announced servers are looked up while none has the new version."""
 LOUD_S = 15.0
@@ -113,7 +114,8 @@ class WeightPublisher:
         self._ledger = ledger
         self._weights_dir = spec.weights_dir.absolute()
         self._run_id = spec.run.id
-        self._headers = token_headers(find_token(spec.run))
+        token = find_token(spec.run)
+        self._headers = token_headers(token)
         self._config = config = spec.learner
         self._bounds = CanaryBounds(
             dtype=spec.model.dtype,
@@ -127,25 +129,28 @@ class WeightPublisher:
         """Largest |difference| of any canary."""
         self._pushes = 0
         self._stragglers: set[asyncio.Task[CanaryReading | None]] = set()
+        self._transport = make_transport(config, token)
+        self._open = AsyncExitStack()
         self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
-        """Open the HTTP client."""
+        """Open the HTTP client and the transport."""
         timeout = httpx.Timeout(
             self._config.push_timeout_s, connect=self._config.push_connect_timeout_s
         )
+        for unfinished in self._weights_dir.glob(".v*"):  # of a learner that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
+        await self._open.enter_async_context(self._transport)
         self._client = httpx.AsyncClient(
             transport=AiohttpTransport(), timeout=timeout, headers=self._headers
         )
-        for unfinished in self._weights_dir.glob(".v*"):  # of a learner that was killed
-            shutil.rmtree(unfinished, ignore_errors=True)
+        self._open.push_async_callback(self._client.aclose)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Give up on servers that are still loading and close the HTTP client."""
+        """Give up on servers that are still loading; close the HTTP client and the transport."""
         await cancel_and_wait(self._stragglers)
-        if self._client is not None:
-            await self._client.aclose()
+        await self._open.aclose()
 
     async def announce(self) -> None:
         """Set the newest version in Redis (again, if Redis lost it)."""
@@ -191,9 +196,8 @@ class WeightPublisher:
         await asyncio.get_running_loop().run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )
-        newest = NewestVersion(
-            policy_version=version, manifest_location=str(directory / MANIFEST_FILE)
-        )
+        location = await self._transport.publish(version, directory)
+        newest = NewestVersion(policy_version=version, manifest_location=location)
         return PushReport(policy_version=version, write_s=time.monotonic() - started), newest
 
     async def _learner_canary(self, tokens: CanaryTokens) -> _Canary:
@@ -396,4 +400,5 @@ class WeightPublisher:
             with contextlib.suppress(ValueError):
                 versions.append(int(path.name[1:]))
         for version in sorted(versions)[: -self._config.keep_versions]:
+            self._transport.withdraw(version)
             shutil.rmtree(self._weights_dir / f"v{version}", ignore_errors=True)

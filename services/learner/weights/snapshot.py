@@ -23,11 +23,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from agent_r1_proto.weights import TensorEntry, WeightManifest
+from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, TensorEntry, WeightManifest
 from agent_r1_service.files import replace_directory, report_full_disk
 
-SNAPSHOT_FILE = "model.safetensors"
-MANIFEST_FILE = "manifest.json"
 DtypeName = Literal["float32", "bfloat16", "float16"]
 _NAMES: dict[torch.dtype, tuple[DtypeName, str]] = {
     torch.float32: ("float32", "F32"),

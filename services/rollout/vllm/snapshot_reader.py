@@ -1,7 +1,7 @@
 """Verifies a published weight snapshot, before anything pauses for it.
 
-Reads `manifest.json` and the safetensors file beside it (written by the learner), compares both
-with the tensors of the configured model, and hands policy.py files it can load blindly.
+Compares the manifest and the safetensors file that `agent_r1.rollout.weights` fetched with the
+tensors of the configured model, and hands policy.py files it can load blindly.
 """
 
 from __future__ import annotations
@@ -16,15 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from agent_r1.rollout.policy import PolicySetupError, WeightsRefusedError
 from agent_r1_proto.weights import TensorEntry, WeightManifest
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
-MAX_MANIFEST_BYTES = 64 * 2**20
-"""A tensor takes about 200 bytes there; models have hundreds to tens of thousands."""
 DTYPE_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 
@@ -92,95 +88,6 @@ def read_model_layout(model_dir: Path, *, tied: bool) -> ModelLayout:
     return ModelLayout(files=files, shapes=own, aliases=aliases)
 
 
-def read_manifest(
-    location: str, *, policy_version: int, run_id: str, weights_dir: Path
-) -> WeightManifest:
-    """Read a manifest and check that it describes the version asked for.
-
-    What a refusal says never quotes the file: whoever asks for a load need not be allowed to read.
-
-    Args:
-        location: path of the manifest.
-        policy_version: the version it must describe.
-        run_id: the run it must belong to.
-        weights_dir: manifest and snapshot must lie below this folder.
-
-    Returns:
-        The manifest; its location is the real path of the snapshot.
-
-    Raises:
-        WeightsRefusedError: it is missing, elsewhere, too large, does not parse, or is of another
-            version or run.
-    """
-    path = real_path(location, weights_dir)
-    try:
-        manifest = WeightManifest.model_validate_json(_read_small_file(path))
-    except OSError as exc:
-        raise WeightsRefusedError(
-            f"the manifest {path} cannot be read ({exc.strerror}); the learner's weights_dir must "
-            "be a folder that this server sees under the same path"
-        ) from exc
-    except ValidationError as exc:
-        raise WeightsRefusedError(
-            f"the manifest {path} does not parse ({exc.error_count()} problems); it must be one "
-            "that the learner wrote"
-        ) from None  # the cause would quote the file in the log
-    except ValueError as exc:
-        raise WeightsRefusedError(f"the manifest {exc}") from exc
-    if manifest.run_id != run_id:
-        raise WeightsRefusedError(
-            f"the manifest {path} is of another run; this server serves {run_id!r}"
-        )
-    if manifest.policy_version != policy_version:
-        raise WeightsRefusedError(
-            f"the manifest {path} is of another version than {policy_version}, which was asked for"
-        )
-    snapshot = real_path(manifest.location, weights_dir)
-    return manifest.model_copy(update={"location": str(snapshot)})
-
-
-def real_path(location: str, weights_dir: Path) -> Path:
-    """Return where a path leads, links followed.
-
-    Raises:
-        WeightsRefusedError: it leads out of `weights_dir`.
-    """
-    try:
-        path = Path(location).resolve()
-        inside = path.is_relative_to(weights_dir.resolve())
-    except (OSError, RuntimeError, ValueError) as exc:  # a loop of links, a zero byte
-        raise WeightsRefusedError("the location of the weights is not a usable path") from exc
-    if not inside:
-        raise WeightsRefusedError(
-            f"the location {location} does not lie in {weights_dir}, where this server takes "
-            "weights from; learner.weights_dir (or run.dir) must be the same for learner and "
-            "rollout"
-        )
-    return path
-
-
-def _check_regular(status: os.stat_result, path: Path) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"{path} is not a regular file")
-
-
-def _read_small_file(path: Path) -> bytes:
-    """Read a regular file that must not be large.
-
-    Raises:
-        ValueError: it is no regular file, or too large.
-    """
-    # Without O_NONBLOCK a named pipe would hold up the open itself.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), "rb") as file:
-        status = os.fstat(file.fileno())
-        _check_regular(status, path)
-        if status.st_size > MAX_MANIFEST_BYTES:
-            raise ValueError(
-                f"{path} has {status.st_size} bytes; a manifest has at most {MAX_MANIFEST_BYTES}"
-            )
-        return file.read(MAX_MANIFEST_BYTES)
-
-
 def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> Path:
     """Check every tensor of a snapshot against its manifest and the model.
 
@@ -201,7 +108,8 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
     try:
         _check_names(manifest, layout, dtype)
         status = path.stat()
-        _check_regular(status, path)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a regular file")
         size = status.st_size
         if size != manifest.size_bytes:
             raise ValueError(f"{path} has {size} bytes; its manifest says {manifest.size_bytes}")

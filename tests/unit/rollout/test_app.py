@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from agent_r1.rollout.app import create_app
-from agent_r1.rollout.weights import WeightVersions
+from agent_r1.rollout.weights.file import FileFetcher
+from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import CanaryReply
 from tests.support.fakes import FakePolicy
@@ -19,7 +20,7 @@ from tests.support.fakes import FakePolicy
 async def client():
     policy = FakePolicy([[1]], eos_token_ids=[1])
     registry = cast(Registry, None)  # no request here gets as far as Redis
-    versions = WeightVersions(policy, registry, run_id="run", weights_dir=Path("/nowhere"))
+    versions = WeightVersions(policy, registry, FileFetcher(Path("/nowhere"), "run"))
     app = create_app(server_id="r1", policy=policy, versions=versions, in_flight=lambda: 3)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://rollout") as client:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
+import time
 
 from agent_r1.rollout.policy import Policy, WeightsRefusedError
-from agent_r1.rollout.vllm.snapshot_reader import read_manifest, real_path
+from agent_r1.rollout.weights.fetcher import Fetcher
 from agent_r1_proto.registry import Registry
-from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion, WeightManifest
+from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion
 
 logger = logging.getLogger(__name__)
 
@@ -32,18 +32,16 @@ class WeightVersions:
     Args:
         policy: loads weights and scores tokens.
         registry: knows the newest version.
-        run_id: snapshots of another run are refused.
-        weights_dir: snapshots and manifests elsewhere are refused.
+        fetcher: brings versions to this machine.
     """
 
-    def __init__(
-        self, policy: Policy, registry: Registry, *, run_id: str, weights_dir: Path
-    ) -> None:
+    def __init__(self, policy: Policy, registry: Registry, fetcher: Fetcher) -> None:
         self._policy = policy
         self._registry = registry
-        self._run_id = run_id
-        self._weights_dir = weights_dir
+        self._fetcher = fetcher
         self._lock = asyncio.Lock()
+        self._swap_lock = asyncio.Lock()
+        """Scores wait for it, and not for a version that is still on its way."""
         self._last_load: LoadReply | None = None
         self.changed = asyncio.Event()
         """Set after every load; whoever announces the version clears it."""
@@ -67,7 +65,7 @@ class WeightVersions:
             TimeoutError: Redis did not say what the newest version is.
             EngineDeadError: the engine failed.
         """
-        await asyncio.to_thread(real_path, request.manifest_location, self._weights_dir)
+        await asyncio.to_thread(self._fetcher.check_location, request.manifest_location)
         async with self._lock:
             # Read under the lock: what is held now was published before.
             newest = await self._newest()
@@ -115,8 +113,11 @@ class WeightVersions:
         """Load a version; where a newer one took its place meanwhile, that one."""
         while True:
             try:
-                manifest = await asyncio.to_thread(self._read_manifest, newest)
-                timing = await self._policy.load_weights(manifest)
+                started = time.monotonic()
+                manifest = await self._fetcher.fetch(newest)
+                fetch_s = time.monotonic() - started
+                async with self._swap_lock:
+                    timing = await self._policy.load_weights(manifest)
                 break
             except WeightsRefusedError:
                 later = await self._newest()
@@ -130,13 +131,13 @@ class WeightVersions:
                 )
                 newest = later
         self._last_load = LoadReply(
-            policy_version=self.held, fetch_s=timing.fetch_s, pause_s=timing.pause_s
+            policy_version=self.held, fetch_s=fetch_s + timing.fetch_s, pause_s=timing.pause_s
         )
         self.changed.set()
 
     async def score(self, token_ids: list[int]) -> tuple[int, list[float]]:
         """Return the version in use and its [T-1] log-probabilities of the tokens."""
-        async with self._lock:
+        async with self._swap_lock:
             logprobs = await self._policy.score(token_ids)
             return self.held, logprobs
 
@@ -148,16 +149,3 @@ class WeightVersions:
             raise TimeoutError(
                 f"Redis did not say within {REGISTRY_TIMEOUT_S:g} s which version is the newest"
             ) from exc
-
-    def _read_manifest(self, newest: NewestVersion) -> WeightManifest:
-        if newest.manifest_location is None:
-            raise WeightsRefusedError(
-                f"version {newest.policy_version} is announced without a manifest; only version 0, "
-                "the configured model, has none"
-            )
-        return read_manifest(
-            newest.manifest_location,
-            policy_version=newest.policy_version,
-            run_id=self._run_id,
-            weights_dir=self._weights_dir,
-        )

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.weights import WeightVersions
+from agent_r1.rollout.weights.file import FileFetcher
+from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1_proto.weights import LoadRequest, NewestVersion, WeightManifest
 from tests.support.fakes import FakePolicy
 
@@ -55,7 +56,7 @@ def published(tmp_path: Path) -> Published:
 
 def versions_of(policy: FakePolicy, published: Published) -> WeightVersions:
     registry: Any = published
-    return WeightVersions(policy, registry, run_id="run", weights_dir=published.folder)
+    return WeightVersions(policy, registry, FileFetcher(published.folder, "run"))
 
 
 async def test_a_push_is_overtaken_by_the_next_one(published: Published):

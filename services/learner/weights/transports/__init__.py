@@ -1,0 +1,40 @@
+"""How a published version reaches the rollout servers: one interface, one file a transport.
+
+publisher.py writes a version into a folder and hands it to the transport of `learner.transport`,
+which says where servers find its manifest. The other end is `agent_r1.rollout.weights`.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Protocol
+
+from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.weights.transports.file import FileTransport
+from agent_r1.learner.weights.transports.http import HttpTransport
+from agent_r1_service.run_token import RunToken
+
+
+class Transport(AbstractAsyncContextManager["Transport"], Protocol):
+    """Makes versions available while its context lasts."""
+
+    async def publish(self, policy_version: int, directory: Path) -> str:
+        """Make a version available; return the location of its manifest.
+
+        Args:
+            policy_version: its number.
+            directory: holds manifest and snapshot, complete and on the disk.
+        """
+        ...
+
+    def withdraw(self, policy_version: int) -> None:
+        """Forget a version whose files are about to be deleted."""
+        ...
+
+
+def make_transport(config: LearnerConfig, token: RunToken | None) -> Transport:
+    """Return the transport that the configuration names, not yet open."""
+    if config.transport == "http":
+        return HttpTransport(config.weights_server, token)
+    return FileTransport()

@@ -1,0 +1,22 @@
+"""Transport `file`: learner and rollout servers see the same folder, under the same path."""
+
+from __future__ import annotations
+
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from agent_r1_proto.weights import MANIFEST_FILE
+
+
+class FileTransport(AbstractAsyncContextManager["FileTransport"]):
+    """The files are where they were written; implements `Transport`."""
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Leave the files: servers may still read them."""
+
+    async def publish(self, policy_version: int, directory: Path) -> str:
+        """Return the path of the manifest."""
+        return str(directory / MANIFEST_FILE)
+
+    def withdraw(self, policy_version: int) -> None:
+        """Do nothing: a server that has the files open may read them to the end."""

@@ -1,0 +1,203 @@
+"""Pulls one file from the learner and from the other rollout servers that pull it too.
+
+Every chunk has one server that takes it from the learner; the others wait for that one to have it,
+so that the learner sends the file about once, however many servers there are. A server that has
+failed, or that keeps the others waiting, is asked no more, and its chunks are shared out again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping
+
+import httpx
+
+from agent_r1.rollout.policy import WeightsRefusedError
+from agent_r1.rollout.weights.partial_file import PartialFile
+
+logger = logging.getLogger(__name__)
+
+PARALLEL = 4
+"""Chunks on their way at a time."""
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 15.0
+"""Longest silence of the learner within an answer."""
+PEER_TIMEOUT_S = 15.0
+"""Time a peer has for one chunk."""
+PATIENCE_S = 2.0
+"""How long a peer is waited for once nothing else is to be done; or, if it is longer, `PATIENCE` of
+the time since the pull began."""
+PATIENCE = 0.25
+POLL_S = 0.05
+"""How often a peer is asked whether it has a chunk by now."""
+STALL_TIMEOUT_S = 30.0
+"""A learner that fails for so long, without a chunk from anywhere, ends the pull."""
+RETRY_S = 0.5
+MAX_DAMAGED = 3
+"""Chunks with a wrong checksum that the learner may send before the pull ends."""
+
+
+class _NotThereYetError(Exception):
+    """A peer does not have the chunk."""
+
+
+class _SourceError(Exception):
+    """A source could not be reached or sent something else."""
+
+
+class Download:
+    """One pull of one file.
+
+    Args:
+        client: with the run's token.
+        file: gets the chunks; those it has are not asked for.
+        url: of the file at the learner.
+        peers: URL of the file at other servers, by name.
+        own_name: name of this server.
+    """
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        file: PartialFile,
+        url: str,
+        peers: Mapping[str, str],
+        own_name: str,
+    ) -> None:
+        self._client = client
+        self._file = file
+        self._url = url
+        self._names = sorted({*peers, own_name})
+        self._own_name = own_name
+        self._peers = dict(peers)
+        """Those that are still asked."""
+        own_first = sorted(file.missing, key=lambda index: self._source(index) is not None)
+        self._queue = deque(own_first)
+        self._started = self._last_chunk = time.monotonic()
+        self._waited_since: dict[str, float] = {}
+        self._damaged = 0
+
+    async def run(self) -> None:
+        """Return when the file is complete.
+
+        Raises:
+            WeightsRefusedError: the learner does not have the file any more, does not answer, or
+                sends other bytes than its manifest says. What has come stays in the file.
+        """
+        workers = {asyncio.create_task(self._work()) for _ in range(PARALLEL)}
+        try:
+            for worker in asyncio.as_completed(workers):
+                await worker
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while self._queue:
+            index = self._queue.popleft()
+            source = self._source(index)
+            if source is None:
+                await self._take_from_learner(index)
+            elif not await self._take_from_peer(index, source):
+                self._queue.append(index)
+
+    def _source(self, index: int) -> str | None:
+        """Return the peer to ask for a chunk; None is the learner."""
+        name = self._names[index % len(self._names)]
+        if name != self._own_name and name not in self._peers:
+            # All servers share the chunks of a failed one out in the same way.
+            name = max([*self._peers, self._own_name], key=lambda one: _rank(index, one))
+        return None if name == self._own_name else name
+
+    async def _take_from_learner(self, index: int) -> None:
+        while True:
+            try:
+                data = await self._get(self._url, index)
+            except _NotThereYetError:
+                raise WeightsRefusedError(
+                    f"{self._url} is not there: the learner has replaced it, or has ended"
+                ) from None
+            except _SourceError as exc:
+                if time.monotonic() - self._last_chunk > STALL_TIMEOUT_S:
+                    raise WeightsRefusedError(
+                        f"weights do not arrive for {STALL_TIMEOUT_S:g} s: {exc}; see whether the "
+                        "learner runs and its learner.weights_server can be reached from here"
+                    ) from exc
+                await asyncio.sleep(RETRY_S)
+                continue
+            if await self._write(index, data):
+                return
+            self._damaged += 1
+            if self._damaged >= MAX_DAMAGED:
+                raise WeightsRefusedError(
+                    f"{self._url}: {self._damaged} chunks had another sha256 than the manifest says"
+                )
+
+    async def _take_from_peer(self, index: int, peer: str) -> bool:
+        """Take a chunk from a peer; False when it did not have it or failed."""
+        try:
+            async with asyncio.timeout(PEER_TIMEOUT_S):
+                data = await self._get(self._peers[peer], index)
+        except _NotThereYetError:
+            await self._wait_for(peer)
+            return False
+        except (_SourceError, TimeoutError) as exc:
+            self._drop(peer, f"{type(exc).__name__} {exc}")
+            return False
+        if not await self._write(index, data):
+            self._drop(peer, f"chunk {index} had another sha256 than the manifest says")
+            return False
+        return True
+
+    async def _wait_for(self, peer: str) -> None:
+        now = time.monotonic()
+        since = self._waited_since.setdefault(peer, now)
+        if now - since > max(PATIENCE_S, PATIENCE * (since - self._started)):
+            self._drop(peer, f"it keeps others waiting waited_s={now - since:.1f}")
+        else:
+            await asyncio.sleep(POLL_S)
+
+    def _drop(self, peer: str, why: str) -> None:
+        if self._peers.pop(peer, None) is not None:
+            logger.warning("weights are not taken from a peer peer=%s reason=%s", peer, why)
+
+    async def _write(self, index: int, data: bytes) -> bool:
+        fits = await asyncio.to_thread(self._file.write, index, data)
+        if fits:
+            self._last_chunk = time.monotonic()
+        return fits
+
+    async def _get(self, url: str, index: int) -> bytes:
+        """Return the bytes that a source has for a chunk.
+
+        Raises:
+            _NotThereYetError: the source says that it does not have them.
+            _SourceError: it did not send as many.
+        """
+        start, end = self._file.span(index)
+        headers = {"range": f"bytes={start}-{end - 1}", "accept-encoding": "identity"}
+        data = bytearray()
+        try:
+            async with self._client.stream("GET", url, headers=headers) as response:
+                if response.status_code == httpx.codes.NOT_FOUND:
+                    raise _NotThereYetError
+                if response.status_code != httpx.codes.PARTIAL_CONTENT:
+                    raise _SourceError(f"{url}: HTTP {response.status_code}")
+                async for piece in response.aiter_raw():
+                    data += piece
+                    if len(data) > end - start:
+                        break
+        except httpx.HTTPError as exc:
+            raise _SourceError(f"{url}: {type(exc).__name__} {exc}") from exc
+        if len(data) != end - start:
+            raise _SourceError(f"{url}: {len(data)} bytes came of {end - start}")
+        return bytes(data)
+
+
+def _rank(index: int, name: str) -> bytes:
+    return hashlib.blake2b(f"{index} {name}".encode(), digest_size=8).digest()

@@ -1,0 +1,195 @@
+"""Transport `http`: pulls versions from the learner, and from servers that have parts of them.
+
+Reads manifest and snapshot over HTTP into a folder of this server's own, on tmpfs or a disk, and
+serves what it has to the other servers. Only the newest version is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import shutil
+import tempfile
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import IO, Self
+from urllib.parse import urlsplit
+
+import httpx
+from fastapi import FastAPI
+from httpx_aiohttp import AiohttpTransport
+from pydantic import ValidationError
+
+from agent_r1.rollout.policy import WeightsRefusedError
+from agent_r1.rollout.weights.download import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Download
+from agent_r1.rollout.weights.fetcher import (
+    MAX_MANIFEST_BYTES,
+    check_manifest,
+    manifest_location,
+)
+from agent_r1.rollout.weights.partial_file import PartialFile
+from agent_r1_proto.registry import Registry
+from agent_r1_proto.weights import SNAPSHOT_FILE, NewestVersion, WeightManifest
+from agent_r1_service.run_token import RunToken, token_headers
+from agent_r1_service.weight_files import WeightFiles, file_url
+
+_PREFIX = "agent_r1_weights_"
+_LOCK = "lock"
+
+
+class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
+    """Pulls versions into a folder that goes with it; implements `Fetcher`.
+
+    Args:
+        registry: knows the other servers.
+        run_id: snapshots of another run are refused.
+        server_id: name of this server.
+        parent: the folder is made in here; None is the system's folder for temporary files.
+        timeout_s: longest one pull may take, in seconds.
+        token: what learner and other servers ask for.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        *,
+        run_id: str,
+        server_id: str,
+        parent: Path | None,
+        timeout_s: float,
+        token: RunToken | None,
+    ) -> None:
+        self._registry = registry
+        self._run_id = run_id
+        self._server_id = server_id
+        self._timeout_s = timeout_s
+        self._folder, self._lock = _make_folder(parent or Path(tempfile.gettempdir()))
+        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+        self._client = httpx.AsyncClient(
+            transport=AiohttpTransport(), timeout=timeout, headers=token_headers(token)
+        )
+        self._partial: tuple[int, PartialFile] | None = None
+        """The version that was asked for last."""
+        self._complete: int | None = None
+        """The version that was complete last."""
+        self.files = WeightFiles()
+        """What other servers may take from this one."""
+
+    async def __aenter__(self) -> Self:
+        """Return the fetcher."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Close connections and remove the folder."""
+        await self._client.aclose()
+        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        self._lock.close()
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Serve what is here to the other servers."""
+        self.files.add_route(app)
+
+    def check_location(self, location: str) -> None:
+        """See `Fetcher.check_location`."""
+        if urlsplit(location).scheme not in ("http", "https"):
+            raise WeightsRefusedError(
+                "the location of the weights is no URL, and this server has learner.transport = "
+                '"http"; learner and rollout servers need the same'
+            )
+
+    async def fetch(self, newest: NewestVersion) -> WeightManifest:
+        """See `Fetcher.fetch`; a pull that ended early is continued by the next one."""
+        version = newest.policy_version
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                manifest = await self._read_manifest(newest)
+                file = await asyncio.to_thread(self._open, manifest)
+                await self._pull(manifest_location(newest), file, version)
+        except TimeoutError as exc:
+            raise WeightsRefusedError(
+                f"weights of version {version} did not arrive within {self._timeout_s:g} s "
+                "(rollout.weight_load_timeout_s); the next attempt continues"
+            ) from exc
+        self._complete = version
+        await asyncio.to_thread(self._keep_only, version)
+        return manifest.model_copy(update={"location": str(file.path)})
+
+    async def _read_manifest(self, newest: NewestVersion) -> WeightManifest:
+        url = manifest_location(newest)
+        self.check_location(url)
+        try:
+            async with self._client.stream("GET", url) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise WeightsRefusedError(f"the manifest {url}: HTTP {response.status_code}")
+                content = bytearray()
+                async for piece in response.aiter_bytes():
+                    content += piece
+                    if len(content) > MAX_MANIFEST_BYTES:
+                        raise WeightsRefusedError(
+                            f"the manifest {url} has more than {MAX_MANIFEST_BYTES} bytes"
+                        )
+            manifest = WeightManifest.model_validate_json(bytes(content))
+        except httpx.HTTPError as exc:
+            raise WeightsRefusedError(
+                f"the manifest {url} cannot be read ({type(exc).__name__} {exc}); see whether the "
+                "learner runs and its learner.weights_server can be reached from here"
+            ) from exc
+        except ValidationError as exc:
+            raise WeightsRefusedError(
+                f"the manifest {url} does not parse ({exc.error_count()} problems); learner and "
+                "rollout servers must be of the same release"
+            ) from exc
+        check_manifest(manifest, url, policy_version=newest.policy_version, run_id=self._run_id)
+        if manifest.location != SNAPSHOT_FILE or manifest.chunks is None:
+            raise WeightsRefusedError(f"the manifest {url} is not one for pulls over HTTP")
+        return manifest
+
+    def _open(self, manifest: WeightManifest) -> PartialFile:
+        """Return the file of a version, with what an earlier attempt has brought of it."""
+        version = manifest.policy_version
+        if self._partial is not None and self._partial[0] == version:
+            return self._partial[1]
+        self._keep_only(self._complete)
+        directory = self._folder / f"v{version}"
+        directory.mkdir(exist_ok=True)
+        assert manifest.chunks is not None  # _read_manifest has checked it
+        file = PartialFile(directory / SNAPSHOT_FILE, manifest.size_bytes, manifest.chunks)
+        self._partial = version, file
+        self.files.add(version, file.path, file.holds)
+        return file
+
+    async def _pull(self, manifest_url: str, file: PartialFile, version: int) -> None:
+        servers = await self._registry.rollout_servers()
+        peers = {
+            server.server_id: file_url(server.url, version, file.path.name)
+            for server in servers
+            if server.server_id != self._server_id
+        }
+        url = manifest_url.rpartition("/")[0] + f"/{file.path.name}"
+        await Download(self._client, file, url, peers, self._server_id).run()
+
+    def _keep_only(self, version: int | None) -> None:
+        """Remove the files of all versions but one."""
+        for directory in self._folder.glob("v*"):
+            if directory.name != f"v{version}":
+                self.files.remove(int(directory.name[1:]))
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+def _make_folder(parent: Path) -> tuple[Path, IO[bytes]]:
+    """Make a folder of this process's own; remove those of processes that were killed.
+
+    Returns:
+        The folder, and the lock that says that its process lives.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    for other in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), (other / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(other, ignore_errors=True)
+    # Under another name until it is locked: nobody may take it for one that was left behind.
+    unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
+    lock = (unlocked / _LOCK).open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return unlocked.rename(parent / unlocked.name.removeprefix(".")), lock

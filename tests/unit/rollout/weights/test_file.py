@@ -1,0 +1,59 @@
+"""Manifests in a folder: of the version asked for, and nowhere else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agent_r1.rollout.policy import WeightsRefusedError
+from agent_r1.rollout.weights.file import read_manifest
+from agent_r1_proto.weights import WeightManifest
+from tests.support.snapshot_files import EMBEDDING, write_snapshot
+
+
+def tensors() -> dict[str, np.ndarray]:
+    return {EMBEDDING: np.zeros((4, 3), np.float32)}
+
+
+def read(location: Path, policy_version: int, weights_dir: Path | None = None) -> WeightManifest:
+    return read_manifest(
+        str(location),
+        policy_version=policy_version,
+        run_id="test",
+        weights_dir=weights_dir or location.parent,
+    )
+
+
+def test_a_manifest_is_read_only_as_the_version_asked_for(tmp_path: Path):
+    manifest = write_snapshot(tmp_path, tensors(), 3)
+    location = tmp_path / "manifest.json"
+    assert read(location, 3) == manifest
+    with pytest.raises(WeightsRefusedError, match="of another version than 4"):
+        read(location, 4)
+    with pytest.raises(WeightsRefusedError, match="cannot be read"):
+        read(tmp_path / "none.json", 3)
+    location.write_text("{}", encoding="utf-8")
+    with pytest.raises(WeightsRefusedError, match="does not parse"):
+        read(location, 3)
+
+
+def test_a_snapshot_outside_the_weights_folder_is_refused(tmp_path: Path):
+    weights = tmp_path / "weights"
+    manifest = write_snapshot(weights, tensors(), 3)
+    for location, reason in (
+        ("/dev/zero", "does not lie in"),
+        (str(weights / ".." / "elsewhere"), "does not lie in"),
+    ):
+        elsewhere = manifest.model_copy(update={"location": location})
+        (weights / "manifest.json").write_text(elsewhere.model_dump_json())
+        with pytest.raises(WeightsRefusedError, match=reason):
+            read(weights / "manifest.json", 3)
+
+
+def test_the_weights_folder_may_itself_be_reached_by_a_link(tmp_path: Path):
+    manifest = write_snapshot(tmp_path / "disk", tensors(), 3)
+    (tmp_path / "weights").symlink_to(tmp_path / "disk")
+    found = read(tmp_path / "weights" / "manifest.json", 3, tmp_path / "weights")
+    assert found == manifest
