@@ -139,7 +139,7 @@ async def leave_shared_redis(config: Config) -> None:
         return
     try:
         async with asyncio.timeout(LEAVE_TIMEOUT_S):
-            async with await Broker.connect(config.redis.url, config.run.id) as broker:
+            async with await Broker.connect(config.redis.connection_url(), config.run.id) as broker:
                 await broker.forget_run()
     except (TimeoutError, OSError) as exc:
         logger.warning("keys of the run stay in redis run_id=%s error=%r", config.run.id, exc)

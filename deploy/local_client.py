@@ -131,10 +131,9 @@ async def failures_shown(
     Yields:
         The kinds of failures shown so far.
     """
-    assert config.redis.url is not None
     shown: set[str] = set()
 
-    async with await Broker.connect(config.redis.url, config.run.id) as broker:
+    async with await Broker.connect(config.redis.connection_url(), config.run.id) as broker:
         board = FailureBoard(broker)
 
         async def look() -> None:

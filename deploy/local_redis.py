@@ -25,6 +25,7 @@ from redis.exceptions import RedisError
 
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy.supervisor import ServiceSpec
+from agent_r1_service.config import hide_password
 from agent_r1_service.private_files import write_private
 
 PROGRAMS = ("redis-server", "valkey-server")
@@ -99,11 +100,6 @@ async def answers(url: str) -> bool:
         return False
     finally:
         await client.aclose()
-
-
-def hide_password(url: str) -> str:
-    """Return a URL that may be shown."""
-    return re.sub(r"(//[^:/@]*):[^@/]*@", r"\1:***@", url)
 
 
 async def wait_for_redis(url: str, report: Callable[[str], None]) -> None:

@@ -96,12 +96,12 @@ class LocalServices:
 
     async def start_redis(self) -> str:
         """Start this run's own Redis unless one is configured; return its URL."""
-        configured = self._config.redis.url
-        if configured is None:
+        configured = self._config.redis
+        if configured.url is None:
             self.redis_url = await self._start_own_redis()
         else:
-            await local_redis.wait_for_redis(configured, self._report)
-            self.redis_url = configured
+            self.redis_url = configured.connection_url()
+            await local_redis.wait_for_redis(self.redis_url, self._report)
         write_private(self._state_dir / REDIS_URL_FILE, self.redis_url)
         return self.redis_url
 
@@ -140,7 +140,7 @@ class LocalServices:
     def served(self) -> Config:
         """Return the configuration for a client of the services: how to reach and enter them."""
         config = self._config
-        redis = config.redis.model_copy(update={"url": self.redis_url})
+        redis = config.redis.model_copy(update={"url": config.redis.url or self.redis_url})
         run = config.run.model_copy(update={"token_file": self._token_file})
         return config.model_copy(update={"redis": redis, "run": run})
 
@@ -186,10 +186,10 @@ class LocalServices:
         )
 
     def _environment(self) -> dict[str, str]:
-        return {
-            f"{ENV_PREFIX}REDIS__URL": self.redis_url,
-            f"{ENV_PREFIX}RUN__TOKEN_FILE": str(self._token_file),
-        }
+        token = {f"{ENV_PREFIX}RUN__TOKEN_FILE": str(self._token_file)}
+        if self._config.redis.url is not None:  # config.json says how to reach it
+            return token
+        return {**token, f"{ENV_PREFIX}REDIS__URL": self.redis_url}
 
     def _model_environment(self) -> dict[str, str]:
         # A local model needs no hub, and asking for one that cannot be reached takes minutes.

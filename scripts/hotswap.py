@@ -78,7 +78,7 @@ class Swapper:
 
     def tools(self, *words: str) -> None:
         """Run `agent-r1 tools`."""
-        command = [COMMAND, "tools", *words, "--redis", self.redis_url, "--pool", POOL]
+        command = [COMMAND, "tools", *words, "--run", str(self.run_dir), "--pool", POOL]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
     def announced(self) -> dict[int, str]:

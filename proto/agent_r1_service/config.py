@@ -6,14 +6,23 @@ service gets the tables it needs as arguments and never reads files or the envir
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["float32", "bfloat16"]
+REDIS_PASSWORD_VARIABLE = "AGENT_R1_REDIS_PASSWORD"
 RUN_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+
+
+def hide_password(url: str) -> str:
+    """Return a URL that may be shown."""
+    return re.sub(r"(//[^:/@]*):.*@", r"\1:***@", url)
 
 
 class StrictConfig(BaseModel):
@@ -70,7 +79,13 @@ class RedisConfig(StrictConfig):
     """`[redis]`: the message broker."""
 
     url: str | None = None
-    """None starts a server for this run on the local machine."""
+    """Address of a server that runs already: redis://, rediss:// (TLS) or unix://. None starts a
+    server for this run on the local machine."""
+    password_file: Path | None = None
+    """File with the password of that server. The variable AGENT_R1_REDIS_PASSWORD holds the
+    password itself instead. A user name is part of the URL: rediss://user@host:6380/0."""
+    ca_file: Path | None = None
+    """rediss://: certificates (PEM) that vouch for the server; None is the system's."""
     maxmemory_mb: Annotated[int, Field(ge=16)] = 512
     """Memory limit given to a server this run starts, in MiB."""
     lease_s: Annotated[float, Field(gt=0)] = 30.0
@@ -82,9 +97,66 @@ class RedisConfig(StrictConfig):
     def _check_url(self) -> Self:
         if self.url is not None and not re.match(r"^(redis|rediss|unix)://", self.url):
             raise ValueError(
-                f"redis.url ({self.url!r}) must start with redis://, rediss:// or unix://"
+                f"redis.url ({hide_password(self.url)!r}) must start with redis://, rediss:// or "
+                "unix://"
+            )
+        try:
+            urlsplit(self.url or "").port  # noqa: B018 - raises
+        except ValueError:
+            raise ValueError(
+                f"redis.url ({hide_password(self.url or '')!r}) has no port where one should be; "
+                "write a password in it percent-encoded, or into the file of redis.password_file"
+            ) from None
+        if self.password_file is not None and (
+            self.url is None or urlsplit(self.url).password is not None
+        ):
+            has = "is not set" if self.url is None else "holds a password itself"
+            raise ValueError(
+                f"redis.password_file ({self.password_file}) belongs to the server at redis.url, "
+                f"which {has}; set the URL without a password, or remove password_file"
+            )
+        if self.ca_file is not None and not (self.url or "").startswith("rediss://"):
+            raise ValueError(
+                f"redis.ca_file ({self.ca_file}) needs a redis.url that starts with rediss://; "
+                "correct the URL, or remove ca_file"
             )
         return self
+
+    def connection_url(self, environ: Mapping[str, str] = os.environ) -> str:
+        """Return the URL to connect to: `url` with the password and the certificates. A secret.
+
+        Raises:
+            ValueError: `url` is not set, or a file cannot be read.
+        """
+        if self.url is None:
+            raise ValueError("redis.url is not set; give the address of the run's Redis server")
+        parts = urlsplit(self.url)
+        password = self._password(environ)
+        if password is not None and parts.password is None:
+            user, _, host = parts.netloc.rpartition("@")
+            parts = parts._replace(netloc=f"{user}:{quote(password, safe='')}@{host}")
+        if self.ca_file is not None:
+            if not self.ca_file.is_file():
+                raise ValueError(
+                    f"redis.ca_file ({self.ca_file}) is not a file; name the PEM file of the "
+                    "authority that signed the server's certificate"
+                )
+            authority = f"ssl_ca_certs={quote(str(self.ca_file))}"
+            parts = parts._replace(query="&".join(filter(None, (parts.query, authority))))
+        return urlunsplit(parts)
+
+    def _password(self, environ: Mapping[str, str]) -> str | None:
+        given = environ.get(REDIS_PASSWORD_VARIABLE)
+        if given or self.password_file is None:
+            return given or None
+        try:
+            return self.password_file.read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ValueError(
+                f"redis.password_file ({self.password_file}) cannot be read: "
+                f"{getattr(exc, 'strerror', None) or 'it is not text'}; name a file with the "
+                "password, readable by the services' user alone"
+            ) from exc
 
 
 class ListenConfig(StrictConfig):

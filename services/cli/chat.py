@@ -134,8 +134,7 @@ class LineReader:
 async def converse(
     config: Config, console: Console, question: str | None, temperature: float
 ) -> int:
-    assert config.redis.url is not None, "serving() sets redis.url"
-    async with await Broker.connect(config.redis.url, config.run.id) as broker:
+    async with await Broker.connect(config.redis.connection_url(), config.run.id) as broker:
         client = EvalClient(
             broker,
             run_id=config.run.id,

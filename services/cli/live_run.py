@@ -7,7 +7,8 @@ from pathlib import Path
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy.local_folder import live_redis_url
-from agent_r1_deploy.local_redis import answers, hide_password
+from agent_r1_deploy.local_redis import answers
+from agent_r1_service.config import hide_password
 from agent_r1_service.run_files import CONFIG_FILE
 
 
@@ -25,7 +26,8 @@ def run_config(folder: Path) -> Config:
 
 def redis_of(folder: Path, config: Config) -> str | None:
     """Return the URL of the run's Redis; None when it ended with the run."""
-    return live_redis_url(folder) or config.redis.url
+    live = live_redis_url(folder)
+    return live or (None if config.redis.url is None else config.redis.connection_url())
 
 
 async def check_redis(url: str, setting: str) -> None:

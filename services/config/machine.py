@@ -20,7 +20,7 @@ from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.config import ListenConfig
+from agent_r1_service.config import ListenConfig, hide_password
 from agent_r1_service.run_token import TOKEN_SOURCES, RunToken, find_token, token_headers
 
 Purpose = Literal["train", "evaluate", "sft", "serve"]
@@ -171,7 +171,7 @@ def _unwritable(path: Path, key: str) -> str | None:
 def _redis_problems(config: Config, *, trains: bool) -> Iterator[str]:
     from redis import Redis, RedisError
 
-    from agent_r1_deploy.local_redis import find_redis_server, hide_password
+    from agent_r1_deploy.local_redis import find_redis_server
 
     if config.redis.url is None:
         try:
@@ -182,7 +182,7 @@ def _redis_problems(config: Config, *, trains: bool) -> Iterator[str]:
     shown = hide_password(config.redis.url)
     try:
         with Redis.from_url(
-            config.redis.url,
+            config.redis.connection_url(),
             socket_timeout=ANSWER_TIMEOUT_S,
             socket_connect_timeout=ANSWER_TIMEOUT_S,
         ) as client:

@@ -44,7 +44,7 @@ OUTPUT_KEYS: frozenset[Key] = frozenset(
 RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool"}
 """Names of services, which name their logs and commands; no tool may have them."""
 
-_URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@/]*)@", re.IGNORECASE)
+_URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@\s]*)@", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"(^|_)(password|secret|api_key|access_token)$")
 
 

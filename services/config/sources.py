@@ -307,6 +307,12 @@ def option_settings(tables: type[BaseModel], options: Sequence[str]) -> Iterator
             raise ConfigError(
                 f"--set {option!r} is not KEY=VALUE; write for example --set learner.steps=10"
             )
+        if re.match(r"[^\s@]*://[^\s/@]*:[^\s]*@", text.strip(" \"'")):
+            raise ConfigError(
+                f"--set {dotted(key)} holds a password, which every user of this machine can read "
+                f"in the list of processes; set the variable {ENV_PREFIX}{'__'.join(key).upper()} "
+                "instead"
+            )
         yield from _text_settings(tables, key, text.strip(), f"--set {dotted(key)}")
 
 

@@ -167,8 +167,8 @@ class Evaluation:
             )
             report(Progress("answered", len(self._file.answers), len(self.questions), failed))
 
-        assert redis.url is not None  # checked by ask
-        async with await Broker.connect(redis.url, run.id, lease_s=redis.lease_s) as broker:
+        url = redis.connection_url()
+        async with await Broker.connect(url, run.id, lease_s=redis.lease_s) as broker:
             registry = Registry(broker)
             if await registry.newest_version() is None:
                 # No learner runs: the servers' own weights are the ones to ask.

@@ -114,9 +114,8 @@ def _restore(spec: RunSpec, engine: PolicyEngine, checkpoints: Checkpoints) -> L
 
 async def connect(spec: RunSpec) -> Broker:
     """Connect to the run's Redis."""
-    assert spec.redis.url is not None  # make_run_spec has checked it
     return await Broker.connect(
-        spec.redis.url,
+        spec.redis.connection_url(),
         spec.run.id,
         lease_s=spec.redis.lease_s,
         max_processing_failures=spec.redis.max_processing_failures,

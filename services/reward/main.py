@@ -49,10 +49,9 @@ async def _serve(
     token: RunToken | None,
     announce_dir: Path | None,
 ) -> None:
-    assert redis.url is not None  # checked by serve
     consumer_name = f"{NAME}-{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     broker = await Broker.connect(
-        redis.url,
+        redis.connection_url(),
         run.id,
         lease_s=redis.lease_s,
         max_processing_failures=redis.max_processing_failures,

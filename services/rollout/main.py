@@ -309,7 +309,7 @@ async def _connect(settings: RolloutSettings) -> Broker:
             "start the whole run with `agent-r1 train`, which starts one"
         )
     return await Broker.connect(
-        redis.url,
+        redis.connection_url(),
         settings.run.id,
         lease_s=redis.lease_s,
         max_processing_failures=redis.max_processing_failures,

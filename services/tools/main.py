@@ -95,7 +95,7 @@ async def _serve(
         registry: ToolRegistry | None = None
         where = ""
         if redis.url is not None:
-            broker = await RedisConnection.connect(redis.url, run.id)
+            broker = await RedisConnection.connect(redis.connection_url(), run.id)
             stack.push_async_callback(broker.close)
             registry = ToolRegistry(broker, run.tool_pool or run.id)
             where = f" (Redis at {_address(redis.url)})"

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import datetime
-import ipaddress
 import json
 import math
 import ssl
@@ -20,9 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 from elasticsearch import Elasticsearch
 
 from agent_r1.tools.base import CallContext, ToolUnavailableError
@@ -30,6 +25,7 @@ from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.elasticsearch_build import BuildOptions, build_index
 from agent_r1.tools.search.elasticsearch_client import Server
 from agent_r1.tools.search.tool import SearchTool, open_search_tool
+from tests.support.certificates import write_certificate
 from tests.support.elasticsearch_front import Answer, Asked, Front, error_answer
 
 pytestmark = pytest.mark.elasticsearch
@@ -517,32 +513,7 @@ def test_a_lack_of_privileges_names_those_needed(
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A PEM file with a key and a certificate of 127.0.0.1 that vouches for itself."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
-    now = datetime.datetime.now(datetime.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    signed = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([address]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "server.pem"
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-        + signed.public_bytes(serialization.Encoding.PEM)
-    )
-    return path
+    return write_certificate(tmp_path_factory.mktemp("tls") / "server.pem")
 
 
 async def test_tls_needs_an_authority_that_vouches(

@@ -54,8 +54,8 @@ class Stage(Scene):
             ]
         }
 
-    def config(self, *options: str) -> Config:
-        return load_config(self.file, [f"run.dir={self.run_folder}", *options], {}).config
+    def config(self, *options: str, **environ: str) -> Config:
+        return load_config(self.file, [f"run.dir={self.run_folder}", *options], environ).config
 
     def command(self, services: LocalServices, service: str, name: str, *_: str) -> list[str]:
         announce_dir = services.announce_dir(name)
@@ -364,7 +364,7 @@ def test_dead_letters_outlive_the_redis_of_the_run(
 def test_a_redis_that_is_away_is_named_without_its_password(stage: Stage):
     url = f"redis://me:secret@127.0.0.1:{local_redis.free_port()}/0"
     with pytest.raises(ValueError, match=r"does not answer: ") as caught:
-        local.run_training(stage.config(f"redis.url={url}"), resume=False)
+        local.run_training(stage.config(AGENT_R1__REDIS__URL=url), resume=False)
     assert "redis://me:***@127.0.0.1" in str(caught.value)
     assert "secret" not in str(caught.value)
 

@@ -103,11 +103,31 @@ def test_config_show_prints_values_and_where_they_came_from(
     assert shown["learner.max_staleness = 0"] == "default"
 
 
-def test_config_show_hides_passwords(file: Path, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["config", "show", str(file), "--set", "redis.url=redis://:pw@h/0"]) == 0
+def test_config_show_hides_passwords(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("AGENT_R1__REDIS__URL", "redis://:pw@h/0")
+    assert cli.main(["config", "show", str(file)]) == 0
     text = capsys.readouterr().out
     assert "redis://:***@h/0" in text
     assert "pw@" not in text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["config", "show", "{file}", "--set", "redis.url=redis://me:hunter2@h/0"],
+        ["config", "show", "{file}", "--set", 'redis.url = "redis://:hunter2@h/0"'],
+        ["tools", "list", "--redis", "redis://:hunter2@h/0", "--pool", "p"],
+    ],
+)
+def test_a_password_on_the_command_line_is_refused(
+    arguments: list[str], file: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main([one.format(file=file) for one in arguments]) == 2
+    said = capsys.readouterr().err
+    assert "can read in the list of processes; set the variable AGENT_R1_" in said
+    assert "hunter2" not in said
 
 
 @pytest.mark.parametrize(

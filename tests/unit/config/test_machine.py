@@ -87,8 +87,10 @@ def test_checkpoints_that_no_disk_can_hold_are_refused(folder: Path):
 
 
 def test_a_redis_that_does_not_answer_is_named_without_its_password(folder: Path):
-    found = problems(folder, f"redis.url=redis://:secret@127.0.0.1:{closed_port()}/0")
-    assert found.startswith("redis.url (redis://:***@127.0.0.1:")
+    (folder / "password").write_text("secret")
+    url = f"redis://127.0.0.1:{closed_port()}/0"
+    found = problems(folder, f"redis.url={url}", f"redis.password_file={folder / 'password'}")
+    assert found.startswith("redis.url (redis://127.0.0.1:")
     assert "does not answer: " in found
     assert "secret" not in found
 
