@@ -118,6 +118,7 @@ class Swapper:
         while process.pid not in self.announced():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise HotswapError(f"instance of version {version} did not come up; see {log.name}")
+            time.sleep(LOOK_S)
 
     def of(self, version: str) -> list[Instance]:
         """Return the running instances of a version."""

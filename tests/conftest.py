@@ -23,6 +23,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+pytest_plugins = ["tests.support.parallel"]
 REPOSITORY = Path(__file__).resolve().parent.parent
 REDIS_START_TIMEOUT_S = 20.0
 REDIS_STOP_TIMEOUT_S = 10.0

@@ -12,7 +12,7 @@ from tests.support.runs import finished, steps, write_config
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 TOLERANCE = 1e-5
-STEPS = 5
+STEPS = 3
 # What a clock or a queue says differs between any two runs.
 OF_TIME = ("time/", "throughput/", "push/", "queue/", "learn/tokens_per_s", "tools/latency")
 
