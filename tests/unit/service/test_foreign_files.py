@@ -37,7 +37,9 @@ def test_a_foreign_file_is_named_with_the_way_to_convert_it(
     assert expected in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "data"), [("a.jsonl", LINE), ("a.jsonl.gz", gzip.compress(LINE, mtime=0))])
+@pytest.mark.parametrize(
+    ("name", "data"), [("a.jsonl", LINE), ("a.jsonl.gz", gzip.compress(LINE, mtime=0))]
+)
 def test_json_lines_are_not_foreign(tmp_path: Path, name: str, data: bytes):
     path = tmp_path / name
     path.write_bytes(data)
