@@ -17,7 +17,7 @@ table: setup ## train every method of the paper on tiny_world, three seeds each;
 	@$(BIN)/agent-r1 table examples/tiny_world/table.toml
 
 test: setup ## run the whole test suite with real Redis, vLLM and DeepSpeed
-	@$(BIN)/python -m pytest -n auto --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-unit: setup ## run the fast tests
 	@$(BIN)/python -m pytest tests/unit tests/contract -m "not slow and not vllm"

@@ -1,23 +1,27 @@
 """How the suite is spread over processes by pytest-xdist, and its time by package.
 
-The tests of a file stay together in one process, and so do all that share one costly server. A
-training run of its own goes wherever there is room.
+The tests of a file stay together in one process, and so do files that share one costly server.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections import defaultdict
 from pathlib import PurePosixPath
+from typing import Any
 
 import psutil
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 GIB_PER_PROCESS = 5
 """A training run with its learner and engine, at its largest."""
 MOST_PROCESSES = 8
-SHARED_RUNS = {"engine", "resumed_run"}
-"""Fixtures with vLLM that many tests share."""
+SHARED_SERVERS = {
+    "elasticsearch": re.compile(r"integration/test_(elasticsearch_\w+|search_tool)\.py"),
+    "the engine of live_engine": re.compile(r"integration/test_vllm_\w+\.py"),
+}
 
 
 def processes(cores: int, memory_gib: float) -> int:
@@ -28,26 +32,26 @@ def processes(cores: int, memory_gib: float) -> int:
     return max(1, min(cores + 1, int(memory_gib / GIB_PER_PROCESS), MOST_PROCESSES))
 
 
-@pytest.hookimpl(optionalhook=True)
+class FileScheduling(LoadScopeScheduling):
+    """Hands out whole files, in order: the longest come first."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        for server, files in SHARED_SERVERS.items():
+            if files.search(file):
+                return server
+        return file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    """Answer `--dist loadfile`."""
+    config.option.loadscopereorder = False
+    return FileScheduling(config, log)
+
+
 def pytest_xdist_auto_num_workers() -> int:
     """Answer `-n auto`."""
     return processes(len(os.sched_getaffinity(0)), psutil.virtual_memory().available / 2**30)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Name the group of every test for `--dist loadgroup`."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-
-
-def _group(item: pytest.Item) -> str:
-    if item.get_closest_marker("elasticsearch"):
-        return "elasticsearch"
-    if item.get_closest_marker("vllm"):
-        shared = SHARED_RUNS.intersection(getattr(item, "fixturenames", ()))
-        return shared.pop() if shared else item.nodeid
-    return item.nodeid.partition("::")[0]
 
 
 def seconds_by_package(durations: list[tuple[str, float]]) -> dict[str, float]:
