@@ -14,6 +14,8 @@ SWAPS = 8
 
 
 @pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_nothing_is_lost_while_tools_are_swapped(world: Path, tmp_path: Path):
     command = [sys.executable, str(REPOSITORY / "scripts" / "hotswap.py")]
     command += ["--swaps", str(SWAPS)]

@@ -273,7 +273,9 @@ def test_a_request_that_is_too_large_for_the_server_names_the_option(
         return Answer.of(413, {}) if len(asked.body) > 20_000 else None
 
     front.before = limit
-    with pytest.raises(ValueError, match=r"no request of 8388608 bytes \(413\); lower --bulk-mb"):
+    with pytest.raises(
+        ValueError, match=r"refuses requests of 8388608 bytes \(413\); lower --bulk-mb"
+    ):
         build(front.url, corpus, name)
     build(front.url, corpus, name, bulk_bytes=15_000)
     assert client.count(index=name)["count"] == NUM_PASSAGES
@@ -472,7 +474,7 @@ def test_memory_does_not_grow_with_the_corpus(
 
     def watch(self: Any, ok: bool, item: Any) -> None:
         nonlocal most
-        most = max(most, len(self._lines))
+        most = max(most, len(self.lines))
         take(self, ok, item)
 
     monkeypatch.setattr(elasticsearch_build._Loader, "_take", watch)

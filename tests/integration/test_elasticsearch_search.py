@@ -491,7 +491,7 @@ async def test_user_and_password_come_from_the_environment(
 ):
     want_header(front, "Basic ZWxhc3RpYzpwdw==")  # elastic:pw
     monkeypatch.setenv("AGENT_R1_ELASTICSEARCH_USER", "elastic")
-    with pytest.raises(ValueError, match="AGENT_R1_ELASTICSEARCH_PASSWORD is not set, and its oth"):
+    with pytest.raises(ValueError, match="AGENT_R1_ELASTICSEARCH_PASSWORD is not set, but its oth"):
         open_search_tool("search", table(front.url, index))
     monkeypatch.setenv("AGENT_R1_ELASTICSEARCH_PASSWORD", "pw")
     async with started(table(front.url, index)) as tool:

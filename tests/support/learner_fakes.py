@@ -72,6 +72,8 @@ class FakeEngine:
         self.trained: list[tuple[int, int]] = []
         """(group, sample) of everything these weights were trained on."""
         self.batches: list[list[TrainSample]] = []
+        self.until: Callable[[], bool] = lambda: True
+        """A step lasts until this holds."""
         self._kill_at = kill_at
         self._train_s = train_s
         self._full_disk_at = full_disk_at
@@ -84,6 +86,10 @@ class FakeEngine:
         if self.steps + 1 == self._kill_at:
             os._exit(KILL_CODE)
         time.sleep(self._train_s)
+        deadline = time.monotonic() + 60.0
+        while not self.until():
+            assert time.monotonic() < deadline, "what the step waits for did not come"
+            time.sleep(0.01)
         self.batches.append(list(samples))
         for sample in samples:
             group, index = int(sample.token_ids[0]), int(sample.token_ids[1])
