@@ -16,6 +16,8 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from agent_r1_service.http_guard import GUARD_ERRORS, OPEN_PATHS
+
 REFERENCE = "#/components/schemas/{model}"
 SHOWN_VALUE_CHARS = 100
 SHOWN_PROBLEMS = 20
@@ -100,6 +102,7 @@ def describe(app: Any, routes: tuple[Route, ...]) -> None:
         schema: dict[str, Any] = described()
         if not complete:
             _complete(schema, [one for one in routes if one.path in schema["paths"]])
+            _add_guard(schema)
         return schema
 
     app.openapi = openapi
@@ -123,6 +126,19 @@ def _complete(schema: dict[str, Any], routes: list[Route]) -> None:
                 "description": one.answer.__name__,
                 "content": _content(one.answer),
             }
+
+
+def _add_guard(schema: dict[str, Any]) -> None:
+    """Add what http_guard.py asks for and may answer, on every route."""
+    bearer = {"type": "http", "scheme": "bearer", "description": "The run token."}
+    schema.setdefault("components", {})["securitySchemes"] = {"run_token": bearer}
+    for path, operations in schema["paths"].items():
+        is_open = path in OPEN_PATHS
+        for operation in operations.values():
+            operation["security"] = [] if is_open else [{"run_token": []}]
+            for status, text in GUARD_ERRORS.items():
+                if status != "401" or not is_open:
+                    operation["responses"].setdefault(status, {"description": text})
 
 
 def _content(model: type[BaseModel]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ serving.py puts the application of every service behind `HttpGuard`, and its con
 - a body that does not arrive in time: 408; headers that do not: the connection is closed;
 - headers (or what else is no body) over `MAX_HEADER_BYTES`, or more than `MAX_WAITING` requests
   sent ahead of their answers: the connection is closed;
-- more connections than `MAX_CONNECTIONS`: 503.
+- more than `MAX_REQUESTS_PER_S` requests of one address in a second: 429;
+- more connections than `MAX_CONNECTIONS`: 503, and than `MAX_OPEN_CONNECTIONS`: closed unread.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ import asyncio
 import contextlib
 import ipaddress
 import json
+import time
+from collections import Counter
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +34,9 @@ from agent_r1_service.run_token import TOKEN_SOURCES, RunToken
 
 MAX_BODY_BYTES = 8 << 20
 MAX_CONNECTIONS = 2048
+MAX_OPEN_CONNECTIONS = MAX_CONNECTIONS + 256
+MAX_REQUESTS_PER_S = 2000
+"""Requests of one address in a second; a service answers some 800 (docs/benchmarks.md, tools)."""
 HEADER_TIMEOUT_S = 10.0
 """Time from the opening of a connection, or the first byte of a later request, to the end of the
 request's headers."""
@@ -44,6 +51,14 @@ LINGER_S = 2.0
 answer with it."""
 OPEN_PATHS = ("/healthz",)
 """What needs no token: whether a service is up, and nothing that a run works on."""
+GUARD_ERRORS = {
+    "401": "The request has no run token, or another one.",
+    "403": "A web page of another host has sent the request.",
+    "421": "The request names another host.",
+    "429": "Too many requests in a second.",
+}
+"""What every route may answer, as its description says it; OPEN_PATHS never answer 401."""
+_MORE_HEADERS = {401: [(b"www-authenticate", b"Bearer")], 429: [(b"retry-after", b"1")]}
 _PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
 
 
@@ -54,12 +69,24 @@ class HttpGuard:
         app: the application.
         listen: names under which the service is known.
         token: what every request must have; None lets every caller in.
+        clock: seconds that only grow.
     """
 
-    def __init__(self, app: ASGIApp, listen: ListenConfig, token: RunToken | None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        listen: ListenConfig,
+        token: RunToken | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._app = app
         self._listen = listen
         self._token = token
+        self._clock = clock
+        self._requests: Counter[str] = Counter()
+        """Of the second that ends at `_second_ends`, by address."""
+        self._second_ends = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -68,6 +95,11 @@ class HttpGuard:
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
+        address = "" if scope["client"] is None else str(scope["client"][0])
+        if self._is_flood(address):
+            text = f"more than {MAX_REQUESTS_PER_S} requests in a second; wait a second"
+            await _answer(send, 429, text)
+            return
         refusal = self._refuse_name(headers) or self._refuse_token(scope["path"], headers)
         if refusal is not None:
             await _answer(send, *refusal, unread=receive)
@@ -84,6 +116,14 @@ class HttpGuard:
         else:
             if body is not None:
                 await self._app(scope, _replay(body, receive), send)
+
+    def _is_flood(self, address: str) -> bool:
+        now = self._clock()
+        if now >= self._second_ends:
+            self._requests.clear()
+            self._second_ends = now + 1.0
+        self._requests[address] += 1
+        return self._requests[address] > MAX_REQUESTS_PER_S
 
     def _refuse_name(self, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
@@ -158,8 +198,7 @@ async def _answer(send: Send, status: int, text: str, *, unread: Receive | None 
         (b"content-length", str(len(content)).encode()),
         (b"connection", b"close"),
     ]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
+    headers += _MORE_HEADERS.get(status, ())
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": content, "more_body": True})
     if unread is not None:
@@ -220,6 +259,9 @@ class TimedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > MAX_OPEN_CONNECTIONS:
+            transport.abort()
+            return
         self._watch_headers()
 
     def data_received(self, data: bytes) -> None:

@@ -15,10 +15,11 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from agent_r1_service import http_guard
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.http_guard import is_known_host
+from agent_r1_service.http_guard import HttpGuard, is_known_host
 from agent_r1_service.run_token import RunToken, token_headers
 from agent_r1_service.serving import bind, http_config
 
@@ -175,7 +176,7 @@ TOKEN = RunToken("0123456789abcdef")
 async def test_only_requests_with_the_token_reach_the_application(
     headers: dict[str, str], status: int
 ):
-    sent = {name: value.encode("latin-1") for name, value in headers.items()}
+    sent = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
     async with serving(TOKEN) as service, httpx.AsyncClient(trust_env=False) as client:
         answer = await client.post(f"{service.url}/call", headers=sent, content=b"12")
     assert answer.status_code == status
@@ -362,3 +363,52 @@ async def test_more_connections_than_allowed_are_answered_503(monkeypatch: pytes
             writer.close()
             await writer.wait_closed()
     assert refused.status_code == 503
+
+
+async def test_connections_that_nobody_can_answer_are_closed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(http_guard, "MAX_OPEN_CONNECTIONS", 3)
+    async with serving() as service:
+        pairs = [await service.connect() for _ in range(4)]
+        closed, _ = pairs[3]
+        with contextlib.suppress(ConnectionError):
+            assert await asyncio.wait_for(closed.read(), WAIT_S) == b""
+        reader, writer = pairs[0]
+        writer.write(b"GET /call HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        assert (await answer_of(reader))[0] == 200
+        for _, writer in pairs:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def test_a_flood_of_one_address_is_refused_for_a_second():
+    now = 100.0
+    answers: list[Message] = []
+
+    async def app(_: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: Message) -> None:
+        answers.append(message)
+
+    async def ask(address: str) -> int:
+        headers = [(b"host", b"localhost")]
+        answers.clear()
+        scope = {"type": "http", "path": "/", "headers": headers, "client": (address, 1)}
+        await guard(scope, receive, send)
+        return answers[0]["status"]
+
+    guard = HttpGuard(app, LISTEN, None, clock=lambda: now)
+    limit = http_guard.MAX_REQUESTS_PER_S
+    statuses = [await ask("192.0.2.1") for _ in range(limit + 2)]
+    assert statuses == [200] * limit + [429] * 2
+    assert (b"retry-after", b"1") in answers[0]["headers"]
+    assert b"more than 2000 requests in a second" in answers[1]["body"]
+    assert await ask("192.0.2.2") == 200
+    now = 101.0
+    assert await ask("192.0.2.1") == 200

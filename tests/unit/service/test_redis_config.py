@@ -31,7 +31,7 @@ def test_the_password_comes_from_a_file_or_a_variable(
     by_file = source == "file"
     config = RedisConfig(url=url, password_file=file if by_file else None)
     found = config.connection_url({} if by_file else {"AGENT_R1_REDIS_PASSWORD": PASSWORD})
-    parsed = parse_url(found)
+    parsed: dict[str, Any] = {**parse_url(found)}
     assert parsed["password"] == PASSWORD
     assert parsed.get("username") == username
     assert parsed.get("host") == host
@@ -53,7 +53,8 @@ def test_the_certificates_go_with_the_url(tmp_path: Path):
     with pytest.raises(ValueError, match=r"redis.ca_file \(.*the ca.pem\) is not a file"):
         config.connection_url({})
     file.touch()
-    assert parse_url(config.connection_url({}))["ssl_ca_certs"] == str(file)
+    parsed: dict[str, Any] = {**parse_url(config.connection_url({}))}
+    assert parsed["ssl_ca_certs"] == str(file)
 
 
 def test_a_missing_password_file_is_named(tmp_path: Path):
