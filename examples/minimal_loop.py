@@ -105,13 +105,16 @@ async def train(config_file: Path, steps: int, questions: int, group_size: int) 
     prepare_environment(settings)
     # These read the environment when they are imported.
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+    from agent_r1.learner.engine.rank_messages import EngineSetup
     from agent_r1.rollout.vllm.policy import VllmPolicy
 
     ends = read_model(settings).eos_token_ids
     chat = ChatFormat(load_tokenizer(model.path), end_of_turn_ids=ends)
     tool = open_search_tool("search", config.tools["search"])
     policy = VllmPolicy(settings)
-    engine = DeepSpeedPolicyEngine(model, config.learner, total_steps=config.learner.steps)
+    engine = DeepSpeedPolicyEngine(
+        EngineSetup.of(model, config.learner), total_steps=config.learner.steps
+    )
     tasks = itertools.cycle(read_task_file(config.data.train[0]))
     await asyncio.gather(policy.start(), tool.start())
     try:

@@ -23,6 +23,7 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import check_port
 from agent_r1.config.run import Config, ConfigError, LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import ENV_PREFIX
+from agent_r1.learner.engine.rank_place import read_place
 from agent_r1.tools.config import CLASS_PATTERN
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_service.run_files import CONFIG_FILE, LEDGER_FILE
@@ -217,6 +218,11 @@ def _end_process(status: int) -> NoReturn:
 
 
 def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -> int:
+    place = read_place(os.environ, config.learner.ranks, "learner")
+    if place.rank > 0:
+        from agent_r1.learner import main as learner
+
+        learner.follow(config.run, config.model, config.learner, place)
     _redis(config)
     if config.data is None:
         raise ConfigError("table [data] is missing; the learner needs data.train")
@@ -236,7 +242,9 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
             evaluation=config.evaluation,
             resume=resume,
         )
-        status = learner.train(spec, announce_dir, resolved_config=dump_config(config)[0])
+        status = learner.train(
+            spec, announce_dir, resolved_config=dump_config(config)[0], place=place
+        )
     except (RunFailedError, CanaryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc
@@ -247,14 +255,19 @@ def sft(arguments: argparse.Namespace) -> int:
     """Run the supervised warm start in this process."""
     config = load_config(arguments.config, arguments.options).config
     configure_logging(config.run.log_level)
-    config_checks.check(config, "sft")
     if config.sft is None:
         raise ConfigError("table [sft] is missing; the warm start needs sft.data and sft.output")
+    place = read_place(os.environ, config.sft.ranks, "sft")
+    if place.rank == 0:
+        config_checks.check(config, "sft")
     from agent_r1.learner.engine.interface import EngineError
     from agent_r1.learner.sft import train as warm_start
 
     try:
-        finished = warm_start.run(run=config.run, model=config.model, sft=config.sft)
+        if place.rank > 0:
+            config_checks.use_plugins(config)
+            warm_start.follow(config.run, config.model, config.sft, place)
+        finished = warm_start.run(run=config.run, model=config.model, sft=config.sft, place=place)
     except EngineError as exc:
         raise ValueError(str(exc)) from exc
     return 0 if finished else EXIT_INTERRUPTED

@@ -106,7 +106,11 @@ class EngineConfig(StrictConfig):
     offload: Literal["none", "optimizer", "all"] = "none"
     """Keep optimizer state (and, with ZeRO-3, weights) in CPU memory; needs zero_stage >= 1."""
     ranks: PositiveInt = 1
-    """Learner processes on this machine: one a GPU, or any number on CPU."""
+    """Learner processes: one a GPU, or any number on CPU. All are on this machine, unless torchrun,
+    or another launcher that sets its variables, starts them."""
+    rank_interface: str | None = None
+    """Network interface, such as eth0, on which the ranks listen for each other; None: the one that
+    reaches MASTER_ADDR, which is the loopback interface where no launcher sets that variable."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes GPUs when there are any."""
     torch_threads: Annotated[int, Field(ge=0)] = 0

@@ -1,7 +1,7 @@
 """Starts the learner: `agent_r1.cli.run` calls `train` with the spec of one run.
 
 Builds the engine over its ranks, and drives train.py to the end of the run or until SIGTERM or
-SIGINT.
+SIGINT. In the process of a rank other than 0 it calls `follow`, with the same tables.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from agent_r1.learner.algorithms import find_advantage, find_policy_loss
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup
+from agent_r1.learner.engine.rank_place import RankPlace
 from agent_r1.learner.outcome import INTERRUPTED
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
 from agent_r1_service.announcements import write_announcement
+from agent_r1_service.config import ModelConfig, RunConfig
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +32,13 @@ NAME = "learner"
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-def train(spec: RunSpec, announce_dir: Path | None, *, resolved_config: Mapping[str, Any]) -> str:
+def train(
+    spec: RunSpec,
+    announce_dir: Path | None,
+    *,
+    resolved_config: Mapping[str, Any],
+    place: RankPlace | None = None,
+) -> str:
     """Train until the last step; return after a clean stop too, with a checkpoint written.
 
     Returns:
@@ -44,29 +54,46 @@ def train(spec: RunSpec, announce_dir: Path | None, *, resolved_config: Mapping[
     find_policy_loss(spec.learner.policy_loss)
     spec.folder.write_config(resolved_config)
     try:
-        with _interruptible(), closing(build_engine(spec)) as engine:
+        with _interruptible(), closing(build_engine(spec, place)) as engine:
             return asyncio.run(run_until_stopped(spec, engine, announce_dir))
     except KeyboardInterrupt:
         logger.info("stopped while the model was being loaded; nothing was trained")
         return INTERRUPTED
 
 
-def build_engine(spec: RunSpec) -> PolicyEngine:
-    """Load the model over all ranks."""
-    if spec.run.deterministic:
-        # Read when CUDA starts, also by the other ranks.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+def follow(
+    run: RunConfig, model: ModelConfig, learner: LearnerConfig, place: RankPlace
+) -> NoReturn:
+    """Be a rank other than 0 until the ranks end."""
+    setup = engine_setup(run, model, learner)
+    from agent_r1.learner.engine.rank_worker import follow
+
+    follow(place, [setup])
+
+
+def build_engine(spec: RunSpec, place: RankPlace | None = None) -> PolicyEngine:
+    """Join the ranks, or start them on this machine, and load the model over all of them."""
+    setup = engine_setup(spec.run, spec.model, spec.learner)
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.rank_messages import CriticSetup
+    from agent_r1.learner.engine.rank_group import RankGroup
 
-    config = spec.learner
-    critic_model = spec.model.model_copy(update={"path": config.critic_path or spec.model.path})
     return DeepSpeedPolicyEngine(
-        spec.model,
+        setup,
+        total_steps=spec.total_steps * spec.learner.optimizer_steps_per_batch,
+        group=RankGroup(setup.config, place),
+    )
+
+
+def engine_setup(run: RunConfig, model: ModelConfig, config: LearnerConfig) -> EngineSetup:
+    """Return the engine's setup, as every rank reads it in the configuration."""
+    if run.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    critic_model = model.model_copy(update={"path": config.critic_path or model.path})
+    return EngineSetup.of(
+        model,
         config,
-        seed=spec.run.seed,
-        total_steps=spec.total_steps * config.optimizer_steps_per_batch,
+        seed=run.seed,
         with_reference=config.kl != "none",
         critic=CriticSetup(
             critic_model,
@@ -75,7 +102,7 @@ def build_engine(spec: RunSpec) -> PolicyEngine:
         )
         if config.has_critic
         else None,
-        deterministic=spec.run.deterministic,
+        deterministic=run.deterministic,
     )
 
 

@@ -27,13 +27,16 @@ from agent_r1.learner.engine.microbatches import build_microbatch, scoring_sampl
 from agent_r1.learner.engine.model import check_packing, load_causal_model
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.rank_group import RankGroup
-from agent_r1.learner.engine.rank_messages import CriticSetup
+from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup
+from agent_r1.learner.engine.rank_place import RankPlace
 from agent_r1.learner.objective import Aggregation
+from agent_r1_deploy.local_redis import free_port
 from agent_r1_service.config import ModelConfig
 from tests.support import two_ranks
 from tests.support.tiny_models import make_samples, save_model, with_values
 
 END_TIMEOUT_S = 20.0
+LAUNCHER_END_S = 60.0
 SAMPLES = make_samples(two_ranks.COUNT, seed=two_ranks.SEED)
 
 
@@ -57,10 +60,7 @@ def make_engine(
     table = EngineConfig.model_validate({**two_ranks.SETTINGS, **settings})
     setup = CriticSetup(model, two_ranks.CRITIC_LR, warmup) if critic else None
     return DeepSpeedPolicyEngine(
-        model,
-        table,
-        with_reference=reference,
-        critic=setup,
+        EngineSetup(model, table, with_reference=reference, critic=setup),
         total_steps=total_steps,
         group=group,
     )
@@ -535,12 +535,19 @@ def test_running_out_of_memory_names_the_keys_in_order(model_dir: Path):
 class Leader:
     """A `tests.support.two_ranks` process and the lines it prints."""
 
-    def __init__(self, mode: str, model_dir: Path) -> None:
+    def __init__(
+        self, mode: str, model_dir: Path, *launcher: str, place: RankPlace | None = None
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.two_ranks", mode, str(model_dir)],
+            [sys.executable, *launcher, "-m", "tests.support.two_ranks", mode, str(model_dir)],
             cwd=Path(__file__).resolve().parents[2],
             # DeepSpeed prints what it finds where it is not told.
-            env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "DS_ACCELERATOR": "cpu",
+                **({} if place is None else place.environment()),
+            },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
@@ -593,12 +600,12 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
     expected = two_ranks.train(make_engine(model_dir, reference=True, critic=True), tmp_path)
     one_rank = gradient(model_dir, SAMPLES, two_ranks.SPEC)
     (worker,) = leader.answer()["workers"]
+    probe = leader.answer()
+    assert probe["microbatches"] > 1
+    assert relative_distance(np.array(probe["gradient"]), one_rank) <= 1e-5
     for stage in range(4):
         found = leader.answer()
         assert found["stage"] == stage
-        if stage == 0:
-            assert found["microbatches"] > 1
-            assert relative_distance(np.array(found["gradient"]), one_rank) <= 1e-5
         for key in ("losses", "grad_norms", "kl", "value_losses", "filtered"):
             assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-6), (stage, key)
         assert found["repeated_loss"] == pytest.approx(found["losses"][-1], rel=1e-5)
@@ -634,4 +641,31 @@ def test_a_lost_rank_ends_the_engine_with_a_message(
     answer = leaders[0].answer()
     assert len(answer["errors"]) >= 2
     assert all(message in error for error in answer["errors"])
-    assert answer["exit_code"] == exit_code
+    assert answer["exit_codes"] == [exit_code]
+
+
+@pytest.mark.slow
+def test_a_lost_rank_that_rank_0_did_not_start_is_named(model_dir: Path, leaders: list[Leader]):
+    port = free_port()
+    for rank in range(2):
+        place = RankPlace(rank, 2, rank, "127.0.0.1", port)
+        leaders.append(Leader("outlive", model_dir, place=place))
+    first, second = leaders
+    assert first.answer() == {"trained": True}
+    assert listening(first.process.pid) | listening(second.process.pid) == {"127.0.0.1"}
+    second.end()  # kill -9
+    assert first.process.stdin is not None
+    first.process.stdin.write(b"\n")
+    first.process.stdin.flush()
+    errors = first.answer()["errors"]
+    assert len(errors) == 2
+    assert all("rank 1 gave no sign of life for 3 s" in error for error in errors)
+
+
+@pytest.mark.slow
+def test_the_ranks_of_torchrun_train_and_end_in_order(model_dir: Path, leaders: list[Leader]):
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    leaders.append(Leader("end", model_dir, *torchrun))
+    expected = make_engine(model_dir, **two_ranks.SHOWS_GRADIENT).train_batch(SAMPLES, LossSpec())
+    assert leaders[0].answer()["loss"] == pytest.approx(expected["loss/total"], rel=1e-5)
+    assert leaders[0].process.wait(timeout=LAUNCHER_END_S) == 0

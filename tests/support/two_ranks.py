@@ -1,9 +1,12 @@
 """Rank 0 of a learner of two ranks, for test_deepspeed_engine.py: prints one JSON line per answer.
 
-    python -m tests.support.two_ranks compare|lose|fail MODEL_DIR
+    python -m tests.support.two_ranks compare|lose|fail|outlive|end MODEL_DIR
 
 `compare` trains under every ZeRO stage and prints what came out, then waits to be killed.
-`lose` ends rank 1 by kill -9, `fail` lets it raise; both print what calls raise from then on.
+`lose` ends rank 1 by kill -9, `fail` lets it raise, `outlive` has the test end it; they print what
+calls raise from then on. `end` trains a batch and ends in order.
+
+Started alone it starts rank 1; started with the variables of a launcher it is the rank they say.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
 from agent_r1.learner.engine.microbatches import plan_microbatches
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.rank_group import RankGroup
-from agent_r1.learner.engine.rank_messages import CriticSetup
+from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup
+from agent_r1.learner.engine.rank_place import RankPlace, read_place
+from agent_r1.learner.engine.rank_worker import follow
 from agent_r1_service.config import ModelConfig
 from tests.support.tiny_models import make_samples, with_values
 
@@ -111,47 +116,46 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     }
 
 
-def compare(model_dir: Path) -> None:
+def setups(model_dir: Path) -> list[EngineSetup]:
+    """Return what both ranks build, in order: a probe of the gradient, then every stage."""
+    model = ModelConfig(path=str(model_dir), max_context=512)
+    critic = CriticSetup(model, CRITIC_LR)
+    found: list[EngineSetup] = []
+    for stage in range(4):
+        more = {"zero_stage": stage, "activation_checkpointing": stage == 3}
+        table = EngineConfig.model_validate({**SETTINGS, "ranks": 2, **more})
+        found.append(EngineSetup(model, table, with_reference=True, critic=critic))
+    plain = EngineConfig.model_validate({**SETTINGS, "ranks": 2, **SHOWS_GRADIENT})
+    return [EngineSetup(model, plain, with_reference=True), *found]
+
+
+def compare(model_dir: Path, place: RankPlace) -> None:
     """Train under every stage on the same two ranks."""
-    group = RankGroup(EngineConfig.model_validate({**SETTINGS, "ranks": 2}))
+    probe_setup, *others = setups(model_dir)
+    group = RankGroup(probe_setup.config, place)
     answer_line({"workers": [process.pid for process in group.workers]})
     lengths = [sample.num_tokens for sample in make_samples(COUNT, seed=SEED)]
     shares = plan_microbatches(lengths, 2, 64, 0.3)
-    for stage in range(4):
-        table = EngineConfig.model_validate(
-            {
-                **SETTINGS,
-                "ranks": 2,
-                "zero_stage": stage,
-                "activation_checkpointing": stage == 3,
-            }
-        )
-        model = ModelConfig(path=str(model_dir), max_context=512)
-        answer: dict[str, Any] = {"stage": stage, "microbatches": len(shares[0])}
-        critic = CriticSetup(model, CRITIC_LR)
-        engine = DeepSpeedPolicyEngine(
-            model, table, with_reference=True, critic=critic, group=group
-        )
-        if stage == 0:
-            plain = EngineConfig.model_validate({**table.model_dump(), **SHOWS_GRADIENT})
-            probe = DeepSpeedPolicyEngine(model, plain, with_reference=True, group=group)
-            answer["gradient"] = gradient(probe, make_samples(COUNT, seed=SEED), SPEC).tolist()
-            engine = DeepSpeedPolicyEngine(
-                model, table, with_reference=True, critic=critic, group=group
-            )
-        folder = model_dir.parent / f"two_ranks_{stage}"
-        answer_line(answer | train(engine, folder))
+    probe = DeepSpeedPolicyEngine(probe_setup, group=group)
+    found = gradient(probe, make_samples(COUNT, seed=SEED), SPEC).tolist()
+    answer_line({"microbatches": len(shares[0]), "gradient": found})
+    for setup in others:
+        engine = DeepSpeedPolicyEngine(setup, group=group)
+        stage = setup.config.zero_stage
+        answer_line({"stage": stage} | train(engine, model_dir.parent / f"two_ranks_{stage}"))
     answer_line({"done": True})
     sys.stdin.read()
 
 
 def report_errors(
-    model_dir: Path, damage: Callable[[RankGroup, Callable[[LossSpec], object]], object]
+    model_dir: Path,
+    place: RankPlace,
+    damage: Callable[[RankGroup, Callable[[LossSpec], object]], object],
 ) -> None:
     """Damage an engine of two ranks; print what it raises then, and how rank 1 ended."""
-    table = EngineConfig.model_validate({**SETTINGS, "ranks": 2})
-    group, model = RankGroup(table), ModelConfig(path=str(model_dir), max_context=512)
-    engine = DeepSpeedPolicyEngine(model, table, group=group)
+    setup = setups(model_dir)[0]
+    group = RankGroup(setup.config, place)
+    engine = DeepSpeedPolicyEngine(setup, group=group)
     samples = make_samples(COUNT, seed=SEED)
     engine.train_batch(samples, LossSpec())
 
@@ -166,12 +170,32 @@ def report_errors(
         except EngineError as exc:
             errors.append(str(exc))
     engine.close()
-    answer_line({"errors": errors, "exit_code": group.workers[0].returncode})
+    codes = [process.returncode for process in group.workers]
+    answer_line({"errors": errors, "exit_codes": codes})
 
 
-def lose(model_dir: Path) -> None:
+def lose(model_dir: Path, place: RankPlace) -> None:
     """Lose rank 1 between two calls."""
-    report_errors(model_dir, lambda group, _: os.kill(group.workers[0].pid, signal.SIGKILL))
+    report_errors(model_dir, place, lambda group, _: os.kill(group.workers[0].pid, signal.SIGKILL))
+
+
+def outlive(model_dir: Path, place: RankPlace) -> None:
+    """Let the test end rank 1, which this process has not started."""
+
+    def wait_for_the_test(*_: object) -> None:
+        answer_line({"trained": True})
+        sys.stdin.readline()
+
+    report_errors(model_dir, place, wait_for_the_test)
+
+
+def end(model_dir: Path, place: RankPlace) -> None:
+    """Train one batch and end in order."""
+    setup = setups(model_dir)[0]
+    engine = DeepSpeedPolicyEngine(setup, group=RankGroup(setup.config, place))
+    metrics = engine.train_batch(make_samples(COUNT, seed=SEED), LossSpec())
+    engine.close()
+    answer_line({"loss": metrics["loss/total"]})
 
 
 def fails_on_rank_1(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
@@ -182,11 +206,20 @@ def fails_on_rank_1(inputs: LossInputs, options: LossOptions) -> PolicyLoss:
     return PolicyLoss(-inputs.logprobs, never, torch.ones_like(inputs.logprobs))
 
 
-def fail(model_dir: Path) -> None:
+def fail(model_dir: Path, place: RankPlace) -> None:
     """Let rank 1 alone raise, while rank 0 waits for it."""
     spec = LossSpec(policy_loss="tests.support.two_ranks:fails_on_rank_1")
-    report_errors(model_dir, lambda _, train_on: train_on(spec))
+    report_errors(model_dir, place, lambda _, train_on: train_on(spec))
+
+
+def main(mode: str, model_dir: Path) -> None:
+    """Lead, or follow where rank 0 has started this process."""
+    place = read_place(os.environ, 2, "learner")
+    if place.rank > 0:
+        follow(place, setups(model_dir))
+    modes = {"compare": compare, "lose": lose, "fail": fail, "outlive": outlive, "end": end}
+    modes[mode](model_dir, place)
 
 
 if __name__ == "__main__":
-    {"compare": compare, "lose": lose, "fail": fail}[sys.argv[1]](Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine import checkpoint as checkpoint_io
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, Model, PolicyEngine, TrainSample
 from agent_r1.learner.engine.microbatches import (
@@ -27,13 +26,12 @@ from agent_r1.learner.engine.microbatches import (
     value_mask,
 )
 from agent_r1.learner.engine.rank_group import RankGroup
-from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup, MicroBatch, RankBatch
+from agent_r1.learner.engine.rank_messages import EngineSetup, MicroBatch, RankBatch
 from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.learner.weights import snapshot
 from agent_r1.learner.weights.snapshot import Weights
 from agent_r1_proto.weights import WeightManifest
 from agent_r1_service import files as durable
-from agent_r1_service.config import ModelConfig
 from agent_r1_service.files import report_full_disk, require_space
 
 logger = logging.getLogger(__name__)
@@ -49,36 +47,24 @@ class DeepSpeedPolicyEngine(PolicyEngine):
 
     def __init__(
         self,
-        model: ModelConfig,
-        config: EngineConfig,
+        setup: EngineSetup,
         *,
-        seed: int = 0,
         total_steps: int | None = None,
-        with_reference: bool = False,
-        critic: CriticSetup | None = None,
-        deterministic: bool = False,
-        table_name: str = "learner",
         group: RankGroup | None = None,
     ) -> None:
-        """Load the model on every rank, and start the ranks.
+        """Load the model on every rank.
 
         Args:
-            model: which model, dtype and attention.
-            config: engine settings; the fields of EngineConfig are read.
-            seed: seeds torch on every rank.
+            setup: the engine's; every other rank has read the same.
             total_steps: optimizer steps of the whole run; cosine and linear schedules need it.
-            with_reference: keep the configured model for the KL term.
-            critic: train a critic beside the policy; None is none.
-            deterministic: use deterministic kernels only.
-            table_name: "learner" or "sft", named in messages about keys.
-            group: ranks that are joined already; None starts them.
+            group: ranks that are joined already; None starts them on this machine.
 
         Raises:
             ValueError: the model cannot be loaded, or a setting does not fit the machine.
             EngineError: a rank failed.
         """
-        fields = {name: getattr(config, name) for name in EngineConfig.model_fields}
-        self._config = EngineConfig(**fields)
+        critic = setup.critic
+        self._setup, self._config = setup, setup.config
         self._rates = LearningRates(
             self._config,
             total_steps,
@@ -86,9 +72,6 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             policy_starts=0 if critic is None else critic.warmup_steps,
         )
         self._told_skipped = False
-        self._setup = EngineSetup(
-            model, self._config, seed, with_reference, table_name, critic, deterministic
-        )
         self._group = group or RankGroup(self._config)
         try:
             self._group.build(self._setup)
@@ -173,7 +156,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         ]
         orders: list[tuple[Model, list[MicroBatch]]] = [(model, batches) for batches in cut]
         with self._group.guard():
-            self._group.send("score", orders, gathers=True)
+            self._group.send("score", orders)
             flat = self._group.gather(self._group.engine.score(orders[0]))
         return scatter_back(cut, flat, [sample.loss_mask for sample in samples])
 
@@ -184,7 +167,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             for share in cut_evenly(samples, range(len(samples)), self._config)
         ]
         with self._group.guard():
-            self._group.send("values", cut, gathers=True)
+            self._group.send("values", cut)
             flat = self._group.gather(self._group.engine.values(cut[0]))
         return scatter_back(cut, flat, [value_mask(sample) for sample in samples])
 

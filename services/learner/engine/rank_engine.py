@@ -273,9 +273,12 @@ class RankEngine:
         if good.item():
             return ()
         own = [i for flag, batch in finite if not flag.item() for i in batch.indices]
-        everyones: list[Any] = [None] * self.ranks
-        dist.all_gather_object(everyones, own)
-        return tuple(sorted({index for indices in everyones for index in indices}))
+        count = torch.tensor(max(own, default=-1) + 1, device=self.device)
+        dist.all_reduce(count, dist.ReduceOp.MAX)
+        marks = torch.zeros(int(count), dtype=torch.int32, device=self.device)
+        marks.index_fill_(0, torch.tensor(own, dtype=torch.int64, device=self.device), 1)
+        dist.all_reduce(marks, dist.ReduceOp.MAX)
+        return tuple(marks.nonzero().flatten().tolist())
 
     # Scoring
 

@@ -1,7 +1,7 @@
 """What rank 0 tells every rank: how to build its part of the engine, and what to compute.
 
 policy_engine.py (rank 0) --EngineSetup, RankBatch--> rank_engine.py (every rank) --TrainReply-->
-policy_engine.py. Arrays and configuration only, so that they travel between processes.
+policy_engine.py. Arrays and configuration only; rank_wire.py carries them between processes.
 
 Dimension key: S = trajectories in a micro-batch, N = its trained tokens; padded, B = S rows of
 L = its longest; packed, B = 1 row of L = all tokens.
@@ -11,13 +11,42 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import GetPydanticSchema, ValidationInfo
+from pydantic_core import core_schema
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec
 from agent_r1_service.config import ModelConfig
+
+
+def _set_aside(array: npt.NDArray[Any], info: core_schema.SerializationInfo) -> int:
+    arrays: list[npt.NDArray[Any]] = info.context  # pyright: ignore[reportAssignmentType]
+    arrays.append(array)
+    return len(arrays) - 1
+
+
+def _array(dtype: type[np.generic]) -> GetPydanticSchema:
+    """Let a field hold an array: in JSON its number among the arrays, which are the context."""
+
+    def pick(number: Any, info: ValidationInfo) -> npt.NDArray[Any]:
+        array = info.context[number]  # pyright: ignore[reportOptionalSubscript]
+        if array.dtype != dtype:
+            raise ValueError(f"array {number} is {array.dtype}, and not {np.dtype(dtype)}")
+        return array
+
+    schema = core_schema.with_info_plain_validator_function(
+        pick,
+        serialization=core_schema.plain_serializer_function_ser_schema(_set_aside, info_arg=True),
+    )
+    return GetPydanticSchema(lambda _source, _handler: schema)
+
+
+Int64 = Annotated[npt.NDArray[np.int64], _array(np.int64)]
+Float32 = Annotated[npt.NDArray[np.float32], _array(np.float32)]
 
 
 @dataclass(frozen=True)
@@ -33,18 +62,40 @@ class CriticSetup:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Everything a rank needs to build its part of the engine."""
+    """Everything a rank needs to build its part of the engine; each reads it in its own file."""
 
     model: ModelConfig
     config: EngineConfig
-    seed: int
-    with_reference: bool
+    seed: int = 0
+    """Of torch, on every rank."""
+    with_reference: bool = False
     """Keep the configured model for the KL term."""
-    table_name: str
+    table_name: str = "learner"
     """"learner" or "sft": named in messages about keys."""
     critic: CriticSetup | None = None
     deterministic: bool = False
     """Use deterministic kernels only."""
+
+    @classmethod
+    def of(
+        cls, model: ModelConfig, table: EngineConfig, *, seed: int = 0, **more: Any
+    ) -> EngineSetup:
+        """Return the setup of a table that may hold more than the engine's keys."""
+        fields = {name: getattr(table, name) for name in EngineConfig.model_fields}
+        return cls(model, EngineConfig(**fields), seed, **more)
+
+    def without_paths(self) -> dict[str, Any]:
+        """Return what must be equal on every rank: a model may lie elsewhere on each machine."""
+        own = {"torch_threads", "device", "rank_interface"}
+        critic = self.critic
+        return {
+            "model": self.model.model_dump(exclude={"path"}),
+            self.table_name: self.config.model_dump(exclude=own),
+            "seed": self.seed,
+            "reference": self.with_reference,
+            "critic": critic and (critic.model.model_dump(exclude={"path"}), critic.lr),
+            "deterministic": self.deterministic,
+        }
 
 
 @dataclass(frozen=True)
@@ -53,11 +104,11 @@ class TokenBatch:
 
     indices: tuple[int, ...]
     """[S] which samples these are, in their order in `token_ids`."""
-    token_ids: npt.NDArray[np.int64]
+    token_ids: Int64
     """[B, L] right-padded with 0, or packed."""
-    position_ids: npt.NDArray[np.int64] | None
+    position_ids: Int64 | None
     """[B, L] of a packed batch: the token's place in its own trajectory; None when padded."""
-    positions: npt.NDArray[np.int64]
+    positions: Int64
     """[N] index into [B * L] of the hidden state that predicts a trained token."""
     num_tokens: int
     """Tokens without padding."""
@@ -72,21 +123,21 @@ class TokenBatch:
 class MicroBatch(TokenBatch):
     """One forward pass of the policy."""
 
-    targets: npt.NDArray[np.int64]
+    targets: Int64
     """[N] the trained tokens."""
-    sequences: npt.NDArray[np.int64]
+    sequences: Int64
     """[N] which of the S trajectories each trained token belongs to."""
-    temperatures: npt.NDArray[np.float32]
+    temperatures: Float32
     """[N] sampling temperature of each trained token."""
-    rollout_logprobs: npt.NDArray[np.float32]
+    rollout_logprobs: Float32
     """[N] log-probabilities at sampling."""
-    old_logprobs: npt.NDArray[np.float32]
+    old_logprobs: Float32
     """[N] the probability ratio's denominator."""
-    advantages: npt.NDArray[np.float32]
+    advantages: Float32
     """[N] advantages."""
-    importance_weights: npt.NDArray[np.float32]
+    importance_weights: Float32
     """[N] factor of the policy loss."""
-    weights: npt.NDArray[np.float32]
+    weights: Float32
     """[N] what each token's loss counts in the optimizer batch; see aggregation.py."""
 
 
@@ -94,11 +145,11 @@ class MicroBatch(TokenBatch):
 class ValueBatch(TokenBatch):
     """One forward pass of the critic."""
 
-    returns: npt.NDArray[np.float32]
+    returns: Float32
     """[N] what the critic should say."""
-    old_values: npt.NDArray[np.float32]
+    old_values: Float32
     """[N] what it said before the batch."""
-    weights: npt.NDArray[np.float32]
+    weights: Float32
     """[N] what each token's loss counts in the optimizer batch."""
 
 

@@ -18,10 +18,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from agent_r1.learner.config import SftConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine
+from agent_r1.learner.engine.rank_messages import EngineSetup
+from agent_r1.learner.engine.rank_place import RankPlace
 from agent_r1.learner.sft.data import SftData, load_dialogues, plan_batches
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1_service.config import ModelConfig, RunConfig
@@ -30,7 +32,14 @@ from agent_r1_service.files import replace_directory, write_atomically
 logger = logging.getLogger(__name__)
 
 LOG_FILE, SUMMARY_FILE, PROGRESS_FILE = "log.jsonl", "summary.json", "progress.json"
-_NOT_OF_THE_TASK = {"work_dir", "output", "checkpoint_every", "log_every", "torch_threads"}
+_NOT_OF_THE_TASK = {
+    "work_dir",
+    "output",
+    "checkpoint_every",
+    "log_every",
+    "torch_threads",
+    "rank_interface",
+}
 """Keys that may change between an interruption and its resume."""
 
 
@@ -156,6 +165,7 @@ def run(
     run: RunConfig,
     model: ModelConfig,
     sft: SftConfig,
+    place: RankPlace | None = None,
     stop: threading.Event | None = None,
 ) -> bool:
     """Run the warm start to its end, or until SIGINT or SIGTERM.
@@ -164,6 +174,7 @@ def run(
         run: gives the seed, unless `sft.seed` does.
         model: the model to start from.
         sft: data, output and settings.
+        place: rank 0's among its ranks; None starts the others on this machine.
         stop: set it to stop after the optimizer step in progress, as a signal does.
 
     Returns:
@@ -179,19 +190,28 @@ def run(
         )
     warm_start = _WarmStart(model, sft, run.seed if sft.seed is None else sft.seed)
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+    from agent_r1.learner.engine.rank_group import RankGroup
 
+    setup = _engine_setup(run, model, sft)
     engine = DeepSpeedPolicyEngine(
-        model,
-        sft,
-        seed=run.seed,
-        total_steps=len(warm_start.batches),
-        table_name="sft",
+        setup, total_steps=len(warm_start.batches), group=RankGroup(setup.config, place)
     )
     try:
         with _stop_on_signal(stop or threading.Event()) as stopping:
             return _train(warm_start, engine, stopping)
     finally:
         engine.close()
+
+
+def follow(run: RunConfig, model: ModelConfig, sft: SftConfig, place: RankPlace) -> NoReturn:
+    """Be a rank other than 0 until the ranks end."""
+    from agent_r1.learner.engine.rank_worker import follow
+
+    follow(place, [_engine_setup(run, model, sft)])
+
+
+def _engine_setup(run: RunConfig, model: ModelConfig, sft: SftConfig) -> EngineSetup:
+    return EngineSetup.of(model, sft, seed=run.seed, table_name="sft")
 
 
 def _train(warm_start: _WarmStart, engine: PolicyEngine, stopping: threading.Event) -> bool:

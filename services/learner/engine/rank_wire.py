@@ -1,0 +1,86 @@
+"""Messages between ranks: a JSON header of declared types, and the arrays that it numbers.
+
+rank_group.py (rank 0) --a command and its argument--> rank_worker.py --results--> rank_group.py
+
+Nothing that is received is code, or chooses a type: the command names one of `ARGUMENTS`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from pydantic import TypeAdapter
+
+from agent_r1.learner.engine.interface import Model
+from agent_r1.learner.engine.rank_messages import (
+    EngineSetup,
+    Float32,
+    MicroBatch,
+    RankBatch,
+    ValueBatch,
+)
+
+BUILD = "build"
+"""Build the engine; every other command is a method of RankEngine."""
+RESULTS = "results"
+"""What a rank answers to `score` and `values`."""
+ARGUMENTS: dict[str, TypeAdapter[Any]] = {
+    BUILD: TypeAdapter(EngineSetup),
+    "train": TypeAdapter(RankBatch),
+    "score": TypeAdapter(tuple[Model, list[MicroBatch]]),
+    "values": TypeAdapter(list[ValueBatch]),
+    "collect": TypeAdapter(None),
+    "save": TypeAdapter(Path),
+    "load": TypeAdapter(Path),
+    RESULTS: TypeAdapter(list[Float32]),
+}
+
+
+def encode(name: str, value: Any) -> tuple[bytes, bytes]:
+    """Return the header and the arrays of one message."""
+    arrays: list[np.ndarray] = []
+    body = ARGUMENTS[name].dump_json(value, context=arrays).decode()
+    shapes = [(array.dtype.name, array.shape) for array in arrays]
+    return json.dumps([name, body, shapes]).encode(), b"".join(a.tobytes() for a in arrays)
+
+
+def decode(header: bytes, data: bytes) -> tuple[str, Any]:
+    """Return the name and the value of one message.
+
+    Raises:
+        ValueError: it does not have the form that its name declares.
+    """
+    name, body, shapes = json.loads(header)
+    arrays: list[np.ndarray] = []
+    offset = 0
+    for dtype, shape in shapes:
+        count = int(np.prod(shape))
+        arrays.append(np.frombuffer(data, dtype, count, offset).reshape(shape).copy())
+        offset += arrays[-1].nbytes
+    return name, ARGUMENTS[name].validate_json(body, context=arrays)
+
+
+def send(rank: int, control: Any, name: str, value: Any) -> None:
+    """Send one message to a rank."""
+    parts = encode(name, value)
+    dist.send(torch.tensor([len(part) for part in parts]), rank, group=control)
+    for part in filter(None, parts):
+        dist.send(torch.frombuffer(bytearray(part), dtype=torch.uint8), rank, group=control)
+
+
+def receive(rank: int, control: Any) -> tuple[str, Any]:
+    """Wait for one message of a rank; return its name and value."""
+    sizes = torch.zeros(2, dtype=torch.int64)
+    dist.recv(sizes, rank, group=control)
+    parts: list[bytes] = []
+    for size in sizes.tolist():
+        part = torch.zeros(size, dtype=torch.uint8)
+        if size:
+            dist.recv(part, rank, group=control)
+        parts.append(part.numpy().tobytes())
+    return decode(parts[0], parts[1])
