@@ -55,6 +55,10 @@ class Keys:
         """Return the key under which one rollout server announces itself."""
         return f"{self.prefix}rollout_servers:{server_id}"
 
+    def rollout_drain(self, server_id: str) -> str:
+        """Return the key that tells one rollout server to drain."""
+        return f"{self.prefix}rollout_drains:{server_id}"
+
 
 class PoolKeys:
     """Names of what the tools of one pool keep in Redis; `@` cannot begin the id of a run."""

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 KEPT_S = 24 * 3600
 """What a pool knows of a tool without an instance is kept for so long, in seconds."""
 
+DRAIN_EXPIRY_S = 60
+"""A rollout server renews its announcement, and sees that it is to drain, within this time."""
+
 
 class RolloutServer(Message):
     """One rollout server, as it announces itself."""
@@ -54,18 +57,43 @@ class Registry:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    async def announce_rollout_server(self, server: RolloutServer, expiry_s: float) -> None:
-        """Write or renew one server's announcement, valid for `expiry_s` seconds."""
-        key = self._broker.keys.rollout_server(server.server_id)
-        await self._broker.retrying(
-            lambda: self._broker.redis.set(key, server.model_dump_json(), px=int(expiry_s * 1000)),
-            "announce",
-        )
+    async def announce_rollout_server(self, server: RolloutServer, expiry_s: float) -> float | None:
+        """Write or renew one server's announcement, valid for `expiry_s` seconds.
+
+        Returns:
+            seconds the server gets to finish its samples, where it has been told to drain.
+        """
+        keys = self._broker.keys
+
+        def write(pipe: Any) -> None:
+            announcement = server.model_dump_json()
+            pipe.set(keys.rollout_server(server.server_id), announcement, px=int(expiry_s * 1000))
+            pipe.get(keys.rollout_drain(server.server_id))
+
+        told = (await self._broker.transact(write, "announce"))[-1]
+        return None if told is None else float(told)
 
     async def withdraw_rollout_server(self, server_id: str) -> None:
-        """Remove a server's announcement."""
-        key = self._broker.keys.rollout_server(server_id)
-        await self._broker.retrying(lambda: self._broker.redis.delete(key), "withdraw")
+        """Remove a server's announcement, and what it was told."""
+        keys = self._broker.keys
+        await self._broker.retrying(
+            lambda: self._broker.redis.delete(
+                keys.rollout_server(server_id), keys.rollout_drain(server_id)
+            ),
+            "withdraw",
+        )
+
+    async def drain_rollout_server(self, server_id: str, timeout_s: float) -> None:
+        """Tell a server to take no more samples, to finish those it has, and to leave.
+
+        Args:
+            server_id: its name.
+            timeout_s: seconds after which it gives back the samples that it has not finished.
+        """
+        key = self._broker.keys.rollout_drain(server_id)
+        await self._broker.retrying(
+            lambda: self._broker.redis.set(key, timeout_s, ex=DRAIN_EXPIRY_S), "drain"
+        )
 
     async def rollout_servers(self) -> list[RolloutServer]:
         """Return the servers whose announcement has not expired, by name."""

@@ -8,7 +8,7 @@ from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers
-from agent_r1_service.config import hide_password
+from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, RedisConfig, hide_password
 from agent_r1_service.run_files import CONFIG_FILE
 
 
@@ -28,6 +28,21 @@ def redis_of(folder: Path, config: Config) -> str | None:
     """Return the URL of the run's Redis; None when it ended with the run."""
     live = live_redis_url(folder)
     return live or (None if config.redis.url is None else config.redis.connection_url())
+
+
+def given_redis(url: str) -> str:
+    """Return the URL to connect to for the option --redis.
+
+    Raises:
+        ConfigError: the URL holds a password.
+    """
+    if hide_password(url) != url:
+        raise ConfigError(
+            f"--redis ({hide_password(url)}) holds a password, which every user of this machine "
+            f"can read in the list of processes; set the variable {REDIS_PASSWORD_VARIABLE} "
+            "instead, or name the run's folder with --run"
+        )
+    return RedisConfig.model_construct(url=url).connection_url()
 
 
 async def check_redis(url: str, setting: str) -> None:

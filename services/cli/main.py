@@ -355,6 +355,37 @@ def _add_tools(commands: _Commands) -> None:
     mcp.add_argument("tool", metavar="TOOL", help="name of its table, [tools.TOOL]")
 
 
+def _add_rollout(commands: _Commands) -> None:
+    actions = _add_group(
+        commands,
+        "rollout",
+        "list and drain rollout servers",
+        "List the rollout servers of a run, and take one out while training continues. To add one, "
+        "start `agent-r1 serve rollout`.",
+    )
+    listing = _add(actions, "list", "rollout:list_servers", "print every server that takes samples")
+    drain = _add(
+        actions,
+        "drain",
+        "rollout:drain_server",
+        "take a server out of service",
+        "Take a server out of service. It takes no more samples, finishes those it has, gives back "
+        "to the other servers what takes longer than --timeout-s, and ends. Nothing is lost.",
+    )
+    for parser in (listing, drain):
+        parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
+        parser.add_argument("--redis", metavar="URL", help="Redis of the run, without --run")
+        parser.add_argument("--id", metavar="RUN_ID", help="id of the run (run.id), with --redis")
+    drain.add_argument("server", metavar="NAME", help="the server, as `list` names it")
+    drain.add_argument(
+        "--timeout-s",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="time to finish the samples in flight, in seconds (default: 120)",
+    )
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
@@ -371,6 +402,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_config_commands(commands)
     _add_search(commands)
     _add_tools(commands)
+    _add_rollout(commands)
     _add_evaluation(commands)
     _add_reading(commands)
     return parser

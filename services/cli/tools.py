@@ -19,13 +19,12 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.cli.live_run import check_redis, redis_of, run_config
+from agent_r1.cli.live_run import check_redis, given_redis, redis_of, run_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import PinReport, ToolInstance, ToolState, check_weights
 from agent_r1_proto.tools import ToolHealth
-from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, RedisConfig, hide_password
 
 T = TypeVar("T")
 
@@ -44,28 +43,13 @@ def _place(arguments: argparse.Namespace) -> tuple[str, str]:
     if folder is None:
         if arguments.redis is None or arguments.pool is None:
             raise ConfigError("name a run folder with --run, or give --redis URL and --pool NAME")
-        return _given_redis(arguments.redis), arguments.pool
+        return given_redis(arguments.redis), arguments.pool
     config = run_config(folder)
     run = config.run
-    url = redis_of(folder, config) if arguments.redis is None else _given_redis(arguments.redis)
+    url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)
     if url is None:
         raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
     return url, arguments.pool or run.tool_pool or run.id
-
-
-def _given_redis(url: str) -> str:
-    """Return the URL to connect to.
-
-    Raises:
-        ConfigError: the URL holds a password.
-    """
-    if hide_password(url) != url:
-        raise ConfigError(
-            f"--redis ({hide_password(url)}) holds a password, which every user of this machine "
-            f"can read in the list of processes; set the variable {REDIS_PASSWORD_VARIABLE} "
-            "instead, or name the run's folder with --run"
-        )
-    return RedisConfig.model_construct(url=url).connection_url()
 
 
 def _ask(arguments: argparse.Namespace, question: Callable[[ToolRegistry], Awaitable[T]]) -> T:

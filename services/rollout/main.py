@@ -25,7 +25,7 @@ from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.policy import EngineDeadError, Policy
-from agent_r1.rollout.server import announce_forever
+from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
@@ -39,7 +39,7 @@ from agent_r1_proto.registry import Registry, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import TransportName
-from agent_r1_service.announcements import write_announcement
+from agent_r1_service.announcements import withdraw_announcement, write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_service.run_token import find_token
 from agent_r1_service.serving import advertised_url, bind, serving
@@ -201,7 +201,7 @@ async def _serve_samples(
     settings: RolloutSettings,
     on_death: Callable[[], None] | None,
 ) -> None:
-    """Start the parts in order and work until cancelled; then stop them in reverse order."""
+    """Start the parts, work until cancelled or drained, then stop them in reverse order."""
     run, rollout = settings.run, settings.rollout
     token = find_token(run)
     async with AsyncExitStack() as stack:
@@ -241,7 +241,7 @@ async def _serve_samples(
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)
         logger.info("rollout server is up server_id=%s url=%s run_id=%s", server_id, url, run.id)
-        announcing = announce_forever(
+        announcing = announce_until_drained(
             registry,
             versions,
             server_id=server_id,
@@ -252,6 +252,8 @@ async def _serve_samples(
         watching = watch(policy, rollout.engine_stall_timeout_s)
         withdraw = partial(_withdraw, registry, server_id)
         await _work(worker, http, announcing, watching, withdraw=withdraw, on_death=on_death)
+        if settings.announce_dir is not None:
+            withdraw_announcement(settings.announce_dir, NAME)
 
 
 def _fetcher(settings: RolloutSettings, registry: Registry, server_id: str) -> Fetcher:
@@ -336,23 +338,35 @@ async def _all_or_none(*starts: Coroutine[None, None, None]) -> None:
 async def _work(
     worker: RolloutWorker,
     http: asyncio.Task[None],
-    announcing: Coroutine[None, None, None],
+    announcing: Coroutine[None, None, float],
     watching: Coroutine[None, None, None],
     *,
     withdraw: Callable[[], Coroutine[None, None, None]],
     on_death: Callable[[], None] | None,
 ) -> None:
-    """Work until cancelled, or until one of the parts ends by itself, which is an error.
+    """Work until cancelled or drained, or until one of the parts ends by itself, an error.
 
     In the end nobody may count on this server any more before it gives its samples back.
     """
     working = asyncio.create_task(worker.run())
-    others = [asyncio.create_task(announcing), asyncio.create_task(watching)]
+    told_to_drain = asyncio.create_task(announcing)
+    others = [told_to_drain, asyncio.create_task(watching)]
     try:
         done, _ = await asyncio.wait([working, http, *others], return_when=asyncio.FIRST_COMPLETED)
+        if done == {told_to_drain}:
+            drain_s = told_to_drain.result()
+            logger.info("draining num_samples=%d timeout_s=%g", worker.in_flight, drain_s)
+            await withdraw()
+            worker.drain()
+            done, _ = await asyncio.wait(
+                [working, http, *others[1:]],
+                timeout=drain_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
         for part in done:
             part.result()  # raises what ended it
-        raise RuntimeError("a part of the rollout server ended; the lines above give the reason")
+        if not told_to_drain.done() or done - {working}:
+            raise RuntimeError("a part of the rollout server ended; the lines above say why")
     except EngineDeadError:
         if on_death is not None:
             on_death()

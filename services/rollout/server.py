@@ -13,7 +13,7 @@ from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1_proto.registry import Registry, RolloutServer
 
 
-async def announce_forever(
+async def announce_until_drained(
     registry: Registry,
     versions: WeightVersions,
     *,
@@ -21,7 +21,7 @@ async def announce_forever(
     url: str,
     expiry_s: float,
     on_beat: Callable[[], Awaitable[None]],
-) -> None:
+) -> float:
     """Keep the server in the registry: renewed in time, and at once when its version changes.
 
     Args:
@@ -31,6 +31,9 @@ async def announce_forever(
         url: base URL of its routes.
         expiry_s: seconds after which an announcement disappears.
         on_beat: awaited at every renewal.
+
+    Returns:
+        when the server is told to drain: the seconds it gets to finish its samples.
     """
     started_at = time.time()
     while True:
@@ -43,7 +46,9 @@ async def announce_forever(
             host=socket.gethostname(),
             started_at=started_at,
         )
-        await registry.announce_rollout_server(server, expiry_s)
+        drain_s = await registry.announce_rollout_server(server, expiry_s)
+        if drain_s is not None:
+            return drain_s
         await on_beat()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(expiry_s / 3):

@@ -77,6 +77,7 @@ class RolloutWorker:
         self._changed = asyncio.Event()
         self._publishing = asyncio.Semaphore(MAX_PUBLISHING)
         self._stopping = False
+        self._draining = False
         self._fatal: EngineDeadError | None = None
         self._failures: Counter[str] = Counter()
         """FAILED attempts by kind."""
@@ -86,20 +87,29 @@ class RolloutWorker:
         """Samples being worked on."""
         return len(self._working)
 
+    @property
+    def _takes_no_more(self) -> bool:
+        return self._stopping or self._draining
+
     def stop(self) -> None:
         """Take no more samples and let `run` return; samples in flight are given back."""
         self._stopping = True
         self._changed.set()
 
+    def drain(self) -> None:
+        """Take no more samples, and let `run` return when those in flight have ended."""
+        self._draining = True
+        self._changed.set()
+
     async def run(self) -> None:
-        """Work until `stop`.
+        """Work until `stop`, or after `drain` to the end of the samples in flight.
 
         Raises:
             EngineDeadError: the policy cannot sample any more; everything in flight is given back.
         """
         try:
-            while not self._stopping:
-                if self.in_flight >= self._max_concurrent:
+            while not self._stopping and (self.in_flight or not self._draining):
+                if self._draining or self.in_flight >= self._max_concurrent:
                     await self._wait_for_change()
                     continue
                 if not await self._holds_newest():
@@ -163,10 +173,10 @@ class RolloutWorker:
             else:
                 wanted.append(entry)
         while wanted and not await self._holds_newest():
-            if self._stopping:
+            if self._takes_no_more:
                 break
         for entry in wanted:
-            if self._stopping:
+            if self._takes_no_more:
                 await self._consumer.release(entry)
                 continue
             if _attempt(entry.message) in self._under_way:

@@ -138,6 +138,10 @@ class Bench:
         """Id of the run."""
         return self.broker.keys.prefix.split(":")[1]
 
+    async def left(self) -> bool:
+        """Whether no server is announced."""
+        return await self.registry.rollout_servers() == []
+
     async def num_pending(self) -> int:
         """Number of samples that a server has taken and not finished."""
         group = await self.broker.redis.xpending(self.broker.keys.tasks, "rollout")
@@ -634,6 +638,38 @@ async def test_stopped_server_gives_its_samples_back_at_once(bench: Bench):
     async with bench.server(bench.policy(ANSWER)):
         done = await bench.trajectories(2)
     assert keys(done) == [(1, 0, 0, 0), (1, 0, 1, 0)]
+
+
+async def test_a_drained_server_finishes_its_samples_and_leaves(bench: Bench):
+    gate = asyncio.Event()
+    policy = bench.gated_policy(gate)
+    async with bench.server(policy, rollout={"server_id": "one", "announce_expiry_s": 1.0}) as one:
+        await bench.submit(task(bench, sample_index=0), task(bench, sample_index=1))
+        await until(lambda: policy.num_in_flight == 2)
+        await bench.registry.drain_rollout_server("one", timeout_s=WAIT_S)
+        await until_true(bench.left)
+        await bench.submit(task(bench, sample_index=2))
+        async with bench.server(bench.policy(ANSWER), rollout={"server_id": "two"}):
+            assert [done.server_id for done in await bench.trajectories(1)] == ["two"]
+            gate.set()
+            done = await bench.trajectories(2)
+            assert [one.server_id for one in done] == ["one", "one"]
+            await asyncio.wait_for(one, WAIT_S)  # ends by itself, in order
+    assert keys(done) == [(1, 0, 0, 0), (1, 0, 1, 0)]
+
+
+async def test_a_drained_server_gives_back_what_takes_too_long(bench: Bench):
+    policy = bench.gated_policy(asyncio.Event())
+    async with bench.server(policy, rollout={"server_id": "one", "announce_expiry_s": 1.0}) as one:
+        await bench.submit(task(bench))
+        await until(lambda: policy.num_in_flight == 1)
+        await bench.registry.drain_rollout_server("one", timeout_s=0.2)
+        await asyncio.wait_for(one, WAIT_S)
+        # The launcher does not start again what has taken its announcement back.
+        assert not (bench.folder / "rollout.json").exists()
+    # Its successor of the same name is not drained.
+    async with bench.server(bench.policy(ANSWER), rollout={"server_id": "one"}):
+        assert keys(await bench.trajectories(1)) == [(1, 0, 0, 0)]
 
 
 async def test_dead_engine_ends_the_server_and_gives_the_samples_back(bench: Bench):

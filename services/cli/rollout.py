@@ -1,0 +1,103 @@
+"""`agent-r1 rollout list|drain`: the rollout servers of a run, and taking one out of service.
+
+Reads and writes the run's registry in Redis: of a run that is running (its folder), or named by
+--redis and --id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.table import Table
+
+from agent_r1.cli.live_run import check_redis, given_redis, redis_of, run_config
+from agent_r1.cli.tools import UNCUT_WIDTH
+from agent_r1.config.sources import ConfigError
+from agent_r1_proto.registry import DRAIN_EXPIRY_S, Registry, RolloutServer
+from agent_r1_proto.streams import Broker
+
+T = TypeVar("T")
+
+LOOK_S = 0.2
+
+
+def _place(arguments: argparse.Namespace) -> tuple[str, str]:
+    """Return the Redis URL and the run's id."""
+    folder: Path | None = arguments.run_folder
+    if folder is None:
+        if arguments.redis is None or arguments.id is None:
+            raise ConfigError("name a run folder with --run, or give --redis URL and --id RUN_ID")
+        return given_redis(arguments.redis), arguments.id
+    config = run_config(folder)
+    url = redis_of(folder, config)
+    if url is None:
+        raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
+    return url, config.run.id
+
+
+def _ask(arguments: argparse.Namespace, question: Callable[[Registry], Awaitable[T]]) -> T:
+    url, run_id = _place(arguments)
+
+    async def ask() -> T:
+        await check_redis(url, "--redis")
+        async with await Broker.connect(url, run_id) as broker:
+            return await question(Registry(broker))
+
+    return asyncio.run(ask())
+
+
+def list_servers(arguments: argparse.Namespace) -> int:
+    """Print every rollout server that takes samples."""
+    servers = _ask(arguments, Registry.rollout_servers)
+    if not servers:
+        print("no rollout server is announced in this run")
+        return 0
+    table = Table()
+    for column in ("server", "policy version", "host", "url", "up"):
+        table.add_column(column, overflow="fold")
+    for one in servers:
+        up = f"{time.time() - one.started_at:.0f} s"
+        table.add_row(one.server_id, str(one.policy_version), one.host, one.url, up)
+    # In a log or a pipe nothing is cut: names and addresses are there to be copied.
+    Console(width=None if sys.stdout.isatty() else UNCUT_WIDTH).print(table)
+    return 0
+
+
+def drain_server(arguments: argparse.Namespace) -> int:
+    """Tell a server to leave, and wait until it takes no more samples."""
+    name, timeout_s = arguments.server, arguments.timeout_s
+    if not timeout_s >= 0:
+        raise ConfigError(f"--timeout-s ({timeout_s:g}) must be 0 or more seconds")
+
+    async def drain(registry: Registry) -> list[RolloutServer]:
+        servers = await registry.rollout_servers()
+        if name not in {one.server_id for one in servers}:
+            there = ", ".join(one.server_id for one in servers) or "none"
+            raise ConfigError(f"no rollout server {name!r} is announced; there are {there}")
+        await registry.drain_rollout_server(name, timeout_s)
+        deadline = time.monotonic() + DRAIN_EXPIRY_S
+        while name in {one.server_id for one in servers}:
+            if time.monotonic() > deadline:
+                raise ConfigError(
+                    f"{name} did not answer within {DRAIN_EXPIRY_S} s; stop its process with "
+                    "SIGTERM, which gives its samples back"
+                )
+            await asyncio.sleep(LOOK_S)
+            servers = await registry.rollout_servers()
+        return servers
+
+    others = _ask(arguments, drain)
+    print(
+        f"{name} takes no more samples; it finishes those it has within {timeout_s:g} s, gives "
+        "back the rest and ends by itself"
+    )
+    if not others:
+        print("it was the only rollout server: the run waits until another one joins")
+    return 0
