@@ -22,10 +22,13 @@ from tests.support.runs import (
     wait_until,
     write_config,
 )
+from tests.support.sockets import is_exposed, listening
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 REPOSITORY = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_S = 60.0
+SOCKETS_FILE = "sockets.json"
+"""Beside the run: what listened while it trained, and whether other machines could use it."""
 SUMMARY_FIELDS = {
     "algorithm",
     "steps",
@@ -60,7 +63,9 @@ def resumed_run(tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base
     folder = tmp_path_factory.mktemp("runs")
     run_dir = folder / "run"
     config = write_config(folder, run_id="e2e", base=tiny_base_dir, world=world)
-    with started("train", config, "--run-dir", run_dir) as process:
+    open_to_others = ("rollout.host=0.0.0.0", "rollout.advertise_host=127.0.0.1")
+    options = [word for option in open_to_others for word in ("--set", option)]
+    with started("train", config, "--run-dir", run_dir, *options) as process:
         wait_until(lambda: len(steps(run_dir)) >= 1, "the first step", process)
         [server] = [
             pid
@@ -71,6 +76,11 @@ def resumed_run(tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base
         os.kill(server, signal.SIGKILL)
         wait_until(lambda: len(steps(run_dir)) >= 3, "a step after the kill", process)
         below = descendants(process)
+        sockets = [
+            {"socket": f"{address}:{port} {below[pid]}", "exposed": is_exposed(address, port)}
+            for address, port, pid in listening(below)
+        ]
+        (folder / SOCKETS_FILE).write_text(json.dumps(sockets))
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=STOP_TIMEOUT_S)
     assert "--resume" in output
@@ -86,6 +96,14 @@ def test_every_step_is_there_once_after_kill_stop_and_resume(resumed_run: Path):
 def test_policy_versions_only_rise_and_are_never_used_twice(resumed_run: Path):
     versions = [line["policy/version"] for line in steps(resumed_run)]
     assert versions == sorted(set(versions))
+
+
+def test_other_machines_reach_nothing_without_the_token(resumed_run: Path):
+    sockets = json.loads((resumed_run.parent / SOCKETS_FILE).read_text())
+    # Redis, search, reward, rollout: the least that listens.
+    assert len(sockets) >= 4
+    assert [one for one in sockets if one["socket"].startswith("0.0.0.0:")]  # rollout
+    assert [one["socket"] for one in sockets if one["exposed"]] == []
 
 
 def test_nothing_is_left_running(resumed_run: Path):
