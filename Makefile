@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker test-sandbox check schemas hotswap bench-rollout bench-tools bench-step clean
+.PHONY: help setup demo table test test-unit test-docker test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -45,6 +45,9 @@ bench-tools: setup ## compare calls to tools and to search with plain requests, 
 	@$(BIN)/python scripts/bench_tools.py
 	@if [ -n "$$ELASTICSEARCH_URL" ] && [ -n "$$AGENT_R1_REAL_DATA" ]; then $(BIN)/python scripts/bench_search.py; \
 	else echo "search is left out; it needs ELASTICSEARCH_URL and AGENT_R1_REAL_DATA (docs/search.md)"; fi
+
+bench-push: setup ## measure pushes over HTTP: deltas, and 1 to 8 servers, into runs/bench/push.json
+	@$(BIN)/python scripts/bench_push.py
 
 bench-step: setup ## measure the parts of a training step of a 90M model
 	@$(BIN)/python scripts/bench_step.py

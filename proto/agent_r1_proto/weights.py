@@ -15,6 +15,7 @@ from agent_r1_proto.messages import StrictMessage
 
 SNAPSHOT_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
+DELTA_FILE = "delta.zst"
 TransportName = Literal["file", "http"]
 """How the bytes of a version travel: through a folder that all see, or over HTTP."""
 
@@ -41,6 +42,19 @@ class FileChunks(StrictMessage):
     """Of the chunks, in order."""
 
 
+class WeightDelta(StrictMessage):
+    """A file from which a server that holds another version makes this one, bit by bit."""
+
+    base_version: Annotated[int, Field(ge=0)]
+    """The version it changes; a server that lacks it pulls the snapshot."""
+    size_bytes: Annotated[int, Field(gt=0)]
+    chunks: FileChunks
+    frames: list[int]
+    """Bytes of each tensor's zstd frame, in the order of the tensors that are no aliases. A frame
+    has the XOR of the tensor's bytes with the base's, in planes: the first bytes of all values,
+    then the second ones."""
+
+
 class WeightManifest(StrictMessage):
     """Describes one published weight set; stored beside the data as `manifest.json`."""
 
@@ -55,6 +69,8 @@ class WeightManifest(StrictMessage):
     size_bytes: Annotated[int, Field(ge=0)]
     chunks: FileChunks | None = None
     """Transport `http`: of the safetensors file."""
+    delta: WeightDelta | None = None
+    """Transport `http`: what to pull instead, for who holds its base."""
     tensors: list[TensorEntry]
 
 

@@ -169,6 +169,11 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     under the same path. `http`: servers pull them from the learner, and from each other."""
     weights_server: ListenConfig = ListenConfig()
     """With transport = "http": where the learner listens for pulls."""
+    push: Literal["dense", "delta"] = "dense"
+    """What servers pull with transport = "http". `delta`: those that hold the version before pull
+    what has changed since, without loss; in bfloat16 that is a small part."""
+    dense_every: PositiveInt = 20
+    """With push = "delta": every so many versions have no delta, and are pulled whole."""
     weights_dir: Path | None = None
     """Where weight versions are written; None is `{run folder}/weights`."""
     keep_versions: Annotated[int, Field(ge=2)] = 2
@@ -247,6 +252,11 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
                 f"learner.drop_equal_groups = true needs groups of at least 2 (group_size is "
                 f"{self.group_size}): the one reward of a group always equals itself; raise "
                 "group_size or set drop_equal_groups = false"
+            )
+        if self.push == "delta" and self.transport != "http":
+            raise ValueError(
+                f'learner.push ("delta") needs learner.transport = "http" (it is '
+                f'"{self.transport}", whose servers read whole files); set it, or push = "dense"'
             )
         batch = self.groups_per_batch * self.group_size
         if self.optimizer_steps_per_batch > batch:

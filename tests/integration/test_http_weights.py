@@ -19,6 +19,7 @@ import pytest
 from aiohttp import web
 from fastapi import FastAPI
 
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.weights.transports import http as learner_http
 from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1.rollout.policy import WeightsRefusedError
@@ -29,7 +30,7 @@ from agent_r1_proto.weights import NewestVersion, WeightManifest
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.run_token import RunToken, token_headers
 from agent_r1_service.serving import advertised_url, bind, serving
-from tests.support.snapshot_files import write_snapshot
+from tests.support.snapshot_files import flip_byte, write_snapshot
 
 TOKEN = RunToken("the-token-of-this-test")
 CHUNK = 1000
@@ -108,7 +109,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
 
 @pytest.fixture
 async def learner() -> AsyncIterator[HttpTransport]:
-    async with HttpTransport(ListenConfig(), TOKEN) as transport:
+    async with HttpTransport(LearnerConfig(), TOKEN) as transport:
         yield transport
 
 
@@ -189,7 +190,7 @@ class Source:
 
     def newest(self, version: int) -> NewestVersion:
         """Publish a version here."""
-        learner_http.describe_chunks(publish_files(self.folder, version))
+        learner_http.describe_files(publish_files(self.folder, version))
         url = f"{self.url}/weights/files/{version}/manifest.json"
         return NewestVersion(policy_version=version, manifest_location=url)
 
@@ -375,3 +376,66 @@ async def test_a_range_is_served_exactly(learner: HttpTransport, tmp_path: Path)
         part = (await client.get(url, headers={"range": "bytes=1000-2999"})).content
     expected = (tmp_path / "v1" / "model.safetensors").read_bytes()[1000:3000]
     assert hashlib.sha256(part).digest() == hashlib.sha256(expected).digest()
+
+
+def small_change(folder: Path, version: int) -> Path:
+    """Write a version of which 10 of 10,000 values differ from the one before."""
+    value = np.random.default_rng(1).standard_normal(10_000).astype(np.float32)
+    value[:10] += version
+    write_snapshot(folder / f"v{version}", {"weight": value}, version, aliases={})
+    return folder / f"v{version}"
+
+
+async def publish_change(learner: HttpTransport, folder: Path, version: int) -> NewestVersion:
+    location = await learner.publish(version, small_change(folder, version))
+    return NewestVersion(policy_version=version, manifest_location=location)
+
+
+@pytest.fixture
+async def delta_learner() -> AsyncIterator[HttpTransport]:
+    config = LearnerConfig(transport="http", push="delta", dense_every=4)
+    async with HttpTransport(config, TOKEN) as transport:
+        yield transport
+
+
+async def test_who_holds_the_version_before_pulls_what_has_changed_and_others_pull_all(
+    delta_learner: HttpTransport, tmp_path: Path
+):
+    sizes: list[int] = []
+    newest = NewestVersion(policy_version=0)
+    async with Servers(tmp_path) as servers:
+        fetcher = await servers.start("one")
+        for version in range(1, 7):
+            before = delta_learner.files.bytes_out
+            newest = await publish_change(delta_learner, tmp_path, version)
+            assert same_bytes(await fetch(fetcher, newest), tmp_path)
+            manifest = (tmp_path / f"v{version}" / "manifest.json").stat().st_size
+            sizes.append(delta_learner.files.bytes_out - before - manifest)
+    # 40,000 bytes of values; every 4th version has no delta.
+    assert [size > 40_000 for size in sizes] == [True, False, False, False, True, False]
+    assert max(size for size in sizes if size < 40_000) < 1_000
+    async with Servers(tmp_path) as servers:
+        late = await servers.start("late")
+        assert same_bytes(await fetch(late, newest), tmp_path)
+
+
+async def test_a_server_that_missed_a_version_pulls_the_next_whole(
+    delta_learner: HttpTransport, servers: Servers, tmp_path: Path
+):
+    fetcher = await servers.start("one")
+    await fetch(fetcher, await publish_change(delta_learner, tmp_path, 1))
+    await publish_change(delta_learner, tmp_path, 2)
+    before = delta_learner.files.bytes_out
+    newest = await publish_change(delta_learner, tmp_path, 3)
+    assert same_bytes(await fetch(fetcher, newest), tmp_path)
+    assert delta_learner.files.bytes_out - before > 40_000
+
+
+async def test_a_delta_that_cannot_be_used_costs_a_whole_pull(
+    delta_learner: HttpTransport, servers: Servers, tmp_path: Path
+):
+    fetcher = await servers.start("one")
+    first = await fetch(fetcher, await publish_change(delta_learner, tmp_path, 1))
+    flip_byte(Path(first.location))  # the base is no longer what it was
+    newest = await publish_change(delta_learner, tmp_path, 2)
+    assert same_bytes(await fetch(fetcher, newest), tmp_path)

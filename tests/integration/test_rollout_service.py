@@ -20,6 +20,7 @@ import httpx
 import numpy as np
 import pytest
 
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
@@ -41,7 +42,7 @@ from agent_r1_proto.weights import (
     TransportName,
     WeightManifest,
 )
-from agent_r1_service.config import ListenConfig, ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from tests.conftest import REPOSITORY
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakePolicy, FakeToolServer, build_tokenizer, call_text
@@ -456,7 +457,7 @@ async def test_a_server_pulls_the_newest_version_over_http_and_serves_it_to_othe
     policy = FakePolicy([[bench.end_id]], eos_token_ids=[bench.end_id])
     options = {"weights_dir": bench.folder / "pulled"}
     async with (
-        HttpTransport(ListenConfig(), None) as learner,
+        HttpTransport(LearnerConfig(), None) as learner,
         bench.server(policy, transport="http", rollout=options),
     ):
         location = await learner.publish(3, bench.folder / "v3")

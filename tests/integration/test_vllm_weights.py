@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1.rollout.policy import (
     EngineDeadError,
@@ -24,7 +25,6 @@ from agent_r1.rollout.policy import (
 from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
-from agent_r1_service.config import ListenConfig
 from tests.support.live_engine import LiveEngine, shared_engine
 from tests.support.snapshot_files import (
     EMBEDDING,
@@ -83,7 +83,7 @@ def test_weights_pulled_over_http_are_loaded(engine: LiveEngine, tmp_path: Path)
 
     async def pull_and_load() -> None:
         async with (
-            HttpTransport(ListenConfig(), None) as learner,
+            HttpTransport(LearnerConfig(), None) as learner,
             HttpFetcher(
                 registry,
                 run_id="test",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import logging
 import shutil
 import tempfile
 from contextlib import AbstractAsyncContextManager
@@ -28,11 +29,20 @@ from agent_r1.rollout.weights.fetcher import (
     check_manifest,
     manifest_location,
 )
-from agent_r1.rollout.weights.partial_file import PartialFile
+from agent_r1.rollout.weights.partial_file import PartialFile, reserve
 from agent_r1_proto.registry import Registry
-from agent_r1_proto.weights import SNAPSHOT_FILE, NewestVersion, WeightManifest
+from agent_r1_proto.weights import (
+    DELTA_FILE,
+    SNAPSHOT_FILE,
+    FileChunks,
+    NewestVersion,
+    WeightDelta,
+    WeightManifest,
+)
 from agent_r1_service.run_token import RunToken, token_headers
 from agent_r1_service.weight_files import WeightFiles, file_url
+
+logger = logging.getLogger(__name__)
 
 _PREFIX = "agent_r1_weights_"
 _LOCK = "lock"
@@ -104,8 +114,8 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
         try:
             async with asyncio.timeout(self._timeout_s):
                 manifest = await self._read_manifest(newest)
-                file = await asyncio.to_thread(self._open, manifest)
-                await self._pull(manifest_location(newest), file, version)
+                if version != self._complete and not await self._pull_delta(newest, manifest):
+                    await self._pull(newest, await asyncio.to_thread(self._open, manifest))
         except TimeoutError as exc:
             raise WeightsRefusedError(
                 f"weights of version {version} did not arrive within {self._timeout_s:g} s "
@@ -113,7 +123,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
             ) from exc
         self._complete = version
         await asyncio.to_thread(self._keep_only, version)
-        return manifest.model_copy(update={"location": str(file.path)})
+        return manifest.model_copy(update={"location": str(self._path(version))})
 
     async def _read_manifest(self, newest: NewestVersion) -> WeightManifest:
         url = manifest_location(newest)
@@ -150,29 +160,67 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
         version = manifest.policy_version
         if self._partial is not None and self._partial[0] == version:
             return self._partial[1]
-        self._keep_only(self._complete)
-        directory = self._folder / f"v{version}"
-        directory.mkdir(exist_ok=True)
         assert manifest.chunks is not None  # _read_manifest has checked it
-        file = PartialFile(directory / SNAPSHOT_FILE, manifest.size_bytes, manifest.chunks)
+        file = self._new_file(version, SNAPSHOT_FILE, manifest.size_bytes, manifest.chunks)
         self._partial = version, file
+        return file
+
+    def _new_file(
+        self, version: int, name: str, size_bytes: int, chunks: FileChunks
+    ) -> PartialFile:
+        self._keep_only(self._complete, version)
+        self._path(version).parent.mkdir(exist_ok=True)
+        file = PartialFile(self._path(version).with_name(name), size_bytes, chunks)
         self.files.add(version, file.path, file.holds)
         return file
 
-    async def _pull(self, manifest_url: str, file: PartialFile, version: int) -> None:
+    async def _pull_delta(self, newest: NewestVersion, manifest: WeightManifest) -> bool:
+        """Make a version of the one that is here; False where it is to be pulled whole."""
+        delta, version = manifest.delta, manifest.policy_version
+        if delta is None or delta.base_version != self._complete:
+            return False
+        try:
+            file = await asyncio.to_thread(
+                self._new_file, version, DELTA_FILE, delta.size_bytes, delta.chunks
+            )
+            await self._pull(newest, file)
+            await asyncio.to_thread(self._apply, delta, file.path, manifest)
+        except (WeightsRefusedError, ValueError, OSError) as exc:
+            logger.warning(
+                "the delta cannot be used, the version is pulled whole policy_version=%d error=%s",
+                version,
+                exc,
+            )
+            return False
+        return True
+
+    def _apply(self, delta: WeightDelta, path: Path, manifest: WeightManifest) -> None:
+        # Not at the top: other pushes need no zstd.
+        from agent_r1_service.weight_delta import apply_delta
+
+        target = self._path(manifest.policy_version)
+        reserve(target, manifest.size_bytes)
+        base = self._path(delta.base_version)
+        apply_delta(base, path, delta.frames, manifest.tensors, target)
+        self.files.add(manifest.policy_version, target)
+
+    def _path(self, version: int) -> Path:
+        return self._folder / f"v{version}" / SNAPSHOT_FILE
+
+    async def _pull(self, newest: NewestVersion, file: PartialFile) -> None:
         servers = await self._registry.rollout_servers()
         peers = {
-            server.server_id: file_url(server.url, version, file.path.name)
+            server.server_id: file_url(server.url, newest.policy_version, file.path.name)
             for server in servers
             if server.server_id != self._server_id
         }
-        url = manifest_url.rpartition("/")[0] + f"/{file.path.name}"
+        url = manifest_location(newest).rpartition("/")[0] + f"/{file.path.name}"
         await Download(self._client, file, url, peers, self._server_id).run()
 
-    def _keep_only(self, version: int | None) -> None:
-        """Remove the files of all versions but one."""
+    def _keep_only(self, *versions: int | None) -> None:
+        """Remove the files of all other versions."""
         for directory in self._folder.glob("v*"):
-            if directory.name != f"v{version}":
+            if directory.name not in [f"v{version}" for version in versions]:
                 self.files.remove(int(directory.name[1:]))
                 shutil.rmtree(directory, ignore_errors=True)
 

@@ -35,7 +35,7 @@ class PartialFile:
                 f"chunks of {chunks.size_bytes} bytes; it must be one that the learner wrote"
             )
         self.missing = set(range(len(chunks.sha256)))
-        _reserve(path, size_bytes)
+        reserve(path, size_bytes)
 
     def span(self, index: int) -> tuple[int, int]:
         """Return where a chunk lies: [start, end)."""
@@ -60,7 +60,7 @@ class PartialFile:
         return True
 
 
-def _reserve(path: Path, size_bytes: int) -> None:
+def reserve(path: Path, size_bytes: int) -> None:
     """Create a file whose room on the disk is taken.
 
     Raises:

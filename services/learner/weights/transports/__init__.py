@@ -36,5 +36,5 @@ class Transport(AbstractAsyncContextManager["Transport"], Protocol):
 def make_transport(config: LearnerConfig, token: RunToken | None) -> Transport:
     """Return the transport that the configuration names, not yet open."""
     if config.transport == "http":
-        return HttpTransport(config.weights_server, token)
+        return HttpTransport(config, token)
     return FileTransport()

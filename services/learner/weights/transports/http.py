@@ -1,25 +1,36 @@
 """Transport `http`: rollout servers pull the files of published versions from the learner.
 
 Reads the folder that publisher.py wrote, adds the checksums of the snapshot's chunks to the
-manifest, and serves the two files by `GET` with ranges. Nothing is shared but the network.
+manifest, and a delta to the version before where that is configured, and serves the files by `GET`
+with ranges. Nothing is shared but the network.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Self
 
 from fastapi import FastAPI
 
-from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, FileChunks, WeightManifest
-from agent_r1_service.config import ListenConfig
+from agent_r1.learner.config import LearnerConfig
+from agent_r1_proto.weights import (
+    DELTA_FILE,
+    MANIFEST_FILE,
+    SNAPSHOT_FILE,
+    FileChunks,
+    WeightDelta,
+    WeightManifest,
+)
 from agent_r1_service.files import write_atomically
 from agent_r1_service.run_token import RunToken
 from agent_r1_service.serving import advertised_url, bind, serving
 from agent_r1_service.weight_files import WeightFiles, file_url
+
+logger = logging.getLogger(__name__)
 
 NAME = "learner.weights_server"
 CHUNK_BYTES = 4 << 20
@@ -30,13 +41,17 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
     """An HTTP server for the files of published versions; implements `Transport`.
 
     Args:
-        listen: where it listens.
+        config: where it listens, and whether deltas are made.
         token: what every request must have.
     """
 
-    def __init__(self, listen: ListenConfig, token: RunToken | None) -> None:
-        self._listen = listen
+    def __init__(self, config: LearnerConfig, token: RunToken | None) -> None:
+        self._config = config
+        self._listen = config.weights_server
         self._token = token
+        self._previous: Path | None = None
+        self._deltas = 0
+        """Versions with a delta since the last one without."""
         self._url = ""
         self._open = AsyncExitStack()
         self.files = WeightFiles()
@@ -66,9 +81,21 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
 
     async def publish(self, policy_version: int, directory: Path) -> str:
         """Serve a version; return the URL of its manifest."""
-        await asyncio.to_thread(describe_chunks, directory)
-        for name in (MANIFEST_FILE, SNAPSHOT_FILE):
-            self.files.add(policy_version, directory / name)
+        base = self._previous
+        if self._config.push == "dense" or self._deltas + 1 >= self._config.dense_every:
+            base = None
+        manifest = await asyncio.to_thread(describe_files, directory, base)
+        self._deltas = 0 if manifest.delta is None else self._deltas + 1
+        self._previous = directory
+        for name in (MANIFEST_FILE, SNAPSHOT_FILE, DELTA_FILE):
+            if name != DELTA_FILE or manifest.delta is not None:
+                self.files.add(policy_version, directory / name)
+        logger.info(
+            "weights are served policy_version=%d dense_bytes=%d delta_bytes=%s",
+            policy_version,
+            manifest.size_bytes,
+            manifest.delta and manifest.delta.size_bytes,
+        )
         return file_url(self._url, policy_version, MANIFEST_FILE)
 
     def withdraw(self, policy_version: int) -> None:
@@ -76,19 +103,42 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
         self.files.remove(policy_version)
 
 
-def describe_chunks(directory: Path) -> WeightManifest:
-    """Rewrite the manifest in a folder for pulls over HTTP, and return it."""
-    manifest_file = directory / MANIFEST_FILE
-    manifest = WeightManifest.model_validate_json(manifest_file.read_bytes())
+def describe_files(directory: Path, base: Path | None = None) -> WeightManifest:
+    """Rewrite the manifest in a folder for pulls over HTTP, and return it.
+
+    Args:
+        directory: of the version.
+        base: of the version before, to which a delta is made; None makes none.
+    """
+    manifest = _read_manifest(directory)
     manifest = manifest.model_copy(
         update={
             "transport": "http",
             "location": SNAPSHOT_FILE,
             "chunks": hash_chunks(directory / SNAPSHOT_FILE, CHUNK_BYTES),
+            "delta": None if base is None else _make_delta(base, directory, manifest),
         }
     )
-    write_atomically(manifest_file, manifest.model_dump_json(indent=1))
+    write_atomically(directory / MANIFEST_FILE, manifest.model_dump_json(indent=1))
     return manifest
+
+
+def _read_manifest(directory: Path) -> WeightManifest:
+    return WeightManifest.model_validate_json((directory / MANIFEST_FILE).read_bytes())
+
+
+def _make_delta(base: Path, directory: Path, manifest: WeightManifest) -> WeightDelta:
+    # Not at the top: other pushes need no zstd.
+    from agent_r1_service.weight_delta import write_delta
+
+    path = directory / DELTA_FILE
+    frames = write_delta(base / SNAPSHOT_FILE, directory / SNAPSHOT_FILE, manifest.tensors, path)
+    return WeightDelta(
+        base_version=_read_manifest(base).policy_version,
+        size_bytes=path.stat().st_size,
+        chunks=hash_chunks(path, CHUNK_BYTES),
+        frames=frames,
+    )
 
 
 def hash_chunks(path: Path, chunk_bytes: int) -> FileChunks:

@@ -1,0 +1,125 @@
+"""What one weight version changes of another, without loss: byte planes of their XOR, compressed.
+
+learner (weights/transports/http.py) --`write_delta`--> one compressed frame per tensor -->
+`apply_delta` on rollout servers (weights/http.py), which hold the base.
+
+An optimizer step changes few bits of few bfloat16 weights. The XOR with the base is 0 elsewhere,
+and with the bytes of equal significance side by side the zeros stand in long rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from agent_r1_proto.weights import TensorEntry
+
+LEVEL = 3
+"""Of zstd: higher ones take several times as long for a tenth less."""
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+_LENGTH_BYTES = 8
+
+
+def encode(base: npt.NDArray[np.uint8], new: npt.NDArray[np.uint8], width: int) -> bytes:
+    """Return what makes `new` of `base`.
+
+    Args:
+        base: [N * width] raw bytes of the values.
+        new: as many.
+        width: bytes of a value.
+    """
+    planes = np.bitwise_xor(base, new).reshape(-1, width).T
+    return zstandard.ZstdCompressor(level=LEVEL).compress(np.ascontiguousarray(planes).data)
+
+
+def decode(base: npt.NDArray[np.uint8], frame: bytes, width: int) -> npt.NDArray[np.uint8]:
+    """Return the bytes that `encode` was given as `new`.
+
+    Raises:
+        ValueError: the frame is damaged, or is of values with another number of bytes.
+    """
+    try:
+        raw = zstandard.ZstdDecompressor().decompress(frame, max_output_size=base.size)
+    except zstandard.ZstdError as exc:
+        raise ValueError(f"a frame of the delta cannot be decompressed: {exc}") from exc
+    if len(raw) != base.size:
+        raise ValueError(f"a frame of the delta has {len(raw)} bytes, and its base {base.size}")
+    planes = np.frombuffer(raw, np.uint8).reshape(width, -1)
+    return np.bitwise_xor(np.ascontiguousarray(planes.T).reshape(-1), base)
+
+
+def write_delta(base: Path, new: Path, tensors: Sequence[TensorEntry], target: Path) -> list[int]:
+    """Write what makes one snapshot of another, and return the size of each tensor's frame.
+
+    Args:
+        base: a safetensors file with the same tensors in the same order.
+        new: the safetensors file that is to be made of it.
+        tensors: of both files, in their order.
+        target: is written.
+
+    Raises:
+        ValueError: the files do not hold the same tensors.
+    """
+    frames: list[int] = []
+    with base.open("rb") as old_file, new.open("rb") as new_file, target.open("wb") as out:
+        if _read_header(old_file) != _read_header(new_file):
+            raise ValueError(f"{base} and {new} do not hold the same tensors")
+        for entry in _stored(tensors):
+            size, width = _size(entry)
+            old_bytes, new_bytes = _read(old_file, size), _read(new_file, size)
+            frames.append(out.write(encode(old_bytes, new_bytes, width)))
+    return frames
+
+
+def apply_delta(
+    base: Path, delta: Path, frames: Sequence[int], tensors: Sequence[TensorEntry], target: Path
+) -> None:
+    """Write the snapshot that a delta makes of its base; every tensor is verified.
+
+    Args:
+        base: a safetensors file.
+        delta: what `write_delta` wrote for it.
+        frames: sizes of its frames.
+        tensors: of the new snapshot.
+        target: is written, bit by bit as the learner wrote it.
+
+    Raises:
+        ValueError: the delta does not make these tensors of this base.
+    """
+    with base.open("rb") as old_file, delta.open("rb") as changes, target.open("wb") as out:
+        out.write(_read_header(old_file))
+        for entry, frame_size in zip(_stored(tensors), frames, strict=True):
+            size, width = _size(entry)
+            data = decode(_read(old_file, size), changes.read(frame_size), width)
+            if hashlib.sha256(data.data).hexdigest() != entry.sha256:
+                raise ValueError(f"the delta makes other bytes of {entry.name!r} than it should")
+            out.write(data.data)
+
+
+def _stored(tensors: Sequence[TensorEntry]) -> list[TensorEntry]:
+    return [entry for entry in tensors if entry.alias_of is None]
+
+
+def _size(entry: TensorEntry) -> tuple[int, int]:
+    """Return the bytes of a tensor and of one of its values."""
+    width = _WIDTHS[entry.dtype]
+    return math.prod(entry.shape) * width, width
+
+
+def _read_header(file: BinaryIO) -> bytes:
+    length = file.read(_LENGTH_BYTES)
+    return length + file.read(int.from_bytes(length, "little"))
+
+
+def _read(file: BinaryIO, size: int) -> npt.NDArray[np.uint8]:
+    data = np.frombuffer(file.read(size), np.uint8)
+    if data.size != size:
+        raise ValueError(f"a snapshot ends {size - data.size} bytes too early")
+    return data
