@@ -19,7 +19,7 @@ from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FailureMonitor
-from agent_r1.learner.weights.publisher import WeightPublisher
+from agent_r1.learner.weights.publisher import PushReport, WeightPublisher
 from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -62,6 +62,8 @@ class TrainingRun:
     evaluations: Evaluations
     reporter: StepReporter
     summary: RunSummary
+    delivery: asyncio.Task[PushReport] | None = None
+    """Brings the newest weights to the servers while the next batch is prepared."""
     canary_checked: bool = False
     """The canary was compared once since this start."""
 

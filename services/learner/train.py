@@ -25,10 +25,11 @@ from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.reporting.step_report import StepReport
 from agent_r1.learner.run_end import finish, save_checkpoint, write_summary
 from agent_r1.learner.run_spec import RunSpec
-from agent_r1.learner.shutdown import StopRequested, StopSignal
+from agent_r1.learner.shutdown import StopRequested, StopSignal, cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import build_samples, loss_spec
 from agent_r1.learner.weights.canary import CanaryError, CanaryTokens
+from agent_r1.learner.weights.publisher import PushReport
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,14 @@ async def train(run: TrainingRun) -> str:
     await _start_collecting(run)
     await unless_stopped(run.publisher.wait_for_server())
     await _evaluate_before(run)
-    while run.step < run.spec.total_steps:
-        await train_step(run)
-        await _checkpoint_and_evaluate(run)
+    try:
+        while run.step < run.spec.total_steps:
+            await train_step(run)
+            await _checkpoint_and_evaluate(run)
+        await unless_stopped(_delivered(run))
+    finally:
+        if run.delivery is not None:
+            await cancel_and_wait({run.delivery})
     await unless_stopped(run.evaluations.wait())
     if run.spec.evaluation.after:
         await unless_stopped(run.evaluations.run("after", run.step, run.policy_version))
@@ -49,7 +55,11 @@ async def train(run: TrainingRun) -> str:
 
 
 async def train_step(run: TrainingRun) -> None:
-    """Take a batch, train on it, publish the new weights, report."""
+    """Take a batch, train on it, publish the new weights, report.
+
+    Where older weights may be trained on (max_staleness > 0), the servers load the new ones while
+    the next batch is prepared; it is published when they have.
+    """
     config, unless_stopped = run.spec.learner, run.stop_signal.unless_stopped
     started = time.monotonic()
     groups = await unless_stopped(run.collector.next_batch())
@@ -81,13 +91,42 @@ async def train_step(run: TrainingRun) -> None:
         evaluation=run.evaluations.take_metrics(),
     )
     run.summary.add_batch(len(batch.samples), report.sampled_tokens, report.max_staleness)
+    delivery: asyncio.Task[PushReport] | None = None
     try:
         await unless_stopped(run.collector.require_newest())
-        report.push = await unless_stopped(run.publisher.push(canary_tokens))
+        await unless_stopped(_delivered(run))
+        push = await unless_stopped(run.publisher.publish(canary_tokens))
+        if config.max_staleness > 0:
+            delivery = run.stop_signal.spawn(run.publisher.deliver(push), "deliver")
+            run.delivery = delivery
+        else:
+            report.push = await unless_stopped(run.publisher.deliver(push))
         await unless_stopped(run.collector.advance(run.policy_version))
     finally:
         report.step_s = time.monotonic() - started
+        _write_down(run, report, delivery)
+
+
+async def _delivered(run: TrainingRun) -> None:
+    """Wait until a server has the weights of the step before."""
+    if run.delivery is not None:
+        await run.delivery
+
+
+def _write_down(
+    run: TrainingRun, report: StepReport, delivery: asyncio.Task[PushReport] | None
+) -> None:
+    """Write a step down once its weights are delivered, and after the step before."""
+
+    def write(_: object = None) -> None:
+        if delivery is not None and not delivery.cancelled() and delivery.exception() is None:
+            report.push = delivery.result()
         run.reporter.write(report)
+
+    if run.delivery is None:
+        write()
+    else:  # its own, or that of the step before
+        run.delivery.add_done_callback(write)
 
 
 async def _start_collecting(run: TrainingRun) -> None:

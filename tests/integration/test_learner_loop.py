@@ -218,6 +218,65 @@ async def test_staleness_one_trains_on_mixed_versions(tmp_path: Path, redis_url:
     assert summary(tmp_path / "run")["max_staleness_seen"] == 1
 
 
+async def test_the_next_batch_is_trained_while_servers_load_and_published_when_they_have(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    spec = training_spec(tmp_path / "run", redis_url, run_id, steps=3, max_staleness=1)
+    engine = FakeEngine(train_s=0.1)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        async with FakeServices(broker).running() as services:
+            services.may_load.clear()
+            running = asyncio.create_task(Learner(spec, engine).run())
+            # The second batch was asked for at version 0 too.
+            await eventually(lambda: engine.steps == 2, running)
+            assert services.asked_to_load == [1]
+            assert services.loads == []
+            assert not (tmp_path / "run" / "metrics.jsonl").exists()
+            assert [path.name for path in (tmp_path / "run" / "weights").iterdir()] == ["v1"]
+            services.may_load.set()
+            await asyncio.wait_for(running, 60)
+        assert services.loads == [1, 2, 3]
+    lines = metrics_lines(tmp_path / "run")
+    assert [line["policy/version"] for line in lines] == [1.0, 2.0, 3.0]
+    assert max(line["staleness/max"] for line in lines) == 1.0
+
+
+async def test_without_staleness_nothing_goes_on_before_a_server_has_the_weights(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    spec = training_spec(tmp_path / "run", redis_url, run_id, steps=2)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        async with FakeServices(broker).running() as services:
+            services.may_load.clear()
+            running = asyncio.create_task(Learner(spec, FakeEngine()).run())
+            await eventually(lambda: services.asked_to_load == [1], running)
+            # The samples of the next batch are asked for once a server has the weights.
+            assert {rollout.key.group_id for rollout in services.seen} == {0, 1}
+            assert await broker.depth(broker.keys.tasks) == 0
+            services.may_load.set()
+            await asyncio.wait_for(running, 60)
+        assert services.loads == [1, 2]
+
+
+async def test_a_stop_while_servers_load_writes_the_step_down(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    spec = training_spec(tmp_path / "run", redis_url, run_id, max_staleness=1)
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running() as services,
+    ):
+        services.may_load.clear()
+        learner = Learner(spec, FakeEngine())
+        running = asyncio.create_task(learner.run())
+        await eventually(lambda: services.asked_to_load == [1], running)
+        learner.request_stop("the test")
+        assert await asyncio.wait_for(running, 60) == "interrupted"
+        services.may_load.set()
+    steps = summary(tmp_path / "run")["steps"]
+    assert [line["step"] for line in metrics_lines(tmp_path / "run")] == list(range(1, steps + 1))
+
+
 async def test_rollouts_and_evaluation_go_on_while_the_engine_trains(
     tmp_path: Path, redis_url: str, run_id: str
 ):

@@ -207,6 +207,10 @@ class FakeServices:
         self.refuse_loads = False
         self.outages = 0
         """Answer so many of the next loads with 503, as a server does whose engine has died."""
+        self.may_load = asyncio.Event()
+        """Cleared: loads take until it is set."""
+        self.may_load.set()
+        self.asked_to_load: list[int] = []
         self.stale_weights = False
         """Acknowledge new weights and go on sampling with the old ones."""
         self.scores = scores
@@ -223,12 +227,19 @@ class FakeServices:
 
     async def _serve_samples(self, consumer: StreamConsumer[RolloutTask]) -> None:
         while True:
-            newest = await self.registry.newest_version()
-            if newest is None or newest.policy_version > self.version:
-                await asyncio.sleep(0.01)  # as a real server: no new samples with old weights
-                continue
-            for entry in await consumer.read(8, 0.1):
+            await self._hold_newest()
+            entries = await consumer.read(8, 0.1)
+            await self._hold_newest()  # a version may have been published meanwhile
+            for entry in entries:
                 await self._handle(consumer, entry)
+
+    async def _hold_newest(self) -> None:
+        """Wait for the newest weights, as a real server does before it starts a sample."""
+        while True:
+            newest = await self.registry.newest_version()
+            if newest is not None and newest.policy_version <= self.version:
+                return
+            await asyncio.sleep(0.01)
 
     async def _handle(
         self, consumer: StreamConsumer[RolloutTask], entry: Entry[RolloutTask]
@@ -270,6 +281,8 @@ class FakeServices:
             return web.Response(status=503, text="the engine was killed")
         if self.refuse_loads:
             return web.Response(status=422, text="checksum of lm_head differs")
+        self.asked_to_load.append(body.policy_version)
+        await self.may_load.wait()
         weights = await asyncio.to_thread(_read_snapshot, body.manifest_location)
         if not self.stale_weights:
             self.weights = weights

@@ -74,11 +74,22 @@ class ServerError(RuntimeError):
         self.refused = refused
 
 
+@dataclass(frozen=True)
+class _Canary:
+    tokens: CanaryTokens
+    logprobs: npt.NDArray[np.float32]
+    """[T-1] the learner's."""
+
+
 @dataclass
 class PushReport:
-    """What one push took."""
+    """One push, and what it took."""
 
     policy_version: int
+    started: float = field(default_factory=time.monotonic)
+    """`time.monotonic` when it began."""
+    canary: _Canary | None = None
+    """What its servers are compared on."""
     write_s: float = 0.0
     total_s: float = 0.0
     pause_s: float = 0.0
@@ -86,13 +97,6 @@ class PushReport:
     servers: int = 0
     """Servers that had the version when the learner went on."""
     readings: list[CanaryReading] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class _Canary:
-    tokens: CanaryTokens
-    logprobs: npt.NDArray[np.float32]
-    """[T-1] the learner's."""
 
 
 class WeightPublisher:
@@ -159,26 +163,40 @@ class WeightPublisher:
     async def push(self, canary_tokens: CanaryTokens | None = None) -> PushReport:
         """Publish the engine's weights as the next version and bring them to the servers.
 
+        Raises:
+            RunFailedError, CanaryError, DiskFullError: as `publish` and `deliver`.
+        """
+        return await self.deliver(await self.publish(canary_tokens))
+
+    async def publish(self, canary_tokens: CanaryTokens | None = None) -> PushReport:
+        """Publish the engine's weights as the next version; then the engine may train on.
+
         Args:
             canary_tokens: tokens to compare log-probabilities on; None skips the canary.
 
         Raises:
-            RunFailedError: no server took the version in time.
-            CanaryError: a server's log-probabilities are out of bounds and the action is `fail`.
+            CanaryError: a server that took long to load an earlier version is out of bounds.
             DiskFullError: the snapshot does not fit.
         """
         self._raise_stragglers()
-        started = time.monotonic()
         report, newest = await self._write()
         await self._registry.set_newest_version(newest)
         self.newest = newest
         self._pushes += 1
-        canary = None
         if canary_tokens and self._pushes % self._config.canary_every == 0:
-            canary = await self._learner_canary(canary_tokens)
-        await self._deliver(report, canary)
+            report.canary = await self._learner_canary(canary_tokens)
+        return report
+
+    async def deliver(self, report: PushReport) -> PushReport:
+        """Bring the version published last to the servers; return when at least one has it.
+
+        Raises:
+            RunFailedError: no server took the version in time.
+            CanaryError: a server's log-probabilities are out of bounds and the action is `fail`.
+        """
+        await self._deliver(report, report.canary)
         await asyncio.to_thread(self._delete_old)
-        report.total_s = time.monotonic() - started
+        report.total_s = time.monotonic() - report.started
         logger.info(
             "weights pushed policy_version=%d servers=%d write_s=%.3f total_s=%.3f pause_s=%.3f",
             report.policy_version,
@@ -192,13 +210,14 @@ class WeightPublisher:
     async def _write(self) -> tuple[PushReport, NewestVersion]:
         version = self._ledger.next_policy_version()
         directory = self._weights_dir / f"v{version}"
-        started = time.monotonic()
+        report = PushReport(policy_version=version)
         await asyncio.get_running_loop().run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )
         location = await self._transport.publish(version, directory)
         newest = NewestVersion(policy_version=version, manifest_location=location)
-        return PushReport(policy_version=version, write_s=time.monotonic() - started), newest
+        report.write_s = time.monotonic() - report.started
+        return report, newest
 
     async def _learner_canary(self, tokens: CanaryTokens) -> _Canary:
         array = np.asarray(tokens.token_ids, dtype=np.int32)
