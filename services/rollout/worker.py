@@ -160,7 +160,8 @@ class RolloutWorker:
         """Start the samples that are still wanted, under weights that are the newest now.
 
         The learner sets the newest version before it issues samples, so a version read after a
-        sample is never older than the one the sample was issued for.
+        sample is never older than the one the sample was issued for. A server that is behind gives
+        its samples back, for servers that hold it.
         """
         incarnation = await self._registry.incarnation()
         wanted: list[Entry[RolloutTask]] = []
@@ -172,11 +173,10 @@ class RolloutWorker:
                 await self._consumer.finish(entry)
             else:
                 wanted.append(entry)
-        while wanted and not await self._holds_newest():
-            if self._takes_no_more:
-                break
+        newest = await self._registry.newest_version()
+        is_behind = newest is None or newest.policy_version > self._versions.held
         for entry in wanted:
-            if self._takes_no_more:
+            if self._takes_no_more or is_behind:  # to get the weights may take long
                 await self._consumer.release(entry)
                 continue
             if _attempt(entry.message) in self._under_way:

@@ -405,6 +405,20 @@ async def test_a_dead_server_does_not_hold_up_a_push(tmp_path: Path, redis_url: 
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
+async def test_a_server_that_never_ends_to_load_holds_up_neither_the_learner_nor_the_others(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    spec = training_spec(tmp_path / "run", redis_url, run_id)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        slow, fast = FakeServices(broker, server_id="slow"), FakeServices(broker, server_id="fast")
+        async with slow.running(), fast.running():
+            slow.may_load.clear()
+            await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+            slow.may_load.set()
+    assert (fast.loads, slow.asked_to_load[:1]) == ([1, 2, 3], [1])
+    assert summary(tmp_path / "run")["status"] == "finished"
+
+
 async def test_weights_travel_over_http_where_nothing_is_shared(
     tmp_path: Path, redis_url: str, run_id: str
 ):

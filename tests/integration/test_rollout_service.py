@@ -490,6 +490,22 @@ async def test_sample_read_while_a_push_is_announced_waits_for_the_new_weights(b
     assert (first.policy_versions(), second.policy_versions()) == ([0], [1])
 
 
+async def test_a_server_that_falls_behind_leaves_the_samples_it_has_read_to_others(bench: Bench):
+    # It is idle in its read when a version is published that it cannot load, and a sample issued.
+    behind, current = bench.policy(ANSWER), bench.policy(ANSWER)
+    async with bench.server(behind):
+        await bench.submit(task(bench, group_id=0))
+        await bench.trajectories(1)
+        behind.refuse_weights = "the pull takes too long"
+        newest = NewestVersion(policy_version=1, manifest_location=bench.manifest(1))
+        await bench.registry.set_newest_version(newest)
+        await bench.submit(task(bench, group_id=1))
+        async with bench.server(current):
+            (second,) = await bench.trajectories(1)
+    assert second.policy_versions() == [1]
+    assert current.loaded == [1]
+
+
 async def test_server_that_cannot_load_the_newest_version_takes_no_samples(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ):

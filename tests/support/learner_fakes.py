@@ -227,19 +227,20 @@ class FakeServices:
 
     async def _serve_samples(self, consumer: StreamConsumer[RolloutTask]) -> None:
         while True:
-            await self._hold_newest()
+            if not await self._holds_newest():
+                await asyncio.sleep(0.01)  # as a real server: no new samples with old weights
+                continue
             entries = await consumer.read(8, 0.1)
-            await self._hold_newest()  # a version may have been published meanwhile
+            is_current = await self._holds_newest()  # a version may have been published meanwhile
             for entry in entries:
-                await self._handle(consumer, entry)
+                if is_current:
+                    await self._handle(consumer, entry)
+                else:
+                    await consumer.release(entry)
 
-    async def _hold_newest(self) -> None:
-        """Wait for the newest weights, as a real server does before it starts a sample."""
-        while True:
-            newest = await self.registry.newest_version()
-            if newest is not None and newest.policy_version <= self.version:
-                return
-            await asyncio.sleep(0.01)
+    async def _holds_newest(self) -> bool:
+        newest = await self.registry.newest_version()
+        return newest is not None and newest.policy_version <= self.version
 
     async def _handle(
         self, consumer: StreamConsumer[RolloutTask], entry: Entry[RolloutTask]
