@@ -112,7 +112,9 @@ def _complete(schema: dict[str, Any], routes: list[Route]) -> None:
     models = {model for one in routes for model in (one.body, one.answer) if model is not None}
     modes: list[tuple[type[BaseModel], JsonSchemaMode]] = [(one, "validation") for one in models]
     _, definitions = models_json_schema(modes, ref_template=REFERENCE)
-    schema.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+    schema.setdefault("components", {}).setdefault("schemas", {}).update(
+        definitions.get("$defs", {})
+    )
     for one in routes:
         operation = schema["paths"][one.path][one.method]
         errors = dict(one.errors)

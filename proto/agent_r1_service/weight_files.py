@@ -70,7 +70,7 @@ class WeightFiles:
     def add_route(self, app: FastAPI) -> None:
         """Serve the files in an application."""
 
-        @app.get(PATH)
+        @app.get(PATH, response_class=FileResponse)  # of a type by the file's name
         async def weight_file(version: int, name: str, request: Request) -> Response:
             served = self._served.get((version, name))
             if served is None or not served.path.is_file():
