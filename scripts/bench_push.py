@@ -117,11 +117,12 @@ def check_same(pulled: Path, published: Path) -> None:
 async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightManifest]:
     """Train, publish after every step, pull; return what was published, oldest first."""
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+    from agent_r1.learner.engine.rank_messages import EngineSetup
 
     vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
     settings = EngineConfig(lr=LR, device="cpu")
     described = ModelConfig(path=str(model), dtype="bfloat16", max_context=2 * TOKENS)
-    engine = DeepSpeedPolicyEngine(described, settings)
+    engine = DeepSpeedPolicyEngine(EngineSetup(described, settings))
     config = LearnerConfig(transport="http", push="delta", dense_every=steps + 1)
     manifests: list[WeightManifest] = []
     async with HttpTransport(config, None) as learner, Servers(folder / "pulled") as servers:
