@@ -464,19 +464,25 @@ def test_a_tied_model_stays_tied(tmp_path: Path):
     np.testing.assert_allclose(again, engine.logprobs([ids])[0], atol=1e-6)
 
 
-def test_a_resumed_engine_goes_on_as_if_nothing_had_happened(model_dir: Path, tmp_path: Path):
-    straight = make_engine(model_dir)
+@pytest.mark.parametrize(
+    ("dtype", "stage"), [("float32", 0), ("float32", 3), *(("bfloat16", n) for n in (1, 2, 3))]
+)
+def test_a_resumed_engine_goes_on_as_if_nothing_had_happened(
+    model_dir: Path, tmp_path: Path, dtype: str, stage: int
+):
+    settings = {"dtype": dtype, "zero_stage": stage}
+    straight = make_engine(model_dir, **settings)
     losses = [straight.train_batch(SAMPLES, LossSpec())["loss/total"] for _ in range(3)]
-    first = make_engine(model_dir)
+    first = make_engine(model_dir, **settings)
     first.train_batch(SAMPLES, LossSpec())
     first.save_state(tmp_path / "state")
-    resumed = make_engine(model_dir)
+    resumed = make_engine(model_dir, **settings)
     resumed.load_state(tmp_path / "state")
     assert resumed.optimizer_steps == 1
     again = [resumed.train_batch(SAMPLES, LossSpec())["loss/total"] for _ in range(2)]
     assert again == losses[1:]
 
-    file = next(iter((tmp_path / "state" / "engine").glob("*.pt")))
+    file = tmp_path / "state" / "policy.safetensors"
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
     file.write_bytes(bytes(data))
@@ -594,6 +600,12 @@ def listening(pid: int) -> set[str]:
 def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
     model_dir: Path, tmp_path: Path, leaders: list[Leader]
 ):
+    single = [
+        make_engine(model_dir, reference=True, critic=True, zero_stage=stage) for stage in range(4)
+    ]
+    for stage, engine in enumerate(single):
+        two_ranks.train_and_save(engine, two_ranks.state_of_one(model_dir, stage))
+    went_on = [two_ranks.go_on(engine) for engine in single]
     leader = Leader("compare", model_dir)
     leaders.append(leader)
     # meanwhile, one rank
@@ -610,6 +622,12 @@ def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
             assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-6), (stage, key)
         assert found["repeated_loss"] == pytest.approx(found["losses"][-1], rel=1e-5)
         assert found["repeated_value_loss"] == pytest.approx(found["value_losses"][-1], rel=1e-5)
+        # Resumed by two ranks from one, and by one from two: as one that was never interrupted.
+        single[stage].load_state(two_ranks.state_of_two(model_dir, stage))
+        assert single[stage].optimizer_steps == two_ranks.STEPS - 1
+        for resumed in (found["resumed"], two_ranks.go_on(single[stage])):
+            for key, values in went_on[stage].items():
+                assert resumed[key] == pytest.approx(values, rel=1e-3), (stage, key)
         np.testing.assert_allclose(found["values"], expected["values"], atol=2e-3)
         # 3 steps, and of the 2 of a half filtered batch one; the critic takes both.
         assert found["steps"] == expected["steps"] == two_ranks.STEPS + 1

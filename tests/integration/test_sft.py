@@ -169,8 +169,10 @@ def test_a_corrupted_state_is_named_with_the_remedy(
     output = tmp_path / "base"
     run_sft(model_dir, data_file, output, StopAfter(1))
     state = tmp_path / "base.sft" / "state"
-    next(iter((state / "engine").glob("*.pt"))).write_bytes(b"")
-    with pytest.raises(ValueError, match=r"\.pt is corrupted: it has 0 bytes.*remove .*state"):
+    (state / "policy.safetensors").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"policy\.safetensors is corrupted: it has 0 bytes.*remove .*state"
+    ):
         run_sft(model_dir, data_file, output)
 
 

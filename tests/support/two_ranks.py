@@ -83,6 +83,31 @@ def left_out(samples: list[TrainSample], count: int) -> list[TrainSample]:
     return [*nothing, *samples[count:]]
 
 
+def state_of_one(model_dir: Path, stage: int) -> Path:
+    """Return where one rank leaves its state under a stage."""
+    return model_dir.parent / f"one_rank_{stage}" / "state"
+
+
+def state_of_two(model_dir: Path, stage: int) -> Path:
+    """Return where two ranks leave theirs."""
+    return model_dir.parent / f"two_ranks_{stage}" / "state"
+
+
+def train_and_save(engine: DeepSpeedPolicyEngine, state: Path) -> None:
+    """Train up to where `train` saves."""
+    samples = with_values(make_samples(COUNT, seed=SEED))
+    for _ in range(STEPS - 1):
+        engine.train_batch(samples, SPEC)
+    engine.save_state(state)
+
+
+def go_on(engine: DeepSpeedPolicyEngine) -> dict[str, list[float]]:
+    """Train two more batches: the second shows what the optimizer remembered in the first."""
+    samples = with_values(make_samples(COUNT, seed=SEED))
+    metrics = [engine.train_batch(samples, SPEC) for _ in range(2)]
+    return {name: [values[name] for values in metrics] for name in ("loss/total", "loss/value")}
+
+
 def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     """Train a few steps, save in the middle and repeat the last step from there."""
     samples = with_values(make_samples(COUNT, seed=SEED))
@@ -142,7 +167,9 @@ def compare(model_dir: Path, place: RankPlace) -> None:
     for setup in others:
         engine = DeepSpeedPolicyEngine(setup, group=group)
         stage = setup.config.zero_stage
-        answer_line({"stage": stage} | train(engine, model_dir.parent / f"two_ranks_{stage}"))
+        answer = {"stage": stage} | train(engine, state_of_two(model_dir, stage).parent)
+        engine.load_state(state_of_one(model_dir, stage))
+        answer_line(answer | {"resumed": go_on(engine)})
     answer_line({"done": True})
     sys.stdin.read()
 

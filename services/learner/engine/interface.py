@@ -190,8 +190,8 @@ class PolicyEngine(Protocol):
         """Restore what `save_state` wrote.
 
         Raises:
-            ValueError: a file is missing, differs from its checksum, or was written with other
-                ranks, stage or dtype.
+            ValueError: a file is missing, differs from its checksum, or was written with another
+                stage or dtype.
         """
         ...
 

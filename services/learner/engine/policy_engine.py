@@ -36,10 +36,8 @@ from agent_r1_service.files import report_full_disk, require_space
 
 logger = logging.getLogger(__name__)
 
-ADAM_BYTES_PER_WEIGHT = 8
-"""Two float32 moments."""
-MASTER_BYTES_PER_WEIGHT = 4
-"""The float32 copy that bfloat16 training keeps."""
+STATE_BYTES_PER_WEIGHT = 12
+"""A float32 weight and AdamW's two moments."""
 
 
 class DeepSpeedPolicyEngine(PolicyEngine):
@@ -198,10 +196,10 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             with self._group.guard(fatal=False):
                 self._group.send("save", [directory] * self._config.ranks)
                 self._group.engine.save(directory)
-            durable.seal(directory, self._group.engine.facts())
+            durable.seal(directory, self._group.engine.facts(directory))
 
     def load_state(self, directory: Path) -> None:
-        checkpoint_io.verify_checksums(directory, self._group.engine.facts())
+        checkpoint_io.verify_checksums(directory, self._group.engine.facts(directory))
         with self._group.guard():
             self._group.send("load", [directory] * self._config.ranks)
             self._group.engine.load(directory)
@@ -214,11 +212,8 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         return 2 if self._setup.model.dtype == "bfloat16" else 4
 
     def _state_bytes(self) -> int:
-        bytes_each = self._bytes_per_weight + ADAM_BYTES_PER_WEIGHT
-        if self._setup.model.dtype == "bfloat16":
-            bytes_each += MASTER_BYTES_PER_WEIGHT
         engine = self._group.engine
-        return (engine.num_weights() + engine.num_critic_weights()) * bytes_each
+        return (engine.num_weights() + engine.num_critic_weights()) * STATE_BYTES_PER_WEIGHT
 
     def close(self) -> None:
         self._group.close()

@@ -45,8 +45,10 @@ from agent_r1.learner.engine.rank_messages import (
 from agent_r1.learner.engine.zero import ZeroModule, freeze, ignore_vendor_deprecations
 from agent_r1.learner.weights.snapshot import Weights
 
-POLICY_TAG = "engine"
-CRITIC_TAG = "critic"
+POLICY_FILE = "policy.safetensors"
+CRITIC_FILE = "critic.safetensors"
+OLD_POLICY_TAG, OLD_CRITIC_TAG = "engine", "critic"
+"""Folders that DeepSpeed wrote, one file a rank, up to version 0.2; readable with as many ranks."""
 
 
 class RankEngine:
@@ -327,26 +329,32 @@ class RankEngine:
         """Return the number of the critic's weights over all ranks; 0 without one."""
         return 0 if self._critic is None else self._critic.num_weights()
 
-    def facts(self) -> dict[str, Any]:
-        """Return what a checkpoint must match to be read by this engine."""
+    def facts(self, directory: Path) -> dict[str, Any]:
+        """Return what a checkpoint in `directory` must match to be read by this engine."""
         facts = {
-            f"{self._setup.table_name}.ranks": self.ranks,
             f"{self._setup.table_name}.zero_stage": self._config.zero_stage,
             "model.dtype": self._setup.model.dtype,
         }
+        if (directory / OLD_POLICY_TAG).is_dir():
+            facts[f"{self._setup.table_name}.ranks"] = self.ranks
         return facts if self._critic is None else facts | {"a critic": True}
 
     def save(self, directory: Path) -> None:
-        """Write this rank's part of the engine's state under `directory`."""
-        self._policy.save(directory, POLICY_TAG)
+        """Write the engine's state, which rank 0 gathers, under `directory` of rank 0."""
+        self._policy.save(directory / POLICY_FILE)
         if self._critic is not None:
-            self._critic.save(directory, CRITIC_TAG)
+            self._critic.save(directory / CRITIC_FILE)
 
     def load(self, directory: Path) -> int:
-        """Restore this rank's part; return the optimizer steps the policy had taken."""
-        self._policy.load(directory, POLICY_TAG)
+        """Restore it from there; return the optimizer steps the policy had taken."""
+        if (directory / OLD_POLICY_TAG).is_dir():
+            self._policy.load_old(directory, OLD_POLICY_TAG)
+            if self._critic is not None:
+                self._critic.load_old(directory, OLD_CRITIC_TAG)
+            return self.optimizer_steps
+        self._policy.load(directory / POLICY_FILE)
         if self._critic is not None:
-            self._critic.load(directory, CRITIC_TAG)
+            self._critic.load(directory / CRITIC_FILE)
         return self.optimizer_steps
 
 

@@ -8,17 +8,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import torch
+import torch.distributed as dist
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from deepspeed.utils.tensor_fragment import fragment_address
+from safetensors import safe_open
 from torch import nn
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError
+from agent_r1.learner.weights.snapshot import raw_bytes, safetensors_header
 
 _GATHER_BUCKET_NUMEL = 64 * 1024 * 1024
+WEIGHT = "weight"
+"""Of a parameter's three tensors in a state file: the float32 weight that the optimizer keeps."""
+STATE = (WEIGHT, "exp_avg", "exp_avg_sq")
+_CLASSES_OF_OLD_STATE = (ZeroStageEnum, LossScaler, fragment_address)
 
 
 class ZeroModule:
@@ -37,6 +56,7 @@ class ZeroModule:
     ) -> None:
         self._config = table
         self._name = name
+        self._device = device
         self._clips_itself = table.zero_stage == 0 and dtype == "float32"
         """Gradients are whole on every rank, where DeepSpeed would not tell the norm."""
         self.optimizer_steps = 0
@@ -58,11 +78,11 @@ class ZeroModule:
         ignore_vendor_deprecations()
         _leave_out_shared_memory_op()
         self._engine: Any
+        self._adam = optimizer
+        config = deepspeed_config(table, dtype)
+        self._stage: int = config["zero_optimization"]["stage"]
         self._engine, *_ = deepspeed.initialize(
-            model=module,
-            optimizer=optimizer,
-            config=deepspeed_config(table, dtype),
-            dist_init_required=False,
+            model=module, optimizer=optimizer, config=config, dist_init_required=False
         )
 
     def __call__(self, *inputs: torch.Tensor | None) -> Any:
@@ -120,21 +140,128 @@ class ZeroModule:
         """Return the number of weights over all ranks, shared ones once."""
         return sum(_numel(p) for p in self._engine.module.parameters())
 
-    def save(self, directory: Path, tag: str) -> None:
-        """Write this rank's part of weights and optimizer state under `directory`."""
-        self._engine.save_checkpoint(
-            str(directory),
-            tag=tag,
-            client_state={"policy_optimizer_steps": self.optimizer_steps},
-            save_latest=False,
-        )
+    def save(self, path: Path) -> None:
+        """Write weights and optimizer state, whole, into a file of rank 0.
 
-    def load(self, directory: Path, tag: str) -> None:
-        """Restore this rank's part."""
+        Each tensor is gathered when its turn comes, so that no rank holds more than one. Any number
+        of ranks reads the file.
+        """
+        self._prepare_state()
+        parameters = list(self._engine.module.named_parameters())
+        shapes = {
+            f"{name}.{key}": torch.empty(_shape(parameter), device="meta")
+            for name, parameter in parameters
+            for key in STATE
+        }
+        steps = {"optimizer_steps": self.optimizer_steps, "adam_steps": int(self._adam_steps())}
+        header = safetensors_header(shapes, {name: str(count) for name, count in steps.items()})
+        with path.open("wb") if dist.get_rank() == 0 else nullcontext() as file:
+            if file is not None:
+                file.write(header)
+            for _, parameter in parameters:
+                for key in STATE:
+                    whole = self._gather_state(parameter, key)
+                    if file is not None:
+                        file.write(raw_bytes(whole.cpu()).data)
+
+    def load(self, path: Path) -> None:
+        """Restore what `save` wrote, from the file of rank 0.
+
+        Raises:
+            ValueError: the file is of another model.
+        """
+        self._prepare_state()
+        parameters = list(self._engine.module.named_parameters())
+        steps = torch.zeros(2, dtype=torch.int64, device=self._device)
+        with safe_open(path, "pt") if dist.get_rank() == 0 else nullcontext() as file:
+            if file is not None:
+                names = {f"{name}.{key}" for name, _ in parameters for key in STATE}
+                if strange := sorted(names ^ set(file.keys())):
+                    raise ValueError(f"{path} is of another model (different: {strange[0]})")
+                counts = file.metadata()
+                steps[0] = int(counts["optimizer_steps"])
+                steps[1] = int(counts["adam_steps"])
+            dist.broadcast(steps, 0)
+            for name, parameter in parameters:
+                for key in STATE:
+                    whole = torch.empty(_shape(parameter), device=self._device)
+                    if file is not None:
+                        whole.copy_(file.get_tensor(f"{name}.{key}"))
+                    dist.broadcast(whole, 0)
+                    self._set_state(parameter, key, whole)
+        if self._stage in (1, 2):
+            self._engine.optimizer.update_lp_params()
+        self.optimizer_steps = int(steps[0])
+        for state in self._adam.state.values():
+            state["step"].fill_(float(steps[1]))
+
+    def load_old(self, directory: Path, tag: str) -> None:
+        """Restore this rank's part of a checkpoint that DeepSpeed wrote; runs no code in it."""
+
+        def load(path: str, map_location: Any = None) -> Any:
+            with torch.serialization.safe_globals(list(_CLASSES_OF_OLD_STATE)):
+                return torch.load(path, map_location, weights_only=True)
+
+        self._engine.checkpoint_engine.load = load
         path, client_state = self._engine.load_checkpoint(str(directory), tag=tag)
         if path is None:
             raise EngineError(f"DeepSpeed found no state tagged {tag!r} in {directory}")
         self.optimizer_steps = int(client_state["policy_optimizer_steps"])
+
+    def _prepare_state(self) -> None:
+        """Let AdamW have moments, of 0, before its first step too."""
+        if self._stage == 3:
+            parts = self._engine.optimizer.fp32_partitioned_groups_flat
+        else:
+            parts = [p for group in self._adam.param_groups for p in group["params"]]
+        for parameter in parts:
+            if not self._adam.state[parameter]:
+                step = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                moments = {key: torch.zeros_like(parameter) for key in STATE if key != WEIGHT}
+                self._adam.state[parameter].update(step=step, **moments)
+        if self._stage in (1, 2):
+            # DeepSpeed links after its first group's first step, when the others have no moments.
+            self._engine.optimizer._hp_optimizer_states_linked = False
+            self._engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _adam_steps(self) -> float:
+        """Return the steps that AdamW corrects its moments for."""
+        return max(float(state["step"]) for state in self._adam.state.values())
+
+    def _gather_state(self, parameter: nn.Parameter, key: str) -> torch.Tensor:
+        """Return one float32 tensor of a parameter, whole, on every rank."""
+        if self._stage == 0:
+            return parameter.detach() if key == WEIGHT else self._adam.state[parameter][key]
+        if key == WEIGHT:
+            return safe_get_full_fp32_param(parameter)  # pyright: ignore[reportReturnType]
+        return safe_get_full_optimizer_state(parameter, key)  # pyright: ignore[reportReturnType]
+
+    def _set_state(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
+        """Put one tensor back: all of it, or this rank's part."""
+        if self._stage == 0:
+            target = parameter.data if key == WEIGHT else self._adam.state[parameter][key]
+            target.copy_(whole)
+        elif self._stage < 3:
+            if key == WEIGHT:
+                safe_set_full_fp32_param(parameter, whole)
+            else:
+                safe_set_full_optimizer_state(parameter, whole, key)
+        else:
+            self._set_part(parameter, key, whole)
+
+    def _set_part(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
+        # DeepSpeed's setters of whole tensors fail where the ranks do not divide their size.
+        size = -(-whole.numel() // dist.get_world_size())
+        padded = nn.functional.pad(
+            whole.flatten(), (0, size * dist.get_world_size() - whole.numel())
+        )
+        part = padded.narrow(0, size * dist.get_rank(), size)
+        if key != WEIGHT:
+            safe_set_local_optimizer_state(parameter, part, key)
+            return
+        safe_set_local_fp32_param(parameter, part)
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            parameter.data.copy_(whole)
 
 
 def freeze(module: nn.Module, table: EngineConfig, *, dtype: str, device: torch.device) -> Any:
@@ -188,6 +315,10 @@ def deepspeed_config(table: EngineConfig, dtype: str) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
     }
+
+
+def _shape(parameter: nn.Parameter) -> torch.Size:
+    return getattr(parameter, "ds_shape", parameter.shape)
 
 
 def _numel(parameter: nn.Parameter) -> int:

@@ -55,13 +55,12 @@ def write_safetensors(path: Path, weights: Weights) -> list[TensorEntry]:
     Raises:
         ValueError: a tensor has a dtype other than float32, bfloat16 and float16.
     """
-    header = _header(weights.tensors)
+    header = safetensors_header(weights.tensors)
     entries: dict[str, TensorEntry] = {}
     with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little"))
         file.write(header)
         for name, tensor in weights.tensors.items():
-            data = _raw_bytes(tensor)
+            data = raw_bytes(tensor)
             file.write(data.data)
             entries[name] = TensorEntry(
                 name=name,
@@ -74,9 +73,19 @@ def write_safetensors(path: Path, weights: Weights) -> list[TensorEntry]:
     return list(entries.values())
 
 
-def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Return the JSON header of the safetensors format, padded with spaces."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def safetensors_header(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """Return the JSON header of the safetensors format with its length, padded with spaces.
+
+    Args:
+        tensors: in the order of the data that follows; those of the device "meta" will do.
+        metadata: more of what the header says of the file.
+
+    Raises:
+        ValueError: a tensor has a dtype other than float32, bfloat16 and float16.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", **(metadata or {})}}
     offset = 0
     for name, tensor in tensors.items():
         if tensor.dtype not in _NAMES:
@@ -92,10 +101,11 @@ def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
         }
         offset = end
     encoded = json.dumps(header, separators=(",", ":")).encode()
-    return encoded + b" " * (-len(encoded) % _HEADER_ALIGNMENT)
+    encoded += b" " * (-len(encoded) % _HEADER_ALIGNMENT)
+    return len(encoded).to_bytes(8, "little") + encoded
 
 
-def _raw_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+def raw_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
     """Return the little-endian bytes of a CPU tensor, without a copy where it is contiguous."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
 

@@ -13,7 +13,7 @@ from agent_r1.learner.weights.snapshot import Weights
 from agent_r1_service.files import CHECKSUM_FILE, seal
 from tests.support.tiny_models import build_model, build_tokenizer, save_model
 
-FACTS = {"learner.ranks": 2, "model.dtype": "float32"}
+FACTS = {"learner.zero_stage": 2, "model.dtype": "float32"}
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_a_corrupted_checksum_file_is_found(sealed: Path):
         verify_checksums(sealed, FACTS)
 
 
-def test_another_number_of_ranks_is_refused(sealed: Path):
-    with pytest.raises(ValueError, match=r"learner\.ranks = 2 and this run has learner\.ranks = 1"):
-        verify_checksums(sealed, FACTS | {"learner.ranks": 1})
+def test_another_stage_is_refused(sealed: Path):
+    with pytest.raises(ValueError, match=r"learner\.zero_stage = 2 and .* learner\.zero_stage = 1"):
+        verify_checksums(sealed, FACTS | {"learner.zero_stage": 1})
 
 
 @pytest.mark.parametrize("tied", [False, True])
