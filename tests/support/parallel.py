@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from collections.abc import Generator
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -76,3 +77,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("seconds by package")
         for package, seconds in sums.items():
             terminalreporter.write_line(f"{seconds:8.1f} {package}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Replace lone surrogates in captured output, which no report can carry between processes."""
+    report = yield
+    report.sections = [
+        (name, text.encode(errors="replace").decode()) for name, text in report.sections
+    ]
+    return report
