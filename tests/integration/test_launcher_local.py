@@ -126,6 +126,7 @@ def test_services_learn_where_the_others_are_and_nothing_else(
 ):
     monkeypatch.setenv("AGENT_R1__LEARNER__STEPS", "99")
     monkeypatch.delenv("AGENT_R1_TOKEN", raising=False)
+    monkeypatch.delenv("AGENT_R1_REAL_DATA", raising=False)  # the suite's own
     tokens: list[tuple[str, int]] = []
 
     def look() -> None:
