@@ -374,8 +374,8 @@ def _add_rollout(commands: _Commands) -> None:
     )
     for parser in (listing, drain):
         parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
-        parser.add_argument("--redis", metavar="URL", help="Redis of the run, without --run")
-        parser.add_argument("--id", metavar="RUN_ID", help="id of the run (run.id), with --redis")
+        parser.add_argument("--redis", metavar="URL", help="Redis of the run (default: of --run)")
+        parser.add_argument("--id", metavar="RUN_ID", help="run.id (default: of --run)")
     drain.add_argument("server", metavar="NAME", help="the server, as `list` names it")
     drain.add_argument(
         "--timeout-s",

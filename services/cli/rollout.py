@@ -36,10 +36,10 @@ def _place(arguments: argparse.Namespace) -> tuple[str, str]:
             raise ConfigError("name a run folder with --run, or give --redis URL and --id RUN_ID")
         return given_redis(arguments.redis), arguments.id
     config = run_config(folder)
-    url = redis_of(folder, config)
+    url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)
     if url is None:
         raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
-    return url, config.run.id
+    return url, arguments.id or config.run.id
 
 
 def _ask(arguments: argparse.Namespace, question: Callable[[Registry], Awaitable[T]]) -> T:

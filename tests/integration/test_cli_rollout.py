@@ -6,14 +6,17 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from agent_r1.cli.main import main
+from agent_r1.config.run import load_config, write_config
 from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
+from tests.support.config_scene import write_scene
 from tests.support.fakes import FakePolicy
 
 pytestmark = pytest.mark.redis
@@ -96,6 +99,20 @@ def test_a_server_that_is_not_there_is_refused_with_those_that_are(
     with announced(redis_url, run_id, "one"):
         assert main(["rollout", "drain", "other", *where]) == 2
     assert "no rollout server 'other' is announced; there are one" in capsys.readouterr().err
+
+
+def test_redis_and_id_beat_those_of_the_run_folder(
+    redis_url: str, run_id: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = write_scene(tmp_path / "example")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    config = load_config(file, ["redis.url=redis://127.0.0.1:1/0", "run.id=other"], {}).config
+    write_config(config, folder / "config.json")
+    where = ["--run", str(folder), "--redis", redis_url, "--id", run_id]
+    with announced(redis_url, run_id, "one"):
+        assert main(["rollout", "list", *where]) == 0
+    assert "http://10.0.0.1/one" in capsys.readouterr().out
 
 
 def test_a_place_and_a_time_are_needed(capsys: pytest.CaptureFixture[str]):
