@@ -26,9 +26,9 @@ from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
-from agent_r1_service.dead_letter_file import load_letters, save_letters
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
-from agent_r1_service.run_files import CONFIG_FILE, LOGS_DIR
+from agent_r1_service.files.dead_letters import load_letters, save_letters
+from agent_r1_service.files.run_folder import CONFIG_FILE, LOGS_DIR
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.streams import Broker
-from agent_r1_service.run_files import CONFIG_FILE, LOGS_DIR
+from agent_r1_service.files.run_folder import CONFIG_FILE, LOGS_DIR
 
 logger = logging.getLogger(__name__)
 

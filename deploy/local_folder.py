@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config.sources import ConfigError
-from agent_r1_service.private_files import private_folder, write_private
-from agent_r1_service.run_files import (
+from agent_r1_service.files.private import private_folder, write_private
+from agent_r1_service.files.run_folder import (
     CONFIG_FILE,
     LAUNCHER_FILE,
     LOCK_FILE,

@@ -26,7 +26,7 @@ from redis.exceptions import RedisError
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy.supervisor import ServiceSpec
 from agent_r1_service.config import hide_password
-from agent_r1_service.private_files import write_private
+from agent_r1_service.files.private import write_private
 
 PROGRAMS = ("redis-server", "valkey-server")
 OLDEST_VERSION = (6, 2)

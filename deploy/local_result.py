@@ -22,7 +22,7 @@ from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local_view import program, read_json_lines, set_scores
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
-from agent_r1_service.run_files import LEDGER_FILE, LOGS_DIR, SUMMARY_FILE, TRAJECTORIES_DIR
+from agent_r1_service.files.run_folder import LEDGER_FILE, LOGS_DIR, SUMMARY_FILE, TRAJECTORIES_DIR
 
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""

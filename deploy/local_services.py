@@ -22,9 +22,9 @@ from agent_r1_deploy import local_redis
 from agent_r1_deploy.local_folder import REDIS_URL_FILE, TOKEN_FILE
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, ServiceSpec, Supervisor
 from agent_r1_service.exit_status import EXIT_LOSSES
-from agent_r1_service.private_files import write_private
-from agent_r1_service.run_files import LOGS_DIR
-from agent_r1_service.run_token import TOKEN_VARIABLE, write_token
+from agent_r1_service.files.private import write_private
+from agent_r1_service.files.run_folder import LOGS_DIR
+from agent_r1_service.http.token import TOKEN_VARIABLE, write_token
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3

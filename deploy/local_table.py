@@ -36,8 +36,8 @@ from agent_r1_deploy.local_view import (
 from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_service.durations import format_duration
-from agent_r1_service.private_files import private_folder
-from agent_r1_service.run_files import CONFIG_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
+from agent_r1_service.files.private import private_folder
+from agent_r1_service.files.run_folder import CONFIG_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
 
 UPDATE_S = 0.5
 LOG_STEPS = 10

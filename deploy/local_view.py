@@ -30,8 +30,13 @@ from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
 from agent_r1_service.durations import format_duration
-from agent_r1_service.run_files import EVALUATIONS_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
-from agent_r1_service.task_files import read_task_file
+from agent_r1_service.files.run_folder import (
+    EVALUATIONS_FILE,
+    FAILURES_FILE,
+    LOGS_DIR,
+    METRICS_FILE,
+)
+from agent_r1_service.files.tasks import read_task_file
 
 UPDATE_S = 0.5
 STEPS_FOR_ETA = 10

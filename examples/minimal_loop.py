@@ -34,7 +34,7 @@ from agent_r1.rollout.vllm.settings import VllmSettings, prepare_environment, re
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1.tools.search.tool import open_search_tool
 from agent_r1_proto.tasks import Task
-from agent_r1_service.task_files import read_task_file
+from agent_r1_service.files.tasks import read_task_file
 
 CONFIG = Path(__file__).parent / "tiny_world" / "run.toml"
 SEARCH_TIMEOUT_S = 10.0

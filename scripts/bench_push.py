@@ -30,7 +30,7 @@ from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, NewestVersion, WeightManifest
 from agent_r1_service.config import ListenConfig, ModelConfig
-from agent_r1_service.serving import advertised_url, bind, serving
+from agent_r1_service.http.serving import advertised_url, bind, serving
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "bench"

@@ -23,7 +23,7 @@ from formats import CorpusRecord, Question, parse_question
 from pydantic import ValidationError
 
 from agent_r1_proto.tasks import Task
-from agent_r1_service.source_files import (
+from agent_r1_service.files.source import (
     SourceError,
     misfit,
     parse_record,

@@ -10,7 +10,7 @@ import json
 import os
 from pathlib import Path
 
-from agent_r1_service.files import write_atomically
+from agent_r1_service.files.writing import write_atomically
 
 
 def write_announcement(folder: Path, name: str, url: str) -> None:

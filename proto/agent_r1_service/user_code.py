@@ -47,14 +47,6 @@ def check_call(function: Callable[..., Any], *arguments: str, name: str) -> None
         ) from exc
 
 
-def import_remedy(exc: ImportError | AttributeError) -> str:
-    """Say what to do about a `module:Name` that cannot be imported: the new name of what moved."""
-    name = exc.name if isinstance(exc, ImportError) else getattr(exc.obj, "__name__", None)
-    if name in MOVED_MODULES:
-        return f"{name} is now {MOVED_MODULES[name]}"
-    return "check the name, and that its folder is in run.plugins"
-
-
 def import_named(name: str, label: str) -> Any:
     """Import what a configuration names as `module:Name`.
 
@@ -69,19 +61,26 @@ def import_named(name: str, label: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ImportError as exc:
+        remedy = _moved(exc.name) or "check the name, and that its folder is in run.plugins"
         raise ValueError(
-            f"{label}: module {module_name} cannot be imported: {exc}; {import_remedy(exc)}"
+            f"{label}: module {module_name} cannot be imported: {exc}; {remedy}"
         ) from exc
     except Exception as exc:
         raise ValueError(
             f"{label}: module {module_name} cannot be imported: {describe(exc)}"
         ) from exc
     if not hasattr(module, attribute):
+        if moved := _moved(module_name):
+            raise ValueError(f"{label}: {moved}")
         public = [found for found in vars(module) if not found.startswith("_")]
         nearest = difflib.get_close_matches(attribute, public, n=1)
         hint = f'; did you mean "{nearest[0]}"?' if nearest else "; check its name"
         raise ValueError(f"{label}: module {module_name} has no {attribute}{hint}")
     return getattr(module, attribute)
+
+
+def _moved(module: str | None) -> str | None:
+    return f"{module} is now {MOVED_MODULES[module]}" if module in MOVED_MODULES else None
 
 
 def describe(exc: BaseException) -> str:

@@ -28,7 +28,7 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_service.evaluation_client import EvalClient, EvalResult
 from agent_r1_service.exit_status import EXIT_FAILED
-from agent_r1_service.task_files import read_task_file
+from agent_r1_service.files.tasks import read_task_file
 
 HELP = (
     "Type a question. :pick [SET] asks a held-out question, :sets lists the sets, :help prints "

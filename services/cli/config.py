@@ -15,7 +15,7 @@ from agent_r1.config.machine import MIB, Purpose
 from agent_r1.config.run import LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import Key, dotted
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
-from agent_r1_service.run_files import CONFIG_FILE
+from agent_r1_service.files.run_folder import CONFIG_FILE
 
 
 def check(arguments: argparse.Namespace) -> int:

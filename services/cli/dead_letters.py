@@ -18,7 +18,7 @@ from agent_r1.cli.live_run import check_redis, redis_of, run_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.streams import Broker
-from agent_r1_service.dead_letter_file import load_letters
+from agent_r1_service.files.dead_letters import load_letters
 
 T = TypeVar("T")
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers
-from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, RedisConfig, hide_password
-from agent_r1_service.run_files import CONFIG_FILE
+from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, RedisConfig, RunConfig, hide_password
+from agent_r1_service.files.run_folder import CONFIG_FILE
 
 
 def run_config(folder: Path) -> Config:
@@ -28,6 +30,32 @@ def redis_of(folder: Path, config: Config) -> str | None:
     """Return the URL of the run's Redis; None when it ended with the run."""
     live = live_redis_url(folder)
     return live or (None if config.redis.url is None else config.redis.connection_url())
+
+
+def redis_and_name(
+    arguments: argparse.Namespace, option: str, name_in: Callable[[RunConfig], str]
+) -> tuple[str, str]:
+    """Return the URL of Redis, and the name below which a command finds its keys there.
+
+    Args:
+        arguments: with `run_folder`, `redis` and the option.
+        option: the option that gives the name; without it the run's own is taken.
+        name_in: returns the run's own.
+
+    Raises:
+        ConfigError: neither a live run nor both options were given.
+    """
+    folder: Path | None = arguments.run_folder
+    name: str | None = getattr(arguments, option)
+    if folder is None:
+        if arguments.redis is None or name is None:
+            raise ConfigError(f"name a run folder with --run, or give both --redis and --{option}")
+        return given_redis(arguments.redis), name
+    config = run_config(folder)
+    url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)
+    if url is None:
+        raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
+    return url, name or name_in(config.run)
 
 
 def given_redis(url: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
-from agent_r1_service.files import DiskFullError
+from agent_r1_service.files.writing import DiskFullError
 
 logger = logging.getLogger(__name__)
 

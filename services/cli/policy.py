@@ -13,7 +13,7 @@ from pathlib import Path
 from agent_r1.config.checks import check_model
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
-from agent_r1_service.run_files import CHECKPOINTS_DIR, CONFIG_FILE, STATE_FILE
+from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, CONFIG_FILE, STATE_FILE
 
 CHECKPOINT = re.compile(r"^step_(\d+)$")
 

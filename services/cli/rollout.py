@@ -11,13 +11,12 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.cli.live_run import check_redis, given_redis, redis_of, run_config
+from agent_r1.cli.live_run import check_redis, redis_and_name
 from agent_r1.cli.tools import UNCUT_WIDTH
 from agent_r1.config.sources import ConfigError
 from agent_r1_proto.registry import DRAIN_EXPIRY_S, Registry, RolloutServer
@@ -28,22 +27,8 @@ T = TypeVar("T")
 LOOK_S = 0.2
 
 
-def _place(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return the Redis URL and the run's id."""
-    folder: Path | None = arguments.run_folder
-    if folder is None:
-        if arguments.redis is None or arguments.id is None:
-            raise ConfigError("name a run folder with --run, or give --redis URL and --id RUN_ID")
-        return given_redis(arguments.redis), arguments.id
-    config = run_config(folder)
-    url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)
-    if url is None:
-        raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
-    return url, arguments.id or config.run.id
-
-
 def _ask(arguments: argparse.Namespace, question: Callable[[Registry], Awaitable[T]]) -> T:
-    url, run_id = _place(arguments)
+    url, run_id = redis_and_name(arguments, "id", lambda run: run.id)
 
     async def ask() -> T:
         await check_redis(url, "--redis")

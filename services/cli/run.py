@@ -26,7 +26,7 @@ from agent_r1.config.sources import ENV_PREFIX
 from agent_r1.learner.engine.rank_place import read_place
 from agent_r1.tools.config import CLASS_PATTERN
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1_service.run_files import CONFIG_FILE, LEDGER_FILE
+from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -108,9 +108,9 @@ def _tool_class(name: str) -> tuple[str, list[str]]:
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
-        tool = import_tool_class(name).name
+        tool = import_tool_class(name, "tool").name
     except (ValueError, AttributeError) as exc:
-        raise ConfigError(f"{name}: {exc}") from exc
+        raise ConfigError(str(exc)) from exc
     plugins = json.dumps([folder])
     return tool, [f"tools.{tool}.type={name}", f"run.plugins={plugins}", "model.path=none"]
 

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from agent_r1.cli.transcript import SAMPLED_STYLE, TOOL_STYLE, heading, print_transcript
 from agent_r1.config.sources import ConfigError
-from agent_r1_service.run_files import TRAJECTORIES_DIR
+from agent_r1_service.files.run_folder import TRAJECTORIES_DIR
 
 STEP_FILE = re.compile(r"^step_(\d+)$")
 EVAL_FILE = re.compile(r"^eval_(.+)$")

@@ -11,7 +11,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TypeVar
 
 import httpx
@@ -19,7 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.cli.live_run import check_redis, given_redis, redis_of, run_config
+from agent_r1.cli.live_run import check_redis, redis_and_name
 from agent_r1.config.sources import ConfigError
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
@@ -37,23 +36,8 @@ NOTICE_S = 1.5
 """Rollout servers have seen a drain and reported their pins within this time."""
 
 
-def _place(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Return the Redis URL and the pool."""
-    folder: Path | None = arguments.run_folder
-    if folder is None:
-        if arguments.redis is None or arguments.pool is None:
-            raise ConfigError("name a run folder with --run, or give --redis URL and --pool NAME")
-        return given_redis(arguments.redis), arguments.pool
-    config = run_config(folder)
-    run = config.run
-    url = redis_of(folder, config) if arguments.redis is None else given_redis(arguments.redis)
-    if url is None:
-        raise ConfigError(f"the run in {folder} is not running, and its Redis has stopped with it")
-    return url, arguments.pool or run.tool_pool or run.id
-
-
 def _ask(arguments: argparse.Namespace, question: Callable[[ToolRegistry], Awaitable[T]]) -> T:
-    url, pool = _place(arguments)
+    url, pool = redis_and_name(arguments, "pool", lambda run: run.tool_pool or run.id)
 
     async def ask() -> T:
         await check_redis(url, "--redis")

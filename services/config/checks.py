@@ -23,8 +23,8 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1_proto.tasks import Task
-from agent_r1_service.foreign_files import foreign_format
-from agent_r1_service.task_files import TaskFileError, read_task_file
+from agent_r1_service.files.foreign import foreign_format
+from agent_r1_service.files.tasks import TaskFileError, read_task_file
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"

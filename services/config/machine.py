@@ -21,7 +21,7 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig, hide_password
-from agent_r1_service.run_token import TOKEN_SOURCES, RunToken, find_token, token_headers
+from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
 
 Purpose = Literal["train", "evaluate", "sft", "serve"]
 """The command that a configuration is checked for."""

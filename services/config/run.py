@@ -26,7 +26,7 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.tools.config import ToolConfig
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
-from agent_r1_service.files import write_atomically
+from agent_r1_service.files.writing import write_atomically
 
 __all__ = ["Config", "ConfigError", "LoadedConfig", "PlacementConfig", "load_config"]
 

@@ -20,7 +20,7 @@ from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ANSWERED, Status, Trajectory
 from agent_r1_service.evaluation_client import EvalResult
-from agent_r1_service.files import write_atomically
+from agent_r1_service.files.writing import write_atomically
 
 Key = tuple[str, str]
 """Set and id of a question."""

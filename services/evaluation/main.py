@@ -36,9 +36,9 @@ from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.evaluation_client import EvalClient, EvalResult
-from agent_r1_service.files import hash_file
-from agent_r1_service.run_token import RunToken, find_token
-from agent_r1_service.task_files import read_sets
+from agent_r1_service.files.tasks import read_sets
+from agent_r1_service.files.writing import hash_file
+from agent_r1_service.http.token import RunToken, find_token
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from agent_r1.evaluation.config import SEARCH_TOOL
 from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
-from agent_r1_service.run_token import RunToken, token_headers
+from agent_r1_service.http.token import RunToken, token_headers
 
 QUERY = "query"
 """The argument of the search tool that the question goes into."""

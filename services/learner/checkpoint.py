@@ -23,7 +23,8 @@ from pydantic import Field, ValidationError
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.ownership import TakenOverError
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files import (
+from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, LEDGER_FILE, STATE_FILE
+from agent_r1_service.files.writing import (
     CHECKSUM_FILE,
     check_seal,
     replace_directory,
@@ -31,7 +32,6 @@ from agent_r1_service.files import (
     seal,
     write_atomically,
 )
-from agent_r1_service.run_files import CHECKPOINTS_DIR, LEDGER_FILE, STATE_FILE
 
 logger = logging.getLogger(__name__)
 

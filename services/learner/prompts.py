@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from agent_r1_proto.tasks import Task
-from agent_r1_service.task_files import read_task_file
+from agent_r1_service.files.tasks import read_task_file
 
 
 def epoch_order(num_tasks: int, seed: int, epoch: int) -> list[int]:

@@ -6,15 +6,14 @@ turns) and returns a number; `scorer.py` weighs and sums them.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from agent_r1.reward import scoring
 from agent_r1.reward.math_equal import math_equal
 from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_service.user_code import check_call, describe, import_remedy
+from agent_r1_service.user_code import check_call, import_named
 
 Component = Callable[[ScoreRequest], float | Awaitable[float]]
 """A component of a user's: a function or an `async` function."""
@@ -79,15 +78,7 @@ def load_component(name: str) -> Component:
         return BUILT_IN[name]
     if name in ON_REQUEST:
         return ON_REQUEST[name]
-    module_name, _, attribute = name.partition(":")
-    try:
-        found: Any = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as exc:
-        raise ValueError(
-            f"reward.components: {name!r} cannot be loaded: {exc}; {import_remedy(exc)}"
-        ) from exc
-    except Exception as exc:
-        raise ValueError(f"reward.components: {name!r} cannot be loaded: {describe(exc)}") from exc
+    found = import_named(name, f"reward.components ({name})")
     if not callable(found) or isinstance(found, type):
         raise ValueError(
             f"reward.components: {name!r} is not a function; it must take a ScoreRequest and "

@@ -16,7 +16,7 @@ from agent_r1.rollout.policy import EngineDeadError, Policy, PolicyError, Weight
 from agent_r1.rollout.weights.versions import OlderVersionError, WeightVersions
 from agent_r1_proto.messages import Message
 from agent_r1_proto.weights import CanaryReply, CanaryRequest, LoadReply, LoadRequest
-from agent_r1_service.http_api import Route, describe, json_response, parse_body
+from agent_r1_service.http.api import Route, describe, json_response, parse_body
 
 
 class RolloutHealth(Message):

@@ -41,8 +41,8 @@ from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import TransportName
 from agent_r1_service.announcements import withdraw_announcement, write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
-from agent_r1_service.run_token import find_token
-from agent_r1_service.serving import advertised_url, bind, serving
+from agent_r1_service.http.serving import advertised_url, bind, serving
+from agent_r1_service.http.token import find_token
 
 logger = logging.getLogger(__name__)
 

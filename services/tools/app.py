@@ -46,7 +46,7 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
-from agent_r1_service.http_api import Route, describe, json_response, parse_body
+from agent_r1_service.http.api import Route, describe, json_response, parse_body
 from agent_r1_service.unicode import repair_text
 
 logger = logging.getLogger(__name__)

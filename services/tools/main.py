@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import logging
 import os
@@ -31,9 +30,9 @@ from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import ToolInstance
 from agent_r1_service.announcements import withdraw_announcement
 from agent_r1_service.config import RedisConfig, RunConfig
-from agent_r1_service.run_token import RunToken, find_token
-from agent_r1_service.serving import serve_app
-from agent_r1_service.user_code import import_remedy
+from agent_r1_service.http.serving import serve_app
+from agent_r1_service.http.token import RunToken, find_token
+from agent_r1_service.user_code import import_named
 
 logger = logging.getLogger(__name__)
 
@@ -219,10 +218,7 @@ def load_tool(name: str, config: ToolConfig) -> Tool:
 
 
 def _load_class(name: str, config: ToolConfig) -> Tool:
-    try:
-        found = import_tool_class(BUILTIN_TOOLS.get(config.type, config.type))
-    except ValueError as exc:
-        raise ValueError(f"tools.{name}.type: {exc}") from exc
+    found = import_tool_class(BUILTIN_TOOLS.get(config.type, config.type), f"tools.{name}.type")
     try:
         inspect.signature(found).bind(**config.settings)
     except TypeError as exc:
@@ -241,21 +237,13 @@ def _load_class(name: str, config: ToolConfig) -> Tool:
         ) from exc
 
 
-def import_tool_class(name: str) -> type[Tool]:
-    """Import `module:Name`.
+def import_tool_class(name: str, key: str) -> type[Tool]:
+    """Import `module:Name`, the value of a key.
 
     Raises:
         ValueError: there is no such thing, or it is not a tool.
     """
-    module_name, _, class_name = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as exc:
-        raise ValueError(f"{name!r} cannot be loaded: {exc}; {import_remedy(exc)}") from exc
-    except Exception as exc:
-        raise ValueError(
-            f"{name!r} cannot be loaded: the module raised {describe_exception(exc)}; correct it"
-        ) from exc
+    found = import_named(name, f"{key} ({name})")
     if not (isinstance(found, type) and issubclass(found, Tool)):
-        raise ValueError(f"{name!r} is not a subclass of agent_r1.Tool; derive it from Tool")
+        raise ValueError(f"{key} ({name}) is not a subclass of agent_r1.Tool; derive it from Tool")
     return found

@@ -16,7 +16,7 @@ from agent_r1.rollout.envs import CodeEnv
 from agent_r1.tools.app import create_app
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.serving import bind
+from agent_r1_service.http.serving import bind
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakeToolServer, build_tokenizer, call_text
 from tests.unit.rollout.loops import agent_loop

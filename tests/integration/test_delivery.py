@@ -23,7 +23,7 @@ from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.evaluation_client import EvalClient, summarise
-from agent_r1_service.run_files import LEDGER_FILE
+from agent_r1_service.files.run_folder import LEDGER_FILE
 from tests.conftest import REPOSITORY, RedisServer
 from tests.support.builders import rollout_task
 from tests.support.fakes import running

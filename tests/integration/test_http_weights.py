@@ -28,8 +28,8 @@ from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.run_token import RunToken, token_headers
-from agent_r1_service.serving import advertised_url, bind, serving
+from agent_r1_service.http.serving import advertised_url, bind, serving
+from agent_r1_service.http.token import RunToken, token_headers
 from tests.support.snapshot_files import flip_byte, write_snapshot
 
 TOKEN = RunToken("the-token-of-this-test")

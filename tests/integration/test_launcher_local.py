@@ -30,8 +30,8 @@ from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_service.dead_letter_file import load_letters
-from agent_r1_service.run_token import find_token
+from agent_r1_service.files.dead_letters import load_letters
+from agent_r1_service.http.token import find_token
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
 from tests.support.config_scene import load_nothing, write_scene
 from tests.support.learner_fakes import eventually

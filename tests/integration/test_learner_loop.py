@@ -21,8 +21,8 @@ from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreRequest
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
-from agent_r1_service.dead_letter_file import load_letters
-from agent_r1_service.files import DiskFullError
+from agent_r1_service.files.dead_letters import load_letters
+from agent_r1_service.files.writing import DiskFullError
 from tests.support.fakes import running
 from tests.support.learner_fakes import (
     FakeEngine,

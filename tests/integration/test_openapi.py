@@ -40,9 +40,9 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.run_token import RunToken, token_headers
-from agent_r1_service.serving import Server, bind, http_config
-from agent_r1_service.weight_files import WeightFiles
+from agent_r1_service.http.serving import Server, bind, http_config
+from agent_r1_service.http.token import RunToken, token_headers
+from agent_r1_service.weights.files import WeightFiles
 from tests.support.fakes import FakePolicy
 
 pytestmark = pytest.mark.timeout(240)

@@ -24,7 +24,7 @@ from agent_r1.rollout.policy import (
 from agent_r1_proto.tools import CallReply, CallRequest, TextPart, ToolCall, ToolResult, ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
-from agent_r1_service.run_token import RunToken
+from agent_r1_service.http.token import RunToken
 
 # Hermes dialogue: tools in the system message, results in a user message, several of one turn in
 # the same one.

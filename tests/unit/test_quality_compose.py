@@ -17,7 +17,7 @@ import yaml
 
 from agent_r1.cli.main import build_parser
 from agent_r1_service.config import RunConfig
-from agent_r1_service.run_token import find_token
+from agent_r1_service.http.token import find_token
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 

@@ -25,7 +25,7 @@ from agent_r1.evaluation.table.run import (
     interval,
     mean_curve,
 )
-from agent_r1_service.files import write_atomically
+from agent_r1_service.files.writing import write_atomically
 
 HEADINGS: dict[Part, str] = {"methods": "Methods", "ablation": "Ablation of the masks"}
 NOT_RUN = "not run"

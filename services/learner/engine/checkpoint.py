@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, GenerationConfig, PreTrainedModel
 
 from agent_r1.learner.weights.snapshot import Weights, write_safetensors
 from agent_r1_proto.weights import SNAPSHOT_FILE
-from agent_r1_service.files import check_seal, replace_directory, report_full_disk
+from agent_r1_service.files.writing import check_seal, replace_directory, report_full_disk
 
 
 def verify_checksums(directory: Path, facts: dict[str, Any]) -> None:

@@ -31,8 +31,8 @@ from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.learner.weights import snapshot
 from agent_r1.learner.weights.snapshot import Weights
 from agent_r1_proto.weights import WeightManifest
-from agent_r1_service import files as durable
-from agent_r1_service.files import report_full_disk, require_space
+from agent_r1_service.files import writing as durable
+from agent_r1_service.files.writing import report_full_disk, require_space
 
 logger = logging.getLogger(__name__)
 

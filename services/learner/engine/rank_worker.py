@@ -20,7 +20,7 @@ from agent_r1.learner.engine.rank_join import Pulse, connect, join
 from agent_r1.learner.engine.rank_messages import EngineSetup
 from agent_r1.learner.engine.rank_place import RankPlace
 from agent_r1.learner.engine.rank_wire import BUILD, RESULTS, receive, send
-from agent_r1_service.files import DiskFullError
+from agent_r1_service.files.writing import DiskFullError
 
 logger = logging.getLogger(__name__)
 

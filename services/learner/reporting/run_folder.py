@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.ownership import FolderLock
 from agent_r1_proto.failures import Failure
-from agent_r1_service.files import report_full_disk, write_atomically
-from agent_r1_service.private_files import private_folder
-from agent_r1_service.run_files import (
+from agent_r1_service.files.private import private_folder
+from agent_r1_service.files.run_folder import (
     ANSWERS_FILE,
     CHECKPOINTS_DIR,
     CONFIG_FILE,
@@ -33,6 +32,7 @@ from agent_r1_service.run_files import (
     TENSORBOARD_DIR,
     TRAJECTORIES_DIR,
 )
+from agent_r1_service.files.writing import report_full_disk, write_atomically
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

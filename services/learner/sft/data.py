@@ -21,7 +21,7 @@ from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_service.foreign_files import foreign_format
+from agent_r1_service.files.foreign import foreign_format
 
 
 class Demonstration(StrictMessage):

@@ -27,7 +27,7 @@ from agent_r1.learner.engine.rank_place import RankPlace
 from agent_r1.learner.sft.data import SftData, load_dialogues, plan_batches
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1_service.config import ModelConfig, RunConfig
-from agent_r1_service.files import replace_directory, write_atomically
+from agent_r1_service.files.writing import replace_directory, write_atomically
 
 logger = logging.getLogger(__name__)
 

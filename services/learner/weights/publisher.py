@@ -50,7 +50,7 @@ from agent_r1_proto.weights import (
     LoadRequest,
     NewestVersion,
 )
-from agent_r1_service.run_token import find_token, token_headers
+from agent_r1_service.http.token import find_token, token_headers
 
 logger = logging.getLogger(__name__)
 

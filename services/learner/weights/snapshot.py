@@ -24,7 +24,7 @@ import numpy.typing as npt
 import torch
 
 from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, TensorEntry, WeightManifest
-from agent_r1_service.files import replace_directory, report_full_disk
+from agent_r1_service.files.writing import replace_directory, report_full_disk
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
 _NAMES: dict[torch.dtype, tuple[DtypeName, str]] = {

@@ -43,7 +43,7 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
-from agent_r1_service.run_token import RunToken
+from agent_r1_service.http.token import RunToken
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from agent_r1.rollout.tool_calls.discovery import Endpoint
 from agent_r1.rollout.tool_calls.outages import OUTAGES, RequestError
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
-from agent_r1_service.run_token import RunToken, token_headers
+from agent_r1_service.http.token import RunToken, token_headers
 from agent_r1_service.unicode import repair_text
 
 FIRST_DELAY_S = 0.1

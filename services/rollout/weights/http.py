@@ -39,8 +39,8 @@ from agent_r1_proto.weights import (
     WeightDelta,
     WeightManifest,
 )
-from agent_r1_service.run_token import RunToken, token_headers
-from agent_r1_service.weight_files import WeightFiles, file_url
+from agent_r1_service.http.token import RunToken, token_headers
+from agent_r1_service.weights.files import WeightFiles, file_url
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +196,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
 
     def _apply(self, delta: WeightDelta, path: Path, manifest: WeightManifest) -> None:
         # Not at the top: other pushes need no zstd.
-        from agent_r1_service.weight_delta import apply_delta
+        from agent_r1_service.weights.delta import apply_delta
 
         target = self._path(manifest.policy_version)
         reserve(target, manifest.size_bytes)

@@ -47,7 +47,7 @@ from agent_r1.tools.mcp.content import to_mcp_result
 from agent_r1.tools.results import BrokenToolError
 from agent_r1.tools.sessions import SessionNotOpenError
 from agent_r1_proto.tools import CallRequest, SessionRequest, ToolCall
-from agent_r1_service.http_guard import MAX_BODY_BYTES
+from agent_r1_service.http.guard import MAX_BODY_BYTES
 
 MCP_PATH = "/mcp"
 CALL_TIMEOUT_S = 60.0

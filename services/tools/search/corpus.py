@@ -19,8 +19,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files import hash_file
-from agent_r1_service.foreign_files import open_data
+from agent_r1_service.files.foreign import open_data
+from agent_r1_service.files.writing import hash_file
 
 ENGLISH_STOP_WORDS = (
     *("a", "an", "and", "are", "as", "at", "be", "but", "by", "for", "if", "in", "into", "is"),

@@ -40,7 +40,7 @@ from agent_r1.tools.search.elasticsearch_index import (
     meta_mapping,
     stored_indices,
 )
-from agent_r1_service.files import hash_file
+from agent_r1_service.files.writing import hash_file
 
 MAX_ID_BYTES = 512
 """Elasticsearch's limit of an `_id`."""

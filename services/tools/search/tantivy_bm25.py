@@ -33,7 +33,7 @@ from agent_r1.tools.search.corpus import (
     survey,
 )
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files import hash_file
+from agent_r1_service.files.writing import hash_file
 
 logger = logging.getLogger(__name__)
 

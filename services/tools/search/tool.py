@@ -21,7 +21,7 @@ from agent_r1.tools.search.backend import Found, Hit, SearchBackend
 from agent_r1.tools.search.batching import BatchedSearch, SearchCounts
 from agent_r1_proto.messages import Message, StrictMessage
 from agent_r1_proto.tools import TextPart, ToolResult
-from agent_r1_service.http_api import Route, describe, json_response, parse_body
+from agent_r1_service.http.api import Route, describe, json_response, parse_body
 
 RETRIEVE_TIMEOUT_S = 60.0
 """Longest wait of `POST /retrieve`, whose requests carry no deadline."""

@@ -121,10 +121,10 @@ def test_every_fault_of_user_code_is_named_at_once(folder: Path):
     problems = loaded(folder, *options).problems
     expected = {
         "env.type (many:Env)": "step(self, turn) cannot be called: too many positional arguments",
-        "tools.missing.type": "'nomodule:Tool' cannot be loaded: No module named 'nomodule'",
-        "tools.raising.type": "the module raised RuntimeError: no licence file",
+        "tools.missing.type": "module nomodule cannot be imported",
+        "tools.raising.type": "cannot be imported: RuntimeError: no licence file",
         "tools.leaving": "SystemExit: bye",
-        "tools.kind.type": "'many:NoTool' is not a subclass of agent_r1.Tool",
+        "tools.kind.type": "(many:NoTool) is not a subclass of agent_r1.Tool",
         "tools.constructor": "Constructor(...) raised OSError: no such index",
         "tools.settings.settings": "unexpected keyword argument 'levle'",
         "tools.opens": "write `async def open(self, rollout_id, tool_context)`",
@@ -136,7 +136,7 @@ def test_every_fault_of_user_code_is_named_at_once(folder: Path):
         "tools.mcp_tool": "set exactly one of command",
         "reward.components": "'many:Scorer' is not a function",
         "reward.components: many:score": "many:score() is called as",
-        "reward.components: 'nomodule:f'": "cannot be loaded: No module named 'nomodule'",
+        "reward.components (nomodule:f)": "module nomodule cannot be imported",
         "learner.advantage": "is called as",
         "learner.policy_loss": "is called as",
     }

@@ -15,7 +15,7 @@ from agent_r1.evaluation.retrieval import (
 )
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
-from agent_r1_service.run_token import RunToken
+from agent_r1_service.http.token import RunToken
 from tests.support.fakes import FakeToolServer, call_text
 
 SYSTEM = ChatMessage(role="system", content="Be brief.")

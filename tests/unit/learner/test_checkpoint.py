@@ -16,7 +16,7 @@ from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger
 from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1_proto.failures import failure
-from agent_r1_service.files import DiskFullError
+from agent_r1_service.files.writing import DiskFullError
 from tests.support.learner_fakes import FakeEngine
 
 

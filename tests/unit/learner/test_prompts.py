@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent_r1.learner.prompts import PromptOrder, epoch_order
 from agent_r1_proto.tasks import Task
-from agent_r1_service.task_files import TaskFileError, read_task_file
+from agent_r1_service.files.tasks import TaskFileError, read_task_file
 
 
 def tasks(count: int) -> list[Task]:

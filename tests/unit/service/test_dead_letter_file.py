@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1_proto.dead_letters import MAX_LETTERS, DeadLetter
-from agent_r1_service.dead_letter_file import load_letters, save_letters
-from agent_r1_service.files import DiskFullError
+from agent_r1_service.files.dead_letters import load_letters, save_letters
+from agent_r1_service.files.writing import DiskFullError
 
 
 def letter(number: int) -> DeadLetter:

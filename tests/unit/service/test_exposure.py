@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from starlette.applications import Starlette
 
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.run_token import RunToken
-from agent_r1_service.serving import Server, bind, http_config
+from agent_r1_service.http.serving import Server, bind, http_config
+from agent_r1_service.http.token import RunToken
 from tests.support.sockets import is_exposed, listening
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_service.files import (
+from agent_r1_service.files.writing import (
     DiskFullError,
     replace_file,
     report_full_disk,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1_service.foreign_files import foreign_format
-from agent_r1_service.task_files import TaskFileError, read_task_file
+from agent_r1_service.files.foreign import foreign_format
+from agent_r1_service.files.tasks import TaskFileError, read_task_file
 
 LINE = b'{"id": "a", "prompt": "Where?"}\n'
 

@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 from starlette.types import Message, Receive, Scope, Send
 
-from agent_r1_service import http_guard
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.http_guard import HttpGuard, is_known_host
-from agent_r1_service.run_token import RunToken, token_headers
-from agent_r1_service.serving import bind, http_config
+from agent_r1_service.http import guard as http_guard
+from agent_r1_service.http.guard import HttpGuard, is_known_host
+from agent_r1_service.http.serving import bind, http_config
+from agent_r1_service.http.token import RunToken, token_headers
 
 WAIT_S = 20.0
 
@@ -355,7 +355,7 @@ async def test_a_second_request_gets_the_same_time_for_its_headers(
 
 
 async def test_more_connections_than_allowed_are_answered_503(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_r1_service.serving.MAX_CONNECTIONS", 3)
+    monkeypatch.setattr("agent_r1_service.http.serving.MAX_CONNECTIONS", 3)
     async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
         pairs = [await service.connect() for _ in range(3)]
         refused = await client.get(f"{service.url}/call")

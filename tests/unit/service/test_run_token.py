@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1_service.config import RunConfig
-from agent_r1_service.run_token import RunToken, find_token, token_headers, write_token
+from agent_r1_service.http.token import RunToken, find_token, token_headers, write_token
 
 TOKEN = "0123456789abcdef"
 OTHER = "fedcba9876543210"

@@ -11,8 +11,8 @@ import pytest
 from starlette.applications import Starlette
 
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.run_token import RunToken
-from agent_r1_service.serving import bind, serve_app
+from agent_r1_service.http.serving import bind, serve_app
+from agent_r1_service.http.token import RunToken
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "gpu7.example.org", ""])

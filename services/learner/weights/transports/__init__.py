@@ -13,7 +13,7 @@ from typing import Protocol
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.weights.transports.file import FileTransport
 from agent_r1.learner.weights.transports.http import HttpTransport
-from agent_r1_service.run_token import RunToken
+from agent_r1_service.http.token import RunToken
 
 
 class Transport(AbstractAsyncContextManager["Transport"], Protocol):

@@ -25,10 +25,10 @@ from agent_r1_proto.weights import (
     WeightDelta,
     WeightManifest,
 )
-from agent_r1_service.files import write_atomically
-from agent_r1_service.run_token import RunToken
-from agent_r1_service.serving import advertised_url, bind, serving
-from agent_r1_service.weight_files import WeightFiles, file_url
+from agent_r1_service.files.writing import write_atomically
+from agent_r1_service.http.serving import advertised_url, bind, serving
+from agent_r1_service.http.token import RunToken
+from agent_r1_service.weights.files import WeightFiles, file_url
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +129,7 @@ def _read_manifest(directory: Path) -> WeightManifest:
 
 def _make_delta(base: Path, directory: Path, manifest: WeightManifest) -> WeightDelta:
     # Not at the top: other pushes need no zstd.
-    from agent_r1_service.weight_delta import write_delta
+    from agent_r1_service.weights.delta import write_delta
 
     path = directory / DELTA_FILE
     frames = write_delta(base / SNAPSHOT_FILE, directory / SNAPSHOT_FILE, manifest.tensors, path)

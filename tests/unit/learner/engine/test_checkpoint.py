@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_r1.learner.engine.checkpoint import export_model, verify_checksums
 from agent_r1.learner.weights.snapshot import Weights
-from agent_r1_service.files import CHECKSUM_FILE, seal
+from agent_r1_service.files.writing import CHECKSUM_FILE, seal
 from tests.support.tiny_models import build_model, build_tokenizer, save_model
 
 FACTS = {"learner.zero_stage": 2, "model.dtype": "float32"}

@@ -18,7 +18,7 @@ from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
 from agent_r1_proto.tools import ImagePart, TextPart
 from agent_r1_proto.trajectory import ToolCallRecord
-from agent_r1_service.files import DiskFullError
+from agent_r1_service.files.writing import DiskFullError
 from tests.support.builders import scored
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from agent_r1.learner.weights import snapshot
 from agent_r1.learner.weights.snapshot import Weights, write_snapshot
 from agent_r1_proto.weights import WeightManifest
-from agent_r1_service.files import (
+from agent_r1_service.files.writing import (
     DiskFullError,
     replace_directory,
     report_full_disk,

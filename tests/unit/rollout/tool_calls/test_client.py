@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_proto.tools import CallRequest, TextPart, ToolCall, ToolResult
-from agent_r1_service.run_token import RunToken
+from agent_r1_service.http.token import RunToken
 from tests.support.fakes import FakeToolServer
 
 

@@ -19,7 +19,7 @@ from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableErr
 from agent_r1.tools.mcp.server import mcp_router
 from agent_r1_proto.tools import ImagePart, TextPart, ToolResult
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.http_guard import HttpGuard
+from agent_r1_service.http.guard import HttpGuard
 
 BASE = "http://127.0.0.1:1"
 

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from agent_r1_service.files import replace_file
+from agent_r1_service.files.writing import replace_file
 
 Record = TypeVar("Record", bound=BaseModel)
 

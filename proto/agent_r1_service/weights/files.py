@@ -16,7 +16,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from agent_r1_service.http_api import Route, describe
+from agent_r1_service.http.api import Route, describe
 
 PATH = "/weights/files/{version}/{name}"
 _ONE_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.run_token import TOKEN_SOURCES, RunToken
+from agent_r1_service.http.token import TOKEN_SOURCES, RunToken
 
 MAX_BODY_BYTES = 8 << 20
 MAX_CONNECTIONS = 2048

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1_proto.dead_letters import MAX_LETTERS, DeadLetter
-from agent_r1_service.files import write_atomically
-from agent_r1_service.run_files import DEAD_LETTERS_FILE
+from agent_r1_service.files.run_folder import DEAD_LETTERS_FILE
+from agent_r1_service.files.writing import write_atomically
 
 
 def save_letters(folder: Path, letters: Iterable[DeadLetter]) -> None:

@@ -1,6 +1,6 @@
 """Data files: opened plain or gzip-compressed, and called by name where they are not JSON lines.
 
-task_files.py, the warm start's reader and `agent-r1 config check` ask, so that a Parquet file is
+tasks.py, the warm start's reader and `agent-r1 config check` ask, so that a Parquet file is
 called one and not "invalid JSON".
 """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from agent_r1_service.files import write_atomically
+from agent_r1_service.files.writing import write_atomically
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from pydantic.json_schema import JsonSchemaMode, models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from agent_r1_service.http_guard import GUARD_ERRORS, OPEN_PATHS
+from agent_r1_service.http.guard import GUARD_ERRORS, OPEN_PATHS
 
 REFERENCE = "#/components/schemas/{model}"
 SHOWN_VALUE_CHARS = 100
@@ -131,7 +131,7 @@ def _complete(schema: dict[str, Any], routes: list[Route]) -> None:
 
 
 def _add_guard(schema: dict[str, Any]) -> None:
-    """Add what http_guard.py asks for and may answer, on every route."""
+    """Add what guard.py asks for and may answer, on every route."""
     bearer = {"type": "http", "scheme": "bearer", "description": "The run token."}
     schema.setdefault("components", {})["securitySchemes"] = {"run_token": bearer}
     for path, operations in schema["paths"].items():

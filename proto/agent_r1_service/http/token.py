@@ -1,7 +1,7 @@
 """The run token: the secret that lets a request into the HTTP services of a run.
 
 `RunConfig.token_file` or the variable AGENT_R1_TOKEN names it; the local launcher makes one when
-neither does. http_guard.py asks every request for it, and every client sends `token_headers`.
+neither does. guard.py asks every request for it, and every client sends `token_headers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_r1_service.config import RunConfig
-from agent_r1_service.private_files import write_private
+from agent_r1_service.files.private import write_private
 
 TOKEN_VARIABLE = "AGENT_R1_TOKEN"
 TOKEN_SOURCES = f"run.token_file or the variable {TOKEN_VARIABLE}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from agent_r1_proto.tasks import Task
-from agent_r1_service.foreign_files import foreign_format, open_data
+from agent_r1_service.files.foreign import foreign_format, open_data
 
 
 class TaskFileError(ValueError):

@@ -20,13 +20,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.http_guard import (
+from agent_r1_service.http.guard import (
     MAX_CONNECTIONS,
     HttpGuard,
     TimedProtocol,
     is_loopback,
 )
-from agent_r1_service.run_token import TOKEN_SOURCES, RunToken
+from agent_r1_service.http.token import TOKEN_SOURCES, RunToken
 
 _CLOSE_TIMEOUT_S = 5
 _WILDCARDS = ("0.0.0.0", "::")

@@ -1,0 +1,1 @@
+"""Weights as files: where a version is, and deltas between two versions."""
