@@ -1,8 +1,8 @@
 """`sandbox = "container"`: limits hold without bubblewrap; isolation is the container's business.
 
-As root the code changes to a user of its own, which may not reach this interpreter; then the one of
-the system is taken. All processes of any other user count against `processes`, and the tests that run
-beside this one have some hundreds, which come and go: no test sets the limit near.
+As root the code changes to a user of its own, which may not reach this interpreter; then the one
+of the system is taken. All processes of any other user count against `processes`, and the tests
+that run beside this one have some hundreds, which come and go: no test sets the limit near.
 """
 
 from __future__ import annotations
