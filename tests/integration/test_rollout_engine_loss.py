@@ -168,7 +168,6 @@ async def test_a_server_that_is_killed_leaves_no_process_behind(
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{url}/healthz")).json()["status"] == "ok"
         engine = engine_of(below)
-        assert len(below) >= 2  # the engine, and multiprocessing's resource tracker
         engine.suspend()  # a stopped one must go as well
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(process.wait, END_S)

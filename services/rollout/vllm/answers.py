@@ -1,19 +1,14 @@
-"""Checks what vLLM is asked and reads what it hands back, up to why its process ended.
+"""Checks what vLLM is asked and reads what it hands back.
 
 policy.py calls it with vLLM's objects; this module imports none of vLLM.
 """
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from agent_r1.rollout.policy import Generation, PolicyError, PromptError, PromptTooLongError
-from agent_r1.rollout.vllm.settings import OUT_OF_MEMORY_REMEDY
 from agent_r1_proto.trajectory import VersionSpan
-
-EXIT_TIMEOUT_S = 3.0
-SIGKILL_EXIT_CODE = -9
 
 
 def check_prompt(
@@ -41,37 +36,11 @@ def check_prompt(
     return room
 
 
-def wait_for_exit(engine: Any) -> None:
-    """Wait a moment until a dying engine process has ended, so that its exit code is known."""
-    deadline = time.monotonic() + EXIT_TIMEOUT_S
-    for process in engine_processes(engine):
-        process.join(max(0.0, deadline - time.monotonic()))
-
-
-def engine_processes(engine: Any) -> list[Any]:
-    """Return the engine's own processes."""
-    manager = getattr(engine.engine_core.resources, "engine_manager", None)
-    return list(getattr(manager, "processes", []))
-
-
 def to_prompt_logprobs(output: Any) -> list[float]:
     """Read [T-1] log-probabilities of a prompt's tokens from a finished request."""
     flat = output.prompt_logprobs
     # Position 0 has no log-probability; the actual token comes first at every other one.
     return [flat.logprobs[start] for start in flat.start_indices[1:]]
-
-
-def death_reason(engine: Any) -> str:
-    """Say in one line why the engine process ended."""
-    codes = [process.exitcode for process in engine_processes(engine)]
-    if SIGKILL_EXIT_CODE in codes:
-        return (
-            "the engine process was killed (signal 9), most likely because it ran out of memory: "
-            f"{OUT_OF_MEMORY_REMEDY}"
-        )
-    return (
-        f"the engine process ended (exit codes {codes}); the lines it logged before give the reason"
-    )
 
 
 def to_generation(completion: Any) -> Generation:

@@ -27,10 +27,14 @@ from agent_r1.rollout.policy import (
 )
 from agent_r1.rollout.vllm.answers import (
     check_prompt,
-    death_reason,
-    engine_processes,
     to_generation,
     to_prompt_logprobs,
+)
+from agent_r1.rollout.vllm.engine_process import (
+    death_reason,
+    engine_environment,
+    engine_processes,
+    fork_next_engine,
     wait_for_exit,
 )
 from agent_r1.rollout.vllm.release import check_release
@@ -40,7 +44,6 @@ from agent_r1.rollout.vllm.settings import (
     ModelFacts,
     VllmSettings,
     check_cpu_fit,
-    engine_environment,
     prepare_environment,
     read_model,
 )
@@ -281,7 +284,10 @@ class VllmPolicy(Policy):
         args = self._engine_args(on_cpu)
         try:
             with engine_environment(self._settings, compiled=not args.enforce_eager):
-                self.engine = AsyncLLM.from_engine_args(args)
+                config = args.create_engine_config()
+                if on_cpu and self._settings.tensor_parallel_size == 1:
+                    fork_next_engine(self._settings)
+                self.engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
         except (RuntimeError, ValueError, OSError) as exc:
             raise PolicySetupError(
                 f"the engine did not start: {exc} (the lines it logged before say more). If it "

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -87,7 +85,7 @@ def prepare_environment(settings: VllmSettings) -> None:
     defaults = {
         # Binding to cores would fight the learner for the same ones.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        # The server has threads, and a forked engine would not call our plugin again.
+        # Except for the engine of a CPU: engine_process.py.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
@@ -103,26 +101,6 @@ def prepare_environment(settings: VllmSettings) -> None:
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in plugins.split(","):
         os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}" if plugins else PLUGIN
-
-
-@contextmanager
-def engine_environment(settings: VllmSettings, *, compiled: bool) -> Iterator[None]:
-    """Set, for the engine processes started inside, what concerns no other process."""
-    wanted = {"OMP_NUM_THREADS": str(settings.threads)}
-    if not compiled:
-        # An eager engine still compiles its log-probability ranks on the first request: seconds,
-        # and a C++ compiler that a machine may lack.
-        wanted["TORCHDYNAMO_DISABLE"] = "1"
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 def read_model(settings: VllmSettings) -> ModelFacts:
