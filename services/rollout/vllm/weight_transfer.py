@@ -7,10 +7,6 @@ policy.py drives the phases: init (map the files, while generation continues), s
 
 from __future__ import annotations
 
-import ctypes
-import multiprocessing
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,12 +25,13 @@ from vllm.model_executor.model_loader.reload import (
     initialize_layerwise_reload,
 )
 
+from agent_r1.rollout.vllm.engine_process import die_with_server
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.config.weight_transfer import WeightTransferConfig
 
 BACKEND = "agent_r1_file"
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass
@@ -144,19 +141,6 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         self._open_files.close()
         self._file_of = {}
         self._aliases = {}
-
-
-def die_with_server() -> None:
-    """Have the kernel kill this process when the one that started it ends, however it ends.
-
-    An engine notices nothing of the end of a server that was killed: it would stay forever.
-    """
-    server = multiprocessing.parent_process()
-    if server is None:  # this is the server
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != server.pid:  # it has ended already
-        os._exit(1)
 
 
 def register() -> None:

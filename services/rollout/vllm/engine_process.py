@@ -1,0 +1,102 @@
+"""The process that vLLM's engine runs in: how it starts, its environment, why it ended."""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing.util
+import os
+import signal
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from agent_r1.rollout.vllm.settings import OUT_OF_MEMORY_REMEDY, VllmSettings
+
+_PR_SET_PDEATHSIG = 1
+EXIT_TIMEOUT_S = 3.0
+SIGKILL_EXIT_CODE = -9
+
+
+@contextmanager
+def engine_environment(settings: VllmSettings, *, compiled: bool) -> Iterator[None]:
+    """Set, for the engine processes started inside, what concerns no other process."""
+    wanted = {"OMP_NUM_THREADS": str(settings.threads)}
+    if not compiled:
+        # An eager engine still compiles its log-probability ranks on the first request: seconds,
+        # and a C++ compiler that a machine may lack.
+        wanted["TORCHDYNAMO_DISABLE"] = "1"
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def fork_next_engine(settings: VllmSettings) -> None:
+    """Have the next engine process forked, with all that this process has imported.
+
+    vLLM spawns the engine of a CPU, which then imports PyTorch and vLLM again: 10 of the 13 seconds
+    of CPU time that its start takes. Call this once its configuration exists (that is what asks for
+    spawning), in a thread that has computed nothing: the new process has that thread alone, and
+    OpenMP serves each thread with helpers of its own.
+    """
+    os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
+    multiprocessing.util.register_after_fork(settings, _set_up_fork)
+
+
+def _set_up_fork(settings: VllmSettings) -> None:
+    """Undo what belongs to the parent, and do what an import in a new process would do."""
+    import torch
+
+    die_with_server()
+    signal.set_wakeup_fd(-1)  # else a signal sent to the engine reaches the server's event loop
+    warnings.simplefilter("ignore", FutureWarning)  # of vLLM about PyTorch, for every start
+    torch.set_num_threads(settings.threads)
+    if settings.enforce_eager is not False:
+        torch.compiler.set_stance("force_eager")
+
+
+def die_with_server() -> None:
+    """Have the kernel kill this process when the one that started it ends, however it ends.
+
+    An engine notices nothing of the end of a server that was killed: it would stay forever.
+    """
+    server = multiprocessing.parent_process()
+    if server is None:  # this is the server
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != server.pid:  # it has ended already
+        os._exit(1)
+
+
+def wait_for_exit(engine: Any) -> None:
+    """Wait a moment until a dying engine process has ended, so that its exit code is known."""
+    deadline = time.monotonic() + EXIT_TIMEOUT_S
+    for process in engine_processes(engine):
+        process.join(max(0.0, deadline - time.monotonic()))
+
+
+def engine_processes(engine: Any) -> list[Any]:
+    """Return the engine's own processes."""
+    manager = getattr(engine.engine_core.resources, "engine_manager", None)
+    return list(getattr(manager, "processes", []))
+
+
+def death_reason(engine: Any) -> str:
+    """Say in one line why the engine process ended."""
+    codes = [process.exitcode for process in engine_processes(engine)]
+    if SIGKILL_EXIT_CODE in codes:
+        return (
+            "the engine process was killed (signal 9), most likely because it ran out of memory: "
+            f"{OUT_OF_MEMORY_REMEDY}"
+        )
+    return (
+        f"the engine process ended (exit codes {codes}); the lines it logged before give the reason"
+    )
