@@ -33,6 +33,10 @@ ELASTICSEARCH_START_TIMEOUT_S = 120.0
 ELASTICSEARCH_POLL_S = 0.2
 PR_SET_PDEATHSIG = 1
 
+# Torch's threads wait for each other in busy loops: beside other processes, that takes most of the
+# time of a tiny model. Processes that tests start inherit this.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # How long one example takes says how busy the machine is, not whether the code is right.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")

@@ -5,6 +5,7 @@ The tests of a file stay together in one process, and so do files that share one
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 from collections import defaultdict
@@ -21,6 +22,9 @@ GIB_PER_PROCESS = 5
 MOST_PROCESSES = 8
 SHARED_SERVERS = {
     "elasticsearch": re.compile(r"integration/test_(elasticsearch_\w+|search_tool)\.py"),
+    "runs of e2e/conftest.py": re.compile(
+        r"e2e/test_(training_run|deterministic_run|run_that_fails)\.py"
+    ),
     "the engine of live_engine": re.compile(r"integration/test_vllm_\w+\.py"),
 }
 
@@ -53,6 +57,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduli
 def pytest_xdist_auto_num_workers() -> int:
     """Answer `-n auto`."""
     return processes(len(os.sched_getaffinity(0)), psutil.virtual_memory().available / 2**30)
+
+
+def pytest_configure() -> None:
+    """Collect no garbage while tests are collected: every process imports torch and much else."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage again, but never look at what has been imported."""
+    gc.freeze()
+    gc.enable()
 
 
 def seconds_by_package(durations: list[tuple[str, float]]) -> dict[str, float]:
