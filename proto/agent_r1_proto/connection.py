@@ -40,6 +40,7 @@ class Keys:
         self.dead_letter_count = self.prefix + "dead_letters:count"
         self.newest_version = self.prefix + "weights:newest"
         self.incarnation = self.prefix + "incarnation"
+        self.join_offer = self.prefix + "join_offer"
         self.failure_counts = self.prefix + "failures:counts"
         self.first_failures = self.prefix + "failures:first"
 

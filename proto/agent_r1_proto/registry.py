@@ -1,7 +1,7 @@
 """What services know of each other through Redis.
 
 Of a run (`Registry`): rollout announces its servers here (with an expiry they renew); learner reads
-them and writes the newest policy version and its incarnation.
+them and writes the newest policy version, its incarnation, and how other hosts join.
 
 Of a pool of tools that several runs may share (`ToolRegistry`): tool services announce their
 instances (with an expiry they renew), rollout servers read them, the `agent-r1 tools` commands set
@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from agent_r1_proto.connection import PoolKeys, RedisConnection
 from agent_r1_proto.messages import Message
+from agent_r1_proto.run_bundle import JoinOffer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tool_pool import (
     NewVersionRule,
@@ -136,6 +137,20 @@ class Registry:
             lambda: self._broker.redis.get(self._broker.keys.incarnation), "incarnation"
         )
         return None if value is None else int(value)
+
+    async def set_join_offer(self, offer: JoinOffer) -> None:
+        """Publish how a service joins the run."""
+        await self._broker.retrying(
+            lambda: self._broker.redis.set(self._broker.keys.join_offer, offer.model_dump_json()),
+            "set join offer",
+        )
+
+    async def join_offer(self) -> JoinOffer | None:
+        """Return how a service joins the run; None before the learner has said it."""
+        value = await self._broker.retrying(
+            lambda: self._broker.redis.get(self._broker.keys.join_offer), "join offer"
+        )
+        return None if value is None else JoinOffer.model_validate_json(value)
 
 
 class ToolRegistry:

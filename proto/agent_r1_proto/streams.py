@@ -82,7 +82,7 @@ class Broker(RedisConnection):
         keys = self.keys
         streams = (keys.tasks, keys.trajectories, keys.scored)
         names = [*map(keys.failures, streams), keys.newest_version, keys.incarnation]
-        names += [keys.dead_letters, keys.dead_letter_count]
+        names += [keys.join_offer, keys.dead_letters, keys.dead_letter_count]
         names += [keys.failure_counts, keys.first_failures]
 
         async def forget() -> None:

@@ -92,7 +92,14 @@ def _add_running(commands: _Commands) -> None:
         "config.json of a run that is running, the service uses the Redis of that run.",
     )
     serve.add_argument("service", metavar="SERVICE", help="rollout, reward, learner, or a tool")
-    _add_config(serve)
+    _add_config(serve, required=False)
+    serve.add_argument(
+        "--join",
+        metavar="RUN_ID",
+        help="instead of CONFIG: take configuration, model, plugins and corpus from the learner of "
+        "this run, which may be on another host (docs/scale-out.md)",
+    )
+    serve.add_argument("--redis", metavar="URL", help="with --join: Redis of the run")
     serve.add_argument("--name", metavar="TOOL", help="which tool, with `serve tool`")
     serve.add_argument("--resume", action="store_true", help="learner: continue the run")
     serve.add_argument("--announce-dir", type=Path, help=argparse.SUPPRESS)

@@ -117,6 +117,12 @@ def _tool_class(name: str) -> tuple[str, list[str]]:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Run one service in this process until it is told to stop."""
+    if (arguments.config is None) == (arguments.join is None):
+        raise ConfigError("name a CONFIG, or the run to join with --join RUN_ID")
+    if arguments.redis is not None and arguments.join is None:
+        raise ConfigError("--redis goes with --join; a CONFIG names it as redis.url")
+    if arguments.join is not None:
+        return _serve(arguments, _joined(arguments))
     if arguments.service == "tool" and re.match(CLASS_PATTERN, str(arguments.config)):
         name, options = _tool_class(str(arguments.config))
         arguments.name = name
@@ -126,6 +132,20 @@ def serve(arguments: argparse.Namespace) -> int:
     config = loaded.config
     if arguments.service != "learner" and arguments.config is not None:
         config = _beside_its_run(config, Path(arguments.config))
+    return _serve(arguments, config)
+
+
+def _joined(arguments: argparse.Namespace) -> Config:
+    if arguments.service == "learner":
+        raise ConfigError("--join is for rollout, reward and tools; a run has one learner")
+    from agent_r1.cli.join import join
+
+    return join(
+        arguments.join, arguments.name or arguments.service, arguments.redis, arguments.options
+    )
+
+
+def _serve(arguments: argparse.Namespace, config: Config) -> int:
     configure_logging(config.run.log_level)
     config_checks.use_plugins(config)
     announce_dir: Path | None = arguments.announce_dir
@@ -240,11 +260,10 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
             data=config.data,
             learner=config.learner,
             evaluation=config.evaluation,
+            resolved_config=dump_config(config)[0],
             resume=resume,
         )
-        status = learner.train(
-            spec, announce_dir, resolved_config=dump_config(config)[0], place=place
-        )
+        status = learner.train(spec, announce_dir, place=place)
     except (RunFailedError, CanaryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc

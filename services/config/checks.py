@@ -25,6 +25,7 @@ from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.foreign import foreign_format
 from agent_r1_service.files.tasks import TaskFileError, read_task_file
+from agent_r1_service.fingerprint import distribution_name
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
@@ -110,7 +111,7 @@ def plugin_folders(config: Config) -> list[str]:
         if Path(entry).is_dir():
             folders.append(entry)
             continue
-        name = re.split(r"[\s<>=!~\[;@]", entry, maxsplit=1)[0]
+        name = distribution_name(entry)
         try:
             importlib.metadata.distribution(name)
         except (importlib.metadata.PackageNotFoundError, ValueError) as exc:

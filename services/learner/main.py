@@ -10,10 +10,10 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from agent_r1.learner.algorithms import find_advantage, find_policy_loss
 from agent_r1.learner.config import LearnerConfig
@@ -36,7 +36,6 @@ def train(
     spec: RunSpec,
     announce_dir: Path | None,
     *,
-    resolved_config: Mapping[str, Any],
     place: RankPlace | None = None,
 ) -> str:
     """Train until the last step; return after a clean stop too, with a checkpoint written.
@@ -52,7 +51,7 @@ def train(
     """
     find_advantage(spec.learner.advantage)
     find_policy_loss(spec.learner.policy_loss)
-    spec.folder.write_config(resolved_config)
+    spec.folder.write_config(spec.resolved_config)
     try:
         with _interruptible(), closing(build_engine(spec, place)) as engine:
             return asyncio.run(run_until_stopped(spec, engine, announce_dir))

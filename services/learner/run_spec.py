@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.prompts import PromptOrder
@@ -29,6 +31,8 @@ class RunSpec:
     prompts: PromptOrder
     eval_sets: dict[str, list[Task]]
     folder: RunFolder
+    resolved_config: Mapping[str, Any]
+    """Every table of the run, without secrets."""
     resume: bool
 
     @property
@@ -80,6 +84,7 @@ def make_run_spec(
     data: DataConfig,
     learner: LearnerConfig,
     evaluation: EvaluationConfig,
+    resolved_config: Mapping[str, Any],
     resume: bool,
 ) -> RunSpec:
     """Read the data files and check that the run folder fits.
@@ -101,5 +106,6 @@ def make_run_spec(
         prompts=PromptOrder.from_files(data.train, run.seed, shuffle=data.shuffle),
         eval_sets=read_sets(evaluation.sets, evaluation.max_questions),
         folder=folder,
+        resolved_config=resolved_config,
         resume=resume,
     )

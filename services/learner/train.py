@@ -23,6 +23,7 @@ from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.outcome import FAILED, INTERRUPTED
 from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.reporting.step_report import StepReport
+from agent_r1.learner.run_bundle import RunOffer
 from agent_r1.learner.run_end import finish, save_checkpoint, write_summary
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import StopRequested, StopSignal, cancel_and_wait
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 async def train(run: TrainingRun) -> str:
     """Train to the last step and evaluate; return the run's status."""
     unless_stopped = run.stop_signal.unless_stopped
-    await _start_collecting(run)
+    offering = await _start_collecting(run)
     await unless_stopped(run.publisher.wait_for_server())
     await _evaluate_before(run)
     try:
@@ -51,6 +52,7 @@ async def train(run: TrainingRun) -> str:
     await unless_stopped(run.evaluations.wait())
     if run.spec.evaluation.after:
         await unless_stopped(run.evaluations.run("after", run.step, run.policy_version))
+    await cancel_and_wait({offering})
     return await finish(run)
 
 
@@ -129,8 +131,12 @@ def _write_down(
         run.delivery.add_done_callback(write)
 
 
-async def _start_collecting(run: TrainingRun) -> None:
-    """Announce this start and its weights, and ask for the first groups."""
+async def _start_collecting(run: TrainingRun) -> asyncio.Task[None]:
+    """Announce this start and its weights, and ask for the first groups.
+
+    Returns:
+        The task that says how other hosts join, once it has read the files they need.
+    """
     stop_signal, collector, publisher = run.stop_signal, run.collector, run.publisher
     await stop_signal.unless_stopped(run.registry.set_incarnation(run.ledger.last_incarnation))
     await stop_signal.unless_stopped(collector.start())
@@ -142,9 +148,17 @@ async def _start_collecting(run: TrainingRun) -> None:
     else:  # version 0: the configured model
         await stop_signal.unless_stopped(publisher.announce())
     stop_signal.spawn(collector.collect_forever(run.consumer), "collect")
-    watch = collector.watch_forever(lambda: publisher.newest, publisher.announce)
+    offer = RunOffer(run.spec, run.registry, publisher.transport)
+    offering = stop_signal.spawn(offer.prepare(), "offer")
+
+    async def announce() -> None:
+        await publisher.announce()
+        await offer.announce()
+
+    watch = collector.watch_forever(lambda: publisher.newest, announce)
     stop_signal.spawn(watch, "watch")
     await stop_signal.unless_stopped(collector.fill())
+    return offering
 
 
 async def _evaluate_before(run: TrainingRun) -> None:

@@ -20,16 +20,15 @@ from aiohttp import web
 from fastapi import FastAPI
 
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.weights.transports import http as learner_http
-from agent_r1.learner.weights.transports.http import HttpTransport
+from agent_r1.learner.weights.transports.http import HttpTransport, describe_files
 from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights import download
 from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import RunToken, token_headers
+from agent_r1_service.transfer import chunks, download
 from tests.support.snapshot_files import flip_byte, write_snapshot
 
 TOKEN = RunToken("the-token-of-this-test")
@@ -40,7 +39,7 @@ RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner_http, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", CHUNK)
 
 
 @pytest.fixture
@@ -190,7 +189,7 @@ class Source:
 
     def newest(self, version: int) -> NewestVersion:
         """Publish a version here."""
-        learner_http.describe_files(publish_files(self.folder, version))
+        describe_files(publish_files(self.folder, version))
         url = f"{self.url}/weights/files/{version}/manifest.json"
         return NewestVersion(policy_version=version, manifest_location=url)
 
@@ -238,7 +237,7 @@ async def test_a_pull_that_ended_early_is_continued_by_the_next(
         source.cut.update({20: 1})
         fetcher = await servers.start("one")
         newest = source.newest(1)
-        with pytest.raises(WeightsRefusedError, match=r"do not arrive.*learner\.weights_server"):
+        with pytest.raises(WeightsRefusedError, match=r"does not arrive.*learner\.weights_server"):
             await fetch(fetcher, newest)
         before = source.asked.copy()
         manifest = await fetch(fetcher, newest)

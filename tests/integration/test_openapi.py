@@ -42,6 +42,7 @@ from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.http.serving import Server, bind, http_config
 from agent_r1_service.http.token import RunToken, token_headers
+from agent_r1_service.transfer.files import ContentFiles
 from agent_r1_service.weights.files import WeightFiles
 from tests.support.fakes import FakePolicy
 
@@ -49,6 +50,7 @@ pytestmark = pytest.mark.timeout(240)
 
 TOKEN = RunToken("0123456789abcdef")
 WAIT_S = 60.0
+RUN_FILE = "0" * 64
 EXAMPLES = 10
 """Requests of each kind, fitting and not, for every operation."""
 
@@ -163,7 +165,8 @@ def name_a_file(ranges: Iterator[str | None]) -> Mend:
     """Return what makes requests ask for a file that is there, and for parts of it in turn."""
 
     def mend(case: schemathesis.Case) -> schemathesis.Case:
-        case.path_parameters = {"version": 3, "name": "model.safetensors"}
+        named = {"version": 3, "name": "model.safetensors", "sha256": RUN_FILE}
+        case.path_parameters = {key: named[key] for key in case.path_parameters}
         wanted = next(ranges)
         if wanted is not None:
             case.headers["range"] = wanted
@@ -231,15 +234,18 @@ async def weight_files(folder: Path) -> AsyncIterator[FastAPI]:
     file.write_bytes(b"12345678")
     files.add(3, file)
     files.add_route(app)
+    run_files = ContentFiles()
+    run_files.add({RUN_FILE: file})
+    run_files.add_route(app)
     yield app
 
 
 def test_the_weights_of_the_learner_are_served_as_described(tmp_path: Path):
     with served(weight_files(tmp_path)) as url:
         parts = [None, "bytes=0-3", "bytes=9-", "bytes=7-2", "bytes=0-1,4-5", "x"]
-        asked = conforms(url, operations=1, mend=name_a_file(itertools.cycle(parts)))
-    path = "GET /weights/files/{version}/{name}"
-    assert {f"{path} {status}" for status in (200, 206, 400, 416)} <= asked.keys()
+        asked = conforms(url, operations=2, mend=name_a_file(itertools.cycle(parts)))
+    for path in ("GET /weights/files/{version}/{name}", "GET /run/files/{sha256}"):
+        assert {f"{path} {status}" for status in (200, 206, 400, 416)} <= asked.keys()
 
 
 def test_the_tool_service_answers_as_it_describes():

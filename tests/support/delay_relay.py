@@ -11,6 +11,7 @@ import asyncio
 import socket
 import struct
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
 
 SO_ORIGINAL_DST = 80
@@ -50,9 +51,18 @@ async def pass_on(
             writer.write(piece)
             await writer.drain()
 
-    async with asyncio.TaskGroup() as group:
-        group.create_task(take())
-        group.create_task(give())
+    await both(take(), give())
+
+
+async def both(*work: Coroutine[None, None, None]) -> None:
+    """Wait for all; the first error cancels the others and is raised as it is."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def serve(port: int, delay_s: float, mark: int) -> None:
@@ -62,21 +72,20 @@ async def serve(port: int, delay_s: float, mark: int) -> None:
         onward = socket.socket()
         onward.setblocking(False)
         onward.setsockopt(socket.SOL_SOCKET, socket.SO_MARK, mark)
-        both = [writer]
+        writers = [writer]
         try:
             meant_for = destination(writer.get_extra_info("socket"))
             await asyncio.get_running_loop().sock_connect(onward, meant_for)
             other_reader, other_writer = await asyncio.open_connection(sock=onward)
-            both.append(other_writer)
-            async with asyncio.TaskGroup() as group:
-                group.create_task(pass_on(reader, other_writer, delay_s))
-                group.create_task(pass_on(other_reader, writer, delay_s))
-        except* OSError:
-            for one in both:
+            writers.append(other_writer)
+            there = pass_on(reader, other_writer, delay_s)
+            await both(there, pass_on(other_reader, writer, delay_s))
+        except OSError:
+            for one in writers:
                 one.transport.abort()  # the other side learns of it, as without a relay
         finally:
             onward.close()
-            for one in both:
+            for one in writers:
                 one.close()
 
     server = await asyncio.start_server(relay, "0.0.0.0", port, backlog=1024)

@@ -390,13 +390,20 @@ def training_spec(
         "group_size": 2,
         "stall_timeout_s": 20.0,
     }
+    run = RunConfig(id=run_id, dir=folder, seed=1)
+    model = model or ModelConfig(path="none", max_context=64)
     return make_run_spec(
-        run=RunConfig(id=run_id, dir=folder, seed=1),
-        model=model or ModelConfig(path="none", max_context=64),
+        run=run,
+        model=model,
         redis=RedisConfig(url=redis_url, lease_s=2.0),
         data=DataConfig(train=[data]),
         learner=LearnerConfig(**(defaults | learner)),
         evaluation=EvaluationConfig(**(evaluation or {})),
+        resolved_config={
+            "run": run.model_dump(mode="json"),
+            "model": model.model_dump(mode="json"),
+            "tools": {},
+        },
         resume=resume,
     )
 

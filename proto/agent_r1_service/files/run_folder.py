@@ -7,6 +7,8 @@ from __future__ import annotations
 
 CONFIG_FILE = "config.json"
 """The whole configuration, without secrets; a resume reads it."""
+BUNDLE_FILE = "bundle.json"
+"""What services that join on other hosts are given; the learner writes it at each start."""
 LEDGER_FILE = "ledger.json"
 """The learner writes it before anything else; without it there is nothing to resume."""
 LOCK_FILE = "learner.lock"

@@ -6,7 +6,6 @@ that it pulls or holds, so that the others need not take all of it from the lear
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,21 +13,16 @@ from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, Response
-from starlette.types import Message, Receive, Scope, Send
 
 from agent_r1_service.http.api import Route, describe
+from agent_r1_service.transfer.files import RANGE_ERRORS, CountedFile
 
 PATH = "/weights/files/{version}/{name}"
 _ONE_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")
 _ROUTE = Route(
     PATH,
     "get",
-    errors={
-        "206": "The range that the request names.",
-        "400": "The range is malformed.",
-        "404": "The file, or this range of it, is not here.",
-        "416": "The file has no such range.",
-    },
+    errors=RANGE_ERRORS | {"404": "The file, or this range of it, is not here."},
 )
 
 
@@ -79,26 +73,9 @@ class WeightFiles:
                 wanted = _ONE_RANGE.fullmatch(request.headers.get("range", ""))
                 if wanted is None or not served.holds(int(wanted[1]), int(wanted[2]) + 1):
                     raise HTTPException(404, "this range of the file is not here yet")
-            return _CountedFile(served.path, self._count)
+            return CountedFile(served.path, self._count)
 
         describe(app, (_ROUTE,))
 
     def _count(self, sent: int) -> None:
         self.bytes_out += sent
-
-
-class _CountedFile(FileResponse):
-    """A file that is sent in larger pieces than usual, and counted."""
-
-    chunk_size = 1 << 20
-
-    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
-        super().__init__(path, media_type="application/octet-stream", stat_result=os.stat(path))
-        self._count = count
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def counted(message: Message) -> None:
-            await send(message)
-            self._count(len(message.get("body", b"")))
-
-        await super().__call__(scope, receive, counted)

@@ -133,7 +133,7 @@ class WeightPublisher:
         """Largest |difference| of any canary."""
         self._pushes = 0
         self._stragglers: set[asyncio.Task[CanaryReading | None]] = set()
-        self._transport = make_transport(config, token)
+        self.transport = make_transport(config, token)
         self._open = AsyncExitStack()
         self._client: httpx.AsyncClient | None = None
 
@@ -144,7 +144,7 @@ class WeightPublisher:
         )
         for unfinished in self._weights_dir.glob(".v*"):  # of a learner that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
-        await self._open.enter_async_context(self._transport)
+        await self._open.enter_async_context(self.transport)
         self._client = httpx.AsyncClient(
             transport=AiohttpTransport(), timeout=timeout, headers=self._headers
         )
@@ -214,7 +214,7 @@ class WeightPublisher:
         await asyncio.get_running_loop().run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )
-        location = await self._transport.publish(version, directory)
+        location = await self.transport.publish(version, directory)
         newest = NewestVersion(policy_version=version, manifest_location=location)
         report.write_s = time.monotonic() - report.started
         return report, newest
@@ -419,5 +419,5 @@ class WeightPublisher:
             with contextlib.suppress(ValueError):
                 versions.append(int(path.name[1:]))
         for version in sorted(versions)[: -self._config.keep_versions]:
-            self._transport.withdraw(version)
+            self.transport.withdraw(version)
             shutil.rmtree(self._weights_dir / f"v{version}", ignore_errors=True)

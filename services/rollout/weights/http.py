@@ -7,29 +7,23 @@ serves what it has to the other servers. Only the newest version is kept.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import logging
 import shutil
-import tempfile
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
-from typing import IO, Self
+from typing import Self
 from urllib.parse import urlsplit
 
 import httpx
 from fastapi import FastAPI
-from httpx_aiohttp import AiohttpTransport
 from pydantic import ValidationError
 
 from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights.download import CONNECT_TIMEOUT_S, READ_TIMEOUT_S, Download
 from agent_r1.rollout.weights.fetcher import (
     MAX_MANIFEST_BYTES,
     check_manifest,
     manifest_location,
 )
-from agent_r1.rollout.weights.partial_file import PartialFile, reserve
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import (
     DELTA_FILE,
@@ -39,13 +33,17 @@ from agent_r1_proto.weights import (
     WeightDelta,
     WeightManifest,
 )
-from agent_r1_service.http.token import RunToken, token_headers
+from agent_r1_service.files.own_folder import OwnFolder
+from agent_r1_service.http.token import RunToken
+from agent_r1_service.transfer.chunks import PartialFile, TransferError, reserve
+from agent_r1_service.transfer.download import Download, pull_client
 from agent_r1_service.weights.files import WeightFiles, file_url
 
 logger = logging.getLogger(__name__)
 
+ROOM_REMEDY = "set rollout.weights_dir to a folder with room for two versions"
+
 _PREFIX = "agent_r1_weights_"
-_LOCK = "lock"
 
 
 class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
@@ -74,11 +72,9 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
         self._run_id = run_id
         self._server_id = server_id
         self._timeout_s = timeout_s
-        self._folder, self._lock = _make_folder(parent or Path(tempfile.gettempdir()))
-        timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
-        self._client = httpx.AsyncClient(
-            transport=AiohttpTransport(), timeout=timeout, headers=token_headers(token)
-        )
+        self._own_folder = OwnFolder(parent, _PREFIX)
+        self._folder = self._own_folder.path
+        self._client = pull_client(token)
         self._partial: tuple[int, PartialFile] | None = None
         """The version that was asked for last."""
         self._complete: int | None = None
@@ -93,8 +89,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
     async def __aexit__(self, *exc_info: object) -> None:
         """Close connections and remove the folder."""
         await self._client.aclose()
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
-        self._lock.close()
+        await asyncio.to_thread(self._own_folder.remove)
 
     def add_routes(self, app: FastAPI) -> None:
         """Serve what is here to the other servers."""
@@ -121,6 +116,8 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
                 f"weights of version {version} did not arrive within {self._timeout_s:g} s "
                 "(rollout.weight_load_timeout_s); the next attempt continues"
             ) from exc
+        except TransferError as exc:
+            raise WeightsRefusedError(str(exc)) from exc
         self._complete = version
         await asyncio.to_thread(self._keep_only, version)
         return manifest.model_copy(update={"location": str(self._path(version))})
@@ -170,7 +167,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
     ) -> PartialFile:
         self._keep_only(self._complete, version)
         self._path(version).parent.mkdir(exist_ok=True)
-        file = PartialFile(self._path(version).with_name(name), size_bytes, chunks)
+        file = PartialFile(self._path(version).with_name(name), size_bytes, chunks, ROOM_REMEDY)
         self.files.add(version, file.path, file.holds)
         return file
 
@@ -199,7 +196,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
         from agent_r1_service.weights.delta import apply_delta
 
         target = self._path(manifest.policy_version)
-        reserve(target, manifest.size_bytes)
+        reserve(target, manifest.size_bytes, ROOM_REMEDY)
         base = self._path(delta.base_version)
         apply_delta(base, path, delta.frames, manifest.tensors, target)
         self.files.add(manifest.policy_version, target)
@@ -223,21 +220,3 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
             if directory.name not in [f"v{version}" for version in versions]:
                 self.files.remove(int(directory.name[1:]))
                 shutil.rmtree(directory, ignore_errors=True)
-
-
-def _make_folder(parent: Path) -> tuple[Path, IO[bytes]]:
-    """Make a folder of this process's own; remove those of processes that were killed.
-
-    Returns:
-        The folder, and the lock that says that its process lives.
-    """
-    parent.mkdir(parents=True, exist_ok=True)
-    for other in parent.glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), (other / _LOCK).open("rb") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(other, ignore_errors=True)
-    # Under another name until it is locked: nobody may take it for one that was left behind.
-    unlocked = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=parent))
-    lock = (unlocked / _LOCK).open("wb")
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return unlocked.rename(parent / unlocked.name.removeprefix(".")), lock

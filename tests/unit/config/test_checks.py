@@ -179,6 +179,7 @@ def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for
         data=config.data,
         learner=config.learner,
         evaluation=config.evaluation,
+        resolved_config={},
         resume=False,
     )
     need = worst_case_redis_bytes(config.learner, config.evaluation, config.model.max_context)

@@ -6,6 +6,7 @@ which says where servers find its manifest. The other end is `agent_r1.rollout.w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +26,17 @@ class Transport(AbstractAsyncContextManager["Transport"], Protocol):
         Args:
             policy_version: its number.
             directory: holds manifest and snapshot, complete and on the disk.
+        """
+        ...
+
+    def serve(self, paths: Mapping[str, Path]) -> str | None:
+        """Serve files to services that join the run; return the base URL.
+
+        Args:
+            paths: by the SHA-256 of their content.
+
+        Returns:
+            None where the transport serves nothing.
         """
         ...
 

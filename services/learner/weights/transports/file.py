@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
@@ -17,6 +18,9 @@ class FileTransport(AbstractAsyncContextManager["FileTransport"]):
     async def publish(self, policy_version: int, directory: Path) -> str:
         """Return the path of the manifest."""
         return str(directory / MANIFEST_FILE)
+
+    def serve(self, paths: Mapping[str, Path]) -> None:
+        """Serve nothing."""
 
     def withdraw(self, policy_version: int) -> None:
         """Do nothing: a server that has the files open may read them to the end."""

@@ -8,8 +8,8 @@ with ranges. Nothing is shared but the network.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Self
@@ -21,20 +21,19 @@ from agent_r1_proto.weights import (
     DELTA_FILE,
     MANIFEST_FILE,
     SNAPSHOT_FILE,
-    FileChunks,
     WeightDelta,
     WeightManifest,
 )
 from agent_r1_service.files.writing import write_atomically
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import RunToken
+from agent_r1_service.transfer.chunks import hash_chunks
+from agent_r1_service.transfer.files import ContentFiles
 from agent_r1_service.weights.files import WeightFiles, file_url
 
 logger = logging.getLogger(__name__)
 
 NAME = "learner.weights_server"
-CHUNK_BYTES = 4 << 20
-"""Large enough for the speed of the network, small enough for 90 MB to have 20 of them."""
 
 
 class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
@@ -55,6 +54,8 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
         self._url = ""
         self._open = AsyncExitStack()
         self.files = WeightFiles()
+        self.run_files = ContentFiles()
+        """What services pull that join the run."""
 
     async def __aenter__(self) -> Self:
         """Start to serve.
@@ -69,6 +70,7 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
             self._url = advertised_url(NAME, self._listen, listener.getsockname()[1])
             app = FastAPI(title="Agent-R1 learner weights", docs_url=None, redoc_url=None)
             self.files.add_route(app)
+            self.run_files.add_route(app)
             await self._open.enter_async_context(serving(app, listener, self._listen, self._token))
         except BaseException:
             await self._open.aclose()
@@ -98,6 +100,11 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
         )
         return file_url(self._url, policy_version, MANIFEST_FILE)
 
+    def serve(self, paths: Mapping[str, Path]) -> str:
+        """See `Transport.serve`."""
+        self.run_files.add(paths)
+        return self._url
+
     def withdraw(self, policy_version: int) -> None:
         """Serve a version to no one new."""
         self.files.remove(policy_version)
@@ -115,7 +122,7 @@ def describe_files(directory: Path, base: Path | None = None) -> WeightManifest:
         update={
             "transport": "http",
             "location": SNAPSHOT_FILE,
-            "chunks": hash_chunks(directory / SNAPSHOT_FILE, CHUNK_BYTES),
+            "chunks": hash_chunks(directory / SNAPSHOT_FILE),
             "delta": None if base is None else _make_delta(base, directory, manifest),
         }
     )
@@ -136,15 +143,6 @@ def _make_delta(base: Path, directory: Path, manifest: WeightManifest) -> Weight
     return WeightDelta(
         base_version=_read_manifest(base).policy_version,
         size_bytes=path.stat().st_size,
-        chunks=hash_chunks(path, CHUNK_BYTES),
+        chunks=hash_chunks(path),
         frames=frames,
     )
-
-
-def hash_chunks(path: Path, chunk_bytes: int) -> FileChunks:
-    """Return the checksums of a file's chunks."""
-    with path.open("rb") as file:
-        digests = [
-            hashlib.sha256(chunk).hexdigest() for chunk in iter(lambda: file.read(chunk_bytes), b"")
-        ]
-    return FileChunks(size_bytes=chunk_bytes, sha256=digests)

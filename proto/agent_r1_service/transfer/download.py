@@ -1,4 +1,4 @@
-"""Pulls one file from the learner and from the other rollout servers that pull it too.
+"""Pulls one file from the learner, and from the other rollout servers where they pull it too.
 
 Every chunk has one server that takes it from the learner; the others wait for that one to have it,
 so that the learner sends the file about once, however many servers there are. A server that has
@@ -13,11 +13,13 @@ import logging
 import time
 from collections import deque
 from collections.abc import Mapping
+from http import HTTPStatus
 
 import httpx
+from httpx_aiohttp import AiohttpTransport
 
-from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights.partial_file import PartialFile
+from agent_r1_service.http.token import RunToken, token_headers
+from agent_r1_service.transfer.chunks import PartialFile, TransferError
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +41,14 @@ STALL_TIMEOUT_S = 30.0
 RETRY_S = 0.5
 MAX_DAMAGED = 3
 """Chunks with a wrong checksum that the learner may send before the pull ends."""
+
+
+def pull_client(token: RunToken | None) -> httpx.AsyncClient:
+    """Return a client for downloads, with the run's token."""
+    timeout = httpx.Timeout(READ_TIMEOUT_S, connect=CONNECT_TIMEOUT_S)
+    return httpx.AsyncClient(
+        transport=AiohttpTransport(), timeout=timeout, headers=token_headers(token)
+    )
 
 
 class _NotThereYetError(Exception):
@@ -85,7 +95,7 @@ class Download:
         """Return when the file is complete.
 
         Raises:
-            WeightsRefusedError: the learner does not have the file any more, does not answer, or
+            TransferError: the learner does not have the file any more, does not answer, or
                 sends other bytes than its manifest says. What has come stays in the file.
         """
         workers = {asyncio.create_task(self._work()) for _ in range(PARALLEL)}
@@ -119,14 +129,15 @@ class Download:
             try:
                 data = await self._get(self._url, index)
             except _NotThereYetError:
-                raise WeightsRefusedError(
+                raise TransferError(
                     f"{self._url} is not there: the learner has replaced it, or has ended"
                 ) from None
             except _SourceError as exc:
                 if time.monotonic() - self._last_chunk > STALL_TIMEOUT_S:
-                    raise WeightsRefusedError(
-                        f"weights do not arrive for {STALL_TIMEOUT_S:g} s: {exc}; see whether the "
-                        "learner runs and its learner.weights_server can be reached from here"
+                    raise TransferError(
+                        f"{self._file.path.name} does not arrive for {STALL_TIMEOUT_S:g} s: {exc}; "
+                        "see whether the learner runs and its learner.weights_server can be "
+                        "reached from here"
                     ) from exc
                 await asyncio.sleep(RETRY_S)
                 continue
@@ -134,7 +145,7 @@ class Download:
                 return
             self._damaged += 1
             if self._damaged >= MAX_DAMAGED:
-                raise WeightsRefusedError(
+                raise TransferError(
                     f"{self._url}: {self._damaged} chunks had another sha256 than the manifest says"
                 )
 
@@ -184,9 +195,9 @@ class Download:
         data = bytearray()
         try:
             async with self._client.stream("GET", url, headers=headers) as response:
-                if response.status_code == httpx.codes.NOT_FOUND:
+                if response.status_code == HTTPStatus.NOT_FOUND:
                     raise _NotThereYetError
-                if response.status_code != httpx.codes.PARTIAL_CONTENT:
+                if response.status_code != HTTPStatus.PARTIAL_CONTENT:
                     raise _SourceError(f"{url}: HTTP {response.status_code}")
                 async for piece in response.aiter_raw():
                     data += piece

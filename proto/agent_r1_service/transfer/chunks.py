@@ -1,4 +1,7 @@
-"""A file that arrives in chunks, in any order, each verified before it counts."""
+"""A file in chunks: their checksums, and a file that arrives in them, in any order.
+
+The learner describes what it serves by `hash_chunks`; who pulls it writes a `PartialFile`.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,24 @@ import os
 import shutil
 from pathlib import Path
 
-from agent_r1.rollout.policy import WeightsRefusedError
 from agent_r1_proto.weights import FileChunks
 
 MIB = 1 << 20
+CHUNK_BYTES = 4 << 20
+"""Large enough for the speed of the network, small enough for 90 MB to have 20 of them."""
+
+
+class TransferError(ValueError):
+    """A file cannot be had; the text says why and what to do."""
+
+
+def hash_chunks(path: Path) -> FileChunks:
+    """Return the checksums of a file's chunks."""
+    with path.open("rb") as file:
+        digests = [
+            hashlib.sha256(chunk).hexdigest() for chunk in iter(lambda: file.read(CHUNK_BYTES), b"")
+        ]
+    return FileChunks(size_bytes=CHUNK_BYTES, sha256=digests)
 
 
 class PartialFile:
@@ -20,22 +37,23 @@ class PartialFile:
         path: is created at its full size.
         size_bytes: of the file.
         chunks: what the chunks must be.
+        remedy: what to do where there is no room.
 
     Raises:
-        WeightsRefusedError: there is no room for it, or the chunks are not those of such a size.
+        TransferError: there is no room for it, or the chunks are not those of such a size.
     """
 
-    def __init__(self, path: Path, size_bytes: int, chunks: FileChunks) -> None:
+    def __init__(self, path: Path, size_bytes: int, chunks: FileChunks, remedy: str) -> None:
         self.path = path
         self._size = size_bytes
         self._chunks = chunks
         if len(chunks.sha256) != -(-size_bytes // chunks.size_bytes):
-            raise WeightsRefusedError(
+            raise TransferError(
                 f"{path.name} has {size_bytes} bytes, and its manifest names {len(chunks.sha256)} "
                 f"chunks of {chunks.size_bytes} bytes; it must be one that the learner wrote"
             )
         self.missing = set(range(len(chunks.sha256)))
-        reserve(path, size_bytes)
+        reserve(path, size_bytes, remedy)
 
     def span(self, index: int) -> tuple[int, int]:
         """Return where a chunk lies: [start, end)."""
@@ -60,20 +78,20 @@ class PartialFile:
         return True
 
 
-def reserve(path: Path, size_bytes: int) -> None:
+def reserve(path: Path, size_bytes: int, remedy: str) -> None:
     """Create a file whose room on the disk is taken.
 
     Raises:
-        WeightsRefusedError: there is no room for it.
+        TransferError: there is no room for it.
     """
     free = shutil.disk_usage(path.parent).free
     problem = f"{path} needs {size_bytes / MIB:.0f} MiB, and {free / MIB:.0f} MiB are free"
-    remedy = "free some, or set rollout.weights_dir to a folder with room for two versions"
     if free < size_bytes:
-        raise WeightsRefusedError(f"{problem}; {remedy}")
+        raise TransferError(f"{problem}; free some, or {remedy}")
     try:
         with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, size_bytes)
+            if size_bytes:
+                os.posix_fallocate(file.fileno(), 0, size_bytes)
     except OSError as exc:
         path.unlink(missing_ok=True)
-        raise WeightsRefusedError(f"{problem}: {exc.strerror}; {remedy}") from exc
+        raise TransferError(f"{problem}: {exc.strerror}; free some, or {remedy}") from exc

@@ -1,0 +1,176 @@
+"""Brings the parts of a run's bundle to this host: pulled from the learner, or found here.
+
+join.py says which parts a service needs, and where they end up in its configuration.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import httpx
+from pydantic import ValidationError
+
+from agent_r1.config.sources import ConfigError, Key, dotted
+from agent_r1_proto.run_bundle import FILE_PATH, BundleFile, JoinOffer, RunBundle
+from agent_r1_service.files.writing import hash_file
+from agent_r1_service.fingerprint import package_hash
+from agent_r1_service.http.token import TOKEN_SOURCES
+from agent_r1_service.transfer.chunks import PartialFile, TransferError
+from agent_r1_service.transfer.download import Download
+
+__all__ = ["Part", "TransferError", "pull_part", "read_bundle"]
+
+PARALLEL_FILES = 4
+ROOM_REMEDY = "set the variable TMPDIR to a folder with room"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a bundle, and the key of the configuration that names it."""
+
+    name: str
+    key: Key
+    index: int | None = None
+    """In a list of values."""
+    package: str = ""
+    """An entry of `run.plugins`, which may be an installed package."""
+
+    def value_in(self, config: Mapping[str, Any]) -> Any:
+        """Return what a configuration says; None where it says nothing."""
+        value: Any = config
+        for name in self.key:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if self.index is None or value is None:
+            return value
+        return value[self.index] if self.index < len(value) else None
+
+    def put(self, config: dict[str, Any], path: Path) -> None:
+        """Write into a configuration where the part is."""
+        level: Any = config
+        for name in self.key[:-1]:
+            level = level[name]
+        if self.index is None:
+            level[self.key[-1]] = str(path)
+        else:
+            level[self.key[-1]][self.index] = str(path)
+
+
+async def read_bundle(
+    client: httpx.AsyncClient, url: str, offer: JoinOffer, run_id: str
+) -> RunBundle:
+    """Read the bundle that an offer names.
+
+    Raises:
+        ConfigError: the token is wrong, or the bundle is not the one of the offer.
+        HTTPError: the learner cannot be reached, or does not have it any more.
+    """
+    response = await client.get(url + FILE_PATH.format(sha256=offer.bundle_sha256))
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        raise ConfigError(
+            f"the learner at {url} asks for another token than this host has; set {TOKEN_SOURCES} "
+            "to the token of the run"
+        )
+    response.raise_for_status()
+    if hashlib.sha256(response.content).hexdigest() != offer.bundle_sha256:
+        raise ConfigError(f"{url} sent another bundle than the learner has announced in Redis")
+    try:
+        bundle = RunBundle.model_validate_json(response.content)
+    except ValidationError as exc:
+        raise ConfigError(f"the bundle of the learner at {url} does not parse: {exc}") from exc
+    if bundle.run_id != run_id:
+        raise ConfigError(f"{url} serves the run {bundle.run_id!r}, and not {run_id!r}")
+    return bundle
+
+
+async def pull_part(
+    client: httpx.AsyncClient,
+    offer: JoinOffer,
+    bundle: RunBundle,
+    part: Part,
+    own: Mapping[str, Any],
+    folder: Path,
+    config: dict[str, Any],
+) -> None:
+    """Bring one part to this host, and write into `config` where it is.
+
+    Args:
+        client: with the run's token.
+        offer: where the files are.
+        bundle: what they are.
+        part: what is wanted.
+        own: this host's own settings; what they name is compared with the run's and not pulled.
+        folder: gets the files.
+        config: of the service.
+
+    Raises:
+        ConfigError: what is here differs from the run's, or the learner cannot give the part.
+        TransferError: it does not arrive, or there is no room for it.
+    """
+    files = [one for one in bundle.files if one.part == part.name]
+    here = part.value_in(own)
+    if here is not None:
+        await asyncio.to_thread(_compare, part, str(here), files)
+    elif part.package in bundle.packages:
+        _compare_package(part.package, bundle.packages[part.package])
+    elif part.name in bundle.missing:
+        raise ConfigError(
+            f"the learner's host cannot give {dotted(part.key)}: {bundle.missing[part.name]}; "
+            "correct that there, or start the service with a configuration file"
+        )
+    else:
+        base = folder / part.name
+        base.mkdir(parents=True)
+        await _pull(client, str(offer.url), files, base)
+        part.put(config, base if part.key[0] != "tools" else base / files[0].path)
+
+
+def _compare(part: Part, value: str, files: Sequence[BundleFile]) -> None:
+    here = Path(value).expanduser()
+    for one in files:
+        path = here / one.path if here.is_dir() else here
+        if not path.is_file() or hash_file(path) != one.sha256:
+            raise ConfigError(
+                f"{dotted(part.key)} ({here}) of this host differs from the run's in {one.path}; "
+                "remove the setting, and the learner sends its own"
+            )
+
+
+def _compare_package(name: str, sha256: str) -> None:
+    try:
+        same = package_hash(name) == sha256
+    except PackageNotFoundError as exc:
+        raise ConfigError(
+            f"run.plugins names the package {name!r}, which is not installed on this host; "
+            f"`pip install {name}`"
+        ) from exc
+    if not same:
+        raise ConfigError(
+            f"run.plugins names the package {name!r}, and this host has another build of it than "
+            "the learner's; install the same on both"
+        )
+
+
+async def _pull(
+    client: httpx.AsyncClient, url: str, files: Sequence[BundleFile], base: Path
+) -> None:
+    places = asyncio.Semaphore(PARALLEL_FILES)
+
+    async def pull(one: BundleFile) -> None:
+        target = base / one.path
+        if PurePosixPath(one.path).is_absolute() or ".." in PurePosixPath(one.path).parts:
+            raise ConfigError(f"the bundle names a file outside of its folder: {one.path}")
+        async with places:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = await asyncio.to_thread(
+                PartialFile, target, one.size_bytes, one.chunks, ROOM_REMEDY
+            )
+            where = url + FILE_PATH.format(sha256=one.sha256)
+            await Download(client, file, where, peers={}, own_name="").run()
+
+    await asyncio.gather(*(pull(one) for one in files))
