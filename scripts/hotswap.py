@@ -1,6 +1,7 @@
 """Swaps tool services while a run trains through them, and proves that nothing is lost.
 
-    python scripts/hotswap.py [--swaps 50] [--out runs/hotswap] [--world DIR]
+    python scripts/hotswap.py [--swaps 50] [--groups 16] [--delay-s 0.05] [--out runs/hotswap]
+        [--world DIR]
 
 Starts `agent-r1 train` on tiny_world with every service, and then adds, upgrades, weighs, rolls
 back, drains, kills and restarts instances of its search tool, each time with at least 32
@@ -12,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import io
 import itertools
 import json
 import os
@@ -28,6 +31,7 @@ from typing import Any
 
 import httpx
 
+from agent_r1.cli import main as cli
 from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
@@ -36,7 +40,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "tiny_world" / "run.toml"
 COMMAND = str(Path(sys.executable).with_name("agent-r1"))
 POOL = "hotswap"
-GROUPS, GROUP_SIZE = 16, 8
+GROUP_SIZE = 8
 MIN_IN_FLIGHT = 32
 MORE_STEPS_THAN_NEEDED = 100_000
 INTERRUPTED = 130
@@ -44,7 +48,6 @@ QUIET_STEPS = 3
 """Steps before the first swap and after the last, for the latencies to compare with."""
 LOOK_S = 0.05
 EXPIRY_S = 2.0
-DELAY_S = 0.05
 
 
 class HotswapError(Exception):
@@ -68,6 +71,8 @@ class Swapper:
     rollout_url: str
     scratch: Path
     world: Path
+    delay_s: float
+    """How long the tool takes to answer, beside its search."""
     instances: list[Instance] = field(default_factory=list)
     swaps: list[dict[str, Any]] = field(default_factory=list)
     newest: int = 1
@@ -78,8 +83,11 @@ class Swapper:
 
     def tools(self, *words: str) -> None:
         """Run `agent-r1 tools`."""
-        command = [COMMAND, "tools", *words, "--run", str(self.run_dir), "--pool", POOL]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        command = ["tools", *words, "--run", str(self.run_dir), "--pool", POOL]
+        with contextlib.redirect_stdout(io.StringIO()):
+            status = cli.main(command)
+        if status != 0:
+            raise HotswapError(f"agent-r1 {' '.join(command)} ended with status {status}")
 
     def announced(self) -> dict[int, str]:
         """Return the names of the announced instances, by process id."""
@@ -99,7 +107,7 @@ class Swapper:
             "config": str(CONFIG),
             "corpus": str(self.world / "corpus.jsonl"),
             "version": version,
-            "delay_s": DELAY_S,
+            "delay_s": self.delay_s,
         }
         inline = ", ".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
         config.write_text(
@@ -185,7 +193,7 @@ class Swapper:
             yield name, getattr(self, name)
 
 
-def start_run(run_dir: Path, world: Path) -> subprocess.Popen[bytes]:
+def start_run(run_dir: Path, world: Path, groups: int) -> subprocess.Popen[bytes]:
     """Start training; every trained trajectory is written to the run folder."""
     settings = {
         "run.tool_pool": POOL,
@@ -196,9 +204,9 @@ def start_run(run_dir: Path, world: Path) -> subprocess.Popen[bytes]:
         "learner.steps": str(MORE_STEPS_THAN_NEEDED),
         # Training must not wait for trajectories that start again.
         "learner.max_staleness": "4",
-        "learner.groups_per_batch": str(GROUPS),
+        "learner.groups_per_batch": str(groups),
         "learner.group_size": str(GROUP_SIZE),
-        "learner.trajectories_per_step": str(GROUPS * GROUP_SIZE),
+        "learner.trajectories_per_step": str(groups * GROUP_SIZE),
         "learner.checkpoint_every": "0",
         "evaluation.every": "0",
     }
@@ -258,7 +266,7 @@ def swap(swapper: Swapper, run: subprocess.Popen[bytes], count: int) -> None:
         print(f"swap {number}/{count}  {name}  in flight {load}  step {step}", flush=True)
 
 
-def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any]:
+def report(swapper: Swapper, groups: int, steps: int, first: int, last: int) -> dict[str, Any]:
     """Read the trained trajectories back; the swaps took place between steps `first` and `last`."""
     trajectories = retried = violations = 0
     versions: set[str] = set()
@@ -276,7 +284,7 @@ def report(swapper: Swapper, steps: int, first: int, last: int) -> dict[str, Any
             violations += len(used) > 1
     lines = metrics(swapper.run_dir)
     failed = int(lines[-1]["results/failed"])
-    missing = steps * GROUPS * GROUP_SIZE - trajectories
+    missing = steps * groups * GROUP_SIZE - trajectories
 
     def latency(begin: int, end: int) -> float:
         values = [line["tools/latency_ms_mean"] for line in lines[begin:end]]
@@ -303,6 +311,9 @@ def main() -> int:
     """Swap, and write the report."""
     parser = argparse.ArgumentParser(description="Swap tools while training runs.")
     parser.add_argument("--swaps", type=int, default=50)
+    parser.add_argument("--groups", type=int, default=16, help="groups of 8 in a batch")
+    delay_help = "how long the tool takes to answer, beside its search"
+    parser.add_argument("--delay-s", type=float, default=0.05, help=delay_help)
     parser.add_argument("--out", type=Path, default=ROOT / "runs" / "hotswap")
     parser.add_argument("--world", type=Path, default=CONFIG.parent / "data", help="tiny_world")
     arguments = parser.parse_args()
@@ -312,13 +323,14 @@ def main() -> int:
     scratch = run_dir.with_name(f"{run_dir.name}-tools")
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
-    run = start_run(run_dir, world)
+    run = start_run(run_dir, world, arguments.groups)
     swappers: list[Swapper] = []
     try:
         wait_for("its rollout server was up", lambda: bool(rollout_url(run_dir)), run)
         redis_url = live_redis_url(run_dir)
         assert redis_url is not None
-        swapper = Swapper(run_dir, redis_url, rollout_url(run_dir), scratch, world)
+        url, delay_s = rollout_url(run_dir), arguments.delay_s
+        swapper = Swapper(run_dir, redis_url, url, scratch, world, delay_s)
         swappers.append(swapper)
         wait_for("the first swap", lambda: len(metrics(run_dir)) >= QUIET_STEPS, run)
         first = len(metrics(run_dir))
@@ -329,7 +341,7 @@ def main() -> int:
         run.send_signal(signal.SIGINT)
         if run.wait() != INTERRUPTED:
             raise HotswapError(f"the run failed; see {run_dir / 'logs'}")
-    except (HotswapError, subprocess.CalledProcessError) as exc:
+    except HotswapError as exc:
         print(f"hotswap: {exc}", file=sys.stderr)
         return 1
     finally:
@@ -339,7 +351,7 @@ def main() -> int:
         for one in (one for swapper in swappers for one in swapper.instances):
             one.process.kill()
             one.process.wait()
-    found = report(swapper, len(metrics(run_dir)), first, last)
+    found = report(swapper, arguments.groups, len(metrics(run_dir)), first, last)
     out = run_dir.with_suffix(".json")
     out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in found.items() if key != "log"}, indent=2))
