@@ -1,14 +1,73 @@
-"""What the end-to-end tests share."""
+"""What the end-to-end tests share: a world, and two deterministic runs of one configuration.
+
+A start of every service costs most of a minute of CPU, so one run serves several files;
+tests/support/parallel.py keeps these in one process.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.runs import (
+    alive,
+    descendants,
+    finished,
+    processes_naming,
+    set_options,
+    started,
+    steps,
+    wait_until,
+    write_config,
+)
+from tests.support.sockets import is_exposed, listening
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+STOP_TIMEOUT_S = 60.0
+FAIL_TIMEOUT_S = 180.0
+STEPS = 6
+DETERMINISTIC = {
+    "run.deterministic": "true",
+    "learner.algorithm": "ppo",  # policy, critic and reference
+    "learner.kl": "reward",
+    "learner.group_size": 2,
+    "learner.trajectories_per_step": 8,
+}
+BREAKING_TOOL = """
+from pathlib import Path
+
+from agent_r1 import Tool
+from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.tool import open_search_tool
+
+
+class BreakingSearch(Tool):
+    name = "search"
+
+    def __init__(self, breaks: str, **settings):
+        self._breaks = Path(breaks)
+        self._search = open_search_tool("search", ToolConfig(type="search", **settings))
+        self.description, self.parameters = self._search.description, self._search.parameters
+
+    async def start(self):
+        await self._search.start()
+
+    async def stop(self):
+        await self._search.stop()
+
+    async def call(self, arguments, context):
+        if self._breaks.exists():
+            raise KeyError("no such index")
+        return await self._search.call(arguments, context)
+"""
 
 
 @pytest.fixture(scope="session")
@@ -20,3 +79,90 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, str(script), "--seed", "5", "--out", str(folder), "--no-sft"], check=True
     )
     return folder
+
+
+@dataclass(frozen=True)
+class ResumedRun:
+    """A run that was disturbed and resumed."""
+
+    folder: Path
+    config: Path
+    sockets: list[tuple[str, bool]]
+    """What listened while it trained, and whether other machines could use it without a token."""
+
+
+@pytest.fixture(scope="session")
+def resumed_run(
+    tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base_dir: Path
+) -> ResumedRun:
+    """A run whose rollout server is killed with SIGKILL, which is then stopped by Ctrl-C, resumed,
+    and goes to its end."""
+    folder = tmp_path_factory.mktemp("resumed")
+    run_dir = folder / "run"
+    config = write_config(folder, run_id="e2e", base=tiny_base_dir, world=world)
+    options = set_options(
+        {
+            **DETERMINISTIC,
+            "evaluation.every": 4,
+            "rollout.host": "0.0.0.0",
+            "rollout.advertise_host": "127.0.0.1",
+        }
+    )
+    with started("train", config, "--run-dir", run_dir, *options) as process:
+        wait_until(lambda: len(steps(run_dir)) >= 1, "the first step", process)
+        [server] = [
+            pid
+            for pid, command in processes_naming(str(run_dir)).items()
+            if re.search(r"agent-r1 serve rollout|serve rollout", command)
+            and "subreaper" not in command
+        ][:1]
+        os.kill(server, signal.SIGKILL)
+        wait_until(lambda: len(steps(run_dir)) >= 3, "a step after the kill", process)
+        below = descendants(process)
+        sockets = [
+            (f"{address}:{port} {below[pid]}", is_exposed(address, port))
+            for address, port, pid in listening(below)
+        ]
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=STOP_TIMEOUT_S)
+    assert "--resume" in output
+    assert alive(below) == []
+    finished("train", "--resume", run_dir, *set_options({"learner.steps": STEPS}))
+    return ResumedRun(run_dir, config, sockets)
+
+
+@dataclass(frozen=True)
+class FailedRun:
+    """A run that nothing disturbed until its tool broke."""
+
+    folder: Path
+    output: str
+    returncode: int
+
+
+@pytest.fixture(scope="session")
+def failed_run(
+    tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base_dir: Path
+) -> FailedRun:
+    """The configuration of `resumed_run`, left alone for as many steps; then its tool raises."""
+    folder = tmp_path_factory.mktemp("failed")
+    breaks = folder / "breaks"
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "breaking_tool.py").write_text(BREAKING_TOOL)
+    config = write_config(folder, run_id="broken", base=tiny_base_dir, world=world)
+    tool = f'type = "breaking_tool:BreakingSearch"\n[tools.search.settings]\nbreaks = "{breaks}"\n'
+    config.write_text(config.read_text().replace('type = "search"\n', tool))
+    options = {
+        **DETERMINISTIC,
+        "run.plugins": json.dumps([str(folder / "plugins")]),
+        "learner.steps": 1000,
+        "learner.checkpoint_every": 0,
+        "evaluation.every": 0,
+        "evaluation.before": "false",
+    }
+    run_dir = folder / "run"
+    with started("train", config, "--run-dir", run_dir, *set_options(options)) as process:
+        wait_until(lambda: len(steps(run_dir)) >= STEPS, f"step {STEPS}", process)
+        breaks.touch()
+        output, _ = process.communicate(timeout=FAIL_TIMEOUT_S)
+    return FailedRun(run_dir, output, process.returncode)

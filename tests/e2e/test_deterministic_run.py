@@ -1,4 +1,7 @@
-"""`run.deterministic`: the same configuration twice gives the same tokens and the same numbers."""
+"""`run.deterministic`: one configuration gives the same tokens and numbers, whatever happens.
+
+One run was left alone; of the other one, a server was killed, and it was stopped and resumed.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from tests.support.runs import finished, steps, write_config
+from tests.e2e.conftest import STEPS, FailedRun, ResumedRun
+from tests.support.runs import steps
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 TOLERANCE = 1e-5
-STEPS = 3
 # What a clock or a queue says differs between any two runs.
 OF_TIME = ("time/", "throughput/", "push/", "queue/", "learn/tokens_per_s", "tools/latency")
+# A run that was disturbed has asked again, and pushed again when it was resumed; the step that was
+# being pushed when it was stopped has no version and no canary. Only one of the runs evaluates.
+OF_DISTURBANCE = ("results/", "policy/version", "canary/", "eval/")
 
 
 def numbers(folder: Path) -> list[dict[str, float]]:
@@ -22,44 +28,33 @@ def numbers(folder: Path) -> list[dict[str, float]]:
         {
             name: value
             for name, value in line.items()
-            if not name.startswith(OF_TIME) and "latency" not in name
+            if not name.startswith((*OF_TIME, *OF_DISTURBANCE)) and "latency" not in name
         }
-        for line in steps(folder)
+        for line in steps(folder)[:STEPS]
     ]
 
 
-def tokens(folder: Path) -> dict[str, str]:
-    """Digest of the tokens of every trajectory, by key."""
+def tokens(folder: Path) -> dict[tuple[int, int, int], str]:
+    """Digest of the tokens of every trajectory, by group, sample and attempt."""
     lines: list[dict[str, Any]] = [
         json.loads(line)
-        for file in sorted((folder / "trajectories").glob("step_*.jsonl"))
-        for line in file.read_text().splitlines()
+        for step in range(1, STEPS + 1)
+        for line in (folder / "trajectories" / f"step_{step:06d}.jsonl").read_text().splitlines()
     ]
-    return {line["rollout_id"]: line["token_digest"] for line in lines}
-
-
-def test_two_deterministic_runs_are_the_same_run(tmp_path: Path, world: Path, tiny_base_dir: Path):
-    config = write_config(tmp_path, run_id="repeat", base=tiny_base_dir, world=world)
-    options = {
-        "run.deterministic": "true",
-        "learner.algorithm": "ppo",  # policy, critic and reference
-        "learner.kl": "reward",
-        "learner.steps": STEPS,
-        "learner.group_size": 2,
-        "learner.trajectories_per_step": 8,
-        "learner.checkpoint_every": 0,
-        "evaluation.every": 0,
-        "evaluation.before": "false",
-        "evaluation.after": "false",
+    return {
+        (line["group_id"], line["sample_index"], line["attempt"]): line["token_digest"]
+        for line in lines
     }
-    settings = [f"--set={key}={value}" for key, value in options.items()]
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        finished("train", config, "--run-dir", folder, *settings)
-    first, second = (tokens(folder) for folder in folders)
-    assert len(first) == STEPS * 8
-    assert first == second
-    for one, other in zip(*(numbers(folder) for folder in folders), strict=True):
+
+
+def test_a_disturbed_run_is_the_same_as_one_left_alone(
+    resumed_run: ResumedRun, failed_run: FailedRun
+):
+    disturbed, left_alone = (tokens(run.folder) for run in (resumed_run, failed_run))
+    assert len(left_alone) == STEPS * 8
+    assert disturbed == left_alone
+    pairs = zip(*(numbers(run.folder) for run in (resumed_run, failed_run)), strict=True)
+    for one, other in pairs:
         assert one == pytest.approx(other, abs=TOLERANCE, rel=TOLERANCE)
         assert one["value/mean"] != 0.0 or one["step"] == 1
-    assert len(numbers(folders[0])) == STEPS
+    assert len(numbers(failed_run.folder)) == STEPS

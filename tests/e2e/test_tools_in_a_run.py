@@ -1,16 +1,32 @@
-"""Tools other than the search of the main job, called by a real model in a real run."""
+"""Tools other than the search of the main job, called by a real model in a real run.
+
+The run is then ended by `kill -9` of its launcher, which takes every process with it.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.runs import agent_r1, finished, write_config
+from tests.support.runs import (
+    agent_r1,
+    alive,
+    descendants,
+    set_options,
+    started,
+    steps,
+    wait_until,
+    write_config,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+STOP_TIMEOUT_S = 60.0
 
 IN_SANDBOX = """
 from agent_r1.tools.sandbox.python_exec import PythonExec
@@ -33,39 +49,56 @@ def replace_search(config: Path, table: str) -> None:
 
 
 def stored_calls(run_dir: Path) -> list[dict[str, Any]]:
-    """Return every call of the stored trajectories."""
-    rows = [
-        json.loads(line)
-        for path in sorted((run_dir / "trajectories").glob("step_*.jsonl"))
-        for line in path.read_text().splitlines()
-    ]
+    """Return every call of the stored trajectories of the first step."""
+    lines = (run_dir / "trajectories" / "step_000001.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     return [call for row in rows for turn in row["turns"] for call in turn["calls"]]
 
 
-def test_a_tool_of_an_mcp_server_that_runs_python_in_the_sandbox(
-    tmp_path: Path, world: Path, tiny_base_dir: Path
-):
-    served = write_config(tmp_path / "served", run_id="shout", base=tiny_base_dir, world=world)
-    (tmp_path / "plugins").mkdir()
-    (tmp_path / "plugins" / "shout.py").write_text(IN_SANDBOX)
-    plugins = json.dumps([str(tmp_path / "plugins")])
+@dataclass(frozen=True)
+class KilledRun:
+    """A run whose launcher was killed while it trained."""
+
+    folder: Path
+    below: dict[int, str]
+    """Every process that the launcher had below it, by id: its title."""
+
+
+@pytest.fixture(scope="module")
+def killed_run(
+    tmp_path_factory: pytest.TempPathFactory, world: Path, tiny_base_dir: Path
+) -> KilledRun:
+    """A run with a tool of an MCP server that runs Python in the sandbox."""
+    folder = tmp_path_factory.mktemp("killed")
+    served = write_config(folder / "served", run_id="shout", base=tiny_base_dir, world=world)
+    (folder / "plugins").mkdir()
+    (folder / "plugins" / "shout.py").write_text(IN_SANDBOX)
+    plugins = json.dumps([str(folder / "plugins")])
     served.write_text(served.read_text().replace("seed = 3", f"seed = 3\nplugins = {plugins}"))
     replace_search(served, '[tools.search]\ntype = "shout:Shout"\n')
 
-    config = write_config(tmp_path, run_id="mcp", base=tiny_base_dir, world=world)
+    config = write_config(folder, run_id="mcp", base=tiny_base_dir, world=world)
     command = json.dumps(agent_r1("tools", "mcp", served, "search"))
     replace_search(
         config,
         '[tools.search]\ntype = "mcp"\n[tools.search.settings]\ntool = "search"\n'
         f"command = {command}\n",
     )
-    options = ["learner.steps=1", "evaluation.sets={}", "evaluation.every=0"]
-    sets = [part for option in options for part in ("--set", option)]
-    finished("train", config, "--run-dir", tmp_path / "run", *sets)
+    run_dir = folder / "run"
+    options = {"learner.steps": 1000, "evaluation.sets": "{}", "evaluation.every": 0}
+    with started("train", config, "--run-dir", run_dir, *set_options(options)) as process:
+        wait_until(lambda: len(steps(run_dir)) >= 1, "the first step", process)
+        below = descendants(process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(STOP_TIMEOUT_S)
+    return KilledRun(run_dir, below)
 
-    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["trajectories_trained"] == 16
-    calls = stored_calls(tmp_path / "run")
+
+def test_a_tool_of_an_mcp_server_that_runs_python_in_the_sandbox(killed_run: KilledRun):
+    first = steps(killed_run.folder)[0]
+    assert first["group/survivors_mean"] == 4.0  # nothing was lost: 4 groups of 4
+    assert first["results/failed"] == 0.0
+    calls = stored_calls(killed_run.folder)
     # A turn that ends in the middle of a call, or a call without its query, is the model's doing.
     assert {call["status"] for call in calls} <= {"ok", "malformed"}
     answered = [call for call in calls if call["status"] == "ok"]
@@ -73,3 +106,12 @@ def test_a_tool_of_an_mcp_server_that_runs_python_in_the_sandbox(
     for call in answered:
         assert call["text"].startswith(call["arguments"]["query"].upper())
         assert call["version"]
+
+
+def test_no_process_survives_kill_9_of_the_launcher(killed_run: KilledRun):
+    wait_until(lambda: not alive(killed_run.below), "every process to end")
+    titles = killed_run.below.values()
+    assert any("EngineCore" in title for title in titles)
+    assert any("tools mcp" in title for title in titles)
+    # redis, search and its MCP server, reward, learner, rollout and its engine
+    assert len(killed_run.below) >= 7

@@ -59,7 +59,7 @@ torch_threads = 1
 
 [evaluation]
 every = 2
-max_questions = 12
+max_questions = 8
 
 [evaluation.sets]
 hotpot_like = "{world}/eval_hotpot_like.jsonl"
@@ -78,6 +78,11 @@ def write_config(folder: Path, *, run_id: str, base: Path, world: Path) -> Path:
 def agent_r1(*arguments: object) -> list[str]:
     """Return the command line `agent-r1 ...` of this environment."""
     return [str(Path(sys.executable).with_name("agent-r1")), *map(str, arguments)]
+
+
+def set_options(values: dict[str, object]) -> list[str]:
+    """Return `--set KEY=VALUE` for each."""
+    return [f"--set={key}={value}" for key, value in values.items()]
 
 
 @contextlib.contextmanager
