@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
+.PHONY: help setup demo table test test-unit test-docker images test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -22,8 +22,11 @@ test: setup ## run the whole test suite with real Redis, vLLM and DeepSpeed
 test-unit: setup ## run the fast tests
 	@$(BIN)/python -m pytest tests/unit tests/contract -m "not slow and not vllm"
 
-test-docker: ## build the image and run the demo in containers (needs Docker)
+test-docker: ## build the images, run the demo in containers, kill and replace some of them (needs Docker)
 	@scripts/test_docker
+
+images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them, IMAGES="tools cpu" chooses
+	@REGISTRY="$(REGISTRY)" TAG="$(TAG)" PUSH="$(PUSH)" IMAGES="$(IMAGES)" scripts/images
 
 test-sandbox: setup ## run every reference solution of HumanEval and MBPP (AGENT_R1_REAL_DATA) in the sandbox
 	@$(BIN)/python scripts/test_sandbox

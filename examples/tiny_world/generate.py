@@ -31,8 +31,6 @@ from questions import (
 )
 from world import World, make_world
 
-from agent_r1.tools.search.tantivy_bm25 import open_index
-
 TOP_K = 2
 """Passages per search, in the demonstrations as in `run.toml`."""
 
@@ -59,6 +57,9 @@ class Search:
     """The search tool's own index over a corpus file, with the rendering of `run.toml`."""
 
     def __init__(self, corpus: Path) -> None:
+        # Not at the top: corpus and questions are made without the search tool's packages.
+        from agent_r1.tools.search.tantivy_bm25 import open_index
+
         self._index = open_index(corpus)
         self.render = lru_cache(maxsize=None)(self._render)
 
@@ -111,14 +112,14 @@ def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
 
 
 def write_world(seed: int, out: Path, *, demonstrations: bool) -> None:
-    """Write all files of one seed to the folder `out`, and build the index of its corpus there."""
+    """Write all files of one seed to the folder `out`; demonstrations take an index as well."""
     out.mkdir(parents=True, exist_ok=True)
     world = make_world(seed)
     write_lines(out / "corpus.jsonl", world.corpus())
-    search = Search(out / "corpus.jsonl")
     for name, lines in make_tasks(world, seed).items():
         write_lines(out / name, lines)
     if demonstrations:
+        search = Search(out / "corpus.jsonl")
         write_lines(out / "sft.jsonl", make_demonstrations(world, search, seed))
 
 

@@ -16,6 +16,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Dtype = Literal["float32", "bfloat16"]
+OWN_ADDRESS = "auto"
+"""`advertise_host` of a service that is to find out its address itself."""
 REDIS_PASSWORD_VARIABLE = "AGENT_R1_REDIS_PASSWORD"
 RUN_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
@@ -167,7 +169,8 @@ class ListenConfig(StrictConfig):
     port: Annotated[int, Field(ge=0, le=65535)] = 0
     """0 takes a free port."""
     advertise_host: str | None = None
-    """Host name other services use to reach this one; None is `host`."""
+    """Host name other services use to reach this one; None is `host`, and "auto" the address from
+    which this machine, or container, reaches others."""
     allowed_hosts: list[str] = []
     """Further names under which requests may call this service, and hosts whose web pages may. Its
     own names, addresses, names without a dot and names of a cluster (`*.svc`, `*.cluster.local`)

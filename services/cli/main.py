@@ -148,7 +148,7 @@ def _add_search(commands: _Commands) -> None:
         "interruption it continues. A corpus that has changed becomes a new version, which "
         "replaces the old one when it is complete. Credentials for Elasticsearch come from the "
         "environment: set AGENT_R1_ELASTICSEARCH_API_KEY, or AGENT_R1_ELASTICSEARCH_USER and "
-        "AGENT_R1_ELASTICSEARCH_PASSWORD.",
+        "AGENT_R1_ELASTICSEARCH_PASSWORD; with _FILE at its end, a variable names a file instead.",
     )
     add = index.add_argument
     add(

@@ -22,11 +22,11 @@ from typing import Any, NoReturn
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import check_port
 from agent_r1.config.run import Config, ConfigError, LoadedConfig, dump_config, load_config
-from agent_r1.config.sources import ENV_PREFIX
+from agent_r1.config.sources import ENV_PREFIX, at_hand
 from agent_r1.learner.engine.rank_place import read_place
 from agent_r1.tools.config import CLASS_PATTERN
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
-from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE
+from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_FILE
 
 logger = logging.getLogger(__name__)
 
@@ -263,10 +263,22 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
             resolved_config=dump_config(config)[0],
             resume=resume,
         )
+        status = outcome.finished_status(spec.folder.path, spec.total_steps) if resume else None
+        # Ranks that another launcher has started wait for this one.
+        if status is not None and place.port == 0:
+            folder = at_hand(spec.folder.path)
+            print(f"the run has finished; its results are in {folder}: see {folder / SUMMARY_FILE}")
+            return _exit_status(status)
         status = learner.train(spec, announce_dir, place=place)
     except (RunFailedError, CanaryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc
+    return _exit_status(status)
+
+
+def _exit_status(status: str) -> int:
+    from agent_r1.learner import outcome
+
     return EXIT_LOSSES if status == outcome.FINISHED_WITH_LOSSES else 0
 
 

@@ -5,15 +5,34 @@ train.py --counts of results, evaluations--> `Losses` --> `status` and `reason` 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from agent_r1_service.files.run_folder import SUMMARY_FILE
 
 FINISHED = "finished"
 FINISHED_WITH_LOSSES = "finished_with_losses"
 """Every step is done, and more was lost than `learner.max_lost_share` allows."""
 INTERRUPTED = "interrupted"
 FAILED = "failed"
+
+
+def finished_status(folder: Path, total_steps: int) -> str | None:
+    """Return the status of a run that has taken all of its steps and ended; None for any other.
+
+    Args:
+        folder: of the run.
+        total_steps: of the run, as it is configured now.
+    """
+    try:
+        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None  # it has never ended
+    has_finished = summary["status"] in (FINISHED, FINISHED_WITH_LOSSES)
+    return summary["status"] if has_finished and summary["steps"] >= total_steps else None
 
 
 @dataclass(frozen=True)

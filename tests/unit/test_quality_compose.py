@@ -1,85 +1,117 @@
 """docker-compose.yml on paper: all of it can be built or pulled, started, and asked if it is up.
 
-Reads docker-compose.yml, the files of deploy/ over it, and the Dockerfiles; starts nothing.
+Reads docker-compose.yml, the files of deploy/ over it, and the Dockerfile; starts nothing. What is
+for GPUs is parsed here and has run nowhere yet. `make test-docker` runs what is for CPUs.
 """
 
 from __future__ import annotations
 
+import json
 import re
-import stat
+import shutil
 import subprocess
+import sys
 import tomllib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from huggingface_hub import constants as hub
 
 from agent_r1.cli.main import build_parser
-from agent_r1_service.config import RunConfig
-from agent_r1_service.http.token import find_token
+from agent_r1.config.run import load_config
+from agent_r1.tools.metrics import ToolMetrics
+from agent_r1.tools.search.batching import SearchCounts
+from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VARIABLE, USER_VARIABLE
+from agent_r1_service.config import OWN_ADDRESS
+from tests.support.containers import run_init
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+DOCKERFILE = REPOSITORY / "deploy" / "docker" / "Dockerfile"
+OBSERVE = REPOSITORY / "deploy" / "observe"
+GIVEN = {"PLUGINS": "./my_code", "TOOL": "my_tool"}
+"""Variables that have no default."""
 
 
 class _Loader(yaml.SafeLoader):
     """Reads compose's own tags: `!reset` takes a value away, `!override` replaces one."""
 
 
-class _Override(dict[Any, Any]):
+class _Mapping(dict[Any, Any]):
     """A mapping that replaces another."""
+
+
+class _Sequence(list[Any]):
+    """A sequence that replaces another."""
 
 
 def _override(loader: yaml.SafeLoader, node: yaml.Node) -> object:
     if isinstance(node, yaml.MappingNode):
-        return _Override(loader.construct_mapping(node, deep=True))
+        return _Mapping(loader.construct_mapping(node, deep=True))
     assert isinstance(node, yaml.SequenceNode)
-    return loader.construct_sequence(node)
+    return _Sequence(loader.construct_sequence(node, deep=True))
 
 
 _Loader.add_constructor("!reset", lambda loader, node: None)
 _Loader.add_constructor("!override", _override)
 
 
+def _value(match: re.Match[str]) -> str:
+    return GIVEN[match[1]] if match[2] == ":?" else match[3]
+
+
 def read(file: str) -> dict[str, Any]:
     """Read a compose file, with the defaults of its variables."""
     text = (REPOSITORY / file).read_text()
-    return yaml.load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text), _Loader)
+    return yaml.load(re.sub(r"\$\{(\w+)(:[-?])([^}]*)\}", _value, text), _Loader)["services"]
 
 
 def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Lay one file's services over another's; what is reset is gone."""
-    merged: dict[str, Any] = {}
-    for name, service in base.items():
-        changes = over.get(name, {})
-        merged[name] = {**service, **changes}
-        environment = changes.get("environment", {})
-        if not isinstance(environment, _Override):
-            environment = service.get("environment", {}) | environment
-        merged[name] = {
-            key: value
-            for key, value in (merged[name] | {"environment": environment}).items()
-            if value is not None
-        }
-    return merged
+    """Lay one mapping over another as compose does; what is reset is gone."""
+    merged = dict(base)
+    for key, value in over.items():
+        if isinstance(value, _Mapping | _Sequence) or key not in base:
+            merged[key] = value
+        elif isinstance(value, dict):
+            merged[key] = merge(base[key], value)
+        elif isinstance(value, list) and key == "volumes":
+            merged[key] = [*base[key], *value]
+        else:
+            merged[key] = value
+    return {key: value for key, value in merged.items() if value is not None}
 
 
-BASE: dict[str, dict[str, Any]] = read("docker-compose.yml")["services"]
-CPU: dict[str, dict[str, Any]] = read("deploy/compose.cpu.yml")["services"]
-CODE: dict[str, dict[str, Any]] = read("deploy/compose.code.yml")["services"]
-ON_CPU = merge(BASE, CPU)
-FILES = {"gpu": BASE, "cpu": ON_CPU, "code-gpu": merge(BASE, CODE), "code-cpu": merge(ON_CPU, CODE)}
-"""The files as they are put together; services that a profile leaves out stay in."""
-SERVICES = {f"{name}-{kind}": s for kind, all_ in FILES.items() for name, s in all_.items()}
-OURS = {name: service for name, service in SERVICES.items() if ":" not in service["image"]}
-SERVING = {
-    name: service
-    for name, service in OURS.items()
-    if service["command"][0] == "serve" and service["command"][2].endswith(".toml")
+NAMES = {
+    "gpu": [],
+    "cpu": ["cpu"],
+    "code-gpu": ["code"],
+    "code-cpu": ["cpu", "code"],
+    "plugins-gpu": ["plugins"],
+    "plugins-cpu": ["cpu", "plugins"],
 }
+PATHS = {
+    kind: ["docker-compose.yml", *(f"deploy/compose.{name}.yml" for name in names)]
+    for kind, names in NAMES.items()
+}
+FILES: dict[str, dict[str, dict[str, Any]]] = {}
+"""The files as they are put together; services that a profile leaves out stay in."""
+for kind, paths in PATHS.items():
+    FILES[kind] = {}
+    for path in paths:
+        FILES[kind] = merge(FILES[kind], read(path))
+BASE, ON_CPU = FILES["gpu"], FILES["cpu"]
+SERVICES = {f"{name}-{kind}": s for kind, all_ in FILES.items() for name, s in all_.items()}
+OURS = {name: service for name, service in SERVICES.items() if "agent-r1" in service["image"]}
+SERVING = {name: service for name, service in OURS.items() if service["command"][0] == "serve"}
 PUBLIC_IMAGE = re.compile(r"[a-z0-9./-]+:[\w.-]+")
-JOBS = {f"{job}-{kind}" for job in ("index", "secrets") for kind in FILES}
+JOBS = {f"{job}-{kind}" for job in ("index", "init") for kind in FILES}
 """They end by themselves."""
+ALL_TEXT = "".join(
+    (REPOSITORY / path).read_text() for path in {p for ps in PATHS.values() for p in ps}
+)
+SECRETS = set(re.findall(r"/secrets/([\w.-]+)", ALL_TEXT))
 
 
 @pytest.mark.parametrize("name", sorted(SERVICES.keys() - JOBS))
@@ -90,14 +122,27 @@ def test_every_service_has_a_healthcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_image_has_a_dockerfile_or_a_pinned_public_name(name: str) -> None:
+def test_every_image_is_built_from_known_arguments_or_has_a_pinned_public_name(name: str) -> None:
     service = SERVICES[name]
-    if "build" in service:
-        context = REPOSITORY / service["build"]["context"]
-        assert (context / service["build"]["dockerfile"]).is_file()
-    elif name not in OURS:
+    if name not in OURS:
         assert PUBLIC_IMAGE.fullmatch(service["image"])
         assert not service["image"].endswith(":latest")
+    elif "build" in service:
+        assert REPOSITORY / service["build"]["dockerfile"] == DOCKERFILE
+        arguments = service["build"]["args"]
+        assert arguments.keys() <= set(re.findall(r"^ARG (\w+)", DOCKERFILE.read_text(), re.M))
+        project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+        extras = arguments.get("EXTRAS", "").split()
+        assert set(extras) <= project["optional-dependencies"].keys()
+        lock = arguments.get("LOCK", "cpu")
+        assert (REPOSITORY / "deploy" / "constraints" / f"{lock}.txt").is_file()
+
+
+def test_the_image_below_a_rollout_server_has_the_release_of_vllm_that_the_project_names() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    image = BASE["rollout"]["build"]["args"]["BASE"]
+    version = image.removeprefix("vllm/vllm-openai:v")
+    assert f"vllm=={version}" in project["optional-dependencies"]["rollout-gpu"]
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -105,7 +150,7 @@ def test_an_image_is_built_by_one_service_and_never_pulled_for_the_others(kind: 
     # Of two builds one gives the image its name; a container made from the other is replaced by
     # the next `up`.
     started = [s for s in FILES[kind].values() if "search" not in s.get("profiles", [])]
-    for image in {service["image"] for service in started if ":" not in service["image"]}:
+    for image in {service["image"] for service in started if "agent-r1" in service["image"]}:
         users = [service for service in started if service["image"] == image]
         builders = [service for service in users if "build" in service]
         assert len(builders) == 1, image
@@ -114,17 +159,33 @@ def test_an_image_is_built_by_one_service_and_never_pulled_for_the_others(kind: 
         assert [service["pull_policy"] for service in others] == ["never"] * len(others)
 
 
-@pytest.mark.parametrize("name", sorted(OURS.keys() - JOBS))
+@pytest.mark.parametrize("name", sorted(SERVING))
 def test_every_service_is_told_to_stop_and_has_the_time_to(name: str) -> None:
     # Signals reach it through init and an ENTRYPOINT in exec form; compose's own 10 s are too short
     # for the sessions of a tool, a step of the learner and vLLM's engine.
-    assert OURS[name]["init"] is True
-    assert int(OURS[name]["stop_grace_period"].removesuffix("s")) >= 40
+    assert SERVING[name]["init"] is True
+    assert int(SERVING[name]["stop_grace_period"].removesuffix("s")) >= 40
 
 
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile")))
-def test_an_image_starts_the_command_itself_not_a_shell(file: Path) -> None:
-    assert 'ENTRYPOINT ["agent-r1"]' in file.read_text().splitlines()
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_nothing_writes_into_an_image(name: str) -> None:
+    assert OURS[name]["read_only"] is True
+    assert OURS[name]["tmpfs"] == ["/tmp:exec,mode=1777"]
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_a_service_is_no_root_or_becomes_the_owner_of_a_folder_first(name: str) -> None:
+    service = OURS[name]
+    if "security_opt" in service and "seccomp" in service["security_opt"][0]:
+        return  # bubblewrap makes namespaces, as an ordinary user
+    assert service["cap_drop"] == ["ALL"]
+    if service.get("user") == "root":
+        assert service["entrypoint"][0] == "/app/deploy/docker/as-owner-of"
+        assert service["cap_add"] == ["SETGID", "SETUID"]
+        folder = service["entrypoint"][1]
+        assert [mount for mount in service["volumes"] if mount.endswith(f":{folder}")]
+    else:
+        assert service.get("user", "agent") == "agent"
 
 
 @pytest.mark.parametrize("kind", FILES)
@@ -138,99 +199,250 @@ def test_services_that_run_programs_may_make_sandboxes_and_have_limits(kind: str
 
 @pytest.mark.parametrize("kind", ["code-gpu", "code-cpu"])
 def test_a_run_with_code_tests_starts_and_names_nothing_of_search(kind: str) -> None:
-    started = {n: s for n, s in FILES[kind].items() if "search" not in s.get("profiles", [])}
+    left_out = {"search", "observe"}
+    started = {n: s for n, s in FILES[kind].items() if not left_out & set(s.get("profiles", []))}
     ours = {"python", "code", "reward", "rollout", "learner"}
-    assert started.keys() == {"secrets", "redis", *ours}
+    assert started.keys() == {"init", "redis", *ours}
     for service in started.values():
         assert service.get("depends_on", {}).keys() <= started.keys()
-        assert not [key for key in service["environment"] if "SEARCH" in key]
+        assert not [key for key in service.get("environment", {}) if "__SEARCH__" in key]
     assert "profiles" not in started["code"]
 
 
 @pytest.mark.parametrize("name", OURS)
 def test_every_command_is_one_of_agent_r1_and_its_config_exists(name: str) -> None:
     arguments = build_parser().parse_args(OURS[name]["command"])
-    served = re.search(r":(PythonExec|CodeTests)$", OURS[name]["command"][-1])  # a class
-    assert name in JOBS or served or (REPOSITORY / arguments.config).is_file()
+    if name not in JOBS and not re.search(r":\w+$", str(arguments.config)):  # a class
+        file = str(arguments.config)
+        assert file == "/plugins/run.toml" or (REPOSITORY / file).is_file()
 
 
-@pytest.mark.parametrize("name", sorted(OURS.keys() - JOBS))
-def test_every_service_has_the_token_before_it_starts(name: str) -> None:
-    service = OURS[name]
+@pytest.mark.parametrize("name", sorted(SERVING))
+def test_every_service_has_the_secrets_before_it_starts(name: str) -> None:
+    service = SERVING[name]
     assert service["environment"]["AGENT_R1__RUN__TOKEN_FILE"] == "/secrets/token"
+    assert service["environment"]["AGENT_R1__REDIS__PASSWORD_FILE"] == "/secrets/redis-password"
     assert "secrets:/secrets:ro" in service["volumes"]
-    assert service["depends_on"]["secrets"] == {"condition": "service_completed_successfully"}
+    assert service["depends_on"]["init"] == {"condition": "service_completed_successfully"}
 
 
-def test_the_token_is_written_once_and_for_the_services_alone(tmp_path: Path) -> None:
-    (script,) = BASE["secrets"]["command"]
-    script = script.replace("/secrets", str(tmp_path)).replace("chown", ": chown")
-    assert BASE["secrets"]["entrypoint"] == ["sh", "-euc"]
-    tokens = []
-    for _ in range(2):
-        subprocess.run(["sh", "-euc", script], check=True)
-        tokens.append(find_token(RunConfig(token_file=tmp_path / "token"), {}))
-    assert tokens[0] is not None
-    assert tokens[0] == tokens[1]
-    assert [file.name for file in tmp_path.iterdir()] == ["token"]
-    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+def test_every_secret_that_is_named_is_one_that_the_first_service_writes(tmp_path: Path) -> None:
+    written = run_init(tmp_path, HF_TOKEN="hf_0123456789")
+    observed = re.findall(r"/secrets/([\w.-]+)", (OBSERVE / "prometheus.yml").read_text())
+    assert SECRETS | set(observed) == written.keys()
 
 
-@pytest.mark.parametrize("name", SERVING)
-def test_every_configuration_variable_is_a_known_key(name: str) -> None:
-    from agent_r1.config.run import load_config
-
-    arguments = build_parser().parse_args(OURS[name]["command"])
-    load_config(REPOSITORY / arguments.config, environ=OURS[name]["environment"])
+@pytest.mark.parametrize("name", sorted(SERVING))
+def test_every_variable_of_a_service_is_known_to_it(name: str, tmp_path: Path) -> None:
+    service = SERVING[name]
+    known = {USER_VARIABLE, PASSWORD_VARIABLE + FILE_SUFFIX, "TOKENIZERS_PARALLELISM"}
+    known |= {"HOME", "USER", "ROLLOUT_GPUS"}  # of libc, and of deploy/docker/rollout-servers
+    environment = dict(service["environment"])
+    for variable in environment:
+        ours = variable.startswith("AGENT_R1__")
+        assert ours or variable in known or hasattr(hub, variable), variable
+    arguments = build_parser().parse_args(service["command"])
+    file, options = Path(arguments.config), list(arguments.options)
+    if str(file) == "/plugins/run.toml":
+        file = tmp_path / "run.toml"
+        file.write_text('model.path = "org/model"\n[tools.my_tool]\ntype = "mine:MyTool"\n')
+    if re.search(r":\w+$", str(arguments.config)):  # a class: `serve` names its table
+        name = {"PythonExec": "python_exec", "CodeTests": "code_tests"}[str(file).split(":")[1]]
+        file, options = None, [f"tools.{name}.type={arguments.config}", "model.path=none"]
+    else:
+        file = REPOSITORY / file
+    config = load_config(file, options, environ=environment).config
+    assert config.learner.transport == "http" or name.startswith("tool")
 
 
 def test_services_wait_only_for_services_with_that_name() -> None:
-    assert CPU.keys() | CODE.keys() <= BASE.keys()
-    for service in BASE.values():
-        assert set(service.get("depends_on", {})) <= BASE.keys()
+    for services in FILES.values():
+        for service in services.values():
+            assert set(service.get("depends_on", {})) <= services.keys()
 
 
-def test_the_port_of_each_healthcheck_is_the_port_the_service_binds() -> None:
-    for name in ("search", "reward", "rollout"):
-        environment = BASE[name]["environment"]
-        key = "TOOLS__SEARCH" if name == "search" else name.upper()
-        port = environment[f"AGENT_R1__{key}__PORT"]
-        assert f"127.0.0.1:{port}/healthz" in BASE[name]["healthcheck"]["test"][-1]
+@pytest.mark.parametrize("name", sorted(n for n in SERVING if not n.startswith("learner")))
+def test_the_port_of_each_healthcheck_is_the_port_the_service_binds(name: str) -> None:
+    service = SERVING[name]
+    text = json.dumps(service["environment"]) + " ".join(service["command"]).replace(".", "__")
+    ports = set(re.findall(r"(?i)__port\W+(\d+)", text))
+    check = service["healthcheck"]["test"]
+    if check[1].endswith("/rollout-servers"):  # reads the port from the environment
+        assert check[2] == "--healthy"
+    else:
+        assert ports == {re.findall(r"127.0.0.1:(\d+)/healthz", check[-1])[0]}
 
 
-def test_gpus_are_asked_for_where_there_is_no_override() -> None:
+@pytest.mark.parametrize("name", sorted(SERVING))
+def test_each_of_several_containers_is_announced_by_its_own_address(name: str) -> None:
+    service = SERVING[name]
+    named = {k: v for k, v in service["environment"].items() if k.endswith("__ADVERTISE_HOST")}
+    options = [word for word in service["command"] if ".advertise_host=" in word]
+    assert [*named.values(), *(word.partition("=")[2] for word in options)] == [OWN_ADDRESS]
+    assert not {"container_name", "hostname", "ports"} & service.keys()
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_learner_and_rollout_servers_share_no_folder_for_weights(kind: str) -> None:
+    # On GPUs, the folder of downloaded models.
+    mounts = [
+        {mount for mount in FILES[kind][name]["volumes"] if not mount.endswith(":ro")}
+        for name in ("learner", "rollout")
+    ]
+    assert set.intersection(*mounts) == (set() if kind.endswith("cpu") else {"cache:/cache"})
+
+
+def test_gpus_are_asked_for_by_number_where_there_is_no_override() -> None:
     for name in ("rollout", "learner"):
         (device,) = BASE[name]["deploy"]["resources"]["reservations"]["devices"]
-        assert device["driver"] == "nvidia"
-        assert "deploy" not in ON_CPU[name]
-        assert ON_CPU[name]["image"] == "agent-r1-cpu"
-    assert ON_CPU["rollout"]["build"]["dockerfile"] == "deploy/docker/cpu.Dockerfile"
+        assert device == {"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}
+        assert ON_CPU[name]["image"].startswith("agent-r1-cpu:")
+    # Before all others: a machine without GPUs is told at once.
+    assert len(BASE["init"]["deploy"]["resources"]["reservations"]["devices"]) == 2
+    assert not [name for name, service in ON_CPU.items() if "deploy" in service]
 
 
-def test_containers_run_as_another_user_than_root() -> None:
-    for file in sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile")):
-        users = [line for line in file.read_text().splitlines() if line.startswith("USER ")]
-        assert users == ["USER agent"], file
+@pytest.mark.parametrize("name", [n for n in SERVICES if n.startswith("redis-")])
+def test_redis_keeps_everything_and_asks_for_a_password(name: str) -> None:
+    command = SERVICES[name]["command"]
+    for option, value in (
+        ("--appendonly", "yes"),
+        ("--maxmemory-policy", "noeviction"),
+        ("--aclfile", "/secrets/redis.acl"),
+    ):
+        assert command[command.index(option) + 1] == value
 
 
-def test_tools_and_reward_come_without_torch() -> None:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    for name in ("tools", "reward"):
-        text = (REPOSITORY / "deploy" / "docker" / f"{name}.Dockerfile").read_text()
-        assert f'".[{name}]"' in text
-        needed = " ".join(project["dependencies"] + project["optional-dependencies"][name])
-        assert not re.search(r"torch|vllm|deepspeed", needed)
+# --- The image -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("file", sorted((REPOSITORY / "deploy" / "docker").glob("*.Dockerfile")))
-def test_everything_a_dockerfile_copies_exists_and_is_not_ignored(file: Path) -> None:
-    kept = [
-        line[1:]
-        for line in (REPOSITORY / ".dockerignore").read_text().splitlines()
-        if line.startswith("!")
-    ]
-    for line in file.read_text().splitlines():
-        if line.startswith("COPY "):
-            for source in line.split()[1:-1]:
+def test_an_image_starts_the_command_itself_not_a_shell_and_not_as_root() -> None:
+    lines = DOCKERFILE.read_text().splitlines()
+    assert 'ENTRYPOINT ["agent-r1"]' in lines
+    assert [line for line in lines if line.startswith("USER ")] == ["USER agent"]
+
+
+def test_packages_are_installed_before_any_code_is_copied() -> None:
+    text = DOCKERFILE.read_text()
+    code = [text.index(f"COPY {folder} {folder}") for folder in ("proto", "services", "deploy")]
+    assert text.index("-r /lists/requirements.txt") < min(code)
+    assert text.index("-r /lists/lock.txt") < min(code)
+    copied = re.findall(r"^COPY (?:--\S+ )?(.*) \S+$", text, re.M)
+    sources = [word for line in copied for word in line.split()]
+    assert [s for s in set(sources) if sources.count(s) > 1] == ["pyproject.toml"]
+
+
+def requirements_of(name: str) -> list[str]:
+    arguments = BASE[name]["build"]["args"]
+    script = DOCKERFILE.with_name("requirements.py")
+    project = REPOSITORY / "pyproject.toml"
+    words = (arguments.get("EXTRAS", ""), arguments.get("PROVIDED", ""))
+    command = [sys.executable, str(script), str(project), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_an_image_gets_the_packages_of_its_service() -> None:
+    packages = {
+        name: {re.split(r"[<>=\[;]", line)[0] for line in requirements_of(name)}
+        for name in ("search", "reward", "rollout", "learner")
+    }
+    assert all("fastapi" in names for names in packages.values())
+    assert "tantivy" in packages["search"]
+    assert "deepspeed" in packages["learner"]
+    for name in ("search", "reward"):
+        assert not packages[name] & {"torch", "vllm", "deepspeed", "transformers"}
+    # Its image brings vLLM.
+    assert "zstandard" in packages["rollout"]
+    assert "vllm" not in packages["rollout"]
+
+
+def test_everything_the_dockerfile_copies_exists_and_is_not_ignored() -> None:
+    rules = (REPOSITORY / ".dockerignore").read_text().splitlines()
+    kept = [line[1:] for line in rules if line.startswith("!")]
+    for line in DOCKERFILE.read_text().splitlines():
+        if line.startswith("COPY ") and "--from=" not in line:
+            sources = [word for word in line.split()[1:-1] if not word.startswith("--")]
+            for source in (word.replace("${LOCK}", "cpu") for word in sources):
                 assert (REPOSITORY / source).exists(), source
                 assert source.split("/")[0] in kept, source
+
+
+# --- Variables, and what watches -----------------------------------------------------------------
+
+
+def test_the_example_of_env_has_every_variable_with_its_default() -> None:
+    example = dict(re.findall(r"^#(\w+)=(.*)$", (REPOSITORY / ".env.example").read_text(), re.M))
+    named = {
+        name: (kind, value)
+        for name, kind, value in re.findall(r"\$\{(\w+)(:[-?])([^}]*)\}", ALL_TEXT)
+    }
+    assert example.keys() == named.keys()
+    base = (REPOSITORY / "docker-compose.yml").read_text()
+    for name, (_, default) in named.items():
+        ours = re.search(rf"\$\{{{name}:-([^}}]+)\}}", base)
+        if ours is not None:
+            default = ours[1]
+            assert example[name] == default
+
+
+def exported_metrics() -> set[str]:
+    counts = asdict(SearchCounts())
+    metrics = ToolMetrics(
+        "search", "1", in_flight=lambda: 0, sessions=lambda: 0, counters=lambda: counts
+    )
+    metrics.count("ok")
+    metrics.observe(0.1)
+    return set(re.findall(r"^(agent_r1_\w+)", metrics.text().decode(), re.M))
+
+
+@pytest.mark.parametrize("file", sorted(OBSERVE.glob("grafana/dashboards/*.json")))
+def test_a_dashboard_shows_only_metrics_that_services_export(file: Path) -> None:
+    board = json.loads(file.read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    queries += [variable["query"] for variable in board["templating"]["list"]]
+    for query in queries:
+        named = re.findall(r"agent_r1_\w+", query)
+        assert named
+        assert set(named) <= exported_metrics(), query
+    sources = yaml.safe_load((OBSERVE / "grafana" / "datasources" / "prometheus.yml").read_text())
+    uids = set(re.findall(r'"type": "prometheus",\s+"uid": "(\w+)"', file.read_text()))
+    assert uids == {source["uid"] for source in sources["datasources"]}
+    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
+
+
+def test_prometheus_asks_every_container_of_the_services_that_have_metrics() -> None:
+    (job,) = yaml.safe_load((OBSERVE / "prometheus.yml").read_text())["scrape_configs"]
+    assert job["authorization"] == {"credentials_file": "/secrets/token"}
+    (found,) = job["dns_sd_configs"]
+    tools = {"search", "python", "code", "tool"}
+    assert set(found["names"]) == tools
+    assert tools <= FILES["plugins-gpu"].keys()
+    assert (found["type"], found["port"]) == ("A", 8001)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_compose_itself_accepts_the_files(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = shutil.which("docker")
+    if (
+        docker is None
+        or subprocess.run([docker, "compose", "version"], capture_output=True).returncode
+    ):
+        pytest.skip("needs the docker command with its compose plugin")
+    for name, value in GIVEN.items():
+        monkeypatch.setenv(name, value)
+    files = [word for path in PATHS[kind] for word in ("-f", str(REPOSITORY / path))]
+    command = [docker, "compose", *files, "--profile", "*", "config", "--format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    services = json.loads(done.stdout)["services"]
+    # What the tests above read is what compose makes of the files.
+    assert services.keys() == FILES[kind].keys()
+    for name, service in FILES[kind].items():
+        assert services[name]["image"] == service["image"]
+        assert services[name].get("environment", {}) == service.get("environment", {})
+        assert services[name].get("command") == service.get("command")
+        mounts = {mount["target"] for mount in services[name].get("volumes", [])}
+        assert mounts == {
+            mount.removesuffix(":ro").split(":")[-1] for mount in service.get("volumes", [])
+        }

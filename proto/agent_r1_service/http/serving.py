@@ -19,7 +19,7 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_r1_service.announcements import write_announcement
-from agent_r1_service.config import ListenConfig
+from agent_r1_service.config import OWN_ADDRESS, ListenConfig
 from agent_r1_service.http.guard import (
     MAX_CONNECTIONS,
     HttpGuard,
@@ -30,6 +30,8 @@ from agent_r1_service.http.token import TOKEN_SOURCES, RunToken
 
 _CLOSE_TIMEOUT_S = 5
 _WILDCARDS = ("0.0.0.0", "::")
+_ELSEWHERE = ("192.0.2.1", 9)
+"""An address for documentation (RFC 5737): it asks for the route, and nothing is sent."""
 
 
 class Server(uvicorn.Server):
@@ -234,12 +236,27 @@ def advertised_url(name: str, listen: ListenConfig, port: int) -> str:
     """Return the base URL under which other services reach this one.
 
     Raises:
-        ValueError: the service listens on every address and has no name to give.
+        ValueError: the service listens on every address and has no name to give, or asks for this
+            machine's address where there is none.
     """
     host = listen.advertise_host or listen.host
     if host in _WILDCARDS:
         raise ValueError(
             f"{name}: host ({host}) listens on every address, so other services cannot be told "
-            "it; set advertise_host to a name they can reach"
+            f'it; set advertise_host to a name they can reach, or to "{OWN_ADDRESS}"'
         )
+    if host == OWN_ADDRESS:
+        host = _own_address(name)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _own_address(name: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE)
+        except OSError as exc:
+            raise ValueError(
+                f'{name}: advertise_host ("{OWN_ADDRESS}") needs a route to other machines, and '
+                f"there is none ({exc.strerror}); set advertise_host to a name they can reach"
+            ) from exc
+        return str(probe.getsockname()[0])

@@ -1,7 +1,8 @@
 """How to reach an Elasticsearch server, and what its failures mean for the person who set it up.
 
 Used by the search backend (`elasticsearch_bm25.py`) and by `agent-r1 search index`
-(`elasticsearch_build.py`). Credentials come from the environment alone, so that no file holds them.
+(`elasticsearch_build.py`). Credentials come from the environment, or from files that it names, so
+that no configuration holds them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ SERVER_MAJOR = 8
 API_KEY_VARIABLE = "AGENT_R1_ELASTICSEARCH_API_KEY"
 USER_VARIABLE = "AGENT_R1_ELASTICSEARCH_USER"
 PASSWORD_VARIABLE = "AGENT_R1_ELASTICSEARCH_PASSWORD"
+FILE_SUFFIX = "_FILE"
+"""Of a variable that names a file with the API key or the password instead."""
 CREDENTIALS_REMEDY = f"set {API_KEY_VARIABLE}, or {USER_VARIABLE} and {PASSWORD_VARIABLE}"
 
 _SHOWN_CHARS = 300
@@ -43,7 +46,9 @@ class Server:
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], *, url: str, **settings: Any) -> Server:
-        """Take the credentials from environment variables; none of them set means none needed.
+        """Take the credentials from environment variables, or from files that such variables name.
+
+        None of them set means none needed.
 
         Raises:
             ValueError: the URL is wrong, a file is missing, or credentials are ambiguous.
@@ -55,9 +60,9 @@ class Server:
                 f"ca_certs ({str(ca_certs)!r}) is not a file; name the PEM file of the authority "
                 "that signed the server's certificate"
             )
-        api_key = environ.get(API_KEY_VARIABLE) or None
+        api_key = _secret(environ, API_KEY_VARIABLE)
         user = environ.get(USER_VARIABLE) or None
-        password = environ.get(PASSWORD_VARIABLE) or None
+        password = _secret(environ, PASSWORD_VARIABLE)
         if (user is None) != (password is None):
             missing = USER_VARIABLE if user is None else PASSWORD_VARIABLE
             raise ValueError(f"{missing} is not set, but its other half is; set both or neither")
@@ -91,6 +96,21 @@ class Server:
             if not self.verify_certs:
                 logger.warning("server certificate is not verified url=%s", self.url)
         return options
+
+
+def _secret(environ: Mapping[str, str], variable: str) -> str | None:
+    """Return a secret: of its variable, else of the file that the variable beside it names."""
+    given, file = environ.get(variable), environ.get(variable + FILE_SUFFIX)
+    if given or not file:
+        return given or None
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ValueError(
+            f"{variable + FILE_SUFFIX} ({file}) cannot be read: "
+            f"{getattr(exc, 'strerror', None) or 'it is not text'}; name a file with the secret, "
+            "readable by the services' user alone"
+        ) from exc
 
 
 @contextmanager

@@ -168,6 +168,23 @@ def test_mistakes_are_explained_in_one_message(
     assert expected in fails_with(filled, capsys)
 
 
+def test_a_learner_that_is_started_again_on_a_finished_run_says_where_the_results_are(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/done")
+    folder.mkdir(parents=True)
+    (folder / "ledger.json").write_text("{}")
+    (folder / "summary.json").write_text('{"status": "finished", "steps": 3}')
+    options = ["learner.steps=3", f"run.dir={folder}", "redis.url=redis://127.0.0.1:1/0"]
+    sets = [word for option in options for word in ("--set", option)]
+    assert cli.main(["serve", "learner", str(file), "--resume-if-begun", *sets]) == 0
+    said = capsys.readouterr().out
+    assert (
+        said == "the run has finished; its results are in runs/done: see runs/done/summary.json\n"
+    )
+
+
 def test_a_run_folder_with_something_in_it_is_refused(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

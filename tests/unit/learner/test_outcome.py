@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from agent_r1.learner.outcome import Losses
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_r1.learner.outcome import Losses, finished_status
 
 
 def evaluation(n: int, failed: int) -> dict[str, object]:
@@ -30,3 +35,25 @@ def test_every_place_where_too_much_was_lost_is_named():
         "1 of the 10 training samples failed for good (10%)",
         "9 of the 20 questions of the evaluation after/near failed for good (45%)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("summary", "status"),
+    [
+        ({"status": "finished", "steps": 50}, "finished"),
+        ({"status": "finished_with_losses", "steps": 50}, "finished_with_losses"),
+        ({"status": "finished", "steps": 60}, "finished"),  # it was longer then
+        ({"status": "finished", "steps": 40}, None),  # it is to go on
+        ({"status": "interrupted", "steps": 50}, None),
+        ({"status": "failed", "steps": 50}, None),
+    ],
+)
+def test_a_run_has_finished_when_it_has_ended_after_all_of_its_steps(
+    summary: dict[str, object], status: str | None, tmp_path: Path
+):
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert finished_status(tmp_path, total_steps=50) == status
+
+
+def test_a_run_that_has_never_ended_has_not_finished(tmp_path: Path):
+    assert finished_status(tmp_path, total_steps=50) is None

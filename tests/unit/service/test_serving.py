@@ -6,12 +6,13 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import pytest
 from starlette.applications import Starlette
 
 from agent_r1_service.config import ListenConfig
-from agent_r1_service.http.serving import bind, serve_app
+from agent_r1_service.http.serving import advertised_url, bind, serve_app
 from agent_r1_service.http.token import RunToken
 
 
@@ -73,3 +74,30 @@ async def test_what_an_application_refuses_at_start_is_raised(
             before_stop=nothing,
         )
     assert ("Traceback" in caplog.text) == (kind is RuntimeError)
+
+
+def test_a_service_on_every_address_must_say_where_others_reach_it():
+    with pytest.raises(ValueError, match=r'host \(0.0.0.0\).*advertise_host.*or to "auto"'):
+        advertised_url("search", ListenConfig(host="0.0.0.0"), 8001)
+
+
+def test_a_service_finds_out_under_which_address_others_reach_it():
+    listen = ListenConfig(host="0.0.0.0", advertise_host="auto")
+    with bind("search", listen, RunToken("0123456789abcdef")) as listener:
+        listener.listen()
+        port = listener.getsockname()[1]
+        address = urlsplit(advertised_url("search", listen, port))
+        assert address.port == port
+        assert address.hostname is not None
+        # A machine has the address it names: what listens everywhere is reached by it.
+        socket.create_connection((address.hostname, port), timeout=10).close()
+
+
+def test_a_machine_without_a_way_to_others_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_: object) -> None:
+        raise OSError(101, "Network is unreachable")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    listen = ListenConfig(host="0.0.0.0", advertise_host="auto")
+    with pytest.raises(ValueError, match=r"search.*Network is unreachable.*set advertise_host to"):
+        advertised_url("search", listen, 8001)

@@ -31,6 +31,27 @@ def test_credentials_are_in_no_representation_of_a_server():
     assert "s3cret" not in repr(key) + repr(user)
 
 
+def test_credentials_may_be_in_files_that_variables_name(tmp_path: Path):
+    file = tmp_path / "secret"
+    file.write_text("s3cret\n")
+    user = Server.from_environment(
+        {
+            "AGENT_R1_ELASTICSEARCH_USER": "elastic",
+            "AGENT_R1_ELASTICSEARCH_PASSWORD_FILE": str(file),
+        },
+        url=URL,
+    )
+    assert user.basic_auth == ("elastic", "s3cret")
+    key = Server.from_environment({"AGENT_R1_ELASTICSEARCH_API_KEY_FILE": str(file)}, url=URL)
+    assert key.api_key == "s3cret"
+
+
+def test_a_file_of_credentials_that_cannot_be_read_is_named(tmp_path: Path):
+    variable = "AGENT_R1_ELASTICSEARCH_API_KEY_FILE"
+    with pytest.raises(ValueError, match=rf"{variable} \(.*gone\) cannot be read: No such file"):
+        Server.from_environment({variable: str(tmp_path / "gone")}, url=URL)
+
+
 def test_an_empty_variable_is_an_unset_one():
     server = Server.from_environment({"AGENT_R1_ELASTICSEARCH_API_KEY": ""}, url=URL)
     assert (server.api_key, server.basic_auth) == (None, None)
