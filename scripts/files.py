@@ -19,7 +19,9 @@ MAX_BYTES = 4_000_000  # the committed base model is the largest file
 PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 # Written by tools, or texts that are kept as they came.
 KEPT_AS_IT_CAME = re.compile(r"^(LICENSE$|examples/.*/base/|tests/contract/(golden|run_0_1_0)/)")
-SOURCE = re.compile(r"\.(py|md|toml|ya?ml|json|sh|txt|jinja|Dockerfile)$|^(Makefile|scripts/\w+)$")
+SOURCE = re.compile(
+    r"\.(py|md|toml|ya?ml|json|sh|txt|jinja|Dockerfile)$|^(Makefile|(scripts|deploy/docker)/[\w-]+)$"
+)
 ALLOW = "allow-word"
 # Each with what is wrong with it.
 PATTERNS = {
