@@ -73,6 +73,7 @@ async def serving(
         log_dir=log_dir,
         secrets=write_config(own, work_dir / CONFIG_FILE),
         report=report,
+        trains=False,
     )
     try:
         await prepare_redis(services, own, report, learner=False)

@@ -16,6 +16,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.config.machine import usable_gpus
+from agent_r1.config.placement import Place, place
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX
 from agent_r1_deploy import local_redis
@@ -48,6 +50,7 @@ class LocalServices:
         log_dir: Path,
         secrets: Mapping[str, str],
         report: Callable[[str], None],
+        trains: bool = True,
     ) -> None:
         """Prepare; starts nothing, and writes the run's token into the private folder.
 
@@ -58,12 +61,17 @@ class LocalServices:
             log_dir: folder of the logs.
             secrets: environment variables that hold what config_file leaves out.
             report: called with each line the user must see.
+            trains: a learner will be started.
+
+        Raises:
+            ValueError: this machine lacks what `[placement]` names.
         """
         self._config = config
         self._config_file = config_file
         self._state_dir = state_dir
         self._secrets = dict(secrets)
         self._report = report
+        self._placement = place(config, num_gpus=usable_gpus(), trains=trains)
         self._token_file = state_dir / TOKEN_FILE
         write_token(config.run, self._token_file)
         self.redis_url = ""
@@ -77,11 +85,10 @@ class LocalServices:
             report=report,
             environment=self._base_environment(),
         )
-        self.supervisor.expect(*config.started_tools(), "reward", *self._rollout_names())
-
-    def _rollout_names(self) -> list[str]:
-        replicas = self._config.placement.rollout_replicas
-        return ["rollout"] if replicas == 1 else [f"rollout-{i}" for i in range(replicas)]
+        replicas = len(self._placement.rollout)
+        names = ["rollout"] if replicas == 1 else [f"rollout-{i}" for i in range(replicas)]
+        self._rollout_places = dict(zip(names, self._placement.rollout, strict=True))
+        self.supervisor.expect(*config.started_tools(), "reward", *names)
 
     def _base_environment(self) -> dict[str, str]:
         # config.json holds what the variables said; above it they would beat --set.
@@ -124,6 +131,10 @@ class LocalServices:
             ServiceError: a service did not come up.
         """
         steps: list[Coroutine[Any, Any, object]] = [self._start_servers()]
+        if learner and self._placement.shares_gpus:
+            # An engine counts the memory that a learner takes meanwhile as its own.
+            await _together(steps)
+            steps = []
         if learner:
             steps.append(self.supervisor.start(self._learner(resume)))
         await _together(steps)
@@ -134,7 +145,10 @@ class LocalServices:
         urls = await _together([self.supervisor.start(spec) for spec in specs])
         self.tool_urls = dict(zip(tools, urls, strict=False))  # the last URL is reward's
         await _together(
-            [self.supervisor.start(self._rollout(name)) for name in self._rollout_names()]
+            [
+                self.supervisor.start(self._rollout(name, where))
+                for name, where in self._rollout_places.items()
+            ]
         )
 
     def served(self) -> Config:
@@ -191,11 +205,12 @@ class LocalServices:
             return token
         return {**token, f"{ENV_PREFIX}REDIS__URL": self.redis_url}
 
-    def _model_environment(self) -> dict[str, str]:
+    def _model_environment(self, where: Place) -> dict[str, str]:
+        environment = {**self._environment(), **where.environment(os.environ)}
         # A local model needs no hub, and asking for one that cannot be reached takes minutes.
         if Path(self._config.model.path).is_dir() and "HF_HUB_OFFLINE" not in os.environ:
-            return {**self._environment(), "HF_HUB_OFFLINE": "1"}
-        return self._environment()
+            environment["HF_HUB_OFFLINE"] = "1"
+        return environment
 
     def _tool(self, name: str) -> ServiceSpec:
         command = self.command("tool", name, "--name", name)
@@ -207,10 +222,14 @@ class LocalServices:
         port = f"{ENV_PREFIX}REWARD__PORT"
         return self._spec("reward", command, port_variable=port, stop_rank=ROLLOUT_RANK)
 
-    def _rollout(self, name: str) -> ServiceSpec:
-        command = self.command("rollout", name)
-        environment = self._model_environment()
-        return self._spec(name, command, environment=environment, stop_rank=ROLLOUT_RANK)
+    def _rollout(self, name: str, where: Place) -> ServiceSpec:
+        return self._spec(
+            name,
+            self.command("rollout", name),
+            environment=self._model_environment(where),
+            cores=where.cores,
+            stop_rank=ROLLOUT_RANK,
+        )
 
     def _learner(self, resume: bool, config_file: Path | None = None) -> ServiceSpec:
         command = self.command("learner", "learner", config_file=config_file)
@@ -218,7 +237,8 @@ class LocalServices:
         return self._spec(
             "learner",
             again if resume else command,
-            environment=self._model_environment(),
+            environment=self._model_environment(self._placement.learner),
+            cores=self._placement.learner.cores,
             probe=None,  # it has no routes; it announces itself once the model is loaded
             restart_command=again,
             # An empty Redis has lost the version and the tasks; a resumed learner sets them anew.

@@ -1,6 +1,6 @@
 """A process around each service, so that nothing the service started outlives it.
 
-    python subreaper.py --parent PID --grace-s S -- COMMAND [ARGUMENT ...]
+    python subreaper.py --parent PID --grace-s S [--cores 0,1] -- COMMAND [ARGUMENT ...]
 
 launcher --> guard --> service --> its children (vLLM's engine, DeepSpeed's ranks). The guard is a
 subreaper: whatever the service starts, however it detaches itself, stays below the guard. When the
@@ -203,8 +203,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--grace-s", type=float, required=True)
+    parser.add_argument("--cores", default="")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
+    if arguments.cores:  # whatever it starts inherits them
+        os.sched_setaffinity(0, {int(core) for core in arguments.cores.split(",")})
     command = [part for i, part in enumerate(arguments.command) if i or part != "--"]
     return run(command, arguments.parent, arguments.grace_s)
 

@@ -64,6 +64,8 @@ class ServiceSpec:
     command: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
     """Set on top of the supervisor's environment."""
+    cores: Sequence[int] = ()
+    """Cores it may run on; empty: all."""
     announce_dir: Path | None = None
     """Folder where the service writes `{name}.json` once it is bound; None: it announces nothing
     and counts as up when `probe` says so."""
@@ -293,7 +295,8 @@ class Supervisor:
             service.process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-I", "-S", subreaper.__file__),
-                *("--parent", str(os.getpid()), "--grace-s", str(ORPHAN_GRACE_S), "--"),
+                *("--parent", str(os.getpid()), "--grace-s", str(ORPHAN_GRACE_S)),
+                *("--cores", ",".join(map(str, spec.cores)), "--"),
                 *command,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from agent_r1.config.placement import place
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.learner.config import EngineConfig
@@ -39,7 +40,8 @@ def machine_problems(
     config: Config, purpose: Purpose, *, resume: bool, specs: dict[str, ToolSpec]
 ) -> Iterator[str]:
     """Yield what this machine lacks; `specs` gets those of tools that run elsewhere."""
-    yield from _gpu_problems(config, purpose)
+    gpu_problems = list(_gpu_problems(config, purpose))
+    yield from gpu_problems or _placement_problems(config, purpose)
     if purpose == "train":
         yield from _folder_problems(config, resume=resume)
     if purpose == "sft":
@@ -73,6 +75,11 @@ def count_gpus() -> int:
     return count.value
 
 
+def usable_gpus() -> int:
+    """Return the number of GPUs that the installed packages can use."""
+    return 0 if installed_version("torch").endswith("+cpu") else count_gpus()
+
+
 def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
     tables: dict[str, EngineConfig] = {}
     if purpose == "train":
@@ -104,6 +111,15 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             f"rollout.tensor_parallel_size ({wanted}) must be at most {found}, the GPUs of this "
             "machine; lower it"
         )
+
+
+def _placement_problems(config: Config, purpose: Purpose) -> Iterator[str]:
+    if purpose not in ("train", "evaluate"):
+        return
+    try:
+        place(config, num_gpus=usable_gpus(), trains=purpose == "train")
+    except ValueError as exc:
+        yield str(exc)
 
 
 def installed_version(package: str) -> str:

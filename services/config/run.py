@@ -13,11 +13,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ValidationError, model_validator
 
 from agent_r1.config import sources as config_sources
+from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig, SftConfig
@@ -28,7 +29,7 @@ from agent_r1.tools.config import ToolConfig
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
 from agent_r1_service.files.writing import write_atomically
 
-__all__ = ["Config", "ConfigError", "LoadedConfig", "PlacementConfig", "load_config"]
+__all__ = ["Config", "ConfigError", "LoadedConfig", "load_config"]
 
 OUTPUT_KEYS: frozenset[Key] = frozenset(
     {
@@ -46,21 +47,6 @@ RESERVED_NAMES = {"redis", "rollout", "reward", "learner", "tool"}
 
 _URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@\s]*)@", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"(^|_)(password|secret|api_key|access_token)$")
-
-
-class PlacementConfig(StrictConfig):
-    """`[placement]`: how many processes the local launcher starts, and how it watches them."""
-
-    rollout_replicas: Annotated[int, Field(ge=1)] = 1
-    """Rollout servers started on this machine."""
-    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
-    """Longest a service may take to be up, in seconds."""
-    stop_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """Time a service gets to stop cleanly (the learner checkpoints), in seconds."""
-    max_restarts: Annotated[int, Field(ge=0)] = 3
-    """Restarts of one service within `restart_window_s`; one more death stops the run."""
-    restart_window_s: Annotated[float, Field(gt=0)] = 300.0
-    """Deaths older than this are forgotten, in seconds."""
 
 
 class Config(StrictConfig):
@@ -100,23 +86,23 @@ class Config(StrictConfig):
                 f"model.max_context ({self.model.max_context}), which holds the prompt as well; "
                 "lower it or raise model.max_context"
             )
-        replicas = self.placement.rollout_replicas
+        replicas = self.placement.num_rollout_servers
         if self.run.deterministic and (self.learner.max_staleness > 0 or replicas > 1):
             raise ValueError(
                 f"run.deterministic needs learner.max_staleness = 0 (now "
-                f"{self.learner.max_staleness}) and placement.rollout_replicas = 1 (now "
+                f"{self.learner.max_staleness}) and one rollout server (now "
                 f"{replicas}): otherwise timing decides which weights sample what; "
                 "change them or set deterministic = false"
             )
         if replicas > 1 and self.rollout.port != 0:
             raise ValueError(
-                f"rollout.port ({self.rollout.port}) must be 0 with placement.rollout_replicas = "
-                f"{replicas}: servers of one machine cannot share a port"
+                f"rollout.port ({self.rollout.port}) must be 0 with {replicas} rollout "
+                "servers ([placement]): servers of one machine cannot share a port"
             )
         if replicas > 1 and self.rollout.server_id is not None:
             raise ValueError(
                 f"rollout.server_id ({self.rollout.server_id!r}) must be unset with "
-                f"placement.rollout_replicas = {replicas}: every server needs its own"
+                f"{replicas} rollout servers ([placement]): every server needs its own"
             )
         return self
 

@@ -113,6 +113,9 @@ class EngineConfig(StrictConfig):
     reaches MASTER_ADDR, which is the loopback interface where no launcher sets that variable."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes GPUs when there are any."""
+    gpu_memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Largest share of its GPU's memory that a rank takes, where a rollout server has the GPU too;
+    None: no limit."""
     torch_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of each rank; 0 leaves torch's choice."""
     collective_timeout_s: PositiveFloat = 1800.0

@@ -72,6 +72,15 @@ def scene(tmp_path: Path) -> Scene:
     return Scene(tmp_path)
 
 
+async def test_a_service_and_what_it_starts_run_on_its_cores(scene: Scene):
+    core = min(os.sched_getaffinity(0))
+    supervisor = scene.supervisor()
+    await supervisor.start(scene.spec("one", "--child", cores=(core,)))
+    assert len(scene.pids()) == 2
+    assert [os.sched_getaffinity(pid) for pid in scene.pids()] == [{core}] * 2
+    await supervisor.stop()
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

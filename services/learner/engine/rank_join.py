@@ -99,6 +99,8 @@ def join(place: RankPlace, store: Any, config: EngineConfig) -> Any:
         torch.set_num_threads(threads)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        if config.gpu_memory_share is not None:
+            torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share, device)
     if not dist.is_initialized():
         dist.init_process_group(
             "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",

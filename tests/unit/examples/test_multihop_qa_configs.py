@@ -144,7 +144,7 @@ def test_the_hyperparameters_are_the_papers(file: Path):
 def test_the_gpus_add_up(file: Path):
     method, _, gpus = parts_of(file)
     config = load(file)
-    replicas, ranks = config.placement.rollout_replicas, config.learner.ranks
+    replicas, ranks = config.placement.num_rollout_servers, config.learner.ranks
     assert config.rollout.tensor_parallel_size == 1
     if gpus == 1:
         assert (replicas, ranks) == (1, 1)

@@ -1,0 +1,197 @@
+"""`[placement]`: which GPUs or cores of this machine each process of a run gets.
+
+config/machine.py checks it before anything starts, and the launcher does what it says. A service
+that is started by hand has the GPUs that CUDA_VISIBLE_DEVICES names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Annotated, Self
+
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
+
+from agent_r1_service.config import StrictConfig
+
+if TYPE_CHECKING:
+    from agent_r1.config.run import Config
+
+Devices = Annotated[list[NonNegativeInt], Field(min_length=1)]
+
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+class PlacementConfig(StrictConfig):
+    """`[placement]`: the processes the local launcher starts, where, and how it watches them."""
+
+    rollout_replicas: Annotated[int, Field(ge=1)] | None = None
+    """Rollout servers started on this machine; None: as many as `rollout` names, else 1."""
+    rollout: Annotated[list[Devices], Field(min_length=1)] | None = None
+    """GPUs of each rollout server, `rollout.tensor_parallel_size` of them; without GPUs its cores.
+    [[0], [1]] starts two servers. None: the first GPUs, or every core. Servers may share a GPU,
+    each with `rollout.gpu_memory_utilization` of its memory."""
+    learner: Devices | None = None
+    """GPUs of the learner, one for each of `learner.ranks`, or its cores. None: the GPUs after the
+    rollout servers', or every core. A GPU that a rollout server has too is shared; see
+    `learner.gpu_memory_share`."""
+    start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Longest a service may take to be up, in seconds."""
+    stop_timeout_s: Annotated[float, Field(gt=0)] = 60.0
+    """Time a service gets to stop cleanly (the learner checkpoints), in seconds."""
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """Restarts of one service within `restart_window_s`; one more death stops the run."""
+    restart_window_s: Annotated[float, Field(gt=0)] = 300.0
+    """Deaths older than this are forgotten, in seconds."""
+
+    @property
+    def num_rollout_servers(self) -> int:
+        """Rollout servers started on this machine."""
+        return len(self.rollout) if self.rollout else self.rollout_replicas or 1
+
+    @field_validator("learner", "rollout")
+    @classmethod
+    def _check_lists(cls, value: list[int] | list[list[int]] | None) -> object:
+        for one in value or []:
+            devices = one if isinstance(one, list) else value or []
+            if len(set(devices)) < len(devices):
+                raise ValueError(f"({devices}) names a GPU or core twice; name each once")
+        return value
+
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.rollout and self.rollout_replicas not in (None, len(self.rollout)):
+            raise ValueError(
+                f"rollout ({self.rollout}) has {len(self.rollout)} servers and rollout_replicas is "
+                f"{self.rollout_replicas}; leave rollout_replicas out"
+            )
+        return self
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one process may use; nothing named is everything."""
+
+    gpus: tuple[int, ...] = ()
+    cores: tuple[int, ...] = ()
+
+    def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
+        """Return the variable that shows these GPUs alone; numbers count those visible now."""
+        if not self.gpus:
+            return {}
+        visible = inherited.get(VISIBLE_GPUS)
+        names = visible.split(",") if visible else None
+        return {VISIBLE_GPUS: ",".join(names[gpu] if names else str(gpu) for gpu in self.gpus)}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the processes of a run are."""
+
+    rollout: tuple[Place, ...]
+    learner: Place = Place()
+
+    @property
+    def shares_gpus(self) -> bool:
+        """Whether the learner is on a GPU of a rollout server."""
+        return bool(set(self.learner.gpus) & set(chain(*(one.gpus for one in self.rollout))))
+
+
+def place(config: Config, *, num_gpus: int, trains: bool) -> Placement:
+    """Give the processes of a run their GPUs or cores.
+
+    Args:
+        config: the run's.
+        num_gpus: GPUs of this machine that CUDA shows.
+        trains: there is a learner.
+
+    Raises:
+        ValueError: this machine has not what `[placement]` names, or too little of it.
+    """
+    table = config.placement
+    if num_gpus == 0:
+        rollout = table.rollout or [[]] * table.num_rollout_servers
+        learner = table.learner if trains else None
+        _check_there(
+            {"placement.rollout": chain(*rollout), "placement.learner": learner or []},
+            sorted(os.sched_getaffinity(0)),
+            "cores",
+        )
+        return Placement(
+            tuple(Place(cores=tuple(one)) for one in rollout), Place(cores=tuple(learner or ()))
+        )
+    on_gpu = trains and config.learner.device != "cpu"
+    rollout, learner = _give_gpus(config, num_gpus, on_gpu=on_gpu)
+    _check_there(
+        {"placement.rollout": chain(*rollout), "placement.learner": learner},
+        range(num_gpus),
+        "GPUs",
+    )
+    _check_gpus(config, rollout, learner)
+    cores = tuple(table.learner or ()) if trains and not on_gpu else ()
+    return Placement(tuple(Place(tuple(one)) for one in rollout), Place(tuple(learner), cores))
+
+
+def _give_gpus(
+    config: Config, num_gpus: int, *, on_gpu: bool
+) -> tuple[Sequence[Sequence[int]], Sequence[int]]:
+    """Return the GPUs of each rollout server and of the learner: those named, else in order."""
+    table, each = config.placement, config.rollout.tensor_parallel_size
+    servers = table.num_rollout_servers
+    ranks = config.learner.ranks if on_gpu else 0
+    named = table.learner if on_gpu else []
+    if num_gpus == 1 and each == 1 and ranks <= 1:  # everything shares it
+        return table.rollout or [[0]] * servers, named or [0] * ranks
+    taken = set(chain(*(table.rollout or []))) | set(named or [])
+    free = [gpu for gpu in range(num_gpus) if gpu not in taken]
+    wanted = (0 if table.rollout else servers * each) + (ranks if named is None else 0)
+    if wanted > len(free):
+        raise ValueError(
+            f"{servers} rollout servers of {each} GPUs (rollout.tensor_parallel_size) and "
+            f"{ranks} learner ranks need {wanted - len(free)} GPUs more than the {num_gpus} of "
+            "this machine; lower placement.rollout_replicas or learner.ranks, or let them share "
+            "GPUs by naming those of both in placement.rollout and placement.learner"
+        )
+    rollout = table.rollout or [free[i * each : (i + 1) * each] for i in range(servers)]
+    rest = free if table.rollout else free[servers * each :]
+    return rollout, rest[:ranks] if named is None else named
+
+
+def _check_there(wanted: Mapping[str, Iterable[int]], there: Sequence[int], what: str) -> None:
+    for key, devices in wanted.items():
+        missing = sorted(set(devices) - set(there))
+        if missing:
+            raise ValueError(
+                f"{key} names {missing}, and the {what} of this machine are {list(there)}; name "
+                "some of these"
+            )
+
+
+def _check_gpus(config: Config, rollout: Sequence[Sequence[int]], learner: Sequence[int]) -> None:
+    each, share = config.rollout.tensor_parallel_size, config.rollout.gpu_memory_utilization
+    for gpus in rollout:
+        if len(gpus) != each:
+            raise ValueError(
+                f"placement.rollout gives a server the GPUs {list(gpus)}, and "
+                f"rollout.tensor_parallel_size is {each}; give each server as many"
+            )
+    if learner and len(learner) != config.learner.ranks:
+        raise ValueError(
+            f"placement.learner ({list(learner)}) must name learner.ranks ({config.learner.ranks}) "
+            "GPUs"
+        )
+    used: dict[int, float] = {}
+    for gpu in chain(*rollout):
+        used[gpu] = used.get(gpu, 0.0) + share
+    for gpu in learner:
+        used[gpu] = used.get(gpu, 0.0) + (config.learner.gpu_memory_share or 0.0)
+    for gpu, total in used.items():
+        if total > 1 + 1e-9:
+            raise ValueError(
+                f"GPU {gpu} is given {total:.2f} times its memory by "
+                f"rollout.gpu_memory_utilization ({share:g}) for each server on it and "
+                f"learner.gpu_memory_share ({config.learner.gpu_memory_share}); lower them to at "
+                "most 1 together"
+            )
