@@ -209,6 +209,7 @@ def test_one_epoch_is_400_steps(method: str, trajectories: int, tmp_path: Path):
     spec = RunSpec(
         run=config.run,
         model=config.model,
+        resolved_config={},
         redis=config.redis,
         learner=config.learner,
         evaluation=config.evaluation,
