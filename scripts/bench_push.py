@@ -132,7 +132,7 @@ async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightMa
             directory = folder / f"v{version}"
             engine.write_snapshot(directory, RUN, version)
             started = time.perf_counter()
-            location = await learner.publish(version, directory)
+            location = (await learner.publish(version, directory)).location
             publish_s = time.perf_counter() - started
             newest = NewestVersion(policy_version=version, manifest_location=location)
             before = learner.files.bytes_out
@@ -164,7 +164,7 @@ async def measure_fetchers(directory: Path, version: int) -> list[dict[str, floa
             Servers(directory.parent / "pulled") as servers,
         ):
             await servers.start(count)
-            location = await learner.publish(version, directory)
+            location = (await learner.publish(version, directory)).location
             newest = NewestVersion(policy_version=version, manifest_location=location)
             started = time.perf_counter()
             await asyncio.gather(*(one.fetch(newest) for one in servers.fetchers))

@@ -113,7 +113,7 @@ async def learner() -> AsyncIterator[HttpTransport]:
 
 
 async def publish(learner: HttpTransport, folder: Path, version: int) -> NewestVersion:
-    location = await learner.publish(version, publish_files(folder, version))
+    location = (await learner.publish(version, publish_files(folder, version))).location
     return NewestVersion(policy_version=version, manifest_location=location)
 
 
@@ -386,7 +386,7 @@ def small_change(folder: Path, version: int) -> Path:
 
 
 async def publish_change(learner: HttpTransport, folder: Path, version: int) -> NewestVersion:
-    location = await learner.publish(version, small_change(folder, version))
+    location = (await learner.publish(version, small_change(folder, version))).location
     return NewestVersion(policy_version=version, manifest_location=location)
 
 
@@ -416,6 +416,20 @@ async def test_who_holds_the_version_before_pulls_what_has_changed_and_others_pu
     async with Servers(tmp_path) as servers:
         late = await servers.start("late")
         assert same_bytes(await fetch(late, newest), tmp_path)
+
+
+async def test_the_size_of_a_push_is_what_a_server_pulls(
+    delta_learner: HttpTransport, servers: Servers, tmp_path: Path
+):
+    fetcher = await servers.start("one")
+    for version in (1, 2):  # the second is a delta
+        published = await delta_learner.publish(version, small_change(tmp_path, version))
+        newest = NewestVersion(policy_version=version, manifest_location=published.location)
+        assert same_bytes(await fetch(fetcher, newest), tmp_path)
+        manifest = (tmp_path / f"v{version}" / "manifest.json").stat().st_size
+        assert delta_learner.take_bytes_sent() == published.size_bytes + manifest
+    assert published.size_bytes < 1_000 < 40_000
+    assert delta_learner.take_bytes_sent() == 0
 
 
 async def test_a_server_that_missed_a_version_pulls_the_next_whole(

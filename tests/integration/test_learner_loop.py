@@ -429,6 +429,11 @@ async def test_weights_travel_over_http_where_nothing_is_shared(
         assert services.loads == [1, 2, 3]
         assert services.weights == 3
     assert all(location.startswith("http://127.0.0.1:") for location in services.locations)
+    snapshot = (tmp_path / "run" / "weights" / "v3" / "model.safetensors").stat().st_size
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert [step["push/size_bytes"] for step in steps] == [snapshot] * 3
+    assert all(step["push/bytes_sent"] > snapshot for step in steps)  # and a manifest
     assert summary(tmp_path / "run")["status"] == "finished"
 
 

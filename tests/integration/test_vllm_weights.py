@@ -93,7 +93,7 @@ def test_weights_pulled_over_http_are_loaded(engine: LiveEngine, tmp_path: Path)
                 token=None,
             ) as fetcher,
         ):
-            location = await learner.publish(version, Path(manifest.location).parent)
+            location = (await learner.publish(version, Path(manifest.location).parent)).location
             newest = NewestVersion(policy_version=version, manifest_location=location)
             pulled = await fetcher.fetch(newest)
             assert Path(pulled.location).is_relative_to(tmp_path)

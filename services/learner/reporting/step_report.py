@@ -79,6 +79,8 @@ def _push_metrics(push: PushReport | None) -> dict[str, float]:
         "push/pause_s": push.pause_s,
         "push/write_s": push.write_s,
         "push/servers": float(push.servers),
+        "push/size_bytes": float(push.size_bytes),
+        "push/bytes_sent": float(push.bytes_sent),
     }
     if push.readings:
         values["canary/dlogp_max"] = max(reading.max for reading in push.readings)

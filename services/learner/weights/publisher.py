@@ -90,6 +90,10 @@ class PushReport:
     """`time.monotonic` when it began."""
     canary: _Canary | None = None
     """What its servers are compared on."""
+    size_bytes: int = 0
+    """What a server takes that holds the version before."""
+    bytes_sent: int = 0
+    """What the learner has sent to servers since the push before."""
     write_s: float = 0.0
     total_s: float = 0.0
     pause_s: float = 0.0
@@ -197,10 +201,14 @@ class WeightPublisher:
         await self._deliver(report, report.canary)
         await asyncio.to_thread(self._delete_old)
         report.total_s = time.monotonic() - report.started
+        report.bytes_sent = self.transport.take_bytes_sent()
         logger.info(
-            "weights pushed policy_version=%d servers=%d write_s=%.3f total_s=%.3f pause_s=%.3f",
+            "weights pushed policy_version=%d servers=%d size_bytes=%d bytes_sent=%d write_s=%.3f "
+            "total_s=%.3f pause_s=%.3f",
             report.policy_version,
             report.servers,
+            report.size_bytes,
+            report.bytes_sent,
             report.write_s,
             report.total_s,
             report.pause_s,
@@ -214,8 +222,9 @@ class WeightPublisher:
         await asyncio.get_running_loop().run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )
-        location = await self.transport.publish(version, directory)
-        newest = NewestVersion(policy_version=version, manifest_location=location)
+        published = await self.transport.publish(version, directory)
+        report.size_bytes = published.size_bytes
+        newest = NewestVersion(policy_version=version, manifest_location=published.location)
         report.write_s = time.monotonic() - report.started
         return report, newest
 

@@ -75,7 +75,7 @@ async def test_a_server_pulls_the_newest_version_over_http_and_serves_it_to_othe
         HttpTransport(LearnerConfig(), None) as learner,
         bench.server(policy, transport="http", rollout=options),
     ):
-        location = await learner.publish(3, bench.folder / "v3")
+        location = (await learner.publish(3, bench.folder / "v3")).location
         newest = NewestVersion(policy_version=3, manifest_location=location)
         await bench.registry.set_newest_version(newest)
         await until(lambda: policy.loaded == [3])

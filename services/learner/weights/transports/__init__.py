@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.weights.transports.base import Published
 from agent_r1.learner.weights.transports.file import FileTransport
 from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1_service.http.token import RunToken
@@ -20,13 +21,17 @@ from agent_r1_service.http.token import RunToken
 class Transport(AbstractAsyncContextManager["Transport"], Protocol):
     """Makes versions available while its context lasts."""
 
-    async def publish(self, policy_version: int, directory: Path) -> str:
-        """Make a version available; return the location of its manifest.
+    async def publish(self, policy_version: int, directory: Path) -> Published:
+        """Make a version available.
 
         Args:
             policy_version: its number.
             directory: holds manifest and snapshot, complete and on the disk.
         """
+        ...
+
+    def take_bytes_sent(self) -> int:
+        """Return the bytes that this transport has sent since the last call."""
         ...
 
     def serve(self, paths: Mapping[str, Path]) -> str | None:

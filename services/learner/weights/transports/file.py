@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
-from agent_r1_proto.weights import MANIFEST_FILE
+from agent_r1.learner.weights.transports.base import Published
+from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE
 
 
 class FileTransport(AbstractAsyncContextManager["FileTransport"]):
@@ -15,9 +16,14 @@ class FileTransport(AbstractAsyncContextManager["FileTransport"]):
     async def __aexit__(self, *exc_info: object) -> None:
         """Leave the files: servers may still read them."""
 
-    async def publish(self, policy_version: int, directory: Path) -> str:
-        """Return the path of the manifest."""
-        return str(directory / MANIFEST_FILE)
+    async def publish(self, policy_version: int, directory: Path) -> Published:
+        """See `Transport.publish`; the location is a path."""
+        size_bytes = (directory / SNAPSHOT_FILE).stat().st_size
+        return Published(str(directory / MANIFEST_FILE), size_bytes)
+
+    def take_bytes_sent(self) -> int:
+        """Return 0: servers read the files themselves."""
+        return 0
 
     def serve(self, paths: Mapping[str, Path]) -> None:
         """Serve nothing."""

@@ -17,6 +17,7 @@ from typing import Self
 from fastapi import FastAPI
 
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.weights.transports.base import Published
 from agent_r1_proto.weights import (
     DELTA_FILE,
     MANIFEST_FILE,
@@ -52,6 +53,7 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
         self._deltas = 0
         """Versions with a delta since the last one without."""
         self._url = ""
+        self._bytes_taken = 0
         self._open = AsyncExitStack()
         self.files = WeightFiles()
         self.run_files = ContentFiles()
@@ -81,8 +83,8 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
         """Stop to serve; pulls under way are cut off."""
         await self._open.aclose()
 
-    async def publish(self, policy_version: int, directory: Path) -> str:
-        """Serve a version; return the URL of its manifest."""
+    async def publish(self, policy_version: int, directory: Path) -> Published:
+        """See `Transport.publish`; the location is a URL."""
         base = self._previous
         if self._config.push == "dense" or self._deltas + 1 >= self._config.dense_every:
             base = None
@@ -98,7 +100,13 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
             manifest.size_bytes,
             manifest.delta and manifest.delta.size_bytes,
         )
-        return file_url(self._url, policy_version, MANIFEST_FILE)
+        size_bytes = manifest.delta.size_bytes if manifest.delta else manifest.size_bytes
+        return Published(file_url(self._url, policy_version, MANIFEST_FILE), size_bytes)
+
+    def take_bytes_sent(self) -> int:
+        """See `Transport.take_bytes_sent`."""
+        before, self._bytes_taken = self._bytes_taken, self.files.bytes_out
+        return self._bytes_taken - before
 
     def serve(self, paths: Mapping[str, Path]) -> str:
         """See `Transport.serve`."""
