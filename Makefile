@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
+.PHONY: help setup demo table test test-unit test-docker images test-hosts test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -27,6 +27,9 @@ test-docker: ## build the images, run the demo in containers, kill and replace s
 
 images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them, IMAGES="tools cpu" chooses
 	@REGISTRY="$(REGISTRY)" TAG="$(TAG)" PUSH="$(PUSH)" IMAGES="$(IMAGES)" scripts/images
+
+test-hosts: setup ## train on network namespaces that share nothing, over slow and lossy links
+	@$(BIN)/python scripts/test_hosts
 
 test-sandbox: setup ## run every reference solution of HumanEval and MBPP (AGENT_R1_REAL_DATA) in the sandbox
 	@$(BIN)/python scripts/test_sandbox

@@ -1,0 +1,164 @@
+"""A run of tiny_world on hosts that share nothing: which commands run where, and what came of it.
+
+The first host has Redis, the learner, and alone the model and the data. All others get an address,
+a password and a token, and join.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from agent_r1_deploy.local_redis import find_redis_server
+from tests.support.hosts import REPOSITORY, Host
+from tests.support.runs import agent_r1
+
+EXAMPLE = REPOSITORY / "examples" / "tiny_world"
+RUN_ID = "tiny-world"
+TOKEN = "a-token-of-the-hosts-alone"
+PASSWORD = "a-password-of-the-hosts-alone"
+TOKEN_FILE = Path("/tmp/secrets/token")
+RUN_DIR = Path("/tmp/run")
+START_TIMEOUT_S = 300.0
+STOP_TIMEOUT_S = 120.0
+POLL_S = 0.1
+
+
+class RunOnHosts:
+    """Starts the services of one run.
+
+    Args:
+        learner: the host of Redis and the learner.
+        options: `KEY=VALUE` for the learner's `--set`, which all others get from it.
+    """
+
+    def __init__(self, learner: Host, options: Sequence[str] = ()) -> None:
+        self.learner = learner
+        self._options = [
+            'learner.transport="http"',
+            "learner.weights_server.host=0.0.0.0",
+            f"learner.weights_server.advertise_host={learner.name}",
+            "learner.weights_server.port=8100",
+            "rollout.kv_cache_gib=0.5",
+            f"run.dir={RUN_DIR}",
+            *options,
+        ]
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        """By `HOST SERVICE`."""
+
+    @property
+    def redis_url(self) -> str:
+        """Address for every host; the password is in a variable."""
+        return f"redis://{self.learner.name}:6379/0"
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, as the test sees it."""
+        return self.learner.inside(RUN_DIR)
+
+    def start_redis(self) -> None:
+        """Start Redis on the learner's host, for all."""
+        folder = self.learner.inside("/tmp/redis")
+        folder.mkdir()
+        settings = ("bind 0.0.0.0", "dir /tmp/redis", "save ''", f"requirepass {PASSWORD}")
+        (folder / "redis.conf").write_text("\n".join(settings) + "\n")
+        self._start(self.learner, "redis", [find_redis_server(), "/tmp/redis/redis.conf"])
+        self.wait(lambda: "eady to accept" in self.learner.log("redis"), "Redis")
+
+    def start_learner(self) -> None:
+        """Generate the world on the learner's host, and start the learner there."""
+        world = self.learner.inside("/tmp/world")
+        shutil.copytree(EXAMPLE, world, ignore=shutil.ignore_patterns("data", "__pycache__"))
+        generate = [sys.executable, "/tmp/world/generate.py", "--seed", "0", "--no-sft"]
+        self.learner.run([*generate, "--out", "/tmp/world/data"], timeout_s=START_TIMEOUT_S)
+        options = [part for option in self._options for part in ("--set", option)]
+        command = agent_r1("serve", "learner", "/tmp/world/run.toml", *options)
+        self._start(self.learner, "learner", command, env={"AGENT_R1__REDIS__URL": self.redis_url})
+
+    def join(self, host: Host, service: str, *options: str) -> None:
+        """Let a service of another host join."""
+        sets = [part for option in options for part in ("--set", option)]
+        where = ("--join", RUN_ID, "--redis", self.redis_url)
+        self._start(host, service, agent_r1("serve", service, *where, *sets))
+
+    def drain(self, host: Host, server_id: str) -> str:
+        """Drain a rollout server by a command on some host; return what the command said."""
+        where = ("--redis", self.redis_url, "--id", RUN_ID)
+        command = agent_r1("rollout", "drain", server_id, *where, "--timeout-s", 30)
+        return host.run(command, env=self._environment(host), timeout_s=STOP_TIMEOUT_S).stdout
+
+    def _start(
+        self,
+        host: Host,
+        service: str,
+        command: Sequence[str | Path],
+        env: dict[str, str] | None = None,
+    ) -> None:
+        environment = self._environment(host) | (env or {})
+        self.processes[f"{host.name} {service}"] = host.start(
+            command, log=service, env=environment, cwd=Path("/tmp")
+        )
+
+    def _environment(self, host: Host) -> dict[str, str]:
+        file = host.inside(TOKEN_FILE)
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(TOKEN)
+        file.chmod(0o600)
+        return {
+            "AGENT_R1__RUN__TOKEN_FILE": str(TOKEN_FILE),
+            "AGENT_R1_REDIS_PASSWORD": PASSWORD,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def steps_done(self) -> int:
+        """Return how many steps the learner has written down."""
+        file = self.folder / "metrics.jsonl"
+        return len(file.read_text().splitlines()) if file.exists() else 0
+
+    def wait(
+        self, condition: Callable[[], bool], what: str, timeout_s: float = START_TIMEOUT_S
+    ) -> None:
+        """Wait until something holds, while every process that was started lives.
+
+        Raises:
+            AssertionError: it took too long, or a process has ended; its log is shown.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            for name, process in self.processes.items():
+                assert process.poll() is None, f"{name} ended with {process.poll()}"
+            assert time.monotonic() < deadline, f"{what} took longer than {timeout_s:g} s"
+            time.sleep(POLL_S)
+
+    def wait_for_end(self, host: Host, service: str, timeout_s: float) -> int:
+        """Wait until a process ends by itself, and return its exit status."""
+        return self.processes.pop(f"{host.name} {service}").wait(timeout_s)
+
+    def stop(self) -> dict[str, int]:
+        """Stop the services that are left, Redis last; return the exit statuses by name."""
+        for name in sorted(self.processes, key=lambda name: name.endswith(" redis")):
+            process = self.processes[name]
+            process.terminate()
+            process.wait(STOP_TIMEOUT_S)
+        return {name: process.returncode for name, process in self.processes.items()}
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run's `summary.json`."""
+        return json.loads((self.folder / "summary.json").read_text())
+
+    def metrics(self) -> list[dict[str, float]]:
+        """Return the numbers of every step."""
+        lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+    def trained(self) -> list[dict[str, Any]]:
+        """Return the trajectories that were trained, as far as the run keeps them."""
+        files = sorted((self.folder / "trajectories").glob("step_*.jsonl"))
+        lines = [line for file in files for line in file.read_text().splitlines()]
+        return [one for one in map(json.loads, lines) if one["trained"]]
