@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -20,10 +19,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from agent_r1.cli.live_run import check_redis, given_redis
+from agent_r1.cli.live_run import check_redis, own_settings, redis_of_this_host, redis_option
 from agent_r1.cli.pull_bundle import Part, TransferError, pull_part, read_bundle
-from agent_r1.config.run import OUTPUT_KEYS, Config, load_config
-from agent_r1.config.sources import ENV_PREFIX, ConfigError, collect
+from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import (
     TOOL_FILES,
@@ -66,10 +65,9 @@ def join(run_id: str, service: str, redis_url: str | None, options: Sequence[str
         ConfigError: the run cannot be joined from here; the text says why and what to do.
     """
     if redis_url is not None:
-        given_redis(redis_url)  # refuses one with a password
-        options = [*options, f"redis.url={json.dumps(redis_url)}"]
-    own, _ = collect(Config, file=None, environ=os.environ, options=options, outputs=OUTPUT_KEYS)
-    redis = RedisConfig.model_validate(own.get("redis", {}))
+        options = [*options, redis_option(redis_url)]
+    own = own_settings(options)
+    redis = redis_of_this_host(own)
     if redis.url is None:
         raise ConfigError(
             "--join needs the address of the run's Redis; give --redis URL, or set the variable "

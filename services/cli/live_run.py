@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from agent_r1.config.run import Config, load_config
-from agent_r1.config.sources import ConfigError
+from pydantic import ValidationError
+
+from agent_r1.config.run import OUTPUT_KEYS, Config, load_config
+from agent_r1.config.sources import ConfigError, collect, explain
 from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers
 from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, RedisConfig, RunConfig, hide_password
@@ -61,6 +66,17 @@ def redis_and_name(
 def given_redis(url: str) -> str:
     """Return the URL to connect to for the option --redis.
 
+    Password and certificates are where the variables of `[redis]` say.
+
+    Raises:
+        ConfigError: the URL holds a password.
+    """
+    return redis_of_this_host(own_settings([redis_option(url)])).connection_url()
+
+
+def redis_option(url: str) -> str:
+    """Return the `KEY=VALUE` that the option --redis stands for.
+
     Raises:
         ConfigError: the URL holds a password.
     """
@@ -70,7 +86,24 @@ def given_redis(url: str) -> str:
             f"can read in the list of processes; set the variable {REDIS_PASSWORD_VARIABLE} "
             "instead, or name the run's folder with --run"
         )
-    return RedisConfig.model_construct(url=url).connection_url()
+    return f"redis.url={json.dumps(url)}"
+
+
+def own_settings(options: Sequence[str]) -> dict[str, Any]:
+    """Return what this host's `AGENT_R1__` variables and options set, as nested tables."""
+    return collect(Config, file=None, environ=os.environ, options=options, outputs=OUTPUT_KEYS)[0]
+
+
+def redis_of_this_host(settings: Mapping[str, Any]) -> RedisConfig:
+    """Return the table `[redis]` of such settings.
+
+    Raises:
+        ConfigError: a value is not allowed.
+    """
+    try:
+        return RedisConfig.model_validate(settings.get("redis", {}))
+    except ValidationError as exc:
+        raise ConfigError(explain(exc, {})) from exc
 
 
 async def check_redis(url: str, setting: str) -> None:

@@ -18,6 +18,7 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
+from agent_r1.cli.main import main
 from agent_r1.config.machine import machine_problems
 from agent_r1.config.run import load_config, write_config
 from agent_r1_deploy.local_redis import answers, local_redis
@@ -131,6 +132,20 @@ async def test_the_check_before_a_start_reaches_it(
     assert "does not answer" in problem
     assert "wrong" not in problem
     assert password not in problem
+
+
+async def test_a_command_that_names_it_by_an_option_takes_its_secrets_from_the_environment(
+    secured: tuple[RedisConfig, str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    redis, _ = secured
+    where = ["--redis", str(redis.url), "--id", "x"]
+    monkeypatch.setenv("AGENT_R1__REDIS__CA_FILE", str(redis.ca_file))
+    assert await asyncio.to_thread(main, ["rollout", "list", *where]) == 2  # no password
+    monkeypatch.setenv("AGENT_R1__REDIS__PASSWORD_FILE", str(redis.password_file))
+    assert await asyncio.to_thread(main, ["rollout", "list", *where]) == 0
+    assert "no rollout server is announced" in capsys.readouterr().out
 
 
 def problems(config) -> list[str]:
