@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1_deploy.local_redis import find_redis_server
+from agent_r1_service.files.private import write_private
 from tests.support.hosts import REPOSITORY, Host
 from tests.support.runs import agent_r1
 
@@ -24,6 +25,7 @@ RUN_ID = "tiny-world"
 TOKEN = "a-token-of-the-hosts-alone"
 PASSWORD = "a-password-of-the-hosts-alone"
 TOKEN_FILE = Path("/tmp/secrets/token")
+PASSWORD_FILE = Path("/tmp/secrets/redis-password")
 RUN_DIR = Path("/tmp/run")
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 120.0
@@ -89,9 +91,17 @@ class RunOnHosts:
 
     def drain(self, host: Host, server_id: str) -> str:
         """Drain a rollout server by a command on some host; return what the command said."""
-        where = ("--redis", self.redis_url, "--id", RUN_ID)
-        command = agent_r1("rollout", "drain", server_id, *where, "--timeout-s", 30)
-        return host.run(command, env=self._environment(host), timeout_s=STOP_TIMEOUT_S).stdout
+        drain = ("rollout", "drain", server_id, "--timeout-s", 30)
+        return self._ask(host, *drain, "--redis", self.redis_url, "--id", RUN_ID)
+
+    def drain_tool(self, host: Host, tool: str, instance: str) -> str:
+        """Drain an instance of a tool by a command on some host; return what the command said."""
+        drain = ("tools", "drain", tool, "--instance", instance)
+        return self._ask(host, *drain, "--redis", self.redis_url, "--pool", RUN_ID)
+
+    def _ask(self, host: Host, *command: object) -> str:
+        environment = self._environment(host)
+        return host.run(agent_r1(*command), env=environment, timeout_s=STOP_TIMEOUT_S).stdout
 
     def _start(
         self,
@@ -106,13 +116,12 @@ class RunOnHosts:
         )
 
     def _environment(self, host: Host) -> dict[str, str]:
-        file = host.inside(TOKEN_FILE)
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(TOKEN)
-        file.chmod(0o600)
+        host.inside(TOKEN_FILE.parent).mkdir(mode=0o700, exist_ok=True)
+        for place, secret in ((TOKEN_FILE, TOKEN), (PASSWORD_FILE, PASSWORD)):
+            write_private(host.inside(place), secret)
         return {
             "AGENT_R1__RUN__TOKEN_FILE": str(TOKEN_FILE),
-            "AGENT_R1_REDIS_PASSWORD": PASSWORD,
+            "AGENT_R1__REDIS__PASSWORD_FILE": str(PASSWORD_FILE),
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -139,6 +148,11 @@ class RunOnHosts:
     def wait_for_end(self, host: Host, service: str, timeout_s: float) -> int:
         """Wait until a process ends by itself, and return its exit status."""
         return self.processes.pop(f"{host.name} {service}").wait(timeout_s)
+
+    def stop_one(self, host: Host, service: str) -> int:
+        """Stop a service in order, and return its exit status."""
+        self.processes[f"{host.name} {service}"].terminate()
+        return self.wait_for_end(host, service, STOP_TIMEOUT_S)
 
     def stop(self) -> dict[str, int]:
         """Stop the services that are left, Redis last; return the exit statuses by name."""
