@@ -89,11 +89,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def answers(url: str) -> bool:
-    """Say whether a Redis server answers PING at `url`."""
-    client = Redis.from_url(
-        url, socket_timeout=PING_TIMEOUT_S, socket_connect_timeout=PING_TIMEOUT_S
-    )
+async def answers(url: str, timeout_s: float = PING_TIMEOUT_S) -> bool:
+    """Say whether a Redis server answers PING at `url`, in time."""
+    client = Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s)
     try:
         return bool(await client.ping())  # pyright: ignore[reportGeneralTypeIssues]
     except (RedisError, OSError):

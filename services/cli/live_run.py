@@ -18,6 +18,9 @@ from agent_r1_deploy.local_redis import answers
 from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, RedisConfig, RunConfig, hide_password
 from agent_r1_service.files.run_folder import CONFIG_FILE
 
+ANSWER_TIMEOUT_S = 10.0
+"""Longest wait for Redis to answer: over a link that loses packets, each lost one costs seconds."""
+
 
 def run_config(folder: Path) -> Config:
     """Load the configuration of a run folder.
@@ -112,7 +115,7 @@ async def check_redis(url: str, setting: str) -> None:
     Raises:
         ConfigError: it does not; the text names the setting to correct.
     """
-    if not await answers(url):
+    if not await answers(url, ANSWER_TIMEOUT_S):
         raise ConfigError(
             f"Redis ({hide_password(url)}) does not answer; start it, or correct {setting}"
         )
