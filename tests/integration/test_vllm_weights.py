@@ -22,6 +22,7 @@ from agent_r1.rollout.policy import (
     Generation,
     WeightsRefusedError,
 )
+from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
@@ -336,6 +337,19 @@ def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEn
     with pytest.raises(EngineDeadError, match="signal 9"):
         engine.run(engine.policy.score(CANARY))
     engine.run(engine.policy.stop())
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_when_new_weights_come_is_killed_as_an_idle_one_is(engine: LiveEngine):
+    policy = engine.policy
+    manifest = engine.publish(build_model(101))
+    (process,) = policy.engine.engine_core.resources.engine_manager.processes
+    os.kill(process.pid, signal.SIGSTOP)
+    loading = engine.submit(policy.load_weights(manifest))  # its own limit is minutes
+    with pytest.raises(EngineDeadError, match="gave no sign of work for 2 s"):
+        engine.run(watch(policy, 2.0))
+    loading.cancel()
+    engine.run(policy.stop())
 
 
 @pytest.mark.slow

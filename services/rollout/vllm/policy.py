@@ -221,10 +221,10 @@ class VllmPolicy(Policy):
         async with self._load_lock, self._engine_errors():
             started = time.perf_counter()
             path = await self._verify(manifest)
+            await self._map_files([str(path)])
+            fetch_s = time.perf_counter() - started
             self._is_loading = True
             try:
-                await self._map_files([str(path)])
-                fetch_s = time.perf_counter() - started
                 pause_s = await self._swap_weights(manifest.policy_version)
             finally:
                 self._is_loading = False
