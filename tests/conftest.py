@@ -8,6 +8,7 @@ missing data folder or Elasticsearch skips it with the reason.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -226,6 +227,7 @@ def elasticsearch_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     try:
         url = f"http://127.0.0.1:{port}"
         _wait_for_elasticsearch(url, process, log_file)
+        _use_a_full_disk(url)
         yield url
     finally:
         process.terminate()
@@ -249,6 +251,19 @@ def _wait_for_elasticsearch(url: str, process: subprocess.Popen[bytes], log_file
             pass
         time.sleep(ELASTICSEARCH_POLL_S)
     pytest.fail(f"Elasticsearch did not start:\n{log_file.read_text()[-4000:]}")
+
+
+def _use_a_full_disk(url: str) -> None:
+    """Let indexes of tests, which are small, be made on a disk that is used by over 85 %."""
+    settings = {"persistent": {"cluster.routing.allocation.disk.threshold_enabled": False}}
+    request = urllib.request.Request(
+        f"{url}/_cluster/settings",
+        data=json.dumps(settings).encode(),
+        headers={"content-type": "application/json"},
+        method="PUT",
+    )
+    with urllib.request.urlopen(request, timeout=ELASTICSEARCH_START_TIMEOUT_S):
+        pass
 
 
 @pytest.fixture

@@ -100,13 +100,13 @@ class Evaluation:
             **{f"sets.{name}": f"sha256:{hash_file(path)}" for name, path in sets.items()},
             **(facts or {}),
         }
-        self._file = ResultFile(out, self._facts, overwrite=overwrite)
-        self.notes = self._file.notes
+        self.file = ResultFile(out, self._facts, overwrite=overwrite)
+        self.notes = self.file.notes
 
     @property
     def left(self) -> list[Task]:
         """The questions without an answer."""
-        return [task for task in self.questions if key_of(task) not in self._file.answers]
+        return [task for task in self.questions if key_of(task) not in self.file.answers]
 
     def ask(
         self,
@@ -128,18 +128,18 @@ class Evaluation:
         try:
             asyncio.run(self._ask(run, redis, search_url, report))
         finally:
-            self._file.close()
+            self.file.close()
 
     def failures(self) -> list[str]:
         """Return why questions failed, the most frequent reasons first, with their counts."""
-        failed = (a for a in self._file.answers.values() if a.failed)
+        failed = (a for a in self.file.answers.values() if a.failed)
         counts = Counter(reason_kind(answer.reason) for answer in failed)
         return [f"{count} x {reason}" for reason, count in counts.most_common(SHOWN_REASONS)]
 
     def summarise(self) -> dict[str, SetScores]:
         """Write the summary of the answers so far, and return the scores per set."""
-        scores = summarise_answers(self._file.answers.values())
-        write_json(summary_file(self._file.out), summary_record(self._facts, scores))
+        scores = summarise_answers(self.file.answers.values())
+        write_json(summary_file(self.file.out), summary_record(self._facts, scores))
         return scores
 
     async def _ask(
@@ -162,10 +162,10 @@ class Evaluation:
             failed += result.failed
             if result.failed:
                 logger.warning("question failed task_id=%s reason=%s", key[1], result.reason)
-            self._file.append(
+            self.file.append(
                 make_answer(originals[key], result, questioning.method, retrieved.get(key))
             )
-            report(Progress("answered", len(self._file.answers), len(self.questions), failed))
+            report(Progress("answered", len(self.file.answers), len(self.questions), failed))
 
         url = redis.connection_url()
         async with await Broker.connect(url, run.id, lease_s=redis.lease_s) as broker:

@@ -470,14 +470,14 @@ def test_memory_does_not_grow_with_the_corpus(
     # What is on its way: the request being filled, and the first passage of the next one.
     monkeypatch.setattr(elasticsearch_build, "CHUNK_PASSAGES", 50)
     most = 0
-    take = elasticsearch_build._Loader._take
+    take = elasticsearch_build.Loader.take
 
     def watch(self: Any, ok: bool, item: Any) -> None:
         nonlocal most
         most = max(most, len(self.lines))
         take(self, ok, item)
 
-    monkeypatch.setattr(elasticsearch_build._Loader, "_take", watch)
+    monkeypatch.setattr(elasticsearch_build.Loader, "take", watch)
     build(elasticsearch_url, write_corpus(tmp_path / "c.jsonl", 1000), name)
     assert most in (50, 51)
 

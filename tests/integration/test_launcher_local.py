@@ -524,8 +524,17 @@ async def test_the_own_redis_is_private_and_refuses_writes_when_full(tmp_path: P
     assert not await local_redis.answers(url)
 
 
-def test_a_machine_without_redis_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(local_redis, "_candidates", list)
+def nothing_is_installed(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Leave `folder` alone to look for programs in, and take the wheel with a Redis away."""
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+
+
+def test_a_machine_without_redis_is_told_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    nothing_is_installed(monkeypatch, tmp_path)
     with pytest.raises(ValueError, match=r"apt-get install redis-server.*set redis\.url"):
         local_redis.find_redis_server()
 
@@ -534,7 +543,7 @@ def test_an_old_redis_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyP
     old = tmp_path / "redis-server"
     old.write_text("#!/bin/sh\necho 'Redis server v=5.0.7 sha=0'\n")
     old.chmod(0o755)
-    monkeypatch.setattr(local_redis, "_candidates", lambda: [old])
+    nothing_is_installed(monkeypatch, tmp_path)
     with pytest.raises(ValueError, match=r"too old or broken: .*redis-server \(\(5, 0\)\)"):
         local_redis.find_redis_server()
 

@@ -458,7 +458,7 @@ async def test_a_tool_served_from_a_run_folder_joins_the_run_that_runs_there(
             assert use(client, "echo").shares == {"1": 1.0}
             said = f"in the pool {run_id!r}; version 2 gets 0% of new trajectories (Redis at "
             await until(lambda: said in (tmp_path / "log").read_text())
-            urls = [one.url for one in client.directory._tools["echo"].endpoints.values()]
+            urls = [one.url for one in client.directory.endpoints("echo").values()]
     async with httpx.AsyncClient(trust_env=False) as http:
         asked = [(await http.get(f"{url}/spec")).status_code for url in urls]
     assert sorted(asked) == [200, 401]  # it takes the run's token over as well

@@ -149,7 +149,7 @@ class FakePolicy:
         self._script = script
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_context = max_context
-        self._policy_version = policy_version
+        self.policy_version = policy_version
         self._in_flight = 0
         self._death: str | None = None
         self.requests: list[Sampled] = []
@@ -161,10 +161,6 @@ class FakePolicy:
         self.answering.set()
         self.is_loading = False
         self.num_probes = 0
-
-    @property
-    def policy_version(self) -> int:
-        return self._policy_version
 
     @property
     def eos_token_ids(self) -> Sequence[int]:
@@ -204,7 +200,7 @@ class FakePolicy:
         self.requests.append(Sampled(list(token_ids), max_tokens, temperature, seed, request_id))
         number = int(request_id.rsplit("/", 1)[1])
         self._in_flight += 1
-        version = self._policy_version
+        version = self.policy_version
         try:
             if callable(self._script):
                 scripted = self._script(list(token_ids), number)
@@ -228,18 +224,18 @@ class FakePolicy:
     def _spans(self, version: int, num_tokens: int) -> list[VersionSpan]:
         """Weights loaded while a turn was sampled: the first half is of the version before."""
         middle = num_tokens // 2
-        if version == self._policy_version or middle == 0:
+        if version == self.policy_version or middle == 0:
             return [VersionSpan(policy_version=version, start=0, end=num_tokens)]
         return [
             VersionSpan(policy_version=version, start=0, end=middle),
-            VersionSpan(policy_version=self._policy_version, start=middle, end=num_tokens),
+            VersionSpan(policy_version=self.policy_version, start=middle, end=num_tokens),
         ]
 
     async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
         self._check_alive()
         if self.refuse_weights is not None:
             raise WeightsRefusedError(self.refuse_weights)
-        self._policy_version = manifest.policy_version
+        self.policy_version = manifest.policy_version
         self.loaded.append(manifest.policy_version)
         return LoadTiming(fetch_s=0.25, pause_s=0.125)
 

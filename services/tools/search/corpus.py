@@ -85,14 +85,14 @@ def survey(path: Path, report: Callable[[int], None] = lambda _: None) -> Survey
     """
     hashes = array("Q")
     for passage in read_passages(path):
-        hashes.append(_hash64(passage.id))
+        hashes.append(hash64(passage.id))
         if len(hashes) % _REPORT_EVERY_LINES == 0:
             report(len(hashes))
     ordered = np.sort(np.frombuffer(hashes, dtype=np.uint64))
     repeated = set(ordered[1:][ordered[1:] == ordered[:-1]].tolist())
     line_of: dict[str, int] = {}
     for line, passage in enumerate(read_passages(path) if repeated else (), start=1):
-        if _hash64(passage.id) in repeated:  # equal hashes need not be equal ids
+        if hash64(passage.id) in repeated:  # equal hashes need not be equal ids
             first = line_of.setdefault(passage.id, line)
             if first != line:
                 raise ValueError(
@@ -102,7 +102,7 @@ def survey(path: Path, report: Callable[[int], None] = lambda _: None) -> Survey
     return Survey(hash_file(path), len(hashes))
 
 
-def _hash64(text: str) -> int:
+def hash64(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 

@@ -164,7 +164,7 @@ class ElasticsearchIndex:
                 f"{self._server.url} answers {response.get('status')} to a query: {reason}"
             )
         hits = [_as_hit(hit) for hit in response.get("hits", {}).get("hits", [])]
-        return Found(hits, _missing_part(response))
+        return Found(hits, missing_part(response))
 
 
 def open_index(server: Server, name: str) -> ElasticsearchIndex:
@@ -188,7 +188,7 @@ def _as_hit(hit: dict[str, Any]) -> Hit:
     return Hit(passage, float(hit["_score"]))
 
 
-def _missing_part(response: dict[str, Any]) -> str | None:
+def missing_part(response: dict[str, Any]) -> str | None:
     shards = response.get("_shards", {})
     failed = shards.get("failed", 0)
     if failed:

@@ -135,7 +135,7 @@ def _build(
     resumed_at = None if meta.complete else meta.loaded
     if not meta.complete:
         _check_analyzer(client, concrete)
-        _Loader(client, server, corpus, concrete, meta, options.bulk_bytes, report).load()
+        Loader(client, server, corpus, concrete, meta, options.bulk_bytes, report).load()
         meta = _finish(client, concrete, meta, options)
     switched = concrete not in {index.name for index in before}
     if switched:
@@ -219,7 +219,7 @@ def _check_analyzer(client: Elasticsearch, concrete: str) -> None:
 
 
 @dataclass
-class _Loader:
+class Loader:
     """Sends the passages of one corpus that are not in the index yet."""
 
     client: Elasticsearch
@@ -250,7 +250,7 @@ class _Loader:
                 initial_backoff=0.5,
                 max_backoff=30.0,
             ):
-                self._take(ok, info["create"])
+                self.take(ok, info["create"])
                 answered += 1
                 now = time.monotonic()
                 if now - noted >= NOTE_PROGRESS_EVERY_S:
@@ -281,7 +281,7 @@ class _Loader:
                 raise self._repeated(passage.id, first, line)
             yield _action(self.concrete, passage, line)
 
-    def _take(self, ok: bool, item: Mapping[str, Any]) -> None:
+    def take(self, ok: bool, item: Mapping[str, Any]) -> None:
         line = self.lines.pop(item["_id"])
         if ok:
             return

@@ -62,8 +62,8 @@ class FakeLauncher:
             failed = len(self.asked) <= self._failing
             reason = "tool_timeout: search" if failed else "answer"
             line = answer(task.id, set="held_out", failed=failed, reason=reason)
-            evaluation._file.append(line)
-        evaluation._file.close()
+            evaluation.file.append(line)
+        evaluation.file.close()
 
 
 @pytest.fixture

@@ -434,7 +434,7 @@ async def test_version_spans_follow_the_tokens_across_a_weight_load(chat: ChatFo
         policy = built.policy
 
         def load_then_answer(call: ToolCall) -> ToolResult:
-            policy._policy_version = 4
+            policy.policy_version = 4
             return ToolResult(parts=[TextPart(text="x")])
 
         server.answer = load_then_answer

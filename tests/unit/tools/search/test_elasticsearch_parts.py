@@ -8,7 +8,7 @@ import pytest
 
 from agent_r1.cli.search import progress_lines
 from agent_r1.tools.search import elasticsearch_index
-from agent_r1.tools.search.elasticsearch_bm25 import _missing_part
+from agent_r1.tools.search.elasticsearch_bm25 import missing_part
 from agent_r1.tools.search.elasticsearch_client import Server, reason_in
 from agent_r1.tools.search.elasticsearch_index import (
     check_name,
@@ -100,8 +100,8 @@ def test_the_reason_of_an_error_is_that_of_its_root():
 
 def test_a_search_that_ended_early_is_partial():
     whole = {"_shards": {"total": 1, "failed": 0}, "timed_out": False}
-    assert _missing_part(whole) is None
-    assert _missing_part(whole | {"timed_out": True}) == "the search ended early (timed_out)"
+    assert missing_part(whole) is None
+    assert missing_part(whole | {"timed_out": True}) == "the search ended early (timed_out)"
 
 
 def test_progress_is_a_line_per_stage_and_one_every_few_seconds():

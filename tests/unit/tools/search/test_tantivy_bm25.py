@@ -243,7 +243,7 @@ def test_an_id_that_comes_twice_is_named_with_both_lines(tmp_path: Path, name: s
 
 
 def test_ids_of_one_hash_are_not_one_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("agent_r1.tools.search.corpus._hash64", lambda text: len(text))
+    monkeypatch.setattr("agent_r1.tools.search.corpus.hash64", lambda text: len(text))
     assert open_index(write_corpus(tmp_path / "c.jsonl", numbered(5))).num_passages == 5
 
 
