@@ -87,7 +87,8 @@ def _add_running(commands: _Commands) -> None:
         "Run one service in the foreground. SERVICE is rollout, reward, learner, or the name of a "
         "tool in the configuration. `serve tool --name NAME` is the same; if there is only one "
         "tool, you may leave out --name. `serve tool my_module:MyTool` serves a class from the "
-        "current folder without a configuration. Set redis.url or AGENT_R1__REDIS__URL to the "
+        "current folder without a configuration. With --join, everything comes from the learner of "
+        "a run, which may be on another machine. Set redis.url or AGENT_R1__REDIS__URL to the "
         "Redis to use. Services find tools through it, or by tools.<name>.url. If CONFIG is the "
         "config.json of a run that is running, the service uses the Redis of that run.",
     )

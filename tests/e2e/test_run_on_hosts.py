@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 LINK = Link(mbit=100, loss=0.01, delay_s=0.02)
-END_TIMEOUT_S = 240.0
+END_TIMEOUT_S = 400.0
 OPTIONS = (
     "learner.steps=2",
     "learner.groups_per_batch=2",
