@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from agent_r1.cli.live_run import check_redis, own_settings, redis_of_this_host, redis_option
-from agent_r1.cli.pull_bundle import Part, TransferError, pull_part, read_bundle
+from agent_r1.cli.pull_bundle import BundlePuller, Part, read_bundle
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1_proto.registry import Registry
@@ -116,12 +116,10 @@ async def _bring(
         offer, bundle = await _find_bundle(Registry(broker), client, run_id, address)
         service = _served(bundle.config, service)
         config = _for_this_host(bundle.config, service, folder, address)
-        say(f"run {run_id} of agent_r1 {offer.software} is joined")
+        say(f"joining the run {run_id}, whose learner has agent_r1 {offer.software}")
+        puller = BundlePuller(client, str(offer.url), bundle, own, folder)
         for part in _needed(bundle.config, service):
-            try:
-                await pull_part(client, offer, bundle, part, own, folder, config)
-            except TransferError as exc:
-                raise ConfigError(str(exc)) from exc
+            await puller.bring(part, config)
     return config
 
 

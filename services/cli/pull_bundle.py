@@ -21,10 +21,8 @@ from agent_r1_proto.run_bundle import FILE_PATH, BundleFile, JoinOffer, RunBundl
 from agent_r1_service.files.writing import hash_file
 from agent_r1_service.fingerprint import package_hash
 from agent_r1_service.http.token import TOKEN_SOURCES
-from agent_r1_service.transfer.chunks import PartialFile, TransferError
+from agent_r1_service.transfer.chunks import PartialFile
 from agent_r1_service.transfer.download import Download
-
-__all__ = ["Part", "TransferError", "pull_part", "read_bundle"]
 
 PARALLEL_FILES = 4
 ROOM_REMEDY = "set the variable TMPDIR to a folder with room"
@@ -88,46 +86,69 @@ async def read_bundle(
     return bundle
 
 
-async def pull_part(
-    client: httpx.AsyncClient,
-    offer: JoinOffer,
-    bundle: RunBundle,
-    part: Part,
-    own: Mapping[str, Any],
-    folder: Path,
-    config: dict[str, Any],
-) -> None:
-    """Bring one part to this host, and write into `config` where it is.
+class BundlePuller:
+    """Brings parts of one bundle to a folder.
 
     Args:
         client: with the run's token.
-        offer: where the files are.
-        bundle: what they are.
-        part: what is wanted.
+        url: base URL of the learner's server.
+        bundle: what there is.
         own: this host's own settings; what they name is compared with the run's and not pulled.
         folder: gets the files.
-        config: of the service.
-
-    Raises:
-        ConfigError: what is here differs from the run's, or the learner cannot give the part.
-        TransferError: it does not arrive, or there is no room for it.
     """
-    files = [one for one in bundle.files if one.part == part.name]
-    here = part.value_in(own)
-    if here is not None:
-        await asyncio.to_thread(_compare, part, str(here), files)
-    elif part.package in bundle.packages:
-        _compare_package(part.package, bundle.packages[part.package])
-    elif part.name in bundle.missing:
-        raise ConfigError(
-            f"the learner's host cannot give {dotted(part.key)}: {bundle.missing[part.name]}; "
-            "correct that there, or start the service with a configuration file"
-        )
-    else:
-        base = folder / part.name
-        base.mkdir(parents=True)
-        await _pull(client, str(offer.url), files, base)
-        part.put(config, base if part.key[0] != "tools" else base / files[0].path)
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        bundle: RunBundle,
+        own: Mapping[str, Any],
+        folder: Path,
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._bundle = bundle
+        self._own = own
+        self._folder = folder
+
+    async def bring(self, part: Part, config: dict[str, Any]) -> None:
+        """Bring one part to this host, and write into a configuration where it is.
+
+        Raises:
+            ConfigError: what is here differs from the run's, or the learner cannot give the part.
+            TransferError: it does not arrive, or there is no room for it.
+        """
+        bundle = self._bundle
+        files = [one for one in bundle.files if one.part == part.name]
+        here = part.value_in(self._own)
+        if here is not None:
+            await asyncio.to_thread(_compare, part, str(here), files)
+        elif part.package in bundle.packages:
+            _compare_package(part.package, bundle.packages[part.package])
+        elif part.name in bundle.missing:
+            raise ConfigError(
+                f"the learner's host cannot give {dotted(part.key)}: {bundle.missing[part.name]}; "
+                "correct that there, or start the service with a configuration file"
+            )
+        else:
+            base = self._folder / part.name
+            base.mkdir(parents=True)
+            places = asyncio.Semaphore(PARALLEL_FILES)
+            await asyncio.gather(*(self._pull(one, base, places) for one in files))
+            part.put(config, base if part.key[0] != "tools" else base / files[0].path)
+
+    async def _pull(self, one: BundleFile, base: Path, places: asyncio.Semaphore) -> None:
+        path = PurePosixPath(one.path)
+        if path.is_absolute() or ".." in path.parts:
+            raise ConfigError(f"the bundle names a file outside of its folder: {one.path}")
+        target = base / path
+        async with places:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = await asyncio.to_thread(
+                PartialFile, target, one.size_bytes, one.chunks, ROOM_REMEDY
+            )
+            url = self._url + FILE_PATH.format(sha256=one.sha256)
+            await Download(self._client, file, url, peers={}, own_name="").run()
 
 
 def _compare(part: Part, value: str, files: Sequence[BundleFile]) -> None:
@@ -154,23 +175,3 @@ def _compare_package(name: str, sha256: str) -> None:
             f"run.plugins names the package {name!r}, and this host has another build of it than "
             "the learner's; install the same on both"
         )
-
-
-async def _pull(
-    client: httpx.AsyncClient, url: str, files: Sequence[BundleFile], base: Path
-) -> None:
-    places = asyncio.Semaphore(PARALLEL_FILES)
-
-    async def pull(one: BundleFile) -> None:
-        target = base / one.path
-        if PurePosixPath(one.path).is_absolute() or ".." in PurePosixPath(one.path).parts:
-            raise ConfigError(f"the bundle names a file outside of its folder: {one.path}")
-        async with places:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            file = await asyncio.to_thread(
-                PartialFile, target, one.size_bytes, one.chunks, ROOM_REMEDY
-            )
-            where = url + FILE_PATH.format(sha256=one.sha256)
-            await Download(client, file, where, peers={}, own_name="").run()
-
-    await asyncio.gather(*(pull(one) for one in files))

@@ -15,14 +15,18 @@ import pytest
 from agent_r1.cli import join as join_module
 from agent_r1.cli.join import join
 from agent_r1.cli.main import main
+from agent_r1.cli.pull_bundle import BundlePuller, Part
 from agent_r1.config.run import Config, dump_config, load_config
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.run_bundle import RunOffer
 from agent_r1.learner.weights.transports import make_transport
 from agent_r1_proto.registry import Registry
+from agent_r1_proto.run_bundle import BundleFile, RunBundle
 from agent_r1_proto.streams import Broker
+from agent_r1_proto.weights import FileChunks
 from agent_r1_service import fingerprint
 from agent_r1_service.http.token import RunToken
+from agent_r1_service.transfer.download import pull_client
 from tests.support.config_scene import RUN_TOML, write_scene
 
 pytestmark = pytest.mark.redis
@@ -184,6 +188,27 @@ def test_a_file_that_the_learner_lacks_is_named(scene: Config, redis_url: str, t
         join(scene.run.id, "calculator", redis_url, [])
         with pytest.raises(ValueError, match=r"cannot give tools\.search\.corpus: .*No such file"):
             join(scene.run.id, "search", redis_url, [])
+
+
+def names_below(folder: Path) -> set[str]:
+    return {path.name for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("path", ["../elsewhere", "/elsewhere", "inside/../../elsewhere"])
+async def test_no_file_is_written_outside_of_the_folder(path: str, tmp_path: Path):
+    file = BundleFile(
+        part="model",
+        path=path,
+        sha256="0" * 64,
+        size_bytes=1,
+        chunks=FileChunks(size_bytes=1, sha256=["0"]),
+    )
+    bundle = RunBundle(run_id="r", config={}, packages={}, files=[file], missing={})
+    async with pull_client(None) as client:
+        puller = BundlePuller(client, "http://127.0.0.1:1", bundle, {}, tmp_path / "here")
+        with pytest.raises(ValueError, match="a file outside of its folder"):
+            await puller.bring(Part("model", ("model", "path")), {"model": {}})
+    assert "elsewhere" not in names_below(tmp_path)
 
 
 def test_a_service_waits_for_the_learner(
