@@ -177,7 +177,7 @@ async def test_sigterm_ends_the_process_in_order_and_resume_goes_on(
             started = time.monotonic()
             process.send_signal(signal.SIGTERM)
             assert await asyncio.wait_for(process.wait(), RUN_TIMEOUT_S) == 0
-            assert time.monotonic() - started < 10.0
+            assert time.monotonic() - started < 30.0
         assert summary(folder)["status"] == "interrupted"
         stopped_at = summary(folder)["steps"]
         engine = FakeEngine()

@@ -73,6 +73,15 @@ def http_server(tmp_path: Path) -> Iterator[HttpServer]:
     server.kill()
 
 
+@pytest.fixture(scope="module")
+def lasting_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpServer]:
+    """A server for every test that does not end it."""
+    server = HttpServer(tmp_path_factory.mktemp("lasting"))
+    server.start()
+    yield server
+    server.kill()
+
+
 @pytest.fixture
 def starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[int]]:
     """Process ids of the stdio servers started so far."""
@@ -178,9 +187,9 @@ def test_a_server_that_cannot_serve_is_refused_with_the_remedy(
     [("", "HTTP 404 Not Found.*correct settings.url"), ("/mcp", None)],
 )
 def test_a_wrong_address_is_refused_with_the_remedy(
-    http_server: HttpServer, path: str, message: str | None
+    lasting_server: HttpServer, path: str, message: str | None
 ):
-    url = http_server.url.removesuffix("/mcp") + path
+    url = lasting_server.url.removesuffix("/mcp") + path
     if message is None:
         assert McpTool(url=url, tool="echo").spec().name == "echo"
     else:
@@ -204,7 +213,7 @@ def settings_of(request: pytest.FixtureRequest) -> Callable[..., dict[str, Any]]
     """Settings of a tool of the notes server, over either transport."""
     if request.param == "stdio":
         return lambda tool, **more: stdio(tool, env=[], **more)
-    server: HttpServer = request.getfixturevalue("http_server")
+    server: HttpServer = request.getfixturevalue("lasting_server")
     return lambda tool, **more: {"url": server.url, "tool": tool} | more
 
 

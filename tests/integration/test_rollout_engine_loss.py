@@ -26,7 +26,12 @@ from tests.conftest import REPOSITORY
 from tests.support.builders import rollout_task
 from tests.support.rollout_bench import Bench
 
-pytestmark = [pytest.mark.redis, pytest.mark.vllm, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+]
 
 START_S = 240.0
 END_S = 120.0

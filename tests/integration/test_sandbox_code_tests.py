@@ -193,7 +193,7 @@ async def test_integers_that_collide_hold_up_nobody_else():
     colliding = "m = 2**61 - 1\ndef f(x):\n    class S(list): pass\n"
     colliding += "    return [n * m for n in range(1, 33_000)]"
     context = {"tests": ["assert set(f(1)) == 4"]}
-    async with started(max_workers=2, wall_s=2.0) as tool:
+    async with started(max_workers=2, wall_s=5.0) as tool:
         attack = asyncio.create_task(judge(tool, colliding, context))
         longest_s = 0.0
         while not attack.done():
@@ -202,7 +202,7 @@ async def test_integers_that_collide_hold_up_nobody_else():
             longest_s = max(longest_s, time.monotonic() - began)
             assert right.data == counts(1, 1)
         assert (await attack).data == counts(0, 1)
-    assert longest_s < 2.0
+    assert longest_s < 5.0
 
 
 def read_references(folder: Path) -> list[tuple[str, str, dict[str, Any]]]:

@@ -141,7 +141,7 @@ async def client_of(
         registry = ToolRegistry(connection, run_id)
         client = ToolClient({}, registry=registry, announced=tools, timeout_s=timeout_s)
         try:
-            await client.start(wait_s=30)
+            await client.start(wait_s=120)
             yield client
         finally:
             await client.stop()
@@ -297,7 +297,7 @@ async def test_one_version_with_two_schemas_is_refused_where_it_can_be_mended(
     pool.start(ECHO, "Echo", "1")
     async with client_of(redis_url, run_id, "echo") as client:
         wrong = pool.start(ECHO.replace("Says which", "Tells which"), "Echo", "1")
-        assert await asyncio.to_thread(wrong.wait, 30) != 0
+        assert await asyncio.to_thread(wrong.wait, 120) != 0
         log = pool.log(1)
         assert "tool 'echo' version '1' is served by echo-" in log
         assert "give this one a version of its own" in log
