@@ -172,7 +172,8 @@ def test_a_run_with_other_settings_is_named_with_the_remedy(
 
 def test_a_function_of_a_method_is_loaded_before_anything_starts(tmp_path: Path):
     folder = write_scene(tmp_path / "example").parent
-    odd = TABLE_TOML + '[[methods]]\nname = "odd"\nset = { learner.advantage = "own:f" }\n'
+    without_methods = TABLE_TOML.partition("[[methods]]")[0]
+    odd = without_methods + '[[methods]]\nname = "odd"\nset = { learner.advantage = "own:f" }\n'
     with pytest.raises(ConfigError, match=r"'odd': learner.advantage .* No module named 'own'"):
         plan_of(folder, odd)
 
