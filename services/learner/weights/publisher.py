@@ -18,13 +18,10 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Self, TypeVar
+from typing import Self
 
-import httpx
 import numpy as np
 import numpy.typing as npt
-from httpx_aiohttp import AiohttpTransport
-from pydantic import ValidationError
 
 from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.engine.interface import PolicyEngine
@@ -40,8 +37,8 @@ from agent_r1.learner.weights.canary import (
     compare,
     judge,
 )
+from agent_r1.learner.weights.servers import ServerClient, ServerError
 from agent_r1.learner.weights.transports import make_transport
-from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
@@ -50,7 +47,7 @@ from agent_r1_proto.weights import (
     LoadRequest,
     NewestVersion,
 )
-from agent_r1_service.http.token import find_token, token_headers
+from agent_r1_service.http.token import find_token
 
 logger = logging.getLogger(__name__)
 
@@ -62,16 +59,6 @@ OTHERS_GRACE_S = 1.0
 """How long the learner waits for the other servers once one has the new version."""
 MAX_REFUSALS = 3
 """A push that servers answered with an error so often, and never loaded, ends the run."""
-
-R = TypeVar("R", bound=StrictMessage)
-
-
-class ServerError(RuntimeError):
-    """One rollout server could not be reached, or refused a request."""
-
-    def __init__(self, message: str, *, refused: bool = False) -> None:
-        super().__init__(message)
-        self.refused = refused
 
 
 @dataclass(frozen=True)
@@ -123,8 +110,8 @@ class WeightPublisher:
         self._weights_dir = spec.weights_dir.absolute()
         self._run_id = spec.run.id
         token = find_token(spec.run)
-        self._headers = token_headers(token)
         self._config = config = spec.learner
+        self._servers = ServerClient(config, token)
         self._bounds = CanaryBounds(
             dtype=spec.model.dtype,
             mean_dlogp=config.canary_mean_dlogp or MEAN_DLOGP[spec.model.dtype],
@@ -139,20 +126,13 @@ class WeightPublisher:
         self._stragglers: set[asyncio.Task[CanaryReading | None]] = set()
         self.transport = make_transport(config, token)
         self._open = AsyncExitStack()
-        self._client: httpx.AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
         """Open the HTTP client and the transport."""
-        timeout = httpx.Timeout(
-            self._config.push_timeout_s, connect=self._config.push_connect_timeout_s
-        )
         for unfinished in self._weights_dir.glob(".v*"):  # of a learner that was killed
             shutil.rmtree(unfinished, ignore_errors=True)
         await self._open.enter_async_context(self.transport)
-        self._client = httpx.AsyncClient(
-            transport=AiohttpTransport(), timeout=timeout, headers=self._headers
-        )
-        self._open.push_async_callback(self._client.aclose)
+        await self._open.enter_async_context(self._servers)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -317,7 +297,7 @@ class WeightPublisher:
         assert location is not None
         version = report.policy_version
         request = LoadRequest(manifest_location=location, policy_version=version)
-        reply = await self._post(server, "/weights/load", request, LoadReply)
+        reply = await self._servers.post(server, "/weights/load", request, LoadReply)
         if reply.policy_version < version:
             raise ServerError(
                 f"server {server.server_id} stayed at policy version {reply.policy_version}",
@@ -356,7 +336,7 @@ class WeightPublisher:
         self, server: RolloutServer, canary: _Canary, version: int
     ) -> CanaryReading | None:
         request = CanaryRequest(token_ids=canary.tokens.token_ids)
-        reply = await self._post(server, "/weights/canary", request, CanaryReply)
+        reply = await self._servers.post(server, "/weights/canary", request, CanaryReply)
         if reply.policy_version != version:
             return None  # the server has moved on to newer weights
         reading = compare(canary.logprobs, reply.logprobs, canary.tokens.sampled[1:])
@@ -375,30 +355,6 @@ class WeightPublisher:
             )
         logger.warning("%s", message)
         return reading
-
-    async def _post(
-        self, server: RolloutServer, path: str, body: StrictMessage, reply_type: type[R]
-    ) -> R:
-        assert self._client is not None, "use WeightPublisher as `async with`"
-        where = f"server {server.server_id} at {server.url}{path}"
-        try:
-            # httpx bounds each read; this bounds the whole request.
-            response = await asyncio.wait_for(
-                self._client.post(server.url.rstrip("/") + path, json=body.model_dump()),
-                self._config.push_timeout_s,
-            )
-        except (httpx.HTTPError, TimeoutError) as exc:
-            raise ServerError(f"{where}: {type(exc).__name__} {exc}") from exc
-        if response.status_code != httpx.codes.OK:
-            raise ServerError(
-                f"{where}: HTTP {response.status_code}: {response.text[:500]}",
-                # 5xx is an outage: the server is being replaced and asked again, like one away.
-                refused=response.is_client_error,
-            )
-        try:
-            return reply_type.model_validate_json(response.content)
-        except ValidationError as exc:
-            raise ServerError(f"{where}: the answer does not parse: {exc}", refused=True) from exc
 
     async def wait_for_server(self) -> None:
         """Wait until a rollout server has announced itself.

@@ -12,15 +12,100 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agent_r1.rollout.vllm.settings import OUT_OF_MEMORY_REMEDY, VllmSettings
+from agent_r1.rollout.policy import PolicySetupError
+from agent_r1.rollout.vllm.release import check_release
+from agent_r1.rollout.vllm.settings import (
+    GIB,
+    OUT_OF_MEMORY_REMEDY,
+    ModelFacts,
+    VllmSettings,
+    check_cpu_fit,
+)
 
+DEFAULT_BATCHED_TOKENS = 2048
 _PR_SET_PDEATHSIG = 1
 EXIT_TIMEOUT_S = 3.0
 SIGKILL_EXIT_CODE = -9
 
 
+def start_engine(settings: VllmSettings, facts: ModelFacts) -> tuple[Any, bool]:
+    """Start an engine; it takes seconds, and blocks.
+
+    Returns:
+        vLLM's AsyncLLM, and whether it has an lm_head of its own that must be filled: a CPU engine
+        of a model that ties it to the embedding.
+
+    Raises:
+        PolicySetupError: the release of vLLM, the settings or the memory do not allow it.
+    """
+    check_release()
+    from vllm.platforms import current_platform
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    on_cpu = current_platform.is_cpu()
+    if on_cpu:
+        check_cpu_fit(settings, facts)
+    args = _engine_args(settings, facts, on_cpu=on_cpu)
+    try:
+        with _engine_environment(settings, compiled=not args.enforce_eager):
+            config = args.create_engine_config()
+            if on_cpu and settings.tensor_parallel_size == 1:
+                _fork_next_engine(settings)
+            engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+    except (RuntimeError, ValueError, OSError) as exc:
+        raise PolicySetupError(
+            f"the engine did not start: {exc} (the lines it logged before say more). If it "
+            f"ran out of memory: {OUT_OF_MEMORY_REMEDY}"
+        ) from exc
+    return engine, on_cpu and facts.tied
+
+
+def _engine_args(settings: VllmSettings, facts: ModelFacts, *, on_cpu: bool) -> Any:
+    from vllm.config.weight_transfer import WeightTransferConfig
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    from agent_r1.rollout.vllm.weight_transfer import BACKEND
+
+    batched_tokens = settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS
+    platform: dict[str, Any] = {}
+    if on_cpu:
+        platform["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
+        # A seeded request that is prefilled in chunks ends a CPU engine ("CPU Generator does
+        # not use offset"), so a prompt must fit one step.
+        platform["enable_chunked_prefill"] = False
+        batched_tokens = max(batched_tokens, settings.max_context)
+        if settings.tensor_parallel_size == 1:
+            # By default a CPU engine puts its one worker into a third process.
+            platform["distributed_executor_backend"] = UniProcExecutor
+        if facts.tied:
+            platform["hf_overrides"] = {"tie_word_embeddings": False}
+            # The checkpoint has no lm_head; the policy loads all of it a moment later.
+            platform["load_format"] = "dummy"
+    else:
+        platform["gpu_memory_utilization"] = settings.gpu_memory_utilization
+    eager = settings.enforce_eager
+    return AsyncEngineArgs(
+        model=str(facts.directory),
+        dtype=settings.dtype,
+        seed=settings.seed,
+        skip_tokenizer_init=True,
+        max_model_len=settings.max_context,
+        # Which sequences share a step, and which prefixes are cached, changes last digits.
+        max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
+        enable_prefix_caching=not settings.deterministic,
+        max_num_batched_tokens=batched_tokens,
+        tensor_parallel_size=settings.tensor_parallel_size,
+        enforce_eager=on_cpu if eager is None else eager,
+        logprobs_mode="processed_logprobs",
+        weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        disable_log_stats=True,
+        **platform,
+    )
+
+
 @contextmanager
-def engine_environment(settings: VllmSettings, *, compiled: bool) -> Iterator[None]:
+def _engine_environment(settings: VllmSettings, *, compiled: bool) -> Iterator[None]:
     """Set, for the engine processes started inside, what concerns no other process."""
     wanted = {"OMP_NUM_THREADS": str(settings.threads)}
     if not compiled:
@@ -39,7 +124,7 @@ def engine_environment(settings: VllmSettings, *, compiled: bool) -> Iterator[No
                 os.environ[name] = value
 
 
-def fork_next_engine(settings: VllmSettings) -> None:
+def _fork_next_engine(settings: VllmSettings) -> None:
     """Have the next engine process forked, with all that this process has imported.
 
     vLLM spawns the engine of a CPU, which then imports PyTorch and vLLM again: 10 of the 13 seconds

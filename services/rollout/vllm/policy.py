@@ -32,18 +32,13 @@ from agent_r1.rollout.vllm.answers import (
 )
 from agent_r1.rollout.vllm.engine_process import (
     death_reason,
-    engine_environment,
     engine_processes,
-    fork_next_engine,
+    start_engine,
     wait_for_exit,
 )
-from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
-    GIB,
-    OUT_OF_MEMORY_REMEDY,
     ModelFacts,
     VllmSettings,
-    check_cpu_fit,
     prepare_environment,
     read_model,
 )
@@ -52,7 +47,6 @@ from agent_r1_proto.weights import WeightManifest
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_BATCHED_TOKENS = 2048
 SCORE_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 0.5
 """Time an engine gets to end by itself, which takes seconds; nothing in it is worth the wait."""
@@ -113,7 +107,7 @@ class VllmPolicy(Policy):
         self._facts = await asyncio.to_thread(read_model, self._settings)
         try:
             async with asyncio.timeout(self._settings.start_timeout_s):
-                await asyncio.to_thread(self._start_engine)
+                await self._start_engine()
                 self._death = None
                 await self._fill_own_lm_head()
                 await self.engine.update_weight_version("0")
@@ -272,70 +266,9 @@ class VllmPolicy(Policy):
             raise EngineDeadError("the sampler has not been started; call start() first")
         return self._facts
 
-    def _start_engine(self) -> None:
-        check_release()
-        from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        on_cpu = current_platform.is_cpu()
-        if on_cpu:
-            check_cpu_fit(self._settings, self._model())
-        self._own_lm_head = on_cpu and self._model().tied
-        args = self._engine_args(on_cpu)
-        try:
-            with engine_environment(self._settings, compiled=not args.enforce_eager):
-                config = args.create_engine_config()
-                if on_cpu and self._settings.tensor_parallel_size == 1:
-                    fork_next_engine(self._settings)
-                self.engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
-        except (RuntimeError, ValueError, OSError) as exc:
-            raise PolicySetupError(
-                f"the engine did not start: {exc} (the lines it logged before say more). If it "
-                f"ran out of memory: {OUT_OF_MEMORY_REMEDY}"
-            ) from exc
-
-    def _engine_args(self, on_cpu: bool) -> Any:
-        from vllm.config.weight_transfer import WeightTransferConfig
-        from vllm.engine.arg_utils import AsyncEngineArgs
-        from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-        from agent_r1.rollout.vllm.weight_transfer import BACKEND
-
-        settings = self._settings
-        batched_tokens = settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS
-        platform: dict[str, Any] = {}
-        if on_cpu:
-            platform["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
-            # A seeded request that is prefilled in chunks ends a CPU engine ("CPU Generator does
-            # not use offset"), so a prompt must fit one step.
-            platform["enable_chunked_prefill"] = False
-            batched_tokens = max(batched_tokens, settings.max_context)
-            if settings.tensor_parallel_size == 1:
-                # By default a CPU engine puts its one worker into a third process.
-                platform["distributed_executor_backend"] = UniProcExecutor
-        else:
-            platform["gpu_memory_utilization"] = settings.gpu_memory_utilization
-        if self._own_lm_head:
-            platform["hf_overrides"] = {"tie_word_embeddings": False}
-            # The checkpoint has no lm_head; _fill_own_lm_head loads all of it a moment later.
-            platform["load_format"] = "dummy"
-        eager = settings.enforce_eager
-        return AsyncEngineArgs(
-            model=str(self._model().directory),
-            dtype=settings.dtype,
-            seed=settings.seed,
-            skip_tokenizer_init=True,
-            max_model_len=settings.max_context,
-            # Which sequences share a step, and which prefixes are cached, changes last digits.
-            max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
-            enable_prefix_caching=not settings.deterministic,
-            max_num_batched_tokens=batched_tokens,
-            tensor_parallel_size=settings.tensor_parallel_size,
-            enforce_eager=on_cpu if eager is None else eager,
-            logprobs_mode="processed_logprobs",
-            weight_transfer_config=WeightTransferConfig(backend=BACKEND),
-            disable_log_stats=True,
-            **platform,
+    async def _start_engine(self) -> None:
+        self.engine, self._own_lm_head = await asyncio.to_thread(
+            start_engine, self._settings, self._model()
         )
 
     async def _fill_own_lm_head(self) -> None:
