@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
+from agent_r1.learner.object_store import StoreError
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
 from agent_r1_service.files.writing import DiskFullError
 
@@ -77,7 +78,12 @@ def _add_running(commands: _Commands) -> None:
     )
     _add_config(train, required=False)
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (run.dir)")
-    train.add_argument("--resume", type=Path, metavar="DIR", help="continue the run in this folder")
+    train.add_argument(
+        "--resume",
+        metavar="DIR_OR_URL",
+        help="continue the run in this folder, or the one at this URL of an object store, in the "
+        "folder --run-dir",
+    )
 
     serve = _add(
         commands,
@@ -430,7 +436,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone (`agent-r1 show RUN | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
-    except (ValueError, DiskFullError) as exc:
+    except (ValueError, DiskFullError, StoreError) as exc:
         # The launcher keeps a log, where a trace helps; a person reads the message.
         logged = getattr(arguments, "announce_dir", None) is not None
         logger.log(logging.ERROR if logged else logging.DEBUG, "stopped", exc_info=True)

@@ -26,10 +26,13 @@ from agent_r1.config.sources import ENV_PREFIX, at_hand
 from agent_r1.learner.engine.rank_place import read_place
 from agent_r1.tools.config import CLASS_PATTERN
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1_service.files.private import private_folder, write_private
 from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_FILE
 
 logger = logging.getLogger(__name__)
 
+STORE_RETRY_S = 30.0
+"""Longest to wait for the run store that `train --resume URL` names."""
 SERVICES = ("rollout", "reward", "learner", "tool")
 
 
@@ -49,16 +52,52 @@ def train(arguments: argparse.Namespace) -> int:
         raise ConfigError("name a CONFIG to start a run, or --resume DIR to continue one")
     options = list(arguments.options)
     if arguments.resume is not None:
-        if arguments.run_dir is not None:
-            raise ConfigError(
-                "--run-dir and --resume exclude each other; --resume names the folder"
-            )
-        loaded = load_resumed(arguments.resume, options)
+        loaded = _load_resumed_from(arguments.resume, arguments.run_dir, options)
     else:
         if arguments.run_dir is not None:
             options.append(f"run.dir={json.dumps(str(arguments.run_dir))}")
         loaded = load_config(arguments.config, options)
     return local.run_training(loaded.config, resume=arguments.resume is not None)
+
+
+def _load_resumed_from(source: str, run_dir: Path | None, options: list[str]) -> LoadedConfig:
+    """Load the configuration of a run in a folder, or of one at the URL of a run store."""
+    if "://" in source:
+        return _load_stored(source, run_dir, options)
+    if run_dir is not None:
+        raise ConfigError("--run-dir and --resume exclude each other; --resume names the folder")
+    return load_resumed(Path(source), options)
+
+
+def _load_stored(url: str, run_dir: Path | None, options: list[str]) -> LoadedConfig:
+    """Load the configuration that a run store holds, for a run folder on this machine.
+
+    Raises:
+        ConfigError: the store holds no run, or the folder does.
+        StoreError: the store cannot be used.
+    """
+    from agent_r1.learner.config import store_url_problem
+    from agent_r1.learner.run_store import RunStore
+
+    problem = store_url_problem(url)
+    if problem is not None:
+        raise ConfigError(f"--resume {problem}")
+    base, _, run_id = url.rstrip("/").rpartition("/")
+    folder = run_dir or Path("runs") / run_id
+    if (folder / CONFIG_FILE).exists():
+        raise ConfigError(
+            f"{folder} holds a run; continue it with `agent-r1 train --resume {folder}`, or name "
+            "another folder with --run-dir"
+        )
+    content = RunStore(url, folder, resume=True, retry_s=STORE_RETRY_S).config()
+    if content is None:
+        raise ConfigError(
+            f"{url} holds no run to resume; name {{learner.checkpoint_url}}/{{run.id}}"
+        )
+    private_folder(folder)
+    write_private(folder / CONFIG_FILE, content.decode())
+    here = [f"run.id={json.dumps(run_id)}", f"learner.checkpoint_url={json.dumps(base)}"]
+    return load_resumed(folder, [*here, *options])
 
 
 def load_resumed(folder: Path, options: list[str]) -> LoadedConfig:
@@ -160,8 +199,7 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
             run=config.run, redis=config.redis, reward=config.reward, announce_dir=announce_dir
         )
     elif arguments.service == "learner":
-        begun = (config.run.folder() / LEDGER_FILE).is_file()
-        resume = arguments.resume or (arguments.resume_if_begun and begun)
+        resume = arguments.resume or (arguments.resume_if_begun and _has_begun(config))
         return _serve_learner(config, announce_dir, resume=resume)
     else:
         from agent_r1.tools import main as tools
@@ -235,6 +273,16 @@ def _end_process(status: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def _has_begun(config: Config) -> bool:
+    """Say whether the learner of a run has been started before, here or on another machine."""
+    if (config.run.folder() / LEDGER_FILE).is_file():
+        return True
+    from agent_r1.learner.run_store import open_run_store
+
+    store = open_run_store(config.run, config.learner, resume=True)
+    return store is not None and store.last_start() > 0
 
 
 def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -> int:

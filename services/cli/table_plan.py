@@ -260,6 +260,11 @@ def _check_base(base: Config, table: TableFile) -> None:
 
 def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) -> None:
     """Refuse a run that needs other services than the others, or answers other questions."""
+    if config.learner.checkpoint_url is not None:
+        raise ConfigError(
+            f"learner.checkpoint_url ({config.learner.checkpoint_url!r}) holds one run, and the "
+            "runs of a table share their run.id; remove it"
+        )
     here, there = flat_settings(config), flat_settings(base)
     for key in sorted(here.keys() | there.keys()):
         if here.get(key) == there.get(key):

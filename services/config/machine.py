@@ -44,6 +44,7 @@ def machine_problems(
     yield from gpu_problems or _placement_problems(config, purpose)
     if purpose == "train":
         yield from _folder_problems(config, resume=resume)
+        yield from _store_problems(config, resume=resume)
     if purpose == "sft":
         return
     token: RunToken | None = None
@@ -179,6 +180,18 @@ def _unwritable(path: Path, key: str) -> str | None:
             return None
     except OSError as exc:
         return f"{key} ({path}) cannot be written: {existing}: {exc.strerror}; name another folder"
+
+
+def _store_problems(config: Config, *, resume: bool) -> Iterator[str]:
+    from agent_r1.learner.object_store import StoreError
+    from agent_r1.learner.run_store import open_run_store
+
+    try:
+        store = open_run_store(config.run, config.learner, resume=resume, retry_s=ANSWER_TIMEOUT_S)
+        if store is not None:
+            store.require_usable()
+    except (StoreError, ValueError) as exc:
+        yield f"learner.checkpoint_url: {exc}"
 
 
 # --- Servers and ports ---------------------------------------------------------------------------

@@ -9,11 +9,12 @@ import asyncio
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from agent_r1.learner.checkpoint import Checkpoints, LearnerState, Ledger
+from agent_r1.learner.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations
 from agent_r1.learner.groups import GroupBuffer
+from agent_r1.learner.ledger import Ledger
 from agent_r1.learner.reporting.step_report import StepReporter
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec
@@ -82,20 +83,22 @@ async def open_folder(spec: RunSpec, engine: PolicyEngine, engine_thread: Execut
 
     Raises:
         ValueError: the checkpoint is damaged or of other prompts, or the disk is too small.
+        StoreError: the run store cannot be used.
     """
-    ledger = Ledger(spec.folder.path)
+    ledger = Ledger(spec.folder.path, spec.store)
+    loop = asyncio.get_running_loop()
     if spec.resume:  # before the checkpoint is read: whoever wrote it writes no more
-        ledger.next_incarnation()
+        await loop.run_in_executor(engine_thread, ledger.next_incarnation)
     checkpoints = Checkpoints(
         spec.folder.path,
         keep_last=spec.learner.keep_last,
         keep_best=spec.learner.keep_best,
         require_owner=ledger.require_newest,
+        store=spec.store,
     )
-    loop = asyncio.get_running_loop()
     state = await loop.run_in_executor(engine_thread, _restore, spec, engine, checkpoints)
     if not spec.resume:
-        ledger.next_incarnation()
+        await loop.run_in_executor(engine_thread, ledger.next_incarnation)
     spec.folder.open_at(state.step, ledger.require_newest)
     return OpenedFolder(ledger, checkpoints, state)
 

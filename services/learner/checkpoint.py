@@ -1,10 +1,9 @@
-"""The learner's ledger and its checkpoints: everything a run needs to resume after any end.
+"""The learner's checkpoints: where a run stood, to resume from after any end.
 
-train.py --numbers--> `ledger.json`, --state--> `checkpoints/step_000012/` (`learner.json`,
-`engine/`, `model/`, and their checksums); a resumed train.py reads the newest checkpoint and takes
-the next numbers.
+train.py --state--> `checkpoints/step_000012/` (`learner.json`, `engine/`, `model/`, and their
+checksums), and from there to the run store, if there is one; a resumed train.py reads the newest.
 
-Both are written under a temporary name, flushed to disk and renamed, so that a kill -9 or a full
+They are written under a temporary name, flushed to disk and renamed, so that a kill -9 or a full
 disk leaves the last complete one.
 """
 
@@ -14,16 +13,15 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from agent_r1.learner.engine.interface import PolicyEngine
-from agent_r1.learner.ownership import TakenOverError
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, LEDGER_FILE, STATE_FILE
+from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, STATE_FILE
 from agent_r1_service.files.writing import (
     CHECKSUM_FILE,
     check_seal,
@@ -32,6 +30,9 @@ from agent_r1_service.files.writing import (
     seal,
     write_atomically,
 )
+
+if TYPE_CHECKING:
+    from agent_r1.learner.run_store import RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -42,95 +43,6 @@ CHECKSUM_KEY = "sha256"
 """In `learner.json`, which changes after its checkpoint was sealed: the digest of the rest."""
 HEADROOM = 1.1
 """Free disk asked for at start, as a multiple of the estimate."""
-
-
-class LedgerNumbers(StrictMessage):
-    """The numbers that are never used twice in one run."""
-
-    incarnation: int = 0
-    """Starts of the learner so far."""
-    last_policy_version: int = 0
-    """Highest policy version ever assigned, published or not."""
-    incarnations_elsewhere: int = 0
-    """Those of the incarnations that were starts of other run folders on the same services."""
-
-
-class Ledger:
-    """Hands out incarnations and policy versions; each is on disk before it is used."""
-
-    def __init__(self, run_folder: Path) -> None:
-        self.path = run_folder / LEDGER_FILE
-        self._numbers = self._read()
-
-    def _read(self) -> LedgerNumbers:
-        if not self.path.exists():
-            return LedgerNumbers()
-        try:
-            return LedgerNumbers.model_validate_json(self.path.read_bytes())
-        except ValidationError as exc:
-            raise ValueError(
-                f"{self.path} does not parse ({exc.errors()[0]['msg']}); restore it, with "
-                "`incarnation` and `last_policy_version` at least as high as the run ever used"
-            ) from exc
-
-    def require_newest(self) -> None:
-        """Make sure that no later start has taken over the run folder, before writing there.
-
-        Raises:
-            TakenOverError: one has.
-        """
-        newest = self._read().incarnation
-        if newest > self._numbers.incarnation:
-            raise TakenOverError(
-                f"learner start {newest} has taken over {self.path.parent} (this is start "
-                f"{self._numbers.incarnation}); nothing more was written there"
-            )
-
-    @property
-    def last_policy_version(self) -> int:
-        """Highest policy version ever assigned."""
-        return self._numbers.last_policy_version
-
-    @property
-    def last_incarnation(self) -> int:
-        """Newest incarnation."""
-        return self._numbers.incarnation
-
-    @property
-    def starts(self) -> int:
-        """Starts of the learner in this run folder."""
-        return self._numbers.incarnation - self._numbers.incarnations_elsewhere
-
-    def go_on_after(self, *, incarnation: int, policy_version: int) -> None:
-        """Use no number again that another run folder has used on the same services.
-
-        Args:
-            incarnation: newest incarnation those services know.
-            policy_version: highest policy version they may hold.
-        """
-        numbers = self._numbers
-        newest = max(numbers.incarnation, incarnation)
-        self._write(
-            incarnation=newest,
-            last_policy_version=max(numbers.last_policy_version, policy_version),
-            incarnations_elsewhere=numbers.incarnations_elsewhere + newest - numbers.incarnation,
-        )
-
-    def next_incarnation(self) -> int:
-        """Take the next incarnation (the first is 1)."""
-        self._write(incarnation=self._numbers.incarnation + 1)
-        return self._numbers.incarnation
-
-    def next_policy_version(self) -> int:
-        """Take the next policy version (the first is 1; 0 is the configured model)."""
-        self._write(last_policy_version=self._numbers.last_policy_version + 1)
-        return self._numbers.last_policy_version
-
-    def _write(self, **changes: int) -> None:
-        self.require_newest()
-        numbers = self._numbers.model_copy(update=changes)
-        write_atomically(self.path, numbers.model_dump_json(indent=2) + "\n")
-        self._numbers = numbers
 
 
 class LearnerState(StrictMessage):
@@ -171,6 +83,15 @@ def checkpoint_name(step: int) -> str:
     return f"step_{step:06d}"
 
 
+def complete_steps(directory: Path) -> list[int]:
+    """Return the steps of the complete checkpoints in a folder, oldest first."""
+    return sorted(
+        int(path.name.removeprefix("step_"))
+        for path in directory.glob("step_*")
+        if (path / STATE_FILE).is_file()
+    )
+
+
 def _sealed_state(state: LearnerState) -> str:
     """Return the state as text, with the checksum of everything else in it."""
     values = state.model_dump(mode="json")
@@ -209,6 +130,7 @@ class Checkpoints:
         keep_last: int,
         keep_best: int,
         require_owner: Callable[[], None] = lambda: None,
+        store: RunStore | None = None,
     ) -> None:
         """Open the checkpoints of a run folder.
 
@@ -217,8 +139,10 @@ class Checkpoints:
             keep_last: newest checkpoints kept.
             keep_best: checkpoints kept besides, by their score.
             require_owner: called before every write; raises where this learner may not write.
+            store: gets a copy of every checkpoint, and has the newest for a resume.
         """
         self._require_owner = require_owner
+        self._store = store
         self.directory = run_folder / CHECKPOINTS_DIR
         self._keep_last = keep_last
         self._keep_best = keep_best
@@ -248,11 +172,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, oldest first."""
-        return sorted(
-            int(path.name.removeprefix("step_"))
-            for path in self.directory.glob("step_*")
-            if (path / STATE_FILE).is_file()
-        )
+        return complete_steps(self.directory)
 
     def path(self, step: int) -> Path:
         """Return the folder of a step's checkpoint."""
@@ -266,13 +186,24 @@ class Checkpoints:
 
         Raises:
             DiskFullError: the disk is full; older checkpoints are untouched.
+            StoreError: the run store cannot be reached; older checkpoints are untouched.
+            TakenOverError: a later start has taken over the run.
         """
         self._require_owner()
         final = self.path(state.step)
         text = _sealed_state(state)
         if (final / STATE_FILE).is_file():
             write_atomically(final / STATE_FILE, text)
-            return final
+        else:
+            self._write(engine, final, text)
+        if self._store is not None:
+            scores = self._scores()
+            self._store.save(final, state.step, scores=scores, kept=self._kept)
+        self._delete_surplus()
+        logger.info("checkpoint written step=%d path=%s", state.step, final)
+        return final
+
+    def _write(self, engine: PolicyEngine, final: Path, text: str) -> None:
         remedy = "lower learner.keep_last and learner.keep_best; then continue with --resume"
         with (
             report_full_disk("a checkpoint", final, remedy=remedy),
@@ -283,9 +214,6 @@ class Checkpoints:
             seal(staging)  # before the state, which is written again and has its own
             write_atomically(staging / STATE_FILE, text)
             self._require_owner()  # a learner may be suspended while it writes
-        self._delete_surplus()
-        logger.info("checkpoint written step=%d path=%s", state.step, final)
-        return final
 
     def expect_score(self, step: int) -> None:
         """Keep the checkpoint of a step that is being evaluated until its score is known."""
@@ -306,7 +234,13 @@ class Checkpoints:
 
     def _delete_surplus(self) -> None:
         steps = self.steps()
-        scores = self._scores()
+        keep = self._kept(steps, self._scores())
+        for step in steps:
+            if step not in keep:
+                shutil.rmtree(self.path(step))
+
+    def _kept(self, steps: list[int], scores: Mapping[str, float]) -> set[int]:
+        """Return which of some steps, oldest first, are kept by these scores."""
         scored = sorted(
             (step for step in steps if str(step) in scores),
             key=lambda step: (scores[str(step)], step),
@@ -314,17 +248,18 @@ class Checkpoints:
         )
         keep = set(steps[-self._keep_last :]) | set(scored[: self._keep_best])
         if self._keep_best:
-            keep |= self._being_scored
-        for step in steps:
-            if step not in keep:
-                shutil.rmtree(self.path(step))
+            keep |= self._being_scored & set(steps)
+        return keep
 
     def load(self, engine: PolicyEngine) -> LearnerState | None:
         """Restore the newest checkpoint into the engine (blocking); None when there is none.
 
         Raises:
             ValueError: the checkpoint is damaged; the message names it and an older one.
+            StoreError: the run store cannot be reached.
         """
+        if self._store is not None:
+            self._store.restore(self.directory)
         steps = self.steps()
         if not steps:
             return None

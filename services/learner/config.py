@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
 
@@ -24,6 +25,28 @@ from agent_r1_service.config import ListenConfig, StrictConfig
 
 IMPORTANCE_CAP = 2.0
 """Largest importance weight of `importance_cap = "auto"`, as in F. Yao et al., 2025."""
+
+
+STORE_SCHEMES = ("s3", "gs", "az", "file")
+"""Of URLs of object stores."""
+
+
+def store_url_problem(url: str) -> str | None:
+    """Say what is wrong with the URL of an object store; None where nothing is."""
+    parts = urlsplit(url)
+    if parts.username is not None or parts.query:
+        return (
+            "must hold no credentials and no options: set the variables that docs/checkpoints.md "
+            "lists, and remove what stands before @ or after ?"
+        )
+    if parts.scheme not in STORE_SCHEMES:
+        return (
+            f"({url!r}) must start with one of {', '.join(f'{name}://' for name in STORE_SCHEMES)}"
+            "; a folder that all machines see is file:///FOLDER"
+        )
+    if parts.scheme == "file":
+        return f"({url!r}) must name a folder: file:///FOLDER" if parts.netloc else None
+    return None if parts.netloc else f"({url!r}) names no bucket: {parts.scheme}://BUCKET/PATH"
 
 
 class DataConfig(StrictConfig):
@@ -200,6 +223,13 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     canary_warn_factor: PositiveFloat = 2.0
     """bfloat16: mean |difference| that is warned of, as a multiple of the one at version 0."""
 
+    checkpoint_url: str | None = None
+    """Object store that gets a copy of checkpoints and ledger, below `{checkpoint_url}/{run.id}`,
+    so that any machine can resume the run: s3://BUCKET/PATH, gs://, az:// or file://. Credentials
+    are in the environment. None keeps them in the run folder alone."""
+    checkpoint_retry_s: PositiveFloat = 300.0
+    """Longest that a request to `checkpoint_url` is repeated while the store does not answer, in
+    seconds; then the run ends with the reason, and can be resumed."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
     """Checkpoint after every so many learner steps; 0 is only at the end and on interruption."""
     keep_last: PositiveInt = 2
@@ -241,6 +271,14 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     def slots_per_group(self) -> int:
         """Trajectories asked for per prompt, a greedy answer included."""
         return self.group_size + int(self.has_greedy_baseline)
+
+    @model_validator(mode="after")
+    def _check_checkpoint_url(self) -> Self:
+        if self.checkpoint_url is not None:
+            problem = store_url_problem(self.checkpoint_url)
+            if problem is not None:
+                raise ValueError(f"learner.checkpoint_url {problem}")
+        return self
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:

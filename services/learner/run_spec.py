@@ -14,6 +14,7 @@ from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1.learner.run_store import RunStore, open_run_store
 from agent_r1_proto.tasks import Task
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_service.files.tasks import read_sets
@@ -34,6 +35,8 @@ class RunSpec:
     resolved_config: Mapping[str, Any]
     """Every table of the run, without secrets."""
     resume: bool
+    store: RunStore | None = None
+    """Where checkpoints and ledger are besides the folder (`learner.checkpoint_url`)."""
 
     @property
     def total_steps(self) -> int:
@@ -92,11 +95,15 @@ def make_run_spec(
     Raises:
         TaskFileError: a data file is missing, empty or malformed; file and line are named.
         ValueError: the run folder holds another run, or none to resume; redis.url is not set.
+        StoreError: the run store cannot be used.
     """
     if redis.url is None:
         raise ValueError("redis.url is not set; start the run with `agent-r1 train`, or set it")
     folder = RunFolder(run.folder())
-    folder.prepare(resume=resume)
+    store = open_run_store(run, learner, resume=resume)
+    if store is not None:
+        store.require_usable()
+    folder.prepare(resume=resume, stored=store is not None and store.last_start() > 0)
     return RunSpec(
         run=run,
         model=model,
@@ -108,4 +115,5 @@ def make_run_spec(
         folder=folder,
         resolved_config=resolved_config,
         resume=resume,
+        store=store,
     )

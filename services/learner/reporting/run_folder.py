@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.learner.checkpoint import Ledger
+from agent_r1.learner.ledger import Ledger
 from agent_r1.learner.ownership import FolderLock
 from agent_r1_proto.failures import Failure
 from agent_r1_service.files.private import private_folder
@@ -85,8 +85,12 @@ class RunFolder:
         """Folder of the services' logs."""
         return self.path / LOGS_DIR
 
-    def prepare(self, *, resume: bool) -> None:
+    def prepare(self, *, resume: bool, stored: bool = False) -> None:
         """Create and lock the folder, or check that it can be resumed.
+
+        Args:
+            resume: whether the run goes on.
+            stored: the run store holds it, so that the folder may be empty.
 
         Raises:
             ValueError: a fresh run would mix with an earlier one, there is none to resume, or
@@ -98,7 +102,7 @@ class RunFolder:
         has_checkpoint = any((self.path / CHECKPOINTS_DIR).glob("step_*"))
         # A run that was interrupted before its first start was counted has a config only.
         started = any((self.path / name).exists() for name in (CONFIG_FILE, LEDGER_FILE))
-        if resume and not started:
+        if resume and not started and not stored:
             raise ValueError(
                 f"{self.path} holds no run to resume ({CONFIG_FILE} and {LEDGER_FILE} are "
                 "missing); start one without --resume"

@@ -23,8 +23,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.checkpoint import Ledger
 from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.ledger import Ledger
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
@@ -196,10 +196,11 @@ class WeightPublisher:
         return report
 
     async def _write(self) -> tuple[PushReport, NewestVersion]:
-        version = self._ledger.next_policy_version()
+        started, loop = time.monotonic(), asyncio.get_running_loop()
+        version = await loop.run_in_executor(self._engine_thread, self._ledger.next_policy_version)
         directory = self._weights_dir / f"v{version}"
-        report = PushReport(policy_version=version)
-        await asyncio.get_running_loop().run_in_executor(
+        report = PushReport(policy_version=version, started=started)
+        await loop.run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )
         published = await self.transport.publish(version, directory)

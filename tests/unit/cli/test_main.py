@@ -17,8 +17,10 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.cli import policy as cli_policy
-from agent_r1.config.run import load_config, write_config
+from agent_r1.config.run import Config, load_config, write_config
 from agent_r1.config.sources import ConfigError
+from agent_r1.learner.ledger import LedgerNumbers
+from agent_r1.learner.run_store import open_run_store
 from tests.support.config_scene import write_scene
 
 HEAVY = ("torch", "vllm", "transformers", "deepspeed", "tantivy", "fastapi", "redis", "rich")
@@ -137,6 +139,11 @@ def test_a_password_on_the_command_line_is_refused(
         (["train", "{file}", "--resume", "x"], "name a CONFIG to start a run, or --resume DIR"),
         (["train", "--resume", "{folder}"], "holds no run to resume (config.json is missing)"),
         (["train", "--resume", "x", "--run-dir", "y"], "exclude each other"),
+        (
+            ["train", "--resume", "file://{folder}/none", "--run-dir", "{folder}/new"],
+            "holds no run",
+        ),
+        (["train", "--resume", "ftp://host/x"], "--resume ('ftp://host/x') must start with one of"),
         (["train", "{file}", "--set", "learner.stepz=1"], "unknown key 'stepz'"),
         (["serve", "rollout", "{file}"], "redis.url is not set"),
         (["serve", "reward", "{file}"], "redis.url is not set"),
@@ -207,6 +214,35 @@ def test_a_run_that_is_running_is_not_started_twice(
     (run / "launcher.json").write_text(json.dumps(launcher))
     error = fails_with(["train", "--resume", str(run)], capsys)
     assert f"is still running (process {os.getpid()})" in error
+
+
+def test_a_run_is_resumed_from_a_url_into_a_folder_of_this_machine(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    there, here, url = tmp_path / "there", tmp_path / "here", f"file://{tmp_path}/store"
+    set_there = [f"run.dir={there}", f"learner.checkpoint_url={url}", "learner.lr=0.5"]
+    config = load_config(file, set_there, {}).config
+    there.mkdir()
+    write_config(config, there / "config.json")
+    store = open_run_store(config.run, config.learner, resume=False)
+    assert store is not None
+    store.claim(LedgerNumbers())
+    started: list[tuple[Config, bool]] = []
+
+    def run_training(config: Config, *, resume: bool) -> int:
+        started.append((config, resume))
+        return 0
+
+    monkeypatch.setattr("agent_r1_deploy.local.run_training", run_training)
+    arguments = ["train", "--resume", f"{url}/demo", "--run-dir", str(here)]
+    assert cli.main([*arguments, "--set", "learner.steps=7"]) == 0
+    ((resumed, resume),) = started
+    assert resume
+    assert (resumed.run.dir, resumed.run.id) == (here, "demo")
+    assert (resumed.learner.checkpoint_url, resumed.learner.lr) == (url, 0.5)
+    assert resumed.learner.steps == 7
+    assert (here / "config.json").stat().st_mode & 0o077 == 0
+    assert f"{here} holds a run; continue it with" in fails_with(arguments, capsys)
 
 
 # --- show --------------------------------------------------------------------------------------

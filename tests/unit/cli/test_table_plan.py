@@ -99,6 +99,12 @@ def test_paths_of_a_table_mean_its_own_folder(folder: Path, monkeypatch: pytest.
     assert plan_of(folder, text).base.evaluation.sets["held_out"] == folder / "more.jsonl"
 
 
+def test_the_runs_of_a_table_cannot_share_a_store(folder: Path):
+    text = with_set("learner.checkpoint_url", "s3://bucket/x")
+    with pytest.raises(ConfigError, match=r"holds one run, .* share their run\.id; remove it"):
+        plan_of(folder, text)
+
+
 def test_a_table_needs_exact_match_as_a_component(folder: Path):
     without = 'reward.components={"answered" = 1.0}'
     with pytest.raises(ConfigError, match=r"does not name exact_match; name it .* 0\.0"):

@@ -13,6 +13,8 @@ import pytest
 
 from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1.learner.ledger import LedgerNumbers
+from agent_r1.learner.run_store import open_run_store
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
 from tests.support.config_scene import write_scene
@@ -43,6 +45,24 @@ def test_a_machine_that_has_everything_has_no_problems_and_keeps_no_trace(folder
     before = sorted(folder.parent.rglob("*"))
     assert problems(folder) == ""
     assert sorted(folder.parent.rglob("*")) == before
+
+
+def test_a_store_that_cannot_be_used_is_a_problem_of_the_machine(folder: Path):
+    (folder / "file").write_text("")
+    found = problems(folder, f"learner.checkpoint_url=file://{folder}/file/store")
+    assert found.startswith(f"learner.checkpoint_url: file://{folder}/file/store/demo cannot be")
+    assert "\n" not in found
+
+
+def test_a_store_must_hold_no_run_but_the_resumed_one(folder: Path):
+    url = f"learner.checkpoint_url=file://{folder}/store"
+    assert problems(folder, url) == ""
+    config = load(folder, url)
+    store = open_run_store(config.run, config.learner, resume=False)
+    assert store is not None
+    store.claim(LedgerNumbers())
+    assert f"file://{folder}/store/demo holds a run already" in problems(folder, url)
+    assert problems(folder, url, resume=True) == ""
 
 
 @pytest.mark.parametrize(

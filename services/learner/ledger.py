@@ -1,0 +1,126 @@
+"""The learner's ledger: the numbers of a run that are never used twice.
+
+train.py --numbers--> `ledger.json`, and from there to the run store, if there is one; a resumed
+train.py takes the next ones.
+
+It is written under a temporary name, flushed to disk and renamed, before a number is used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from agent_r1.learner.ownership import TakenOverError
+from agent_r1_proto.messages import StrictMessage
+from agent_r1_service.files.run_folder import LEDGER_FILE
+from agent_r1_service.files.writing import write_atomically
+
+if TYPE_CHECKING:
+    from agent_r1.learner.run_store import RunStore
+
+
+class LedgerNumbers(StrictMessage):
+    """The numbers that are never used twice in one run."""
+
+    incarnation: int = 0
+    """Starts of the learner so far."""
+    last_policy_version: int = 0
+    """Highest policy version ever assigned, published or not."""
+    incarnations_elsewhere: int = 0
+    """Those of the incarnations that were starts of other run folders on the same services."""
+
+
+class Ledger:
+    """Hands out incarnations and policy versions; each is on disk before it is used."""
+
+    def __init__(self, run_folder: Path, store: RunStore | None = None) -> None:
+        self.path = run_folder / LEDGER_FILE
+        self._store = store
+        self._numbers = self._read()
+
+    def _read(self) -> LedgerNumbers:
+        if not self.path.exists():
+            return LedgerNumbers()
+        try:
+            return LedgerNumbers.model_validate_json(self.path.read_bytes())
+        except ValidationError as exc:
+            raise ValueError(
+                f"{self.path} does not parse ({exc.errors()[0]['msg']}); restore it, with "
+                "`incarnation` and `last_policy_version` at least as high as the run ever used"
+            ) from exc
+
+    def require_newest(self) -> None:
+        """Make sure that no later start has taken over the run folder, before writing there.
+
+        Raises:
+            TakenOverError: one has.
+        """
+        newest = self._read().incarnation
+        if newest > self._numbers.incarnation:
+            raise TakenOverError(
+                f"learner start {newest} has taken over {self.path.parent} (this is start "
+                f"{self._numbers.incarnation}); nothing more was written there"
+            )
+
+    @property
+    def last_policy_version(self) -> int:
+        """Highest policy version ever assigned."""
+        return self._numbers.last_policy_version
+
+    @property
+    def last_incarnation(self) -> int:
+        """Newest incarnation."""
+        return self._numbers.incarnation
+
+    @property
+    def starts(self) -> int:
+        """Starts of the learner in this run folder."""
+        return self._numbers.incarnation - self._numbers.incarnations_elsewhere
+
+    def go_on_after(self, *, incarnation: int, policy_version: int) -> None:
+        """Use no number again that another run folder has used on the same services.
+
+        Args:
+            incarnation: newest incarnation those services know.
+            policy_version: highest policy version they may hold.
+        """
+        numbers = self._numbers
+        newest = max(numbers.incarnation, incarnation)
+        self._write(
+            incarnation=newest,
+            last_policy_version=max(numbers.last_policy_version, policy_version),
+            incarnations_elsewhere=numbers.incarnations_elsewhere + newest - numbers.incarnation,
+        )
+
+    def next_incarnation(self) -> int:
+        """Take the next incarnation (the first is 1).
+
+        Raises:
+            ValueError, StoreError: the run store has it taken by another, or cannot be used.
+        """
+        if self._store is None:
+            self._write(incarnation=self._numbers.incarnation + 1)
+        else:
+            self._write(**self._store.claim(self._numbers).model_dump())
+        return self._numbers.incarnation
+
+    def next_policy_version(self) -> int:
+        """Take the next policy version (the first is 1; 0 is the configured model).
+
+        Raises:
+            TakenOverError: a later start has taken over the run.
+            StoreError: the run store cannot be reached.
+        """
+        self._write(last_policy_version=self._numbers.last_policy_version + 1)
+        if self._store is not None:
+            self._store.write_numbers(self._numbers)
+        return self._numbers.last_policy_version
+
+    def _write(self, **changes: int) -> None:
+        self.require_newest()
+        numbers = self._numbers.model_copy(update=changes)
+        write_atomically(self.path, numbers.model_dump_json(indent=2) + "\n")
+        self._numbers = numbers
