@@ -238,4 +238,5 @@ def _explain(url: str, exc: Exception) -> str:
 def _short(text: str) -> str:
     """Return the first line without the client's own numbers."""
     line = text.splitlines()[0] if text else "no reason given"
+    line = re.sub(r"^.*?(?=Error performing [A-Z]+ )", "", line)
     return re.sub(r" in [\d.]+\w+, after (\d+) retries, .*? - ", r" after \1 retries: ", line)
