@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-hosts test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
+.PHONY: help setup demo table test test-unit test-docker images test-hosts test-ranks test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -30,6 +30,9 @@ images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them
 
 test-hosts: setup ## train on network namespaces that share nothing, over slow and lossy links
 	@$(BIN)/python scripts/test_hosts
+
+test-ranks: setup ## run 2 and 3 learner ranks on hosts that share nothing (network namespaces), under every ZeRO stage
+	@AGENT_R1_TEST_RANKS=1 $(BIN)/python -m pytest tests/integration/test_ranks_on_hosts.py --timeout 900
 
 test-sandbox: setup ## run every reference solution of HumanEval and MBPP (AGENT_R1_REAL_DATA) in the sandbox
 	@$(BIN)/python scripts/test_sandbox

@@ -296,6 +296,7 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
         raise ConfigError("table [data] is missing; the learner needs data.train")
     from agent_r1.learner import main as learner
     from agent_r1.learner import outcome
+    from agent_r1.learner.engine.interface import EngineError
     from agent_r1.learner.run_spec import make_run_spec
     from agent_r1.learner.stop_rules import RunFailedError
     from agent_r1.learner.weights.canary import CanaryError
@@ -321,6 +322,11 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
     except (RunFailedError, CanaryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc
+    except EngineError as exc:
+        # The message is the whole story here too, and a restart may help. torch's threads may hang.
+        logger.debug("the engine ended", exc_info=True)
+        print(f"{ERROR_PREFIX}{exc}", file=sys.stderr)
+        _end_process(EXIT_FAILED)
     return _exit_status(status)
 
 

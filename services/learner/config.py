@@ -134,6 +134,8 @@ class EngineConfig(StrictConfig):
     rank_interface: str | None = None
     """Network interface, such as eth0, on which the ranks listen for each other; None: the one that
     reaches MASTER_ADDR, which is the loopback interface where no launcher sets that variable."""
+    rank_join_timeout_s: PositiveFloat = 300.0
+    """Longest to wait at start until all ranks have met, in seconds."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto takes GPUs when there are any."""
     gpu_memory_share: Annotated[float, Field(gt=0, le=1)] | None = None

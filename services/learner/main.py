@@ -11,9 +11,10 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 from agent_r1.learner.algorithms import find_advantage, find_policy_loss
 from agent_r1.learner.config import LearnerConfig
@@ -25,6 +26,9 @@ from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
 from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ModelConfig, RunConfig
+
+if TYPE_CHECKING:
+    from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +57,7 @@ def train(
     find_policy_loss(spec.learner.policy_loss)
     spec.folder.write_config(spec.resolved_config)
     try:
-        with _interruptible(), closing(build_engine(spec, place)) as engine:
+        with _interruptible(), build_engine(spec, place) as engine:
             return asyncio.run(run_until_stopped(spec, engine, announce_dir))
     except KeyboardInterrupt:
         logger.info("stopped while the model was being loaded; nothing was trained")
@@ -70,7 +74,7 @@ def follow(
     follow(place, [setup])
 
 
-def build_engine(spec: RunSpec, place: RankPlace | None = None) -> PolicyEngine:
+def build_engine(spec: RunSpec, place: RankPlace | None = None) -> DeepSpeedPolicyEngine:
     """Join the ranks, or start them on this machine, and load the model over all of them."""
     setup = engine_setup(spec.run, spec.model, spec.learner)
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
@@ -80,7 +84,7 @@ def build_engine(spec: RunSpec, place: RankPlace | None = None) -> PolicyEngine:
     return DeepSpeedPolicyEngine(
         setup,
         total_steps=spec.total_steps * spec.learner.optimizer_steps_per_batch,
-        group=RankGroup(setup.config, place),
+        group=RankGroup(setup, place),
     )
 
 
@@ -118,14 +122,21 @@ async def run_until_stopped(spec: RunSpec, engine: PolicyEngine, announce_dir: P
     finally:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)  # a second one does not cut the end short
 
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Let SIGTERM, like SIGINT, raise KeyboardInterrupt where no event loop handles it."""
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        for one in STOP_SIGNALS:  # launchers and ranks may each send one
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.default_int_handler)
+        signal.signal(number, interrupt)
     try:
         yield
     finally:

@@ -34,6 +34,8 @@ from agent_r1.learner.weights.publisher import PushReport
 
 logger = logging.getLogger(__name__)
 
+ENGINE_WATCH_S = 0.5
+
 
 async def train(run: TrainingRun) -> str:
     """Train to the last step and evaluate; return the run's status."""
@@ -157,8 +159,16 @@ async def _start_collecting(run: TrainingRun) -> asyncio.Task[None]:
 
     watch = collector.watch_forever(lambda: publisher.newest, announce)
     stop_signal.spawn(watch, "watch")
+    stop_signal.spawn(_watch_engine(run.engine), "engine")
     await stop_signal.unless_stopped(collector.fill())
     return offering
+
+
+async def _watch_engine(engine: PolicyEngine) -> None:
+    """Let the end of a rank end the run, also while it waits for rollouts."""
+    while True:
+        engine.check()
+        await asyncio.sleep(ENGINE_WATCH_S)
 
 
 async def _evaluate_before(run: TrainingRun) -> None:

@@ -503,7 +503,8 @@ def test_bad_batches_are_refused_and_the_engine_goes_on(model_dir: Path):
 
 
 def test_a_gradient_that_is_not_finite_ends_training_before_the_weights_change(model_dir: Path):
-    group = RankGroup(EngineConfig.model_validate(two_ranks.SETTINGS))
+    table = EngineConfig.model_validate(two_ranks.SETTINGS)
+    group = RankGroup(EngineSetup(ModelConfig(path=str(model_dir), max_context=512), table))
     engine = make_engine(model_dir, group=group)
     before = engine.logprobs([SAMPLES[0].token_ids])[0]
     endless = [
@@ -677,7 +678,7 @@ def test_a_lost_rank_that_rank_0_did_not_start_is_named(model_dir: Path, leaders
     first.process.stdin.flush()
     errors = first.answer()["errors"]
     assert len(errors) == 2
-    assert all("rank 1 gave no sign of life for 3 s" in error for error in errors)
+    assert all("rank 1 ended" in error for error in errors)
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.ledger import Ledger
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train import Learner
@@ -462,6 +463,23 @@ async def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(
         spec = training_spec(folder, redis_url, run_id, checkpoint_every=1, resume=True)
         await asyncio.wait_for(Learner(spec, again).run(), 30)
     assert sorted(again.trained) == samples_of(range(6))
+
+
+async def test_a_rank_that_is_lost_between_two_batches_ends_the_run(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder, engine = tmp_path / "run", FakeEngine()
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker, answer=lambda rollout, version: None).running(),
+    ):
+        learner = Learner(training_spec(folder, redis_url, run_id), engine)
+        run = asyncio.create_task(learner.run())
+        await eventually(lambda: folder.exists())
+        engine.lost = "the training engine ended: rank 1 ended"
+        with pytest.raises(EngineError, match="rank 1 ended"):
+            await asyncio.wait_for(run, 30)
+    assert summary(folder)["reason"] == engine.lost
 
 
 async def test_a_redis_that_is_too_small_is_refused_at_start(

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from aiohttp import web
 
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
-from agent_r1.learner.engine.interface import LossSpec, Model, TrainSample
+from agent_r1.learner.engine.interface import EngineError, LossSpec, Model, TrainSample
 from agent_r1.learner.run_spec import RunSpec, make_run_spec
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1_proto.registry import Registry, RolloutServer
@@ -72,6 +72,8 @@ class FakeEngine:
         self.trained: list[tuple[int, int]] = []
         """(group, sample) of everything these weights were trained on."""
         self.batches: list[list[TrainSample]] = []
+        self.lost: str | None = None
+        """Why the engine has ended, from now on."""
         self.until: Callable[[], bool] = lambda: True
         """A step lasts until this holds."""
         self._kill_at = kill_at
@@ -145,7 +147,11 @@ class FakeEngine:
     def checkpoint_bytes(self) -> int:
         return 1000
 
-    def close(self) -> None:
+    def check(self) -> None:
+        if self.lost is not None:
+            raise EngineError(self.lost)
+
+    def close(self, why: str = "") -> None:
         return
 
 

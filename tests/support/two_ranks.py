@@ -157,7 +157,7 @@ def setups(model_dir: Path) -> list[EngineSetup]:
 def compare(model_dir: Path, place: RankPlace) -> None:
     """Train under every stage on the same two ranks."""
     probe_setup, *others = setups(model_dir)
-    group = RankGroup(probe_setup.config, place)
+    group = RankGroup(probe_setup, place)
     answer_line({"workers": [process.pid for process in group.workers]})
     lengths = [sample.num_tokens for sample in make_samples(COUNT, seed=SEED)]
     shares = plan_microbatches(lengths, 2, 64, 0.3)
@@ -181,7 +181,7 @@ def report_errors(
 ) -> None:
     """Damage an engine of two ranks; print what it raises then, and how rank 1 ended."""
     setup = setups(model_dir)[0]
-    group = RankGroup(setup.config, place)
+    group = RankGroup(setup, place)
     engine = DeepSpeedPolicyEngine(setup, group=group)
     samples = make_samples(COUNT, seed=SEED)
     engine.train_batch(samples, LossSpec())
@@ -219,7 +219,7 @@ def outlive(model_dir: Path, place: RankPlace) -> None:
 def end(model_dir: Path, place: RankPlace) -> None:
     """Train one batch and end in order."""
     setup = setups(model_dir)[0]
-    engine = DeepSpeedPolicyEngine(setup, group=RankGroup(setup.config, place))
+    engine = DeepSpeedPolicyEngine(setup, group=RankGroup(setup, place))
     metrics = engine.train_batch(make_samples(COUNT, seed=SEED), LossSpec())
     engine.close()
     answer_line({"loss": metrics["loss/total"]})

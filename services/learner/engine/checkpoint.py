@@ -17,6 +17,14 @@ from agent_r1.learner.weights.snapshot import Weights, write_safetensors
 from agent_r1_proto.weights import SNAPSHOT_FILE
 from agent_r1_service.files.writing import check_seal, replace_directory, report_full_disk
 
+OLD_POLICY_TAG, OLD_CRITIC_TAG = "engine", "critic"
+"""Folders that DeepSpeed wrote, one file a rank, up to version 0.2; readable with as many ranks."""
+
+
+def is_old(directory: Path) -> bool:
+    """Whether DeepSpeed wrote a checkpoint, in files of every rank."""
+    return (directory / OLD_POLICY_TAG).is_dir()
+
 
 def verify_checksums(directory: Path, facts: dict[str, Any]) -> None:
     """Check that a checkpoint is complete, unchanged, and was written by an engine like this one.

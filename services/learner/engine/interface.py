@@ -208,6 +208,18 @@ class PolicyEngine(Protocol):
         """Optimizer steps taken so far, those before a resume included."""
         ...
 
-    def close(self) -> None:
-        """End the other ranks; further calls are errors. May be called twice."""
+    def check(self) -> None:
+        """Look for a failure between two calls; at once, from any thread.
+
+        Raises:
+            EngineError: a rank has failed or ended.
+        """
+        ...
+
+    def close(self, why: str = "") -> None:
+        """End the other ranks; further calls are errors. May be called twice.
+
+        Args:
+            why: the error that ends the run, which the other ranks repeat; "" in order.
+        """
         ...

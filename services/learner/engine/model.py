@@ -11,6 +11,7 @@ V = vocabulary size.
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,9 +20,12 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from agent_r1.learner.weights.snapshot import raw_bytes
 from agent_r1_service.config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+SAMPLED_WEIGHTS = 1024
+"""Of each tensor, about, in a checksum."""
 CHECK_TOKENS = (0, 1, 2, 3)
 TOLERANCE = 1e-3
 CHECKED_ATTENTION = "sdpa"
@@ -99,6 +103,15 @@ def _scaled_logits(
 ) -> torch.Tensor:
     """Return [n, V] float32 logits over temperature."""
     return nn.functional.linear(hidden, weight, bias).float() / temperatures[:, None]
+
+
+def sample_checksum(model: nn.Module) -> int:
+    """Return a checksum of values all over a model: enough to tell one model from another."""
+    checksum = 0
+    for parameter in model.parameters():
+        every = max(1, parameter.numel() // SAMPLED_WEIGHTS)
+        checksum = zlib.crc32(raw_bytes(parameter.flatten()[::every].cpu()).data, checksum)
+    return checksum
 
 
 class LogprobHead(nn.Module):

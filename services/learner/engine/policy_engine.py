@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -70,11 +71,11 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             policy_starts=0 if critic is None else critic.warmup_steps,
         )
         self._told_skipped = False
-        self._group = group or RankGroup(self._config)
+        self._group = group or RankGroup(setup)
         try:
             self._group.build(self._setup)
-        except BaseException:
-            self._group.close()
+        except BaseException as exc:
+            self._group.close(str(exc))
             raise
 
     @property
@@ -201,8 +202,9 @@ class DeepSpeedPolicyEngine(PolicyEngine):
     def load_state(self, directory: Path) -> None:
         checkpoint_io.verify_checksums(directory, self._group.engine.facts(directory))
         with self._group.guard():
-            self._group.send("load", [directory] * self._config.ranks)
-            self._group.engine.load(directory)
+            method = "load_old" if checkpoint_io.is_old(directory) else "load"
+            self._group.send(method, [directory] * self._config.ranks)
+            getattr(self._group.engine, method)(directory)
 
     def checkpoint_bytes(self) -> int:
         return self._state_bytes() + self._group.engine.num_weights() * self._bytes_per_weight
@@ -215,8 +217,18 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         engine = self._group.engine
         return (engine.num_weights() + engine.num_critic_weights()) * STATE_BYTES_PER_WEIGHT
 
-    def close(self) -> None:
-        self._group.close()
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        in_order = error is None or isinstance(error, KeyboardInterrupt)
+        self.close("" if in_order else str(error) or type(error).__name__)
+
+    def check(self) -> None:
+        self._group.check()
+
+    def close(self, why: str = "") -> None:
+        self._group.close(why)
 
 
 def _count_computed(orders: Sequence[RankBatch]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
 from agent_r1.learner.algorithms.losses.nll import weighted_nll
 from agent_r1.learner.algorithms.losses.value import clipped_value_loss
 from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.checkpoint import OLD_CRITIC_TAG, OLD_POLICY_TAG, is_old
 from agent_r1.learner.engine.critic import load_critic
 from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
 from agent_r1.learner.engine.metric_accumulator import MetricAccumulator, batch_metrics
@@ -31,6 +32,7 @@ from agent_r1.learner.engine.model import (
     check_packing,
     checkpoint_activations,
     load_causal_model,
+    sample_checksum,
 )
 from agent_r1.learner.engine.rank_messages import (
     CriticSetup,
@@ -47,8 +49,6 @@ from agent_r1.learner.weights.snapshot import Weights
 
 POLICY_FILE = "policy.safetensors"
 CRITIC_FILE = "critic.safetensors"
-OLD_POLICY_TAG, OLD_CRITIC_TAG = "engine", "critic"
-"""Folders that DeepSpeed wrote, one file a rank, up to version 0.2; readable with as many ranks."""
 
 
 class RankEngine:
@@ -65,6 +65,7 @@ class RankEngine:
         self._config = config = setup.config
         with self._explain_out_of_memory():
             self.model = load_causal_model(setup.model)
+            self._check_same_weights()
             if config.packing:
                 check_packing(self.model)
             self._names = _parameter_names(self.model)
@@ -74,6 +75,21 @@ class RankEngine:
                 module = PolicyModule(load_causal_model(setup.model), config.logprob_chunk_tokens)
                 self._reference = freeze(module, config, dtype=setup.model.dtype, device=device)
             self._critic = None if setup.critic is None else self._make_critic(setup.critic)
+
+    def _check_same_weights(self) -> None:
+        """Compare the model with rank 0's: each rank has read its own files.
+
+        Raises:
+            EngineError: this rank's is another one.
+        """
+        own = torch.tensor(sample_checksum(self.model), device=self.device)
+        first = own.clone()
+        dist.broadcast(first, 0)
+        if own != first:
+            raise EngineError(
+                f"{self._setup.model.path} has other weights here than on rank 0's machine; give "
+                "every rank the same model"
+            )
 
     def _policy_module(self, model: PreTrainedModel) -> PolicyModule:
         module = PolicyModule(model, self._config.logprob_chunk_tokens)
@@ -335,7 +351,7 @@ class RankEngine:
             f"{self._setup.table_name}.zero_stage": self._config.zero_stage,
             "model.dtype": self._setup.model.dtype,
         }
-        if (directory / OLD_POLICY_TAG).is_dir():
+        if is_old(directory):
             facts[f"{self._setup.table_name}.ranks"] = self.ranks
         return facts if self._critic is None else facts | {"a critic": True}
 
@@ -345,17 +361,17 @@ class RankEngine:
         if self._critic is not None:
             self._critic.save(directory / CRITIC_FILE)
 
-    def load(self, directory: Path) -> int:
-        """Restore it from there; return the optimizer steps the policy had taken."""
-        if (directory / OLD_POLICY_TAG).is_dir():
-            self._policy.load_old(directory, OLD_POLICY_TAG)
-            if self._critic is not None:
-                self._critic.load_old(directory, OLD_CRITIC_TAG)
-            return self.optimizer_steps
+    def load(self, directory: Path) -> None:
+        """Restore it from there."""
         self._policy.load(directory / POLICY_FILE)
         if self._critic is not None:
             self._critic.load(directory / CRITIC_FILE)
-        return self.optimizer_steps
+
+    def load_old(self, directory: Path) -> None:
+        """Restore what DeepSpeed wrote there, each rank its own file."""
+        self._policy.load_old(directory, OLD_POLICY_TAG)
+        if self._critic is not None:
+            self._critic.load_old(directory, OLD_CRITIC_TAG)
 
 
 def _parameter_names(model: PreTrainedModel) -> dict[int, list[str]]:

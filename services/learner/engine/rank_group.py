@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -22,52 +23,40 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError, FloatArray
 from agent_r1.learner.engine.rank_join import (
-    BEAT_S,
-    FATAL_EXIT_CODE,
-    JOIN_TIMEOUT,
-    LOST_AFTER_S,
-    Pulse,
+    Groups,
     choose_device,
     connect,
     join,
     listen,
+    meet_others,
 )
+from agent_r1.learner.engine.rank_life import BEAT_S, END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.rank_messages import EngineSetup
 from agent_r1.learner.engine.rank_place import RankPlace
 from agent_r1.learner.engine.rank_wire import BUILD, receive, send
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
 
 if TYPE_CHECKING:
     from agent_r1.learner.engine.rank_engine import RankEngine
 
 logger = logging.getLogger(__name__)
 
+STDERR = 2
 WORKER_END_S = 10.0
 FAILURE_GRACE_S = 15.0
 """A collective with a lost peer must have failed within this time, else the process is ended."""
-SILENT_AFTER_FAILURE_S = 3.0
-"""After a failed collective, a rank without a sign of life for this long is its reason."""
-END = "end"
-"""Set in the store when the ranks are to end."""
-
-
-def error_key(rank: int) -> str:
-    """Return where in the store a rank leaves why it failed."""
-    return f"error/{rank}"
-
-
-def left_key(rank: int) -> str:
-    """Return where in the store a rank says that it has ended as asked."""
-    return f"left/{rank}"
+SETTLE_S = 4 * BEAT_S
+"""When one rank fails, others fail because of it: wait this long to hear of all before blaming."""
 
 
 class RankGroup:
     """The ranks, driven from rank 0: joined once, then `build` gives each its part of an engine.
 
     Args:
-        config: gives ranks, device, threads and timeout.
+        setup: of the first engine; gives ranks, device, threads and timeouts, and must be equal on
+            all ranks.
         place: rank 0's; None, or one without a port, starts the other ranks on this machine: the
             command of this process once more for each, with `rank_place.VARIABLES` set.
 
@@ -77,59 +66,83 @@ class RankGroup:
         EngineError: a rank could not join.
     """
 
-    def __init__(self, config: EngineConfig, place: RankPlace | None = None) -> None:
-        self._place = place or RankPlace(size=config.ranks)
+    def __init__(self, setup: EngineSetup, place: RankPlace | None = None) -> None:
+        self._place = place or RankPlace(size=setup.config.ranks)
         self._ranks = self._place.size
         self._engine: RankEngine | None = None
-        self._store: Any = None
-        self._pulse: Pulse | None = None
         self.workers: list[subprocess.Popen[bytes]] = []
         """The processes of ranks 1 and above, where this one started them."""
-        self._closing = False
+        self._lifelines: list[Lifeline] = []
+        self._word = ""
+        """What the other ranks are told; see rank_life."""
+        self._told: dict[int, str] = {}
+        """By rank: why it ended or failed."""
+        self._was_stopped = False
         self._busy = threading.Lock()
+        """Held by a call of the engine."""
         self._failure: str | None = None
-        starts_others = self._place.port == 0
-        for local_rank in range(self._ranks) if starts_others else [self._place.local_rank]:
-            choose_device(config, local_rank)
+        for local_rank in [self._place.local_rank] if self._place.port else range(self._ranks):
+            choose_device(setup.config, local_rank)
         if dist.is_initialized() and (self._ranks != 1 or dist.get_world_size() != 1):
             raise ValueError(
                 f"this process already leads {dist.get_world_size()} rank(s); an engine of "
                 f"{self._ranks} ranks needs a process of its own"
             )
         try:
-            self._open_store(config)
-            with self.guard():
-                self._wait_for_others()
-                self._control = join(self._place, self._store, config)
+            groups = self._join(setup)
         except BaseException:
             self.close()
             raise
+        self._control = groups.control
+        for rank, group in groups.life.items():
+            self._lifelines.append(Lifeline(0, rank, group, lambda: self._word, self._hear))
+            self._lifelines[-1].start()
 
-    def _open_store(self, config: EngineConfig) -> None:
+    def _join(self, setup: EngineSetup) -> Groups:
         if self._ranks == 1:
-            self._store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
-            return
+            store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+            return join(self._place, store, setup.config)
         if self._place.attempt is not None:
-            self._store = connect(self._place)
+            store = connect(self._place, setup.config.rank_join_timeout_s)
         else:
+            store, port = listen(self._place, setup.config.rank_interface)
             starts_others = self._place.port == 0
-            self._store, port = listen(self._place, config.rank_interface)
             self._place = dataclasses.replace(self._place, port=port)
             if starts_others:
                 self._start_workers()
-        pulse_store = connect(self._place)
-        self._pulse = Pulse(0, range(1, self._ranks), pulse_store, self._check_others)
-        self._pulse.start()
+        meet_others(self._place, store, setup, self._check_workers)
+        return join(self._place, store, setup.config)
+
+    def _start_workers(self) -> None:
+        if "WORLD_SIZE" in os.environ:
+            raise ValueError(
+                "this process is a rank that was started by another one; give its engine the place "
+                "that `read_place` returns"
+            )
+        for rank in range(1, self._ranks):
+            place = dataclasses.replace(self._place, rank=rank, local_rank=rank)
+            process = subprocess.Popen(
+                [sys.executable, *sys.orig_argv[1:]],
+                env={**os.environ, **place.environment()},
+                stdin=subprocess.DEVNULL,
+                stdout=STDERR,  # what this process prints may be read by a program
+            )
+            self.workers.append(process)
+
+    def _check_workers(self) -> None:
+        for rank, process in enumerate(self.workers, start=1):
+            if (code := process.poll()) is not None:
+                raise EngineError(f"rank {rank} ended with exit code {code}")
 
     def build(self, setup: EngineSetup) -> None:
-        """Build an engine over all ranks, in place of the one before.
+        """Build an engine over all ranks, in place of the one before: the next of their setups.
 
         Raises:
             ValueError: the model cannot be loaded or trained.
-            EngineError: a rank failed, or reads another configuration.
+            EngineError: a rank failed.
         """
         with self.guard():
-            self.send(BUILD, [setup] * self._ranks)
+            self.send(BUILD)
             self._engine = build_engine(self._place, setup)
 
     @property
@@ -137,6 +150,8 @@ class RankGroup:
         """Rank 0's part."""
         assert self._engine is not None
         return self._engine
+
+    # Commands
 
     def send(self, method: str, arguments: Sequence[Any] | None = None) -> None:
         """Let the other ranks call a method of their RankEngine; use inside `guard`.
@@ -163,21 +178,30 @@ class RankGroup:
         Raises:
             EngineError: a rank failed, now or in an earlier block.
         """
-        if self._failure is not None:
-            raise EngineError(self._failure)
         with self._busy:
+            self.check()
             try:
                 yield
             except BaseException as exc:
                 if not fatal and self._ranks == 1:
                     raise
-                told = self._why_it_failed(exc)
+                # A peer's end reaches rank 0 as a broken connection before anything says why.
+                broken = isinstance(exc, RuntimeError) and not isinstance(exc, EngineError)
+                told = self._cause(FAILURE_GRACE_S if broken else 0)
                 own = exc if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
-                self._failure = f"the training engine ended: {told or own}"
-                self._end_workers()
+                self._end("" if isinstance(exc, KeyboardInterrupt) else told or str(own))
                 if told is not None:
                     raise EngineError(self._failure) from exc
                 raise
+
+    def check(self) -> None:
+        """Look for a failure; at once, from any thread.
+
+        Raises:
+            EngineError: a rank has failed or ended, or all were ended.
+        """
+        if self._failure is not None:
+            raise EngineError(self._failure)
 
     def fail(self, why: str) -> NoReturn:
         """End the other ranks; this and every further call raise the reason.
@@ -185,127 +209,76 @@ class RankGroup:
         Raises:
             EngineError: always.
         """
-        self._failure = f"the training engine ended: {why}"
-        self._end_workers()
+        self._end(why)
         raise EngineError(self._failure)
 
-    # The other ranks
+    # The other ranks' life
 
-    def _start_workers(self) -> None:
-        if "WORLD_SIZE" in os.environ:
-            raise ValueError(
-                "this process is a rank that was started by another one; give its engine the place "
-                "that `read_place` returns"
-            )
-        for rank in range(1, self._ranks):
-            place = dataclasses.replace(self._place, rank=rank, local_rank=rank)
-            process = subprocess.Popen(
-                [sys.executable, *sys.orig_argv[1:]],
-                env={**os.environ, **place.environment()},
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else None,
-            )
-            self.workers.append(process)
+    def _hear(self, rank: int, word: str) -> None:
+        """Take what a rank says, in its lifeline's thread."""
+        if word == STOP and not self._was_stopped:
+            self._was_stopped = True
+            logger.info("a learner rank was asked to stop, so all do rank=%d", rank)
+            os.kill(os.getpid(), signal.SIGTERM)
+        elif word != STOP and rank not in self._told:
+            self._told[rank] = word
+            threading.Thread(target=self._end_after_loss, daemon=True, name="loss").start()
 
-    def _wait_for_others(self) -> None:
-        """Wait until all ranks have shown life.
-
-        Raises:
-            EngineError: one ended before, or did not come in time.
-        """
-        deadline = time.monotonic() + JOIN_TIMEOUT.total_seconds()
-        while self._pulse is not None and not self._pulse.seen_all():
-            if (lost := self._find_loss()) is not None:
-                raise EngineError(lost)
-            if time.monotonic() > deadline:
-                raise EngineError(
-                    f"not all of the {self._ranks} ranks came to {self._place.address}:"
-                    f"{self._place.port} within {JOIN_TIMEOUT.total_seconds():.0f} s; start the "
-                    "same command for every rank, and let them reach that address"
-                )
-            time.sleep(BEAT_S)
-
-    def _check_others(self, store: Any) -> bool:
-        """Look for a lost rank; one that was lost unasked ends a call that hangs on it."""
-        lost = self._find_loss()
-        if lost is None or self._closing:
-            return not self._closing
-        logger.error("learner rank lost: %s", lost)
+    def _end_after_loss(self) -> None:
         # The lock is free when no call waits on the lost rank, or when its collective failed.
         deadline = time.monotonic() + FAILURE_GRACE_S
-        while not self._busy.acquire(timeout=BEAT_S):
-            if self._closing:
-                return False
-            if time.monotonic() > deadline:
-                logger.critical("a collective hangs on the lost learner rank: %s", lost)
-                os._exit(FATAL_EXIT_CODE)
-        try:
-            self._failure = self._failure or f"the training engine ended: {lost}"
-        finally:
+        while not (idle := self._busy.acquire(timeout=BEAT_S)) and time.monotonic() < deadline:
+            if self._word:
+                return  # they end already
+        self._end(self._cause() or "")
+        if idle:
             self._busy.release()
-        return False
+        else:
+            print(f"{ERROR_PREFIX}{self._failure}", file=sys.stderr, flush=True)  # noqa: T201
+            os._exit(EXIT_FAILED)
 
-    def _find_loss(self, silent_s: float = LOST_AFTER_S) -> str | None:
-        """Say which rank has ended or failed, and how; None: all live."""
-        told: dict[int, str] = {}
-        if self._pulse is None:
-            return None
-        for rank in range(1, self._ranks):
-            if self._store.check([error_key(rank)]):
-                told[rank] = f"rank {rank}: {self._store.get(error_key(rank)).decode()}"
-        # First those that could not say why: others fail because of them.
-        for rank, process in enumerate(self.workers, start=1):
-            if process.poll() is not None and rank not in told:
-                return f"rank {rank} ended with exit code {process.returncode}"
-        if told:
-            return min(told.items())[1]
-        silent = self._pulse.silent(silent_s)
-        return None if silent is None else f"rank {silent} gave no sign of life for {silent_s:g} s"
-
-    def _why_it_failed(self, error: BaseException) -> str | None:
-        """Return which rank an error here comes from; None where it is rank 0's own."""
-        lost = self._find_loss()
-        # A peer's end reaches rank 0 as a broken connection before anything says why.
-        broken = isinstance(error, RuntimeError) and not isinstance(error, EngineError)
-        deadline = time.monotonic() + (FAILURE_GRACE_S if broken and self._ranks > 1 else 0)
-        while lost is None and time.monotonic() < deadline:
+    def _cause(self, timeout_s: float = 0) -> str | None:
+        """Return which rank's end or failure came first; None where all are well in time."""
+        deadline = time.monotonic() + timeout_s
+        while not self._told and time.monotonic() < deadline:
             time.sleep(BEAT_S)
-            lost = self._find_loss(SILENT_AFTER_FAILURE_S)
-        return lost
+        if not self._told:
+            return None
+        time.sleep(SETTLE_S)
+        # First those that could not say why: others fail because of them.
+        lost = {rank: word for rank, word in self._told.items() if word.startswith(LOST)}
+        rank, word = min((lost or self._told).items())
+        if rank not in lost:
+            return f"rank {rank}: {word}"
+        code = self.workers[rank - 1].poll() if self.workers else None
+        return word.removeprefix(LOST) + ("" if code is None else f" with exit code {code}")
 
-    def _end_workers(self) -> None:
-        self._closing = True
-        if self._ranks == 1 or self._store is None:
+    def _end(self, why: str) -> None:
+        """Let the other ranks end, and tell them why, or "" in order; may be called twice."""
+        if self._word:
             return
-        if self._pulse is not None:
-            self._pulse.stop()
-        self._store.set(END, "")
+        self._failure = f"the training engine ended: {why}" if why else "the engine is closed"
+        self._word = END + (self._failure if why else "")
         deadline = time.monotonic() + WORKER_END_S
+        for lifeline in self._lifelines:
+            lifeline.join(max(0.0, deadline - time.monotonic()))
         for process in self.workers:
             try:
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        others = [] if self.workers else [left_key(rank) for rank in range(1, self._ranks)]
-        while not self._store.check(others) and time.monotonic() < deadline:
-            time.sleep(BEAT_S)
 
-    def close(self) -> None:
-        """End the other ranks; may be called twice."""
-        if self._closing:
-            return
-        self._end_workers()
-        self._failure = self._failure or "the training engine is closed"
-        if self._ranks > 1 and dist.is_initialized():
+    def close(self, why: str = "") -> None:
+        """End the other ranks; may be called twice.
+
+        Args:
+            why: what they say on their way out; "" in order.
+        """
+        self._end(why)
+        ended = not any(lifeline.is_alive() for lifeline in self._lifelines)
+        if self._ranks > 1 and dist.is_initialized() and ended:
             dist.destroy_process_group()
-
-
-def _has_descriptor(stream: Any) -> bool:
-    try:
-        return stream.fileno() >= 0
-    except (AttributeError, OSError, ValueError):
-        return False
 
 
 def build_engine(place: RankPlace, setup: EngineSetup) -> RankEngine:

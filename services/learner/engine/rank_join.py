@@ -1,39 +1,56 @@
-"""How a rank meets the others: the store, the process group, and the signs of life in the store.
+"""How the ranks meet: their store, the check that all have the same configuration, their groups.
 
-RankPlace --> `open_store`, `join` --> rank_group.py (rank 0), rank_worker.py (the others)
+RankPlace --> `meet_others` (rank 0), `meet_rank_0`; then `join` --Groups--> rank_group.py (rank 0),
+rank_worker.py (the others). The store is needed until then; afterwards ranks talk in groups.
 """
 
 from __future__ import annotations
 
-import logging
+import json
 import os
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from importlib.metadata import version
+from typing import Any, NamedTuple
 
 import psutil
 import torch
 import torch.distributed as dist
 
 from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.interface import EngineError
+from agent_r1.learner.engine.rank_life import LOST_AFTER_S
+from agent_r1.learner.engine.rank_messages import EngineSetup
 from agent_r1.learner.engine.rank_place import RankPlace
-
-logger = logging.getLogger(__name__)
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
 
 IDLE_TIMEOUT = timedelta(days=30)
-"""Longest between two commands: rollouts may take any time; a lost peer is noticed by its pulse."""
-JOIN_TIMEOUT = timedelta(seconds=300)
-BEAT_S = 0.25
-FATAL_EXIT_CODE = 70
-LOST_AFTER_S = 60.0
-"""A rank without a sign of life for this long is lost."""
+"""Longest between two commands: rollouts may take any time; a lost peer is noticed by rank_life."""
+POLL_S = 0.1
+HEARD_S = 10.0
+"""Longest that rank 0 waits for the others to read why they cannot begin."""
+VERDICT = "verdict"
+"""Key of the store: "" when all ranks have come, else why they cannot begin."""
+REFUSAL = "error"
+"""Of what a rank leaves in the store, in place of its configuration: why it cannot take part."""
 
 # torch's stubs hide these public classes.
 _TcpStore: Any = dist.__dict__["TCPStore"]
 _PrefixStore: Any = dist.__dict__["PrefixStore"]
+
+
+class Groups(NamedTuple):
+    """What ranks talk through, apart from the collectives of the engine."""
+
+    control: Any
+    """Commands and results."""
+    life: dict[int, Any]
+    """By rank, from 1: the pair of rank 0 and that rank. A lost rank closes its own pair only."""
 
 
 def choose_device(config: EngineConfig, local_rank: int) -> torch.device:
@@ -51,6 +68,9 @@ def choose_device(config: EngineConfig, local_rank: int) -> torch.device:
             'machines; lower ranks or set device = "cpu"'
         )
     return torch.device("cuda", local_rank)
+
+
+# The store
 
 
 def listen(place: RankPlace, interface: str | None) -> tuple[Any, int]:
@@ -77,19 +97,137 @@ def listen(place: RankPlace, interface: str | None) -> tuple[Any, int]:
     return store, port
 
 
-def connect(place: RankPlace) -> Any:
-    """Connect to the store, which rank 0 or torchrun holds."""
-    store = _TcpStore(place.address, place.port, None, False, timeout=JOIN_TIMEOUT)
+def connect(place: RankPlace, timeout_s: float) -> Any:
+    """Connect to the store, which rank 0 or torchrun holds.
+
+    Raises:
+        EngineError: there was none in time.
+    """
+    try:
+        store = _TcpStore(
+            place.address, place.port, None, False, timeout=timedelta(seconds=timeout_s)
+        )
+    except RuntimeError as exc:
+        raise EngineError(
+            f"rank 0 was not at {place.address}:{place.port} within {timeout_s:g} s (rank_join_"
+            "timeout_s); start the same command for rank 0 too, and let this machine reach it"
+        ) from exc
     # torchrun's store outlives the ranks it restarts.
     return store if place.attempt is None else _PrefixStore(place.attempt, store)
 
 
-def join(place: RankPlace, store: Any, config: EngineConfig) -> Any:
-    """Join the process group; return the group that commands travel through."""
+def _identity(setup: EngineSetup) -> dict[str, Any]:
+    return {"version of agent-r1": version("agent-r1"), **setup.shared()}
+
+
+def meet_others(
+    place: RankPlace, store: Any, setup: EngineSetup, check_started: Callable[[], None]
+) -> None:
+    """Wait, as rank 0, until every other rank has come with the same configuration.
+
+    Args:
+        place: rank 0's.
+        store: the ranks'.
+        setup: rank 0's.
+        check_started: raises if a rank that this process has started has ended.
+
+    Raises:
+        EngineError: one refused, was given another configuration, or did not come in time.
+    """
+    timeout_s = setup.config.rank_join_timeout_s
+    deadline = time.monotonic() + timeout_s
+    own = json.loads(json.dumps(_identity(setup)))
+    missing = list(range(1, place.size))
+    try:
+        while missing:
+            for rank in [rank for rank in missing if store.check([_key(rank)])]:
+                _compare(rank, own, json.loads(store.get(_key(rank))))
+                missing.remove(rank)
+            check_started()
+            if missing and time.monotonic() > deadline:
+                raise EngineError(
+                    f"rank {', '.join(map(str, missing))} of {place.size} did not come to "
+                    f"{place.address}:{place.port} within {timeout_s:g} s (rank_join_timeout_s); "
+                    "start the same command for every rank, and let it reach that address"
+                )
+            time.sleep(POLL_S if missing else 0)
+    except BaseException as exc:
+        store.set(VERDICT, str(exc) or type(exc).__name__)
+        came = [rank for rank in range(1, place.size) if store.check([_key(rank)])]
+        with suppress(RuntimeError):  # the store ends with this process: let them read it
+            store.wait([_heard(rank) for rank in came], timedelta(seconds=HEARD_S))
+        raise
+    store.set(VERDICT, "")
+
+
+def _compare(rank: int, own: dict[str, Any], found: dict[str, Any]) -> None:
+    if REFUSAL in found:
+        raise EngineError(f"rank {rank}: {found[REFUSAL]}")
+    if differences := list(_differences(own, found)):
+        raise EngineError(
+            f"rank {rank} has another configuration than rank 0: {', '.join(differences)}; give "
+            "every rank the same file and --set"
+        )
+
+
+def _differences(own: dict[str, Any], found: dict[str, Any], under: str = "") -> Iterator[str]:
+    for key in sorted(own.keys() | found.keys()):
+        ours, theirs = own.get(key), found.get(key)
+        if isinstance(ours, dict) and isinstance(theirs, dict):
+            yield from _differences(ours, theirs, f"{under}{key}.")
+        elif ours != theirs:
+            yield f"{under}{key} is {theirs}, not {ours}"
+
+
+def meet_rank_0(place: RankPlace, store: Any, setup: EngineSetup) -> None:
+    """Say, as another rank, that this one has come; wait until all have.
+
+    Raises:
+        EngineError: the ranks cannot begin; the message is rank 0's.
+    """
+    timeout_s = 2 * setup.config.rank_join_timeout_s  # longer than rank 0, which can say more
+    deadline = time.monotonic() + timeout_s
+    try:
+        store.set(_key(place.rank), json.dumps(_identity(setup)))
+        while not store.check([VERDICT]):
+            if time.monotonic() > deadline:
+                raise EngineError(f"rank 0 did not begin within {timeout_s:g} s")
+            time.sleep(POLL_S)
+        verdict = store.get(VERDICT).decode()
+        store.set(_heard(place.rank), "")
+    except dist.DistError as exc:
+        raise EngineError("rank 0 ended") from exc
+    if verdict:
+        raise EngineError(verdict)
+
+
+def refuse(place: RankPlace, store: Any, why: str) -> None:
+    """Say, as a rank other than 0, that this one cannot take part."""
+    with suppress(RuntimeError):  # the store may have gone with rank 0
+        store.set(_key(place.rank), json.dumps({REFUSAL: why}))
+        store.set(_heard(place.rank), "")
+
+
+def _key(rank: int) -> str:
+    return f"rank/{rank}"
+
+
+def _heard(rank: int) -> str:
+    return f"heard/{rank}"
+
+
+# The groups
+
+
+def join(place: RankPlace, store: Any, config: EngineConfig) -> Groups:
+    """Join the process group, on one interface, and the groups that ranks talk through.
+
+    A rank that cannot reach the others in time ends its process with the reason.
+    """
     device = choose_device(config, place.local_rank)
     os.environ.update(DS_ACCELERATOR=device.type, LOCAL_RANK=str(place.local_rank))
     interface = config.rank_interface or _interface_to(place.address)
-    if interface is not None:
+    if interface is not None and place.size > 1:
         for library in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
     threads = config.torch_threads
@@ -101,15 +239,49 @@ def join(place: RankPlace, store: Any, config: EngineConfig) -> Any:
         torch.cuda.set_device(device)
         if config.gpu_memory_share is not None:
             torch.cuda.set_per_process_memory_fraction(config.gpu_memory_share, device)
-    if not dist.is_initialized():
-        dist.init_process_group(
-            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
-            store=store,
-            rank=place.rank,
-            world_size=place.size,
-            timeout=timedelta(seconds=config.collective_timeout_s),
-        )
-    return dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT) if place.size > 1 else None
+    with _limit(config.rank_join_timeout_s, os.environ.get("GLOO_SOCKET_IFNAME")):
+        if not dist.is_initialized():
+            dist.init_process_group(
+                "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+                store=store,
+                rank=place.rank,
+                world_size=place.size,
+                timeout=timedelta(seconds=config.collective_timeout_s),
+            )
+        control = dist.new_group(backend="gloo", timeout=IDLE_TIMEOUT) if place.size > 1 else None
+        lost_after = timedelta(seconds=LOST_AFTER_S)
+        life = {
+            rank: dist.new_group([0, rank], lost_after, backend="gloo")
+            for rank in range(1, place.size)
+        }
+    return Groups(control, life)
+
+
+@contextmanager
+def _limit(seconds: float, interface: str | None) -> Iterator[None]:
+    """End the process if the block takes longer: torch waits for the collectives' timeout.
+
+    Raises:
+        EngineError: a connection was refused.
+    """
+    message = (
+        f"the ranks have met, but could not connect to each other within {seconds:g} s (rank_join_"
+        f"timeout_s); let them reach every TCP port of each other on the interface {interface}"
+    )
+
+    def end() -> None:
+        print(f"{ERROR_PREFIX}{message}", file=sys.stderr, flush=True)  # noqa: T201 - the end
+        os._exit(EXIT_FAILED)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except RuntimeError as exc:
+        raise EngineError(message) from exc
+    finally:
+        timer.cancel()
 
 
 def _interface_to(address: str) -> str | None:
@@ -120,75 +292,20 @@ def _interface_to(address: str) -> str | None:
         except OSError:
             return None
         own = probe.getsockname()[0]
-    found = psutil.net_if_addrs().items()
-    return next((name for name, given in found if own in {one.address for one in given}), None)
+    return next((name for name, given in _addresses() if given == own), None)
 
 
 def _address(interface: str) -> str:
-    known = psutil.net_if_addrs()
-    for one in known.get(interface, []):
-        if one.family == socket.AF_INET:
-            return one.address
+    for name, address in _addresses():
+        if name == interface:
+            return address
     raise ValueError(
         f"rank_interface ({interface!r}) has no IPv4 address on this machine; its interfaces are "
-        f"{', '.join(known)}"
+        f"{', '.join(dict(_addresses()))}"
     )
 
 
-class Pulse:
-    """Shows in the store that this rank lives, and notices others that do not.
-
-    Args:
-        rank: this one.
-        watched: the ranks whose signs of life are followed.
-        store: a connection of its own, since another one may be blocked by a wait.
-        every_beat: called with the store after each sign of life; False ends them.
-    """
-
-    def __init__(
-        self, rank: int, watched: Iterable[int], store: Any, every_beat: Callable[[Any], bool]
-    ) -> None:
-        self._rank = rank
-        self._store = store
-        self._every_beat = every_beat
-        self._last = dict.fromkeys(watched, (0, time.monotonic()))
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat_forever, daemon=True, name="pulse")
-
-    def start(self) -> None:
-        """Begin; `every_beat` is called in a thread of its own."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, from any thread; may be called twice."""
-        self._stopped.set()
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            self._thread.join()
-
-    def silent(self, seconds: float = LOST_AFTER_S) -> int | None:
-        """Return a watched rank that has shown no life for so long; None: all have."""
-        late = time.monotonic() - seconds
-        return next((rank for rank, (_, seen) in self._last.items() if seen < late), None)
-
-    def seen_all(self) -> bool:
-        """Whether every watched rank has shown life at least once."""
-        return all(count for count, _ in self._last.values())
-
-    def _beat_forever(self) -> None:
-        try:
-            while self._beat() and not self._stopped.wait(BEAT_S):
-                pass
-        except RuntimeError as exc:  # of the store: whoever held it has ended
-            logger.critical("learner rank ends: the ranks' store is gone (%s)", exc)
-            os._exit(FATAL_EXIT_CODE)
-
-    def _beat(self) -> bool:
-        self._store.add(_pulse_key(self._rank), 1)
-        for rank, (count, _) in self._last.items():
-            if (found := self._store.add(_pulse_key(rank), 0)) != count:
-                self._last[rank] = (found, time.monotonic())
-        return self._every_beat(self._store)
-
-
-def _pulse_key(rank: int) -> str:
-    return f"pulse/{rank}"
+def _addresses() -> list[tuple[str, str]]:
+    """Return interfaces with their IPv4 addresses."""
+    found = psutil.net_if_addrs().items()
+    return [(n, one.address) for n, given in found for one in given if one.family == socket.AF_INET]

@@ -84,9 +84,9 @@ class EngineSetup:
         fields = {name: getattr(table, name) for name in EngineConfig.model_fields}
         return cls(model, EngineConfig(**fields), seed, **more)
 
-    def without_paths(self) -> dict[str, Any]:
+    def shared(self) -> dict[str, Any]:
         """Return what must be equal on every rank: a model may lie elsewhere on each machine."""
-        own = {"torch_threads", "device", "rank_interface"}
+        own = {"torch_threads", "device", "rank_interface", "rank_join_timeout_s"}
         critic = self.critic
         return {
             "model": self.model.model_dump(exclude={"path"}),

@@ -18,7 +18,6 @@ from pydantic import TypeAdapter
 
 from agent_r1.learner.engine.interface import Model
 from agent_r1.learner.engine.rank_messages import (
-    EngineSetup,
     Float32,
     MicroBatch,
     RankBatch,
@@ -26,17 +25,18 @@ from agent_r1.learner.engine.rank_messages import (
 )
 
 BUILD = "build"
-"""Build the engine; every other command is a method of RankEngine."""
+"""Build the next engine; every other command is a method of RankEngine."""
 RESULTS = "results"
 """What a rank answers to `score` and `values`."""
 ARGUMENTS: dict[str, TypeAdapter[Any]] = {
-    BUILD: TypeAdapter(EngineSetup),
+    BUILD: TypeAdapter(None),
     "train": TypeAdapter(RankBatch),
     "score": TypeAdapter(tuple[Model, list[MicroBatch]]),
     "values": TypeAdapter(list[ValueBatch]),
     "collect": TypeAdapter(None),
     "save": TypeAdapter(Path),
     "load": TypeAdapter(Path),
+    "load_old": TypeAdapter(Path),
     RESULTS: TypeAdapter(list[Float32]),
 }
 
@@ -67,20 +67,16 @@ def decode(header: bytes, data: bytes) -> tuple[str, Any]:
 
 def send(rank: int, control: Any, name: str, value: Any) -> None:
     """Send one message to a rank."""
-    parts = encode(name, value)
-    dist.send(torch.tensor([len(part) for part in parts]), rank, group=control)
-    for part in filter(None, parts):
-        dist.send(torch.frombuffer(bytearray(part), dtype=torch.uint8), rank, group=control)
+    header, data = encode(name, value)
+    dist.send(torch.tensor([len(header), len(data)]), rank, group=control)
+    dist.send(torch.frombuffer(bytearray(header + data), dtype=torch.uint8), rank, group=control)
 
 
 def receive(rank: int, control: Any) -> tuple[str, Any]:
     """Wait for one message of a rank; return its name and value."""
     sizes = torch.zeros(2, dtype=torch.int64)
     dist.recv(sizes, rank, group=control)
-    parts: list[bytes] = []
-    for size in sizes.tolist():
-        part = torch.zeros(size, dtype=torch.uint8)
-        if size:
-            dist.recv(part, rank, group=control)
-        parts.append(part.numpy().tobytes())
-    return decode(parts[0], parts[1])
+    parts = torch.zeros(int(sizes.sum()), dtype=torch.uint8)
+    dist.recv(parts, rank, group=control)
+    header, data = parts.split(sizes.tolist())
+    return decode(header.numpy().tobytes(), data.numpy().tobytes())

@@ -2,7 +2,7 @@
 
 rank_group.py (rank 0) --rank_wire.py--> `follow` --> RankEngine (rank_engine.py)
 
-It ends when rank 0 says so in the store, or ends itself, however that ended.
+It ends when rank 0 says so, with rank 0's reason, or when rank 0 ends, however that ended.
 """
 
 from __future__ import annotations
@@ -10,22 +10,29 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
+import sys
 import traceback
 from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from agent_r1.learner.engine.interface import EngineError
-from agent_r1.learner.engine.rank_group import END, build_engine, error_key, left_key
-from agent_r1.learner.engine.rank_join import Pulse, connect, join
+from agent_r1.learner.engine.rank_group import FAILURE_GRACE_S, WORKER_END_S, build_engine
+from agent_r1.learner.engine.rank_join import connect, join, meet_rank_0, refuse
+from agent_r1.learner.engine.rank_life import END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.rank_messages import EngineSetup
 from agent_r1.learner.engine.rank_place import RankPlace
 from agent_r1.learner.engine.rank_wire import BUILD, RESULTS, receive, send
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
 from agent_r1_service.files.writing import DiskFullError
 
 logger = logging.getLogger(__name__)
 
 GATHERED = ("score", "values")
 """Commands whose results rank 0 waits for."""
+VERDICT_S = FAILURE_GRACE_S + WORKER_END_S
+"""A rank that has failed waits so long for rank 0 to end it."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def follow(place: RankPlace, setups: Iterable[EngineSetup]) -> NoReturn:
@@ -35,66 +42,85 @@ def follow(place: RankPlace, setups: Iterable[EngineSetup]) -> NoReturn:
         place: this rank's.
         setups: of the engines that rank 0 builds, as this rank's own configuration has them.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all ranks; rank 0 decides
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)  # until it has joined
     logger.info("learner rank starts rank=%d ranks=%d", place.rank, place.size)
+    remaining = iter(setups)
+    setup = next(remaining)
     store: Any = None
     try:
-        store = connect(place)
-        rank = _Follower(place, iter(setups))
-        rank.serve(store)
-    except BaseException as exc:  # noqa: BLE001 - the boundary of a rank: rank 0 reports it
-        _end(place, store, exc)
+        store = connect(place, setup.config.rank_join_timeout_s)
+        meet_rank_0(place, store, setup)
+        groups = join(place, store, setup.config)
+        rank = _Follower(place, groups.life[place.rank])
+    except BaseException as exc:  # noqa: BLE001 - the boundary of a rank
+        why = str(exc) if isinstance(exc, ValueError) else _describe(exc)
+        if store is not None:
+            refuse(place, store, why)
+        _leave(why)
+    rank.serve(groups.control, setup, remaining)
 
 
 class _Follower:
-    def __init__(self, place: RankPlace, setups: Iterator[EngineSetup]) -> None:
+    def __init__(self, place: RankPlace, group: Any) -> None:
         self._place = place
-        self._setups = setups
-        self._next = next(setups)
-        self._engine: Any = None
-        self._pulse = Pulse(place.rank, [0], connect(place), self._check_rank_0)
+        self._why = self._trace = ""
+        # The main thread may wait for a command, outside of Python, when a signal arrives.
+        self._signals, wakes = socket.socketpair()
+        wakes.setblocking(False)
+        self._wakes = wakes
+        signal.set_wakeup_fd(wakes.fileno(), warn_on_full_buffer=False)
+        for number in STOP_SIGNALS:
+            signal.signal(number, lambda *_: None)
+        self._lifeline = Lifeline(place.rank, 0, group, self._say, self._hear)
+        self._lifeline.start()
 
-    def serve(self, store: Any) -> NoReturn:
-        self._pulse.start()
-        control = join(self._place, store, self._next.config)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to all ranks
-        while True:
-            method, argument = receive(0, control)
-            if method == BUILD:
-                self._build(argument)
-                continue
-            call = getattr(self._engine, method)
-            result = call() if argument is None else call(argument)
-            if method in GATHERED:
-                send(0, control, RESULTS, result)
+    def serve(self, control: Any, setup: EngineSetup, remaining: Iterator[EngineSetup]) -> NoReturn:
+        """Carry out commands, until the lifeline ends the process or one fails."""
+        engine: Any = None
+        try:
+            while True:
+                method, argument = receive(0, control)
+                if method == BUILD:
+                    engine = build_engine(self._place, setup)
+                    setup = next(remaining, setup)
+                    continue
+                call = getattr(engine, method)
+                result = call() if argument is None else call(argument)
+                if method in GATHERED:
+                    send(0, control, RESULTS, result)
+        except BaseException as exc:  # noqa: BLE001 - the boundary of a rank: rank 0 reports it
+            self._trace = traceback.format_exc()
+            self._why = _describe(exc)
+            self._lifeline.join(VERDICT_S)  # rank 0 knows what came first
+            _leave(self._why)
 
-    def _build(self, wanted: EngineSetup) -> None:
-        own, self._next = self._next, next(self._setups, self._next)
-        if own.without_paths() != wanted.without_paths():
-            raise EngineError(
-                "its configuration differs from rank 0's; give every rank the same file and --set"
-            )
-        self._engine = build_engine(self._place, own)
+    def _say(self) -> str:
+        if self._why:
+            return self._why
+        try:
+            return STOP if self._signals.recv(1, socket.MSG_DONTWAIT) else ""
+        except BlockingIOError:
+            return ""
 
-    def _check_rank_0(self, store: Any) -> bool:
-        if store.check([END]):
-            store.set(left_key(self._place.rank), "")
-            os._exit(0)
-        if self._pulse.silent() is not None:
-            logger.critical("learner rank ends: rank 0 is silent rank=%d", self._place.rank)
-            os._exit(1)
-        return True
+    def _hear(self, rank: int, word: str) -> None:
+        if self._why and word.endswith(self._why):  # not because of another rank
+            logger.error("learner rank failed rank=%d\n%s", self._place.rank, self._trace)
+        _leave(word.removeprefix(END).removeprefix(LOST))
 
 
-def _end(place: RankPlace, store: Any, error: BaseException) -> NoReturn:
-    """Tell rank 0 why this rank failed, where it can be told; end."""
-    text = str(error)
-    if not isinstance(error, (EngineError, DiskFullError)):
-        text = f"{type(error).__name__}: {error}"
-    try:
-        if store is not None and not store.check([END]):
-            logger.error("learner rank failed rank=%d: %s", place.rank, traceback.format_exc())
-            store.set(error_key(place.rank), text)
-    except RuntimeError:  # the store went with rank 0
-        logger.error("learner rank ends with rank 0 rank=%d reason=%s", place.rank, text)
-    os._exit(1)
+def _describe(error: BaseException) -> str:
+    """Return what to say of an error: its text where that is the whole story."""
+    if isinstance(error, KeyboardInterrupt):
+        return "it was stopped"
+    known = isinstance(error, EngineError | DiskFullError)
+    return str(error) if known else f"{type(error).__name__}: {error}"
+
+
+def _leave(why: str) -> NoReturn:
+    """End this process, from any thread."""
+    if why:
+        print(f"{ERROR_PREFIX}{why}", file=sys.stderr)  # noqa: T201 - the last words of a rank
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(EXIT_FAILED if why else 0)

@@ -38,7 +38,9 @@ _NOT_OF_THE_TASK = {
     "checkpoint_every",
     "log_every",
     "torch_threads",
+    "ranks",
     "rank_interface",
+    "rank_join_timeout_s",
 }
 """Keys that may change between an interruption and its resume."""
 
@@ -193,14 +195,12 @@ def run(
     from agent_r1.learner.engine.rank_group import RankGroup
 
     setup = _engine_setup(run, model, sft)
-    engine = DeepSpeedPolicyEngine(
-        setup, total_steps=len(warm_start.batches), group=RankGroup(setup.config, place)
-    )
-    try:
-        with _stop_on_signal(stop or threading.Event()) as stopping:
-            return _train(warm_start, engine, stopping)
-    finally:
-        engine.close()
+    group = RankGroup(setup, place)
+    with (
+        DeepSpeedPolicyEngine(setup, total_steps=len(warm_start.batches), group=group) as engine,
+        _stop_on_signal(stop or threading.Event()) as stopping,
+    ):
+        return _train(warm_start, engine, stopping)
 
 
 def follow(run: RunConfig, model: ModelConfig, sft: SftConfig, place: RankPlace) -> NoReturn:

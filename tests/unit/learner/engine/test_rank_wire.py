@@ -9,12 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec
 from agent_r1.learner.engine.microbatches import build_microbatch, build_value_batch
-from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup, OptimizerStep, RankBatch
+from agent_r1.learner.engine.rank_messages import OptimizerStep, RankBatch
 from agent_r1.learner.engine.rank_wire import decode, encode
-from agent_r1_service.config import ModelConfig
 from tests.support.tiny_models import make_samples, with_values
 
 
@@ -53,19 +51,6 @@ def test_results_paths_and_commands_without_an_argument_arrive():
     assert same(decode(*encode("results", results)), ("results", results))
     assert decode(*encode("save", Path("/runs/a"))) == ("save", Path("/runs/a"))
     assert decode(*encode("collect", None)) == ("collect", None)
-
-
-def test_a_setup_differs_in_what_every_rank_must_share():
-    def setup(path: str, **table: Any) -> EngineSetup:
-        model = ModelConfig(path=path, max_context=64)
-        return EngineSetup(model, EngineConfig(**table), critic=CriticSetup(model, 1e-3))
-
-    sent = setup("/a", lr=1e-5, torch_threads=4)
-    got: EngineSetup = decode(*encode("build", sent))[1]
-    assert got == sent
-    elsewhere = setup("/b", lr=1e-5, torch_threads=8, rank_interface="eth1")
-    assert elsewhere.without_paths() == got.without_paths()
-    assert setup("/a", lr=2e-5).without_paths() != got.without_paths()
 
 
 @pytest.mark.parametrize(
