@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from agent_r1.learner.engine.interface import EngineError
-from agent_r1.learner.engine.rank_group import FAILURE_GRACE_S, WORKER_END_S, build_engine
+from agent_r1.learner.engine.rank_group import build_engine
 from agent_r1.learner.engine.rank_join import connect, join, meet_rank_0, refuse
 from agent_r1.learner.engine.rank_life import END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.rank_messages import EngineSetup
@@ -30,8 +30,11 @@ logger = logging.getLogger(__name__)
 
 GATHERED = ("score", "values")
 """Commands whose results rank 0 waits for."""
-VERDICT_S = FAILURE_GRACE_S + WORKER_END_S
-"""A rank that has failed waits so long for rank 0 to end it."""
+VERDICT_S = 3.0
+"""A rank that has failed waits so long for rank 0 to say what came first; then its own end lets
+collectives fail that other ranks wait in."""
+ITS_OWN_STORY = (EngineError, DiskFullError)
+"""Errors whose text says all."""
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -90,10 +93,11 @@ class _Follower:
                 if method in GATHERED:
                     send(0, control, RESULTS, result)
         except BaseException as exc:  # noqa: BLE001 - the boundary of a rank: rank 0 reports it
-            self._trace = traceback.format_exc()
+            if not isinstance(exc, ITS_OWN_STORY):
+                self._trace = traceback.format_exc()
             self._why = _describe(exc)
-            self._lifeline.join(VERDICT_S)  # rank 0 knows what came first
-            _leave(self._why)
+            self._lifeline.join(VERDICT_S)
+            self._hear(0, self._why)
 
     def _say(self) -> str:
         if self._why:
@@ -103,8 +107,8 @@ class _Follower:
         except BlockingIOError:
             return ""
 
-    def _hear(self, rank: int, word: str) -> None:
-        if self._why and word.endswith(self._why):  # not because of another rank
+    def _hear(self, rank: int, word: str) -> NoReturn:
+        if self._trace and word.endswith(self._why):  # not because of another rank
             logger.error("learner rank failed rank=%d\n%s", self._place.rank, self._trace)
         _leave(word.removeprefix(END).removeprefix(LOST))
 
@@ -113,8 +117,8 @@ def _describe(error: BaseException) -> str:
     """Return what to say of an error: its text where that is the whole story."""
     if isinstance(error, KeyboardInterrupt):
         return "it was stopped"
-    known = isinstance(error, EngineError | DiskFullError)
-    return str(error) if known else f"{type(error).__name__}: {error}"
+    told = isinstance(error, ITS_OWN_STORY)
+    return str(error) if told else f"{type(error).__name__}: {error}"
 
 
 def _leave(why: str) -> NoReturn:
