@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import ssl
 import sys
 from collections.abc import AsyncIterator
@@ -18,7 +19,6 @@ import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError, RedisError
 
-from agent_r1.cli.main import main
 from agent_r1.config.machine import machine_problems
 from agent_r1.config.run import load_config, write_config
 from agent_r1_deploy.local_redis import answers, local_redis
@@ -136,16 +136,23 @@ async def test_the_check_before_a_start_reaches_it(
 
 async def test_a_command_that_names_it_by_an_option_takes_its_secrets_from_the_environment(
     secured: tuple[RedisConfig, str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ):
     redis, _ = secured
-    where = ["--redis", str(redis.url), "--id", "x"]
-    monkeypatch.setenv("AGENT_R1__REDIS__CA_FILE", str(redis.ca_file))
-    assert await asyncio.to_thread(main, ["rollout", "list", *where]) == 2  # no password
-    monkeypatch.setenv("AGENT_R1__REDIS__PASSWORD_FILE", str(redis.password_file))
-    assert await asyncio.to_thread(main, ["rollout", "list", *where]) == 0
-    assert "no rollout server is announced" in capsys.readouterr().out
+
+    async def servers(**variables: object) -> tuple[int | None, str]:
+        process = await asyncio.create_subprocess_exec(
+            *(COMMAND, "rollout", "list", "--redis", str(redis.url), "--id", "x"),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **{f"AGENT_R1__REDIS__{k}": str(v) for k, v in variables.items()}},
+        )
+        output, _ = await process.communicate()
+        return process.returncode, output.decode()
+
+    status, text = await servers(CA_FILE=redis.ca_file)
+    assert status == 2, text  # no password
+    status, text = await servers(CA_FILE=redis.ca_file, PASSWORD_FILE=redis.password_file)
+    assert (status, text) == (0, "no rollout server is announced in this run\n")
 
 
 def problems(config) -> list[str]:
