@@ -5,7 +5,6 @@ The short form runs in the suite; `make test-ranks` adds every ZeRO stage, 3 ran
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import sys
@@ -38,7 +37,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(why_not() is not None, reason=str(why_not())),
 ]
-FULL = pytest.mark.skipif("AGENT_R1_TEST_RANKS" not in os.environ, reason="make test-ranks runs it")
+FULL = pytest.mark.ranks
 STEPS = 100
 STOPPED = 130
 SOON_S = 20.0
