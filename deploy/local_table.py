@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from agent_r1.config.run import Config, ConfigError, write_config
-from agent_r1.learner.ledger import Ledger
+from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local import open_folder, prepare_redis, run_services
 from agent_r1_deploy.local_client import failures_shown

@@ -105,7 +105,7 @@ async def train(config_file: Path, steps: int, questions: int, group_size: int) 
     prepare_environment(settings)
     # These read the environment when they are imported.
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.rank_messages import EngineSetup
+    from agent_r1.learner.engine.ranks.messages import EngineSetup
     from agent_r1.rollout.vllm.policy import VllmPolicy
 
     ends = read_model(settings).eos_token_ids

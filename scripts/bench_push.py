@@ -117,7 +117,7 @@ def check_same(pulled: Path, published: Path) -> None:
 async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightManifest]:
     """Train, publish after every step, pull; return what was published, oldest first."""
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.rank_messages import EngineSetup
+    from agent_r1.learner.engine.ranks.messages import EngineSetup
 
     vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
     settings = EngineConfig(lr=LR, device="cpu")

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from agent_r1.learner.object_store import StoreError
+from agent_r1.learner.checkpoints.object_store import StoreError
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
 from agent_r1_service.files.writing import DiskFullError
 

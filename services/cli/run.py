@@ -23,7 +23,7 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import check_port
 from agent_r1.config.run import Config, ConfigError, LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import ENV_PREFIX, at_hand
-from agent_r1.learner.engine.rank_place import read_place
+from agent_r1.learner.engine.ranks.place import read_place
 from agent_r1.tools.config import CLASS_PATTERN
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_service.files.private import private_folder, write_private
@@ -76,8 +76,8 @@ def _load_stored(url: str, run_dir: Path | None, options: list[str]) -> LoadedCo
         ConfigError: the store holds no run, or the folder does.
         StoreError: the store cannot be used.
     """
+    from agent_r1.learner.checkpoints.run_store import RunStore
     from agent_r1.learner.config import store_url_problem
-    from agent_r1.learner.run_store import RunStore
 
     problem = store_url_problem(url)
     if problem is not None:
@@ -279,7 +279,7 @@ def _has_begun(config: Config) -> bool:
     """Say whether the learner of a run has been started before, here or on another machine."""
     if (config.run.folder() / LEDGER_FILE).is_file():
         return True
-    from agent_r1.learner.run_store import open_run_store
+    from agent_r1.learner.checkpoints.run_store import open_run_store
 
     store = open_run_store(config.run, config.learner, resume=True)
     return store is not None and store.last_start() > 0

@@ -183,8 +183,8 @@ def _unwritable(path: Path, key: str) -> str | None:
 
 
 def _store_problems(config: Config, *, resume: bool) -> Iterator[str]:
-    from agent_r1.learner.object_store import StoreError
-    from agent_r1.learner.run_store import open_run_store
+    from agent_r1.learner.checkpoints.object_store import StoreError
+    from agent_r1.learner.checkpoints.run_store import open_run_store
 
     try:
         store = open_run_store(config.run, config.learner, resume=resume, retry_s=ANSWER_TIMEOUT_S)

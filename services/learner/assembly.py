@@ -9,12 +9,12 @@ import asyncio
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from agent_r1.learner.checkpoint import Checkpoints, LearnerState
+from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
+from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations
 from agent_r1.learner.groups import GroupBuffer
-from agent_r1.learner.ledger import Ledger
 from agent_r1.learner.reporting.step_report import StepReporter
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec

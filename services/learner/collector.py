@@ -16,8 +16,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 
+from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.groups import AcceptResult, Group, GroupBuffer, failure_reason
-from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.stop_rules import FailureMonitor
 from agent_r1_proto.failures import FailureBoard, place_of_failure

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.learner.checkpoint import Checkpoints
+from agent_r1.learner.checkpoints.checkpoint import Checkpoints
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.redis_memory import MAX_QUESTIONS_IN_FLIGHT
 from agent_r1.learner.reporting.summary import RunSummary

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 from agent_r1.learner.algorithms import find_advantage, find_policy_loss
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
-from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup
-from agent_r1.learner.engine.rank_place import RankPlace
+from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
+from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.outcome import INTERRUPTED
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
@@ -69,7 +69,7 @@ def follow(
 ) -> NoReturn:
     """Be a rank other than 0 until the ranks end."""
     setup = engine_setup(run, model, learner)
-    from agent_r1.learner.engine.rank_worker import follow
+    from agent_r1.learner.engine.ranks.worker import follow
 
     follow(place, [setup])
 
@@ -79,7 +79,7 @@ def build_engine(spec: RunSpec, place: RankPlace | None = None) -> DeepSpeedPoli
     setup = engine_setup(spec.run, spec.model, spec.learner)
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.rank_group import RankGroup
+    from agent_r1.learner.engine.ranks.group import RankGroup
 
     return DeepSpeedPolicyEngine(
         setup,

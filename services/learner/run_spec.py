@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent_r1.learner.checkpoints.run_store import RunStore, open_run_store
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.learner.reporting.run_folder import RunFolder
-from agent_r1.learner.run_store import RunStore, open_run_store
 from agent_r1_proto.tasks import Task
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_service.files.tasks import read_sets

@@ -19,11 +19,10 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 from agent_r1.learner.assembly import TrainingRun, assemble, connect, open_folder
+from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.outcome import FAILED, INTERRUPTED
-from agent_r1.learner.ownership import TakenOverError
 from agent_r1.learner.reporting.step_report import StepReport
-from agent_r1.learner.run_bundle import RunOffer
 from agent_r1.learner.run_end import finish, save_checkpoint, write_summary
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import StopRequested, StopSignal, cancel_and_wait
@@ -31,6 +30,7 @@ from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import build_samples, loss_spec
 from agent_r1.learner.weights.canary import CanaryError, CanaryTokens
 from agent_r1.learner.weights.publisher import PushReport
+from agent_r1.learner.weights.run_bundle import RunOffer
 
 logger = logging.getLogger(__name__)
 

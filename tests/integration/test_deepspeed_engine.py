@@ -26,9 +26,9 @@ from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
 from agent_r1.learner.engine.microbatches import build_microbatch, scoring_sample
 from agent_r1.learner.engine.model import check_packing, load_causal_model
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-from agent_r1.learner.engine.rank_group import RankGroup
-from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup
-from agent_r1.learner.engine.rank_place import RankPlace
+from agent_r1.learner.engine.ranks.group import RankGroup
+from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
+from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.objective import Aggregation
 from agent_r1_deploy.local_redis import free_port
 from agent_r1_service.config import ModelConfig

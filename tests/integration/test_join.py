@@ -18,7 +18,7 @@ from agent_r1.cli.main import main
 from agent_r1.cli.pull_bundle import BundlePuller, Part
 from agent_r1.config.run import Config, dump_config, load_config
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.run_bundle import RunOffer
+from agent_r1.learner.weights.run_bundle import RunOffer
 from agent_r1.learner.weights.transports import make_transport
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import BundleFile, RunBundle

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.config.run import Config
-from agent_r1.learner.ledger import Ledger
+from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1_deploy import local_table
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_table import TableRun, TableView

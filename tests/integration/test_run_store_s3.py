@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.learner import object_store
-from agent_r1.learner.ledger import LedgerNumbers
-from agent_r1.learner.object_store import ObjectStore, StoreError
-from agent_r1.learner.ownership import TakenOverError
-from agent_r1.learner.run_store import RunStore
+from agent_r1.learner.checkpoints import object_store
+from agent_r1.learner.checkpoints.ledger import LedgerNumbers
+from agent_r1.learner.checkpoints.object_store import ObjectStore, StoreError
+from agent_r1.learner.checkpoints.ownership import TakenOverError
+from agent_r1.learner.checkpoints.run_store import RunStore
 from agent_r1.learner.train import Learner
 from agent_r1_proto.streams import Broker
 from tests.support.learner_fakes import (
@@ -153,7 +153,7 @@ def test_a_replaced_learner_writes_no_more(tmp_path: Path, s3: S3Server):
 
 
 def test_a_corrupted_object_is_found_out(tmp_path: Path, s3: S3Server):
-    from agent_r1.learner.checkpoint import Checkpoints, LearnerState
+    from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 
     store = claim(tmp_path, "a")
     checkpoints = Checkpoints(tmp_path / "a", keep_last=1, keep_best=0, store=store)

@@ -30,10 +30,10 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
 from agent_r1.learner.engine.microbatches import plan_microbatches
 from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-from agent_r1.learner.engine.rank_group import RankGroup
-from agent_r1.learner.engine.rank_messages import CriticSetup, EngineSetup
-from agent_r1.learner.engine.rank_place import RankPlace, read_place
-from agent_r1.learner.engine.rank_worker import follow
+from agent_r1.learner.engine.ranks.group import RankGroup
+from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
+from agent_r1.learner.engine.ranks.place import RankPlace, read_place
+from agent_r1.learner.engine.ranks.worker import follow
 from agent_r1_service.config import ModelConfig
 from tests.support.tiny_models import make_samples, with_values
 

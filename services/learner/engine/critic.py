@@ -1,6 +1,6 @@
 """The critic of PPO: token ids in, the value of each chosen state out.
 
-rank_messages.ValueBatch --> CriticModule (its own decoder, then one number a token) --> losses
+ranks.messages.ValueBatch --> CriticModule (its own decoder, then one number a token) --> losses
 
 Source: PPO, arXiv:1707.06347, section 5, with a backbone of its own as in Agent-R1.
 """

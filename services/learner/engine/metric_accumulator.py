@@ -1,6 +1,6 @@
 """What the micro-batches of one batch add up to, over all ranks: the engine's metrics.
 
-rank_engine.py --values of each micro-batch--> `MetricAccumulator` --> batch_metrics
+ranks/engine.py --values of each micro-batch--> `MetricAccumulator` --> batch_metrics
 --> policy_engine.py
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from agent_r1.learner.engine.rank_messages import RankBatch
+from agent_r1.learner.engine.ranks.messages import RankBatch
 
 _SUMS = (
     "loss",

@@ -1,6 +1,6 @@
 """How a batch is cut into optimizer steps, ranks and micro-batches.
 
-policy_engine.py (rank 0) --TrainSample--> plan_batch --RankBatch--> rank_engine.py, on every rank
+policy_engine.py (rank 0) --TrainSample--> plan_batch --RankBatch--> ranks/engine.py, on every rank
 
 Every rank gets equally many steps and micro-batches, since each may hold collectives. Trajectories
 of similar length share a micro-batch and are padded on the right. Attention is causal, so no real
@@ -25,7 +25,7 @@ from agent_r1.learner.algorithms import is_zero_without_advantage
 from agent_r1.learner.algorithms.aggregation import aggregation_weights
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, TrainSample
-from agent_r1.learner.engine.rank_messages import (
+from agent_r1.learner.engine.ranks.messages import (
     MicroBatch,
     OptimizerStep,
     RankBatch,

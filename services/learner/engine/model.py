@@ -1,6 +1,6 @@
 """The policy as the loss needs it: token ids in, log-probabilities of chosen tokens out.
 
-rank_messages.MicroBatch --> PolicyModule (decoder, then LogprobHead) --logprobs, entropy--> losses
+ranks.messages.MicroBatch --> PolicyModule (decoder, then LogprobHead) --logprobs, entropy--> losses
 
 Logits exist for `chunk_tokens` positions at a time, forward and backward; a [T, vocab] tensor is
 never built. The head is a module of its own, so that DeepSpeed's hooks gather its weight.

@@ -1,6 +1,6 @@
 """The PolicyEngine that training uses: cuts batches, drives the ranks, writes what they gather.
 
-train.py, sft/train.py --TrainSample--> DeepSpeedPolicyEngine --RankBatch--> rank_engine.py, on
+train.py, sft/train.py --TrainSample--> DeepSpeedPolicyEngine --RankBatch--> ranks/engine.py, on
 every rank
 """
 
@@ -26,8 +26,8 @@ from agent_r1.learner.engine.microbatches import (
     scoring_sample,
     value_mask,
 )
-from agent_r1.learner.engine.rank_group import RankGroup
-from agent_r1.learner.engine.rank_messages import EngineSetup, MicroBatch, RankBatch
+from agent_r1.learner.engine.ranks.group import RankGroup
+from agent_r1.learner.engine.ranks.messages import EngineSetup, MicroBatch, RankBatch
 from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.learner.weights import snapshot
 from agent_r1.learner.weights.snapshot import Weights

@@ -1,6 +1,6 @@
 """One module under DeepSpeed ZeRO: forward, backward, step, gather, save and load.
 
-rank_engine.py wraps the policy, its reference and the critic in it. The only file that imports
+ranks/engine.py wraps the policy, its reference and the critic in it. The only file that imports
 deepspeed. Every method is called on all ranks, since each may hold collectives.
 """
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.learner.ledger import Ledger
-from agent_r1.learner.ownership import FolderLock
+from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.checkpoints.ownership import FolderLock
 from agent_r1_proto.failures import Failure
 from agent_r1_service.files.private import private_folder
 from agent_r1_service.files.run_folder import (

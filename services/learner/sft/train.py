@@ -22,8 +22,8 @@ from typing import Any, NoReturn
 
 from agent_r1.learner.config import SftConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine
-from agent_r1.learner.engine.rank_messages import EngineSetup
-from agent_r1.learner.engine.rank_place import RankPlace
+from agent_r1.learner.engine.ranks.messages import EngineSetup
+from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.sft.data import SftData, load_dialogues, plan_batches
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1_service.config import ModelConfig, RunConfig
@@ -192,7 +192,7 @@ def run(
         )
     warm_start = _WarmStart(model, sft, run.seed if sft.seed is None else sft.seed)
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.rank_group import RankGroup
+    from agent_r1.learner.engine.ranks.group import RankGroup
 
     setup = _engine_setup(run, model, sft)
     group = RankGroup(setup, place)
@@ -205,7 +205,7 @@ def run(
 
 def follow(run: RunConfig, model: ModelConfig, sft: SftConfig, place: RankPlace) -> NoReturn:
     """Be a rank other than 0 until the ranks end."""
-    from agent_r1.learner.engine.rank_worker import follow
+    from agent_r1.learner.engine.ranks.worker import follow
 
     follow(place, [_engine_setup(run, model, sft)])
 

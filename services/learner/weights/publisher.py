@@ -23,8 +23,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.engine.interface import PolicyEngine
-from agent_r1.learner.ledger import Ledger
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError

@@ -19,8 +19,8 @@ from agent_r1.cli import main as cli
 from agent_r1.cli import policy as cli_policy
 from agent_r1.config.run import Config, load_config, write_config
 from agent_r1.config.sources import ConfigError
-from agent_r1.learner.ledger import LedgerNumbers
-from agent_r1.learner.run_store import open_run_store
+from agent_r1.learner.checkpoints.ledger import LedgerNumbers
+from agent_r1.learner.checkpoints.run_store import open_run_store
 from tests.support.config_scene import write_scene
 
 HEAVY = ("torch", "vllm", "transformers", "deepspeed", "tantivy", "fastapi", "redis", "rich")

@@ -13,8 +13,8 @@ import pytest
 
 from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
-from agent_r1.learner.ledger import LedgerNumbers
-from agent_r1.learner.run_store import open_run_store
+from agent_r1.learner.checkpoints.ledger import LedgerNumbers
+from agent_r1.learner.checkpoints.run_store import open_run_store
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
 from tests.support.config_scene import write_scene

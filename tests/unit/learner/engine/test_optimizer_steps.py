@@ -16,7 +16,7 @@ from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLo
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.learner.engine.microbatches import has_gradient, plan_batch
-from agent_r1.learner.engine.rank_messages import RankBatch, TokenBatch
+from agent_r1.learner.engine.ranks.messages import RankBatch, TokenBatch
 from agent_r1.learner.engine.schedule import LearningRates
 
 LENGTH = 6

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.learner.ledger import Ledger
+from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
 from agent_r1_proto.tools import ImagePart, TextPart

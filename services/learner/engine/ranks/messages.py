@@ -1,7 +1,7 @@
 """What rank 0 tells every rank: how to build its part of the engine, and what to compute.
 
-policy_engine.py (rank 0) --EngineSetup, RankBatch--> rank_engine.py (every rank) --TrainReply-->
-policy_engine.py. Arrays and configuration only; rank_wire.py carries them between processes.
+policy_engine.py (rank 0) --EngineSetup, RankBatch--> engine.py (every rank) --TrainReply-->
+policy_engine.py. Arrays and configuration only; wire.py carries them between processes.
 
 Dimension key: S = trajectories in a micro-batch, N = its trained tokens; padded, B = S rows of
 L = its longest; packed, B = 1 row of L = all tokens.

@@ -1,6 +1,6 @@
 """A rank other than 0: it joins the others and carries out rank 0's commands until they end.
 
-rank_group.py (rank 0) --rank_wire.py--> `follow` --> RankEngine (rank_engine.py)
+group.py (rank 0) --wire.py--> `follow` --> RankEngine (engine.py)
 
 It ends when rank 0 says so, with rank 0's reason, or when rank 0 ends, however that ended.
 """
@@ -17,12 +17,12 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 from agent_r1.learner.engine.interface import EngineError
-from agent_r1.learner.engine.rank_group import build_engine
-from agent_r1.learner.engine.rank_join import connect, join, meet_rank_0, refuse
-from agent_r1.learner.engine.rank_life import END, LOST, STOP, Lifeline
-from agent_r1.learner.engine.rank_messages import EngineSetup
-from agent_r1.learner.engine.rank_place import RankPlace
-from agent_r1.learner.engine.rank_wire import BUILD, RESULTS, receive, send
+from agent_r1.learner.engine.ranks.group import build_engine
+from agent_r1.learner.engine.ranks.join import connect, join, meet_rank_0, refuse
+from agent_r1.learner.engine.ranks.life import END, LOST, STOP, Lifeline
+from agent_r1.learner.engine.ranks.messages import EngineSetup
+from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.wire import BUILD, RESULTS, receive, send
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
 from agent_r1_service.files.writing import DiskFullError
 

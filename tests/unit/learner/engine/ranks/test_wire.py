@@ -11,8 +11,8 @@ import pytest
 
 from agent_r1.learner.engine.interface import LossSpec
 from agent_r1.learner.engine.microbatches import build_microbatch, build_value_batch
-from agent_r1.learner.engine.rank_messages import OptimizerStep, RankBatch
-from agent_r1.learner.engine.rank_wire import decode, encode
+from agent_r1.learner.engine.ranks.messages import OptimizerStep, RankBatch
+from agent_r1.learner.engine.ranks.wire import decode, encode
 from tests.support.tiny_models import make_samples, with_values
 
 

@@ -28,11 +28,11 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
-from agent_r1.learner.checkpoint import SCORES_FILE, checkpoint_name, complete_steps
+from agent_r1.learner.checkpoints.checkpoint import SCORES_FILE, checkpoint_name, complete_steps
+from agent_r1.learner.checkpoints.ledger import LedgerNumbers
+from agent_r1.learner.checkpoints.object_store import ObjectStore
+from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.ledger import LedgerNumbers
-from agent_r1.learner.object_store import ObjectStore
-from agent_r1.learner.ownership import TakenOverError
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.config import RunConfig
 from agent_r1_service.files.run_folder import CONFIG_FILE, STATE_FILE

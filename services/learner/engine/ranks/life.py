@@ -1,6 +1,6 @@
 """What ranks tell each other while they live, so that the end of one is known on all at once.
 
-rank_group.py (rank 0) <--words, in a group of two--> rank_worker.py
+group.py (rank 0) <--words, in a group of two--> worker.py
 
 Rank 0 sends each other rank a word every `BEAT_S` and gets one back. An empty word is a sign of
 life. A process that ends closes its connections, which breaks the exchange; a machine that is gone

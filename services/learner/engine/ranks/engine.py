@@ -34,7 +34,7 @@ from agent_r1.learner.engine.model import (
     load_causal_model,
     sample_checksum,
 )
-from agent_r1.learner.engine.rank_messages import (
+from agent_r1.learner.engine.ranks.messages import (
     CriticSetup,
     EngineSetup,
     MicroBatch,

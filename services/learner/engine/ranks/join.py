@@ -1,7 +1,7 @@
 """How the ranks meet: their store, the check that all have the same configuration, their groups.
 
-RankPlace --> `meet_others` (rank 0), `meet_rank_0`; then `join` --Groups--> rank_group.py (rank 0),
-rank_worker.py (the others). The store is needed until then; afterwards ranks talk in groups.
+RankPlace --> `meet_others` (rank 0), `meet_rank_0`; then `join` --Groups--> group.py (rank 0),
+worker.py (the others). The store is needed until then; afterwards ranks talk in groups.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch.distributed as dist
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError
-from agent_r1.learner.engine.rank_life import LOST_AFTER_S
-from agent_r1.learner.engine.rank_messages import EngineSetup
-from agent_r1.learner.engine.rank_place import RankPlace
+from agent_r1.learner.engine.ranks.life import LOST_AFTER_S
+from agent_r1.learner.engine.ranks.messages import EngineSetup
+from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
 
 IDLE_TIMEOUT = timedelta(days=30)
-"""Longest between two commands: rollouts may take any time; a lost peer is noticed by rank_life."""
+"""Longest between two commands: rollouts may take any time; a lost peer is noticed by life.py."""
 POLL_S = 0.1
 HEARD_S = 10.0
 """Longest that rank 0 waits for the others to read why they cannot begin."""

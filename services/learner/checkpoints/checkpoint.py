@@ -32,7 +32,7 @@ from agent_r1_service.files.writing import (
 )
 
 if TYPE_CHECKING:
-    from agent_r1.learner.run_store import RunStore
+    from agent_r1.learner.checkpoints.run_store import RunStore
 
 logger = logging.getLogger(__name__)
 

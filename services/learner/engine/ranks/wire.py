@@ -1,6 +1,6 @@
 """Messages between ranks: a JSON header of declared types, and the arrays that it numbers.
 
-rank_group.py (rank 0) --a command and its argument--> rank_worker.py --results--> rank_group.py
+group.py (rank 0) --a command and its argument--> worker.py --results--> group.py
 
 Nothing that is received is code, or chooses a type: the command names one of `ARGUMENTS`.
 """
@@ -17,7 +17,7 @@ import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from agent_r1.learner.engine.interface import Model
-from agent_r1.learner.engine.rank_messages import (
+from agent_r1.learner.engine.ranks.messages import (
     Float32,
     MicroBatch,
     RankBatch,

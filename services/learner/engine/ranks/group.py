@@ -1,10 +1,10 @@
 """The ranks of the learner as rank 0 sees them: it sends them commands and notices their end.
 
-policy_engine.py --command, one argument a rank--> RankGroup --rank_wire.py--> rank_worker.py, in
+policy_engine.py --command, one argument a rank--> RankGroup --wire.py--> worker.py, in
 each other rank's process
 
 Rank 0 is the learner's own process and carries its part out itself. The other ranks were started by
-whoever set the environment (rank_place.py); on one machine without a launcher, by rank 0.
+whoever set the environment (place.py); on one machine without a launcher, by rank 0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch.distributed as dist
 
 from agent_r1.learner.engine.interface import EngineError, FloatArray
-from agent_r1.learner.engine.rank_join import (
+from agent_r1.learner.engine.ranks.join import (
     Groups,
     choose_device,
     connect,
@@ -32,14 +32,14 @@ from agent_r1.learner.engine.rank_join import (
     listen,
     meet_others,
 )
-from agent_r1.learner.engine.rank_life import BEAT_S, END, LOST, STOP, Lifeline
-from agent_r1.learner.engine.rank_messages import EngineSetup
-from agent_r1.learner.engine.rank_place import RankPlace
-from agent_r1.learner.engine.rank_wire import BUILD, receive, send
+from agent_r1.learner.engine.ranks.life import BEAT_S, END, LOST, STOP, Lifeline
+from agent_r1.learner.engine.ranks.messages import EngineSetup
+from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.wire import BUILD, receive, send
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
 
 if TYPE_CHECKING:
-    from agent_r1.learner.engine.rank_engine import RankEngine
+    from agent_r1.learner.engine.ranks.engine import RankEngine
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class RankGroup:
         setup: of the first engine; gives ranks, device, threads and timeouts, and must be equal on
             all ranks.
         place: rank 0's; None, or one without a port, starts the other ranks on this machine: the
-            command of this process once more for each, with `rank_place.VARIABLES` set.
+            command of this process once more for each, with `place.VARIABLES` set.
 
     Raises:
         ValueError: the machine has too few GPUs, the store cannot listen, or this process leads
@@ -74,7 +74,7 @@ class RankGroup:
         """The processes of ranks 1 and above, where this one started them."""
         self._lifelines: list[Lifeline] = []
         self._word = ""
-        """What the other ranks are told; see rank_life."""
+        """What the other ranks are told; see life.py."""
         self._told: dict[int, str] = {}
         """By rank: why it ended or failed."""
         self._was_stopped = False
@@ -283,6 +283,6 @@ class RankGroup:
 
 def build_engine(place: RankPlace, setup: EngineSetup) -> RankEngine:
     """Build one rank's part; imports DeepSpeed, after the accelerator was chosen."""
-    from agent_r1.learner.engine.rank_engine import RankEngine
+    from agent_r1.learner.engine.ranks.engine import RankEngine
 
     return RankEngine(setup, choose_device(setup.config, place.local_rank))

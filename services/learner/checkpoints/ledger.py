@@ -13,7 +13,7 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
-from agent_r1.learner.ownership import TakenOverError
+from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.run_folder import LEDGER_FILE
 from agent_r1_service.files.writing import write_atomically

@@ -1,7 +1,7 @@
 """Where one learner process stands among the ranks: read from the variables of every launcher.
 
 torchrun, Ray, an indexed Job, or rank 0 for its own machine --environment--> `read_place`
---RankPlace--> rank_group.py (rank 0), rank_worker.py (the others)
+--RankPlace--> group.py (rank 0), worker.py (the others)
 
 Imports no torch, so that a wrong environment is refused at once.
 """
