@@ -24,7 +24,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from agent_r1.config.sources import ConfigError
-from agent_r1_deploy.supervisor import ServiceSpec
+from agent_r1_deploy.service import ServiceSpec
 from agent_r1_service.config import hide_password
 from agent_r1_service.files.private import write_private
 

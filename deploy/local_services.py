@@ -22,7 +22,8 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX
 from agent_r1_deploy import local_redis
 from agent_r1_deploy.local_folder import REDIS_URL_FILE, TOKEN_FILE
-from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, ServiceSpec, Supervisor
+from agent_r1_deploy.service import ServiceSpec
+from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
 from agent_r1_service.exit_status import EXIT_LOSSES
 from agent_r1_service.files.private import write_private
 from agent_r1_service.files.run_folder import LOGS_DIR

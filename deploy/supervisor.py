@@ -2,7 +2,8 @@
 
 local.py --ServiceSpec--> Supervisor --subreaper.py--> service. Every service runs below a
 subreaper, in a session of its own, so that Ctrl-C in the terminal reaches the launcher alone, and
-nothing stays when the launcher dies. Output goes to one log file a service.
+nothing stays when the launcher dies. Output goes to one log file a service. service.py knows what
+one service is.
 """
 
 from __future__ import annotations
@@ -11,33 +12,28 @@ import asyncio
 import json
 import logging
 import os
-import re
 import shutil
 import signal
 import sys
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 
 from agent_r1_deploy import subreaper
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_REASON
+from agent_r1_deploy.service import ServiceProcess, ServiceSpec, describe_exit
+from agent_r1_service.exit_status import EXIT_REASON
 
 logger = logging.getLogger(__name__)
 
-AFTER_THE_ERROR = re.compile(r"^(Exception ignored in|\S+:\d+: \w*Warning: )", re.MULTILINE)
-"""What Python prints of its own, while it ends, after the error message."""
 POLL_S = 0.05
-HEALTH_TIMEOUT_S = 2.0
 KILL_TIMEOUT_S = 10.0
 """Time the kernel gets to end a killed service."""
 RESTART_DELAY_S = 1.0
 ORPHAN_GRACE_S = 10.0
 """Time services get to stop by themselves when the launcher was killed."""
-TAIL_LINES = 15
 LEAST_FREE_BYTES = 2**20
 """A disk with less room is full: a service that dies on it can write nothing, not even why."""
 EXIT_CANNOT_START = 127
@@ -47,121 +43,12 @@ class ServiceError(RuntimeError):
     """A service could not be started, or died too often; says which, why and where its log is."""
 
 
-async def is_healthy(url: str) -> bool:
-    """Ask a service over HTTP whether it is up: `GET /healthz` answers 200."""
-    try:
-        async with httpx.AsyncClient(timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
-            return (await client.get(f"{url}/healthz")).status_code == httpx.codes.OK
-    except httpx.HTTPError:
-        return False
-
-
-@dataclass(frozen=True)
-class ServiceSpec:
-    """How to run one service."""
-
-    name: str
-    command: Sequence[str]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Set on top of the supervisor's environment."""
-    cores: Sequence[int] = ()
-    """Cores it may run on; empty: all."""
-    announce_dir: Path | None = None
-    """Folder where the service writes `{name}.json` once it is bound; None: it announces nothing
-    and counts as up when `probe` says so."""
-    probe: Callable[[str], Awaitable[bool]] | None = is_healthy
-    """Says whether the service at a URL ("" without announcement) is up; None asks nothing."""
-    restart_command: Sequence[str] | None = None
-    """Command of a restart; None is `command`."""
-    port_variable: str | None = None
-    """Environment variable that makes a restart take the port of the first start."""
-    restarts_with: Sequence[str] = ()
-    """Services whose restart restarts this one as well: it lost what they kept."""
-    ends_run: bool = False
-    """The run is over when this service is done."""
-    is_job: bool = False
-    """The others continue when this service is done; see `finished`."""
-    done_codes: Sequence[int] = (0,)
-    """Exit statuses that say that the service is done."""
-    log_dir: Path | None = None
-    """Folder of its log file; None is the supervisor's."""
-    stop_rank: int = 1
-    """Services of the lowest rank stop first."""
-    start_timeout_s: float = 300.0
-    stop_timeout_s: float = 30.0
-
-
 @dataclass(frozen=True)
 class RestartPolicy:
     """How often a service may die before the run is given up."""
 
     max_restarts: int = 3
     window_s: float = 300.0
-
-
-@dataclass
-class _Service:
-    """One service and its process of the moment."""
-
-    spec: ServiceSpec
-    log_file: Path
-    process: asyncio.subprocess.Process | None = None
-    log_offset: int = 0
-    url: str = ""
-    port: int | None = None
-    deaths: deque[float] = field(default_factory=deque)
-    restart_asked: bool = False
-    num_starts: int = 0
-    up: bool = False
-    finished: asyncio.Event = field(default_factory=asyncio.Event)
-
-    @property
-    def running(self) -> bool:
-        """Whether there is a process that has not ended."""
-        return self.process is not None and self.process.returncode is None
-
-    def has_withdrawn(self) -> bool:
-        """Whether the service took its announcement back, which says that it left on purpose."""
-        folder = self.spec.announce_dir
-        return folder is not None and not any(folder.glob("*.json"))
-
-    def send(self, sig: signal.Signals) -> None:
-        """Send a signal to the subreaper, if it is there."""
-        if self.process is not None and self.running:
-            self.process.send_signal(sig)
-
-    def complaint(self) -> str:
-        """Return the error message that the process ended with; "" without one."""
-        _, found, message = self._log().rpartition(ERROR_PREFIX)
-        return AFTER_THE_ERROR.split(message)[0].strip() if found else ""
-
-    def log_tail(self) -> str:
-        """Return what the process said last: its error message, or the last lines."""
-        lines = self._log().strip().splitlines()[-TAIL_LINES:]
-        return self.complaint() or "\n".join(lines) or "(it printed nothing)"
-
-    def _log(self) -> str:
-        """Return what the process of the moment has printed."""
-        try:
-            with self.log_file.open("rb") as file:
-                file.seek(self.log_offset)
-                return file.read().decode(errors="replace")
-        except OSError:
-            return "(no log)"
-
-
-def describe_exit(code: int) -> str:
-    """Say in words how a process ended, from its exit status."""
-    number = -code if code < 0 else code - 128
-    if number not in {int(sig) for sig in signal.Signals}:
-        return f"exit status {code}"
-    text = f"killed by {signal.Signals(number).name}"
-    if number == signal.SIGKILL:
-        text += (
-            "; if memory ran out, lower rollout.kv_cache_gib, rollout.max_concurrent, "
-            "learner.max_tokens_per_microbatch, model.max_context, in this order"
-        )
-    return text
 
 
 def _full_disk(folder: Path) -> str | None:
@@ -192,7 +79,7 @@ class Supervisor:
         self._log_dir = log_dir
         self._policy = policy or RestartPolicy()
         self._report = report or (lambda line: None)
-        self._services: dict[str, _Service] = {}
+        self._services: dict[str, ServiceProcess] = {}
         self._expected: list[str] = []
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
@@ -218,7 +105,7 @@ class Supervisor:
             )
         log_dir = spec.log_dir or self._log_dir
         log_dir.mkdir(parents=True, exist_ok=True)
-        service = _Service(spec, log_dir / f"{spec.name}.log")
+        service = ServiceProcess(spec, log_dir / f"{spec.name}.log")
         self._services[spec.name] = service
         await self._spawn(service)
         try:
@@ -278,7 +165,7 @@ class Supervisor:
             if service.process is not None and service.running
         }
 
-    async def _spawn(self, service: _Service) -> None:
+    async def _spawn(self, service: ServiceProcess) -> None:
         spec = service.spec
         command = spec.command
         if service.num_starts and spec.restart_command is not None:
@@ -308,7 +195,7 @@ class Supervisor:
         service.up = False
         logger.info("service started name=%s subreaper_pid=%d", spec.name, service.process.pid)
 
-    async def _wait_until_up(self, service: _Service) -> None:
+    async def _wait_until_up(self, service: ServiceProcess) -> None:
         spec = service.spec
         deadline = time.monotonic() + spec.start_timeout_s
         while True:
@@ -327,7 +214,7 @@ class Supervisor:
                 raise self._error(service, f"was not up after {spec.start_timeout_s:g} s")
             await asyncio.sleep(POLL_S)
 
-    async def _is_up(self, service: _Service) -> bool:
+    async def _is_up(self, service: ServiceProcess) -> bool:
         spec = service.spec
         if spec.announce_dir is not None:
             announced = next(iter(sorted(spec.announce_dir.glob("*.json"))), None)
@@ -338,11 +225,11 @@ class Supervisor:
                 service.port = httpx.URL(service.url).port
         return spec.probe is None or await spec.probe(service.url)
 
-    def _error(self, service: _Service, what: str) -> ServiceError:
+    def _error(self, service: ServiceProcess, what: str) -> ServiceError:
         text = f"{service.spec.name} {what}\n{service.log_tail()}\n(log: {service.log_file})"
         return ServiceError(text)
 
-    async def _watch(self, service: _Service) -> None:
+    async def _watch(self, service: ServiceProcess) -> None:
         """Restart the service whenever it dies, until the run is over."""
         while True:
             assert service.process is not None
@@ -380,7 +267,7 @@ class Supervisor:
             service.restart_asked = False
             await self._restart(service)
 
-    def _may_restart(self, service: _Service, code: int) -> bool:
+    def _may_restart(self, service: ServiceProcess, code: int) -> bool:
         now = time.monotonic()
         service.deaths.append(now)
         while service.deaths[0] < now - self._policy.window_s:
@@ -390,7 +277,7 @@ class Supervisor:
             and len(service.deaths) <= self._policy.max_restarts
         )
 
-    async def _restart(self, service: _Service) -> None:
+    async def _restart(self, service: ServiceProcess) -> None:
         if self._stopping:
             return
         await self._spawn(service)
@@ -408,7 +295,7 @@ class Supervisor:
                 self._report(f"restarting {other.spec.name} as well")
                 await self._end(other)
 
-    async def _end(self, service: _Service) -> None:
+    async def _end(self, service: ServiceProcess) -> None:
         """Stop one service: SIGTERM, and SIGKILL when its time is up."""
         process = service.process  # its watcher may put a new one in its place meanwhile
         if process is None or process.returncode is not None:

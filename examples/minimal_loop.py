@@ -26,7 +26,8 @@ from agent_r1.config.run import load_config
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.reward.scoring import exact_match
-from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.parsing import parse_turn
 from agent_r1.rollout.policy import Policy

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import Tool
-from agent_r1.rollout.chat_format import load_tokenizer
+from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.main import RolloutSettings, build_chat_format, serve, serve_policy
 from agent_r1.rollout.policy import Generation

@@ -22,7 +22,8 @@ from typing import Any, Literal, TextIO
 from agent_r1.config.machine import installed_version
 from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
-from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.policy import PolicyError
 from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model

@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agent_r1.rollout.chat_format import ChatTemplateError, render
+from agent_r1.rollout.chat_template import ChatTemplateError, render
 from agent_r1.rollout.parsing import CALL_CLOSE, CALL_OBJECT, CALL_OPEN, parse_turn
 from agent_r1_proto.tools import ToolSpec
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.app import create_app
 from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
-from agent_r1.rollout.chat_format import ChatFormat, load_tokenizer
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.policy import EngineDeadError, Policy

@@ -15,14 +15,8 @@ import httpx
 import pytest
 
 from agent_r1_deploy import subreaper
-from agent_r1_deploy.supervisor import (
-    RESTART_DELAY_S,
-    RestartPolicy,
-    ServiceError,
-    ServiceSpec,
-    Supervisor,
-    describe_exit,
-)
+from agent_r1_deploy.service import ServiceSpec, describe_exit
+from agent_r1_deploy.supervisor import RESTART_DELAY_S, RestartPolicy, ServiceError, Supervisor
 
 FAKE_SERVICE = Path(__file__).resolve().parents[1] / "support" / "fake_service.py"
 WAIT_S = 20.0

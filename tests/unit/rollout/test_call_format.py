@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.rollout.call_format import check_call_format
-from agent_r1.rollout.chat_format import ChatTemplateError
+from agent_r1.rollout.chat_template import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.main import build_chat_format
 from agent_r1_proto.tools import ToolSpec
