@@ -319,6 +319,8 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
             print(f"the run has finished; its results are in {folder}: see {folder / SUMMARY_FILE}")
             return _exit_status(status)
         status = learner.train(spec, announce_dir, place=place)
+        if status == outcome.INTERRUPTED and place.port != 0:
+            return EXIT_INTERRUPTED  # a launcher of ranks would take 0 for the end of the work
     except (RunFailedError, CanaryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc

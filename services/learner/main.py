@@ -58,7 +58,10 @@ def train(
     spec.folder.write_config(spec.resolved_config)
     try:
         with _interruptible(), build_engine(spec, place) as engine:
-            return asyncio.run(run_until_stopped(spec, engine, announce_dir))
+            status = asyncio.run(run_until_stopped(spec, engine, announce_dir))
+            if status == INTERRUPTED:
+                engine.stop()
+            return status
     except KeyboardInterrupt:
         logger.info("stopped while the model was being loaded; nothing was trained")
         return INTERRUPTED

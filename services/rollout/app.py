@@ -1,6 +1,6 @@
-"""HTTP routes of a rollout server: health, weight loads and the canary.
+"""HTTP routes of a rollout server: health, readiness, weight loads and the canary.
 
-The learner calls them (`/weights/load`, `/weights/canary`) and the launcher asks `/healthz`;
+The learner calls `/weights/load` and `/weights/canary`; supervisors ask `/healthz` and `/readyz`;
 samples come over the stream `tasks`, see worker.py.
 """
 
@@ -29,9 +29,25 @@ class RolloutHealth(Message):
     """Trajectories being worked on."""
 
 
+class RolloutReadiness(Message):
+    """Answer of `GET /readyz`."""
+
+    ready: bool
+    """Whether the server samples with the newest weights."""
+    policy_version: int
+    newest_version: int | None
+    """None: the learner has published none, or Redis did not say in time."""
+
+
 _DEAD = {"503": "The engine is dead, or Redis did not answer in time."}
 ROUTES = (
     Route("/healthz", "get", answer=RolloutHealth, errors=_DEAD),
+    Route(
+        "/readyz",
+        "get",
+        answer=RolloutReadiness,
+        errors={"503": "The newest weights are not held, or it is not known which they are."},
+    ),
     Route(
         "/weights/load",
         "post",
@@ -77,6 +93,19 @@ def create_app(
             in_flight=in_flight(),
         )
         return JSONResponse(body.model_dump(), status_code=503 if dead else 200)
+
+    @app.get("/readyz")
+    async def readiness() -> Response:
+        try:
+            newest = await versions.newest()
+        except TimeoutError:
+            newest = None
+        body = RolloutReadiness(
+            ready=newest is not None and versions.held >= newest.policy_version,
+            policy_version=versions.held,
+            newest_version=None if newest is None else newest.policy_version,
+        )
+        return JSONResponse(body.model_dump(), status_code=200 if body.ready else 503)
 
     @app.post("/weights/load")
     async def load_weights(request: Request) -> Response:

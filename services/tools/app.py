@@ -1,8 +1,8 @@
 """The HTTP service of one tool.
 
 Reads calls from rollout (`POST /call`, one or many; `POST /open`, `POST /close`), runs them through
-a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET /healthz` whether it takes
-calls. How a call can end:
+a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET /healthz` and
+`GET /readyz` whether it takes calls. How a call can end:
 
 - 200, result ok or error: the tool's own answer, an exception in the user's `call` included;
 - 409: the call needs a session that is not open here; 422: the request is wrong;
@@ -62,6 +62,12 @@ _SESSION_ERRORS = {
 ROUTES = (
     Route("/spec", "get", answer=ToolSpec),
     Route("/healthz", "get", answer=ToolHealth),
+    Route(
+        "/readyz",
+        "get",
+        answer=ToolHealth,
+        errors={"503": "Draining: trajectories that begin now use other instances."},
+    ),
     Route("/call", "post", CallRequest, CallReply, {**_SESSION_ERRORS, "504": "The time is up."}),
     Route("/open", "post", SessionRequest, errors=_SESSION_ERRORS),
     Route("/close", "post", SessionRequest, errors=_SESSION_ERRORS),
@@ -349,6 +355,12 @@ def create_app(
     @app.get("/healthz")
     async def healthz() -> Response:
         return json_response(service.health)
+
+    @app.get("/readyz")
+    async def readyz() -> Response:
+        answer = json_response(service.health)
+        answer.status_code = 200 if service.health.status == "ok" else 503
+        return answer
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -250,13 +250,13 @@ def test_the_weights_of_the_learner_are_served_as_described(tmp_path: Path):
 
 def test_the_tool_service_answers_as_it_describes():
     with served(keeper()) as url:
-        asked = conforms(url, operations=6)
+        asked = conforms(url, operations=7)
     assert asked["POST /open 200"] > 1
 
 
 def test_the_search_service_answers_as_it_describes(tmp_path: Path):
     with served(search(tmp_path)) as url:
-        asked = conforms(url, operations=7, mend=name_the_tool)
+        asked = conforms(url, operations=8, mend=name_the_tool)
     assert asked["POST /call 200"] > 1
     assert asked["POST /retrieve 200"] > 1
 
@@ -270,5 +270,5 @@ def test_the_reward_service_answers_as_it_describes():
 @pytest.mark.redis
 def test_the_rollout_service_answers_as_it_describes(redis_url: str, run_id: str, tmp_path: Path):
     with served(rollout(redis_url, run_id, tmp_path)) as url:
-        asked = conforms(url, operations=3)
+        asked = conforms(url, operations=4)
     assert asked["POST /weights/canary 200"] > 1

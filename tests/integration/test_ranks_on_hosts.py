@@ -120,7 +120,7 @@ def test_ranks_that_share_nothing_stop_resume_in_another_number_and_export(
     for name in first:
         assert listening(hosts[name]) == {hosts[name].address}
     ranks[-1].send_signal(signal.SIGTERM)  # of any rank: all stop, and rank 0 saves
-    assert ends(ranks) == [STOPPED, *(0 for _ in first[1:])]
+    assert ends(ranks) == [STOPPED] * len(first)
     taken = len(hosts["node-0"].inside(LOG).read_text().splitlines())
     assert 3 <= taken < STEPS
     assert ends(start_ranks(hosts, second, stage_option, log="resumed")) == [0] * len(second)

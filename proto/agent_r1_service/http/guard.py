@@ -5,7 +5,7 @@ serving.py puts the application of every service behind `HttpGuard`, and its con
 
 - a name in `Host`, or an `Origin`, that is not this service's (a web page whose name was pointed at
   this machine: DNS rebinding): 421 and 403;
-- a request without the run's token, where the service has one: 401. `/healthz` needs none;
+- a request without the run's token, where the service has one: 401. `OPEN_PATHS` need none;
 - a body over `MAX_BODY_BYTES`: 413, and no more of it than the limit is ever held;
 - a body that does not arrive in time: 408; headers that do not: the connection is closed;
 - headers (or what else is no body) over `MAX_HEADER_BYTES`, or more than `MAX_WAITING` requests
@@ -49,8 +49,8 @@ MAX_WAITING = 8
 LINGER_S = 2.0
 """How long a refused body is read and thrown away: a socket closed over unread bytes would take the
 answer with it."""
-OPEN_PATHS = ("/healthz",)
-"""What needs no token: whether a service is up, and nothing that a run works on."""
+OPEN_PATHS = ("/healthz", "/readyz")
+"""What needs no token: whether a service is up or ready, and nothing that a run works on."""
 GUARD_ERRORS = {
     "401": "The request has no run token, or another one.",
     "403": "A web page of another host has sent the request.",

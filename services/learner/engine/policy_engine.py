@@ -27,6 +27,7 @@ from agent_r1.learner.engine.microbatches import (
     value_mask,
 )
 from agent_r1.learner.engine.ranks.group import RankGroup
+from agent_r1.learner.engine.ranks.life import STOP
 from agent_r1.learner.engine.ranks.messages import EngineSetup, MicroBatch, RankBatch
 from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.learner.weights import snapshot
@@ -221,8 +222,14 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        in_order = error is None or isinstance(error, KeyboardInterrupt)
-        self.close("" if in_order else str(error) or type(error).__name__)
+        if isinstance(error, KeyboardInterrupt):
+            self.stop()
+        else:
+            self.close("" if error is None else str(error) or type(error).__name__)
+
+    def stop(self) -> None:
+        """End in order before the work is done, which the statuses of the other ranks say."""
+        self._group.close(STOP)
 
     def check(self) -> None:
         self._group.check()

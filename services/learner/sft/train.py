@@ -200,7 +200,10 @@ def run(
         DeepSpeedPolicyEngine(setup, total_steps=len(warm_start.batches), group=group) as engine,
         _stop_on_signal(stop or threading.Event()) as stopping,
     ):
-        return _train(warm_start, engine, stopping)
+        finished = _train(warm_start, engine, stopping)
+        if not finished:
+            engine.stop()
+        return finished
 
 
 def follow(run: RunConfig, model: ModelConfig, sft: SftConfig, place: RankPlace) -> NoReturn:

@@ -68,7 +68,7 @@ class WeightVersions:
         await asyncio.to_thread(self._fetcher.check_location, request.manifest_location)
         async with self._lock:
             # Read under the lock: what is held now was published before.
-            newest = await self._newest()
+            newest = await self.newest()
             self._check_published(request.policy_version, newest)
             if newest is not None and newest.policy_version > self.held:
                 if newest.policy_version > request.policy_version:
@@ -120,7 +120,7 @@ class WeightVersions:
                     timing = await self._policy.load_weights(manifest)
                 break
             except WeightsRefusedError:
-                later = await self._newest()
+                later = await self.newest()
                 if later is None or later.policy_version <= newest.policy_version:
                     raise
                 # The learner keeps the newest versions only: this one may be deleted by now.
@@ -141,7 +141,12 @@ class WeightVersions:
             logprobs = await self._policy.score(token_ids)
             return self.held, logprobs
 
-    async def _newest(self) -> NewestVersion | None:
+    async def newest(self) -> NewestVersion | None:
+        """Return the version that the registry calls the newest; None before there is one.
+
+        Raises:
+            TimeoutError: Redis did not answer.
+        """
         try:
             async with asyncio.timeout(REGISTRY_TIMEOUT_S):
                 return await self._registry.newest_version()

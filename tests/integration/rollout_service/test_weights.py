@@ -49,6 +49,30 @@ async def test_no_sample_is_taken_before_the_newest_version_is_known(bench: Benc
         await bench.trajectories(1)
 
 
+async def test_a_server_is_ready_while_it_holds_the_newest_version(bench: Bench):
+    async def ready(client: httpx.AsyncClient, status: int) -> dict[str, object]:
+        async def is_so() -> bool:
+            return (await client.get(f"{bench.url}/readyz")).status_code == status
+
+        await until_true(is_so)
+        return (await client.get(f"{bench.url}/readyz")).json()
+
+    await bench.broker.redis.delete(bench.broker.keys.newest_version)
+    async with bench.server(bench.policy(ANSWER)), httpx.AsyncClient() as client:
+        nothing = {"ready": False, "policy_version": 0, "newest_version": None}
+        assert await ready(client, 503) == nothing
+        await bench.registry.set_newest_version(NewestVersion(policy_version=0))
+        assert await ready(client, 200) == nothing | {"ready": True, "newest_version": 0}
+        location = bench.folder / "missing.json"
+        newest = NewestVersion(policy_version=4, manifest_location=str(location))
+        await bench.registry.set_newest_version(newest)
+        assert await ready(client, 503) == nothing | {"newest_version": 4}
+        later = NewestVersion(policy_version=5, manifest_location=bench.manifest(5))
+        await bench.registry.set_newest_version(later)
+        held = {"ready": True, "policy_version": 5, "newest_version": 5}
+        assert await ready(client, 200) == held
+
+
 async def test_server_that_is_behind_fetches_the_newest_version_by_itself(bench: Bench):
     policy = bench.policy(ANSWER)
     newest = NewestVersion(policy_version=3, manifest_location=bench.manifest(3))

@@ -21,6 +21,7 @@ from agent_r1.config.run import Config, load_config, write_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_store import open_run_store
+from agent_r1.learner.engine.ranks.place import RankPlace
 from tests.support.config_scene import write_scene
 
 HEAVY = ("torch", "vllm", "transformers", "deepspeed", "tantivy", "fastapi", "redis", "rich")
@@ -190,6 +191,18 @@ def test_a_learner_that_is_started_again_on_a_finished_run_says_where_the_result
     assert (
         said == "the run has finished; its results are in runs/done: see runs/done/summary.json\n"
     )
+
+
+def test_a_stopped_learner_is_no_finished_one_for_what_has_started_its_ranks(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("agent_r1.learner.main.train", lambda *_, **__: "interrupted")
+    command = ["serve", "learner", str(file), "--set", "redis.url=redis://127.0.0.1:1/0"]
+    assert cli.main(command) == 0
+    for name, value in RankPlace(0, 1, 0, "node-0", 29500).environment().items():
+        monkeypatch.setenv(name, value)
+    assert cli.main(command) == 130
 
 
 def test_a_run_folder_with_something_in_it_is_refused(

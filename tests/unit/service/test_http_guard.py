@@ -44,6 +44,7 @@ class Service:
             routes=[
                 Route("/call", call, methods=["GET", "POST"]),
                 Route("/healthz", healthz),
+                Route("/readyz", healthz),
                 Route("/healthz/all", healthz),
             ]
         )
@@ -187,10 +188,11 @@ async def test_only_requests_with_the_token_reach_the_application(
         assert TOKEN.value not in answer.text
 
 
-async def test_health_alone_needs_no_token():
+async def test_health_and_readiness_alone_need_no_token():
     paths = {
         "/healthz": 200,
         "/healthz?deep=1": 200,
+        "/readyz": 200,
         "/healthz/": 401,
         "/healthz/all": 401,
         "/healthz/../call": 401,

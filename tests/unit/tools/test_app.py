@@ -407,11 +407,13 @@ async def test_draining_refuses_new_calls_and_waits_for_those_in_flight():
     app = create_app(tool)
     service: ToolService = app.state.service
     async with serving(app) as client:
+        assert (await client.get("/readyz")).status_code == 200
         first = asyncio.create_task(post_calls(client, a_call("wait")))
         await asyncio.wait_for(tool.entered.wait(), WAIT_S)
         drain = asyncio.create_task(service.drain(WAIT_S))
         await asyncio.sleep(0)
         health = (await client.get("/healthz")).json()
+        assert (await client.get("/readyz")).status_code == 503
         refused = await post_calls(client, a_call("it"))
         assert not drain.done()
         tool.release.set()

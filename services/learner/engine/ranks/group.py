@@ -189,7 +189,7 @@ class RankGroup:
                 broken = isinstance(exc, RuntimeError) and not isinstance(exc, EngineError)
                 told = self._cause(FAILURE_GRACE_S if broken else 0)
                 own = exc if isinstance(exc, EngineError) else f"{type(exc).__name__}: {exc}"
-                self._end("" if isinstance(exc, KeyboardInterrupt) else told or str(own))
+                self._end(STOP if isinstance(exc, KeyboardInterrupt) else told or str(own))
                 if told is not None:
                     raise EngineError(self._failure) from exc
                 raise
@@ -254,11 +254,12 @@ class RankGroup:
         return word.removeprefix(LOST) + ("" if code is None else f" with exit code {code}")
 
     def _end(self, why: str) -> None:
-        """Let the other ranks end, and tell them why, or "" in order; may be called twice."""
+        """Let the other ranks end, and tell them why, STOP or ""; may be called twice."""
         if self._word:
             return
-        self._failure = f"the training engine ended: {why}" if why else "the engine is closed"
-        self._word = END + (self._failure if why else "")
+        in_order = why in ("", STOP)
+        self._failure = "the engine is closed" if in_order else f"the training engine ended: {why}"
+        self._word = END + (why if in_order else self._failure)
         deadline = time.monotonic() + WORKER_END_S
         for lifeline in self._lifelines:
             lifeline.join(max(0.0, deadline - time.monotonic()))
@@ -273,7 +274,7 @@ class RankGroup:
         """End the other ranks; may be called twice.
 
         Args:
-            why: what they say on their way out; "" in order.
+            why: what they say on their way out; "" when the work is done, STOP when it was stopped.
         """
         self._end(why)
         ended = not any(lifeline.is_alive() for lifeline in self._lifelines)

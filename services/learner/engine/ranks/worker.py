@@ -23,7 +23,7 @@ from agent_r1.learner.engine.ranks.life import END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.engine.ranks.wire import BUILD, RESULTS, receive, send
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1_service.files.writing import DiskFullError
 
 logger = logging.getLogger(__name__)
@@ -123,8 +123,9 @@ def _describe(error: BaseException) -> str:
 
 def _leave(why: str) -> NoReturn:
     """End this process, from any thread."""
-    if why:
+    failed = why not in ("", STOP)
+    if failed:
         print(f"{ERROR_PREFIX}{why}", file=sys.stderr)  # noqa: T201 - the last words of a rank
     logging.shutdown()
     sys.stderr.flush()
-    os._exit(EXIT_FAILED if why else 0)
+    os._exit(EXIT_FAILED if failed else EXIT_INTERRUPTED if why else 0)
