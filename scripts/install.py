@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import os
 import re
-import selectors
 import shutil
 import subprocess
 import sys
@@ -35,6 +34,8 @@ PYTORCH_OPTIONS = ("--timeout", "10", "--retries", "1")
 # What builds the packages that come as source (DeepSpeed) and this project itself.
 BUILD_TOOLS = ("setuptools",)
 QUIET_PROGRESS_S = 30.0
+# On a terminal, a line of progress takes the place of the one before.
+LINE_START = "\r\x1b[2K" if sys.stdout.isatty() else ""
 # The lines of pip that say what it is doing.
 STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)")
 
@@ -127,39 +128,13 @@ def remove_half_installed() -> None:
         shutil.rmtree(leftover)
 
 
-def follow(process: subprocess.Popen[bytes], started: float) -> str:
-    """Read a pip process until it ends, write its output to the log and show where it is.
-
-    Returns:
-        the whole output.
-    """
-    assert process.stdout is not None
-    is_terminal = sys.stdout.isatty()
-    every_s = 1.0 if is_terminal else QUIET_PROGRESS_S
-    shown = started
-    output = b""
-    with LOG.open("ab") as log, selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while True:
-            if selector.select(timeout=every_s):
-                chunk = os.read(process.stdout.fileno(), 1 << 16)
-                if not chunk:
-                    break
-                log.write(chunk)
-                output += chunk
-            now = time.monotonic()
-            if now - shown < every_s:
-                continue
-            shown = now
-            steps = [x for x in output.decode(errors="replace").splitlines() if STEP.match(x)]
-            count = len(list(VENV.glob("lib/python*/site-packages/*.dist-info")))
-            step = steps[-1].strip()[:50] if steps else ""
-            text = f"  {now - started:4.0f} s  {count} packages installed  {step}"
-            print(f"\r\x1b[2K{text}" if is_terminal else text, end="" if is_terminal else "\n")
-            sys.stdout.flush()
-    if is_terminal:
-        print("\r\x1b[2K", end="", flush=True)
-    return output.decode(errors="replace")
+def show_progress(output: bytes, elapsed_s: float) -> None:
+    """Show how far pip is, by its output so far; on a terminal in one line that changes."""
+    steps = [line for line in output.decode(errors="replace").splitlines() if STEP.match(line)]
+    step = steps[-1].strip()[:50] if steps else ""
+    count = len(list(VENV.glob("lib/python*/site-packages/*.dist-info")))
+    text = f"{LINE_START}  {elapsed_s:4.0f} s  {count} packages installed  {step}"
+    print(text, end="" if LINE_START else "\n", flush=True)
 
 
 def run_pip(title: str, arguments: list[str]) -> None:
@@ -176,6 +151,7 @@ def run_pip(title: str, arguments: list[str]) -> None:
         "PYTHONNOUSERSITE": "1",
     }
     command = [str(PYTHON), "-m", "pip", "install", "--no-deps", "--progress-bar", "off"]
+    every_s = 1.0 if LINE_START else QUIET_PROGRESS_S
     started = time.monotonic()
     print(f"{title} ...", flush=True)
     with subprocess.Popen(
@@ -185,15 +161,20 @@ def run_pip(title: str, arguments: list[str]) -> None:
         env=environment,
         cwd=REPOSITORY,
     ) as process:
+        output: bytes | None = None
         try:
-            output = follow(process, started)
-            code = process.wait()
+            while output is None:
+                try:
+                    output, _ = process.communicate(timeout=every_s)
+                except subprocess.TimeoutExpired as exc:
+                    show_progress(exc.output or b"", time.monotonic() - started)
         finally:
-            if process.poll() is None:
-                process.terminate()
-    if code != 0:
-        raise InstallError(output)
-    print(f"  done in {time.monotonic() - started:.0f} s", flush=True)
+            process.terminate()  # does nothing where it has ended
+    with LOG.open("ab") as log:
+        log.write(output)
+    if process.returncode != 0:
+        raise InstallError(output.decode(errors="replace"))
+    print(f"{LINE_START}  done in {time.monotonic() - started:.0f} s", flush=True)
 
 
 def is_installed(requirement: str) -> bool:
