@@ -91,10 +91,7 @@ class Registry:
             server_id: its name.
             timeout_s: seconds after which it gives back the samples that it has not finished.
         """
-        key = self._broker.keys.rollout_drain(server_id)
-        await self._broker.retrying(
-            lambda: self._broker.redis.set(key, timeout_s, ex=DRAIN_EXPIRY_S), "drain"
-        )
+        await self._set(self._broker.keys.rollout_drain(server_id), timeout_s, DRAIN_EXPIRY_S)
 
     async def rollout_servers(self) -> list[RolloutServer]:
         """Return the servers whose announcement has not expired, by name."""
@@ -110,47 +107,38 @@ class Registry:
 
     async def set_newest_version(self, newest: NewestVersion) -> None:
         """Publish which weights are the newest."""
-        await self._broker.retrying(
-            lambda: self._broker.redis.set(
-                self._broker.keys.newest_version, newest.model_dump_json()
-            ),
-            "set newest version",
-        )
+        await self._set(self._broker.keys.newest_version, newest.model_dump_json())
 
     async def newest_version(self) -> NewestVersion | None:
         """Return the newest version; None before the learner has set one."""
-        value = await self._broker.retrying(
-            lambda: self._broker.redis.get(self._broker.keys.newest_version), "newest version"
-        )
+        value = await self._get(self._broker.keys.newest_version)
         return None if value is None else NewestVersion.model_validate_json(value)
 
     async def set_incarnation(self, number: int) -> None:
         """Publish which start of the learner is the current one."""
-        await self._broker.retrying(
-            lambda: self._broker.redis.set(self._broker.keys.incarnation, number),
-            "set incarnation",
-        )
+        await self._set(self._broker.keys.incarnation, number)
 
     async def incarnation(self) -> int | None:
         """Return the learner's current incarnation; None before its first start."""
-        value = await self._broker.retrying(
-            lambda: self._broker.redis.get(self._broker.keys.incarnation), "incarnation"
-        )
+        value = await self._get(self._broker.keys.incarnation)
         return None if value is None else int(value)
 
     async def set_join_offer(self, offer: JoinOffer) -> None:
         """Publish how a service joins the run."""
-        await self._broker.retrying(
-            lambda: self._broker.redis.set(self._broker.keys.join_offer, offer.model_dump_json()),
-            "set join offer",
-        )
+        await self._set(self._broker.keys.join_offer, offer.model_dump_json())
 
     async def join_offer(self) -> JoinOffer | None:
         """Return how a service joins the run; None before the learner has said it."""
-        value = await self._broker.retrying(
-            lambda: self._broker.redis.get(self._broker.keys.join_offer), "join offer"
-        )
+        value = await self._get(self._broker.keys.join_offer)
         return None if value is None else JoinOffer.model_validate_json(value)
+
+    async def _set(self, key: str, value: str | float, expiry_s: int | None = None) -> None:
+        await self._broker.retrying(
+            lambda: self._broker.redis.set(key, value, ex=expiry_s), f"set {key}"
+        )
+
+    async def _get(self, key: str) -> bytes | None:
+        return await self._broker.retrying(lambda: self._broker.redis.get(key), f"get {key}")
 
 
 class ToolRegistry:
@@ -195,9 +183,8 @@ class ToolRegistry:
                 if weights is not None:
                     self._replace_weights(pipe, instance.tool, weights)
                 pipe.sadd(keys.instance_ids, instance.instance)
-                for kept in (keys.versions(instance.tool), keys.weights(instance.tool)):
-                    pipe.expire(kept, KEPT_S)
-                for kept in (keys.instance_ids, keys.draining):
+                of_tool = (keys.versions(instance.tool), keys.weights(instance.tool))
+                for kept in (*of_tool, keys.instance_ids, keys.draining):
                     pipe.expire(kept, KEPT_S)
                 key = keys.instance(instance.instance)
                 pipe.set(key, instance.model_dump_json(), px=int(expiry_s * 1000))
