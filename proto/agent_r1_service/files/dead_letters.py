@@ -9,7 +9,6 @@ import base64
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from agent_r1_proto.dead_letters import MAX_LETTERS, DeadLetter
 from agent_r1_service.files.run_folder import DEAD_LETTERS_FILE
@@ -30,20 +29,10 @@ def save_letters(folder: Path, letters: Iterable[DeadLetter]) -> None:
 
 
 def _line(letter: DeadLetter) -> str:
-    values: dict[str, Any] = {
-        "letter_id": letter.letter_id,
-        "stream": letter.stream,
-        "entry_id": letter.entry_id,
-        "reason": letter.reason,
-        "failed_at": letter.failed_at,
-        "size_bytes": letter.size_bytes,
-        "cut": letter.cut,
-        "unreadable": letter.unreadable,
-        "reply_stream": letter.reply_stream,
-        "fields_base64": {
-            name.decode(errors="replace"): base64.b64encode(value).decode()
-            for name, value in letter.fields.items()
-        },
+    values = dict(vars(letter))
+    values["fields_base64"] = {
+        name.decode(errors="replace"): base64.b64encode(value).decode()
+        for name, value in values.pop("fields").items()
     }
     return json.dumps(values) + "\n"
 
