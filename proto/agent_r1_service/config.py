@@ -15,6 +15,8 @@ from urllib.parse import quote, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agent_r1_service.files.private import read_secret
+
 Dtype = Literal["float32", "bfloat16"]
 OWN_ADDRESS = "auto"
 """`advertise_host` of a service that is to find out its address itself."""
@@ -151,14 +153,8 @@ class RedisConfig(StrictConfig):
         given = environ.get(REDIS_PASSWORD_VARIABLE)
         if given or self.password_file is None:
             return given or None
-        try:
-            return self.password_file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ValueError(
-                f"redis.password_file ({self.password_file}) cannot be read: "
-                f"{getattr(exc, 'strerror', None) or 'it is not text'}; name a file with the "
-                "password, readable by the services' user alone"
-            ) from exc
+        remedy = "name a file with the password"
+        return read_secret(self.password_file, "redis.password_file", remedy)
 
 
 class ListenConfig(StrictConfig):

@@ -31,6 +31,26 @@ def private_folder(path: Path) -> None:
         logger.warning("folder is open to other users and is not ours to close path=%s", path)
 
 
+def read_secret(file: Path, key: str, remedy: str) -> str:
+    """Read a file that holds one secret.
+
+    Args:
+        file: the file.
+        key: what names it, for the message.
+        remedy: what to do where it cannot be read, for the message.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = getattr(exc, "strerror", None) or "it is not text"
+        raise ValueError(
+            f"{key} ({file}) cannot be read: {why}; {remedy}, readable by the services' user alone"
+        ) from exc
+
+
 def write_private(path: Path, text: str) -> None:
     """Write a file that its owner alone may read, from its first byte on."""
     write_atomically(path, text, mode=0o600)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_r1_service.config import RunConfig
-from agent_r1_service.files.private import write_private
+from agent_r1_service.files.private import read_secret, write_private
 
 TOKEN_VARIABLE = "AGENT_R1_TOKEN"
 TOKEN_SOURCES = f"run.token_file or the variable {TOKEN_VARIABLE}"
@@ -53,7 +53,8 @@ def find_token(run: RunConfig, environ: Mapping[str, str] = os.environ) -> RunTo
     where = f"the variable {TOKEN_VARIABLE}"
     if text is None and run.token_file is not None:
         where = f"run.token_file ({run.token_file})"
-        text = _read(run.token_file, where)
+        remedy = f"write one token of {TOKEN_RULE} to it"
+        text = read_secret(run.token_file, "run.token_file", remedy)
     if text is None:
         return None
     text = text.strip()
@@ -63,17 +64,6 @@ def find_token(run: RunConfig, environ: Mapping[str, str] = os.environ) -> RunTo
             f"({len(text)} characters); make one with `openssl rand -hex 32`"
         )
     return RunToken(text)
-
-
-def _read(file: Path, where: str) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        why = getattr(exc, "strerror", None) or "it is not text"
-        raise ValueError(
-            f"{where} cannot be read: {why}; write one token of {TOKEN_RULE} to it, readable by "
-            "the services' user alone"
-        ) from exc
 
 
 def write_token(run: RunConfig, file: Path) -> None:

@@ -19,6 +19,7 @@ import elasticsearch
 from elasticsearch import AsyncElasticsearch, Elasticsearch
 
 from agent_r1.tools.config import check_elasticsearch_url
+from agent_r1_service.files.private import read_secret
 
 logger = logging.getLogger(__name__)
 
@@ -103,14 +104,7 @@ def _secret(environ: Mapping[str, str], variable: str) -> str | None:
     given, file = environ.get(variable), environ.get(variable + FILE_SUFFIX)
     if given or not file:
         return given or None
-    try:
-        return Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ValueError(
-            f"{variable + FILE_SUFFIX} ({file}) cannot be read: "
-            f"{getattr(exc, 'strerror', None) or 'it is not text'}; name a file with the secret, "
-            "readable by the services' user alone"
-        ) from exc
+    return read_secret(Path(file), variable + FILE_SUFFIX, "name a file with the secret")
 
 
 @contextmanager
