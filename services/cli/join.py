@@ -33,12 +33,13 @@ from agent_r1_proto.run_bundle import (
     tool_part,
 )
 from agent_r1_proto.streams import Broker
-from agent_r1_service.config import RedisConfig, RunConfig, hide_password
+from agent_r1_service.config import ListenConfig, RedisConfig, RunConfig, hide_password
 from agent_r1_service.files.own_folder import OwnFolder
 from agent_r1_service.files.run_folder import CONFIG_FILE
 from agent_r1_service.files.writing import write_atomically
 from agent_r1_service.fingerprint import software_version
 from agent_r1_service.http.guard import is_loopback
+from agent_r1_service.http.serving import require_token
 from agent_r1_service.http.token import RunToken, find_token
 from agent_r1_service.transfer.download import pull_client
 
@@ -74,9 +75,10 @@ def join(run_id: str, service: str, redis_url: str | None, options: Sequence[str
             f"{ENV_PREFIX}REDIS__URL"
         )
     token = find_token(RunConfig.model_validate({**own.get("run", {}), "id": run_id}))
+    address = own_address(redis.url)
+    require_token(service, ListenConfig(host=address), token)
     folder = OwnFolder(None, FOLDER_PREFIX)
     folder.remove_at_exit()
-    address = own_address(redis.url)
     config = asyncio.run(_bring(run_id, service, redis, token, own, folder.path, address))
     file = folder.path / CONFIG_FILE
     write_atomically(file, json.dumps(config))

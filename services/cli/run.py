@@ -25,6 +25,7 @@ from agent_r1.config.run import Config, ConfigError, LoadedConfig, dump_config, 
 from agent_r1.config.sources import ENV_PREFIX, at_hand
 from agent_r1.learner.engine.ranks.place import read_place
 from agent_r1.tools.config import CLASS_PATTERN
+from agent_r1_service.config import ListenConfig
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_service.files.private import private_folder, write_private
 from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_FILE
@@ -123,6 +124,19 @@ def _redis(config: Config) -> None:
         )
 
 
+def _check_listen(config: Config, listen: ListenConfig, key: str) -> None:
+    """Refuse where a service would listen, before it connects to anything.
+
+    Raises:
+        ValueError: other machines could call it without a token, or the port is taken.
+    """
+    from agent_r1_service.http.serving import require_token
+    from agent_r1_service.http.token import find_token
+
+    require_token(key, listen, find_token(config.run))
+    check_port(listen, key)
+
+
 def _tool_name(config: Config, service: str, name: str | None) -> str:
     if service != "tool":
         wanted = service
@@ -194,7 +208,7 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
         from agent_r1.reward import main as reward
 
         _redis(config)
-        check_port(config.reward, "reward")
+        _check_listen(config, config.reward, "reward")
         reward.serve(
             run=config.run, redis=config.redis, reward=config.reward, announce_dir=announce_dir
         )
@@ -205,7 +219,7 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
         from agent_r1.tools import main as tools
 
         name = _tool_name(config, arguments.service, arguments.name)
-        check_port(config.tools[name], f"tools.{name}")
+        _check_listen(config, config.tools[name], f"tools.{name}")
         tools.serve(
             name=name,
             run=config.run,
@@ -239,7 +253,7 @@ def _beside_its_run(config: Config, file: Path) -> Config:
 def _serve_rollout(config: Config, announce_dir: Path | None) -> NoReturn:
     _redis(config)
     tools = {name: tool.url for name, tool in config.tools.items()}
-    check_port(config.rollout, "rollout")
+    _check_listen(config, config.rollout, "rollout")
     from agent_r1.rollout import main as rollout
     from agent_r1.rollout.policy import EngineDeadError, PolicyOutOfMemoryError, PolicySetupError
 
@@ -294,6 +308,8 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
     _redis(config)
     if config.data is None:
         raise ConfigError("table [data] is missing; the learner needs data.train")
+    if config.learner.transport == "http":
+        _check_listen(config, config.learner.weights_server, "learner.weights_server")
     from agent_r1.learner import main as learner
     from agent_r1.learner import outcome
     from agent_r1.learner.engine.interface import EngineError

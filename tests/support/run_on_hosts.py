@@ -1,7 +1,7 @@
 """A run of tiny_world on hosts that share nothing: which commands run where, and what came of it.
 
-The first host has Redis, the learner, and alone the model and the data. All others get an address,
-a password and a token, and join.
+The first host has Redis, rank 0 of the learner, and alone the data. Hosts of other ranks have the
+configuration and the model. All others get an address, a password and a token, and join.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1_deploy.local_redis import find_redis_server
 from agent_r1_service.files.private import write_private
 from tests.support.hosts import REPOSITORY, Host
@@ -27,6 +28,8 @@ PASSWORD = "a-password-of-the-hosts-alone"
 TOKEN_FILE = Path("/tmp/secrets/token")
 PASSWORD_FILE = Path("/tmp/secrets/redis-password")
 RUN_DIR = Path("/tmp/run")
+WORLD = Path("/tmp/world")
+RANKS_PORT = 29500
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 120.0
 POLL_S = 0.1
@@ -36,18 +39,23 @@ class RunOnHosts:
     """Starts the services of one run.
 
     Args:
-        learner: the host of Redis and the learner.
+        learner: the host of Redis and the learner, or of its rank 0.
         options: `KEY=VALUE` for the learner's `--set`, which all others get from it.
+        other_ranks: the hosts of the learner's further ranks, in their order.
     """
 
-    def __init__(self, learner: Host, options: Sequence[str] = ()) -> None:
+    def __init__(
+        self, learner: Host, options: Sequence[str] = (), other_ranks: Sequence[Host] = ()
+    ) -> None:
         self.learner = learner
+        self._rank_hosts = [learner, *other_ranks]
         self._options = [
             'learner.transport="http"',
             "learner.weights_server.host=0.0.0.0",
             f"learner.weights_server.advertise_host={learner.name}",
             "learner.weights_server.port=8100",
             "rollout.kv_cache_gib=0.5",
+            f"learner.ranks={len(self._rank_hosts)}",
             f"run.dir={RUN_DIR}",
             *options,
         ]
@@ -74,14 +82,20 @@ class RunOnHosts:
         self.wait(lambda: "eady to accept" in self.learner.log("redis"), "Redis")
 
     def start_learner(self) -> None:
-        """Generate the world on the learner's host, and start the learner there."""
-        world = self.learner.inside("/tmp/world")
-        shutil.copytree(EXAMPLE, world, ignore=shutil.ignore_patterns("data", "__pycache__"))
-        generate = [sys.executable, "/tmp/world/generate.py", "--seed", "0", "--no-sft"]
-        self.learner.run([*generate, "--out", "/tmp/world/data"], timeout_s=START_TIMEOUT_S)
+        """Generate the world on the learner's host, and start the learner's ranks, one a host."""
+        for host in self._rank_hosts:
+            ignored = shutil.ignore_patterns("data", "__pycache__")
+            shutil.copytree(EXAMPLE, host.inside(WORLD), ignore=ignored)
+        generate = [sys.executable, WORLD / "generate.py", "--seed", "0", "--no-sft"]
+        self.learner.run([*generate, "--out", WORLD / "data"], timeout_s=START_TIMEOUT_S)
         options = [part for option in self._options for part in ("--set", option)]
-        command = agent_r1("serve", "learner", "/tmp/world/run.toml", *options)
-        self._start(self.learner, "learner", command, env={"AGENT_R1__REDIS__URL": self.redis_url})
+        command = agent_r1("serve", "learner", WORLD / "run.toml", *options)
+        size = len(self._rank_hosts)
+        for rank, host in enumerate(self._rank_hosts):
+            place = RankPlace(rank, size, 0, self.learner.name, RANKS_PORT)
+            env = {"AGENT_R1__REDIS__URL": self.redis_url} if rank == 0 else {}
+            env |= place.environment() if size > 1 else {}
+            self._start(host, "learner", command, env=env)
 
     def join(self, host: Host, service: str, *options: str) -> None:
         """Let a service of another host join."""

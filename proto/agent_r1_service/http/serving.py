@@ -203,12 +203,11 @@ async def _first(*awaitables: Awaitable[object]) -> None:
             task.cancel()
 
 
-def bind(name: str, listen: ListenConfig, token: RunToken | None) -> socket.socket:
-    """Return a bound socket; port 0 takes a free port.
+def require_token(name: str, listen: ListenConfig, token: RunToken | None) -> None:
+    """Refuse to let other machines call a service that no token protects.
 
     Raises:
-        ValueError: the address is in use or not of this machine, or other machines could call it
-            without a token.
+        ValueError: they could.
     """
     if token is None and not is_loopback(listen.host.lower()):
         raise ValueError(
@@ -216,6 +215,16 @@ def bind(name: str, listen: ListenConfig, token: RunToken | None) -> socket.sock
             f"protects it; set {TOKEN_SOURCES}, the same for every service of the run, or host to "
             "127.0.0.1"
         )
+
+
+def bind(name: str, listen: ListenConfig, token: RunToken | None) -> socket.socket:
+    """Return a bound socket; port 0 takes a free port.
+
+    Raises:
+        ValueError: the address is in use or not of this machine, or other machines could call it
+            without a token.
+    """
+    require_token(name, listen, token)
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, an answer in
     # two writes waits 40 ms for the other side's delayed acknowledgement.

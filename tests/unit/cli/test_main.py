@@ -258,6 +258,34 @@ def test_a_run_is_resumed_from_a_url_into_a_folder_of_this_machine(
     assert f"{here} holds a run; continue it with" in fails_with(arguments, capsys)
 
 
+@pytest.mark.parametrize(
+    ("command", "table"),
+    [
+        (["rollout"], "rollout"),
+        (["reward"], "reward"),
+        (["search"], "tools.search"),
+        (["learner", "--set", "learner.transport=http"], "learner.weights_server"),
+    ],
+)
+def test_a_service_for_other_machines_without_a_token_connects_to_nothing(
+    command: list[str],
+    table: str,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    async def connect(*_: object, **__: object) -> None:
+        raise AssertionError("it has connected to Redis")
+
+    monkeypatch.delenv("AGENT_R1_TOKEN", raising=False)
+    monkeypatch.setattr("agent_r1_proto.connection.RedisConnection.connect", connect)
+    service, *options = command
+    sets = ["--set", "redis.url=redis://127.0.0.1:1/0", "--set", f"{table}.host=0.0.0.0"]
+    error = fails_with(["serve", service, str(file), *options, *sets], capsys)
+    assert f"{table}: host (0.0.0.0) lets other machines call this service" in error
+    assert "set run.token_file or the variable AGENT_R1_TOKEN" in error
+
+
 # --- show --------------------------------------------------------------------------------------
 
 
