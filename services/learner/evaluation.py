@@ -123,6 +123,11 @@ class Evaluations:
         if self._running is not None:
             await asyncio.wait({self._running})
 
+    def forget_after(self) -> None:
+        """Forget the last evaluation of a run that has been given more steps since."""
+        if self._summary.evaluations.pop("after", None) is not None:
+            self._spec.folder.remove_last_evaluation()
+
     async def run(self, name: str, step: int, policy_version: int) -> None:
         """Ask every set, wait for the answers and write them down; nothing without sets.
 

@@ -43,6 +43,8 @@ async def train(run: TrainingRun) -> str:
     offering = await _start_collecting(run)
     await unless_stopped(run.publisher.wait_for_server())
     await _evaluate_before(run)
+    if run.step < run.spec.total_steps:
+        run.evaluations.forget_after()
     try:
         while run.step < run.spec.total_steps:
             await train_step(run)
@@ -89,6 +91,7 @@ async def train_step(run: TrainingRun) -> None:
         groups=groups,
         advantages=batch.advantages,
         newest_version=newest_version,
+        policy_version=newest_version,
         engine=metrics | batch.metrics,
         rollout_s=rollout_s,
         learn_s=time.monotonic() - learn_started,
@@ -100,6 +103,7 @@ async def train_step(run: TrainingRun) -> None:
         await unless_stopped(run.collector.require_newest())
         await unless_stopped(_delivered(run))
         push = await unless_stopped(run.publisher.publish(canary_tokens))
+        report.policy_version = push.policy_version
         if config.max_staleness > 0:
             delivery = run.stop_signal.spawn(run.publisher.deliver(push), "deliver")
             run.delivery = delivery

@@ -202,6 +202,28 @@ async def test_the_last_evaluation_leaves_its_scores_question_by_question(
     ]
 
 
+async def test_a_finished_run_that_is_given_more_steps_forgets_its_last_evaluation(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    last = [folder / "evaluation_after.jsonl", folder / "trajectories" / "eval_after.jsonl"]
+    sets = {"held": write_tasks(tmp_path / "held.jsonl", 2, name="held")}
+    spec = training_spec(folder, redis_url, run_id, evaluation={"sets": sets})
+    async with await Broker.connect(redis_url, run_id) as broker, FakeServices(broker).running():
+        await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+        assert summary(folder)["sets"]["held"]["after"]["n"] == 2
+        assert all(file.exists() for file in last)
+        evaluation = {"sets": sets, "after": False}
+        spec = training_spec(folder, redis_url, run_id, resume=True, steps=4, evaluation=evaluation)
+        await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+    result = summary(folder)
+    assert (result["status"], result["steps"]) == ("finished", 4)
+    assert result["sets"]["held"]["before"]["n"] == 2
+    assert result["sets"]["held"]["after"] is None
+    assert result["reward_after"] is None
+    assert not any(file.exists() for file in last)
+
+
 async def test_staleness_one_trains_on_mixed_versions(tmp_path: Path, redis_url: str, run_id: str):
     spec = training_spec(tmp_path / "run", redis_url, run_id, steps=4, max_staleness=1)
     engine = FakeEngine(train_s=0.05)
@@ -275,7 +297,29 @@ async def test_a_stop_while_servers_load_writes_the_step_down(
         assert await asyncio.wait_for(running, 60) == "interrupted"
         services.may_load.set()
     steps = summary(tmp_path / "run")["steps"]
-    assert [line["step"] for line in metrics_lines(tmp_path / "run")] == list(range(1, steps + 1))
+    lines = metrics_lines(tmp_path / "run")
+    assert [line["step"] for line in lines] == list(range(1, steps + 1))
+    # Version 1 was published; no server had it, so step 2, if it was trained, published nothing.
+    assert {line["policy/version"] for line in lines} == {1}
+
+
+async def test_a_step_that_is_stopped_before_its_push_names_the_version_before(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    engine = FakeEngine()
+    async with await Broker.connect(redis_url, run_id) as broker, FakeServices(broker).running():
+        learner = Learner(training_spec(tmp_path / "run", redis_url, run_id), engine)
+        loop = asyncio.get_running_loop()
+
+        def stop_in_step_2() -> bool:
+            if engine.steps == 1:
+                loop.call_soon_threadsafe(learner.request_stop, "the test")
+            return True
+
+        engine.until = stop_in_step_2
+        assert await asyncio.wait_for(learner.run(), 60) == "interrupted"
+    lines = metrics_lines(tmp_path / "run")
+    assert [(line["step"], line["policy/version"]) for line in lines] == [(1, 1), (2, 1)]
 
 
 async def test_rollouts_and_evaluation_go_on_while_the_engine_trains(

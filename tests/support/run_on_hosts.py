@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ class RunOnHosts:
         folder.mkdir()
         settings = ("bind 0.0.0.0", "dir /tmp/redis", "save ''", f"requirepass {PASSWORD}")
         (folder / "redis.conf").write_text("\n".join(settings) + "\n")
-        self._start(self.learner, "redis", [find_redis_server(), "/tmp/redis/redis.conf"])
+        self._start(self.learner, "redis", [find_redis_server(), "/tmp/redis/redis.conf"], {})
         self.wait(lambda: "eady to accept" in self.learner.log("redis"), "Redis")
 
     def start_learner(self) -> None:
@@ -93,15 +93,17 @@ class RunOnHosts:
         size = len(self._rank_hosts)
         for rank, host in enumerate(self._rank_hosts):
             place = RankPlace(rank, size, 0, self.learner.name, RANKS_PORT)
-            env = {"AGENT_R1__REDIS__URL": self.redis_url} if rank == 0 else {}
-            env |= place.environment() if size > 1 else {}
-            self._start(host, "learner", command, env=env)
+            env = place.environment() if size > 1 else {}
+            if rank == 0:  # the others have nothing to do with Redis and the services
+                env |= {**self._environment(host), "AGENT_R1__REDIS__URL": self.redis_url}
+            self._start(host, "learner", command, env)
 
     def join(self, host: Host, service: str, *options: str) -> None:
         """Let a service of another host join."""
         sets = [part for option in options for part in ("--set", option)]
         where = ("--join", RUN_ID, "--redis", self.redis_url)
-        self._start(host, service, agent_r1("serve", service, *where, *sets))
+        command = agent_r1("serve", service, *where, *sets)
+        self._start(host, service, command, self._environment(host))
 
     def drain(self, host: Host, server_id: str) -> str:
         """Drain a rollout server by a command on some host; return what the command said."""
@@ -118,16 +120,11 @@ class RunOnHosts:
         return host.run(agent_r1(*command), env=environment, timeout_s=STOP_TIMEOUT_S).stdout
 
     def _start(
-        self,
-        host: Host,
-        service: str,
-        command: Sequence[str | Path],
-        env: dict[str, str] | None = None,
+        self, host: Host, service: str, command: Sequence[str | Path], env: Mapping[str, str]
     ) -> None:
-        environment = self._environment(host) | (env or {})
-        self.processes[f"{host.name} {service}"] = host.start(
-            command, log=service, env=environment, cwd=Path("/tmp")
-        )
+        env = {"PYTHONUNBUFFERED": "1", **env}
+        process = host.start(command, log=service, env=env, cwd=Path("/tmp"))
+        self.processes[f"{host.name} {service}"] = process
 
     def _environment(self, host: Host) -> dict[str, str]:
         host.inside(TOKEN_FILE.parent).mkdir(mode=0o700, exist_ok=True)
@@ -136,7 +133,6 @@ class RunOnHosts:
         return {
             "AGENT_R1__RUN__TOKEN_FILE": str(TOKEN_FILE),
             "AGENT_R1__REDIS__PASSWORD_FILE": str(PASSWORD_FILE),
-            "PYTHONUNBUFFERED": "1",
         }
 
     def steps_done(self) -> int:

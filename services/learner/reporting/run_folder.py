@@ -177,6 +177,12 @@ class RunFolder:
         text = "".join(_line(record) for record in records)
         write_atomically(self.path / ANSWERS_FILE, text)
 
+    def remove_last_evaluation(self) -> None:
+        """Remove what only the evaluation of the last weights writes."""
+        self._require_owner()
+        for path in (ANSWERS_FILE, f"{TRAJECTORIES_DIR}/eval_after.jsonl"):
+            (self.path / path).unlink(missing_ok=True)
+
     def write_trajectories(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
         """Write readable trajectories to `trajectories/{name}.jsonl`; nothing for no records."""
         self._require_owner()

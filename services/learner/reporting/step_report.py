@@ -31,6 +31,8 @@ class StepReport:
     """Mean advantage of each surviving trajectory, by group and sample."""
     newest_version: int
     """Newest published version when the batch was taken."""
+    policy_version: int
+    """Newest published version when the step ended: that of its push, unless it was stopped."""
     engine: dict[str, float]
     """Metrics of `PolicyEngine.train_batch`."""
     rollout_s: float
@@ -75,7 +77,6 @@ def _push_metrics(push: PushReport | None) -> dict[str, float]:
     if push is None:
         return {}
     values = {
-        "policy/version": float(push.policy_version),
         "push/pause_s": push.pause_s,
         "push/write_s": push.write_s,
         "push/servers": float(push.servers),
@@ -129,6 +130,7 @@ class StepReporter:
             self._spec.learner.max_staleness,
         )
         values |= _engine_metrics(report.engine)
+        values["policy/version"] = float(report.policy_version)
         values |= _push_metrics(report.push)
         values |= {f"time/{name}": value for name, value in report.times().items()}
         values["throughput/tokens_per_s"] = report.sampled_tokens / max(report.step_s, 1e-9)
@@ -169,7 +171,7 @@ class StepReporter:
             values["queue/depth"],
             values["staleness/max"],
             100 * values["staleness/late_share"],
-            values.get("policy/version", -1),
+            values["policy/version"],
             values["failures/failed"],
             values["failures/attempts"],
             values["failures/dead_letters"],
