@@ -22,6 +22,8 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig, hide_password
+from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
+from agent_r1_service.files.tasks import TaskFileError
 from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
 
 Purpose = Literal["train", "evaluate", "sft", "serve"]
@@ -45,6 +47,8 @@ def machine_problems(
     if purpose == "train":
         yield from _folder_problems(config, resume=resume)
         yield from _store_problems(config, resume=resume)
+        if resume and config.learner.checkpoint_url is None:  # a store may have a newer one
+            yield from _checkpoint_problems(config)
     if purpose == "sft":
         return
     token: RunToken | None = None
@@ -192,6 +196,24 @@ def _store_problems(config: Config, *, resume: bool) -> Iterator[str]:
             store.require_usable()
     except (StoreError, ValueError) as exc:
         yield f"learner.checkpoint_url: {exc}"
+
+
+def _checkpoint_problems(config: Config) -> Iterator[str]:
+    from agent_r1.learner.checkpoints.checkpoint import check_newest, check_prompts
+    from agent_r1.learner.main import engine_setup
+    from agent_r1.learner.prompts import PromptOrder
+
+    setup = engine_setup(config.run, config.model, config.learner)
+    try:
+        state = check_newest(config.run.folder() / CHECKPOINTS_DIR, setup.facts())
+        if state is not None and config.data is not None:
+            files, shuffle = config.data.train, config.data.shuffle
+            prompts = PromptOrder.from_files(files, config.run.seed, shuffle=shuffle)
+            check_prompts(state, prompts.fingerprint())
+    except TaskFileError:
+        return  # checks.py names it
+    except ValueError as exc:
+        yield str(exc)
 
 
 # --- Servers and ports ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import asyncio
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
+from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState, check_prompts
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.engine.interface import PolicyEngine
@@ -107,12 +107,8 @@ def _restore(spec: RunSpec, engine: PolicyEngine, checkpoints: Checkpoints) -> L
     """Load the newest checkpoint of a resumed run into the engine; an empty state else."""
     fingerprint = spec.prompts.fingerprint()
     state = checkpoints.load(engine) if spec.resume else None
-    if state is not None and state.prompt_fingerprint != fingerprint:
-        raise ValueError(
-            "data.train, data.shuffle or run.seed changed since the checkpoint of step "
-            f"{state.step}: the prompt order would skip and repeat prompts; restore them, or "
-            "start a new run"
-        )
+    if state is not None:
+        check_prompts(state, fingerprint)
     checkpoints.check_disk(engine.checkpoint_bytes())
     return state or LearnerState(prompt_fingerprint=fingerprint)
 

@@ -39,11 +39,14 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.files.writing import check_seal, seal
 from tests.support.builders import trajectory
 
 GROUP_TOKEN = 1_000_000
 SAMPLE_TOKEN = 2_000_000
 NUM_SAMPLED = 6
+ENGINE_FACTS = {"learner.zero_stage": 0, "model.dtype": "float32"}
+"""The defaults of a configuration."""
 KILL_CODE = 9
 
 
@@ -134,8 +137,10 @@ class FakeEngine:
         directory.mkdir()
         state = {"steps": self.steps, "trained": self.trained}
         (directory / "state.json").write_text(json.dumps(state))
+        seal(directory, ENGINE_FACTS)
 
     def load_state(self, directory: Path) -> None:
+        check_seal(directory, ENGINE_FACTS)
         state = json.loads((directory / "state.json").read_text())
         self.steps = state["steps"]
         self.trained = [(group, index) for group, index in state["trained"]]

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -200,8 +200,8 @@ def _files(directory: Path) -> Iterator[Path]:
             yield from [sealed] if sealed.is_file() else _files(path)
 
 
-def check_seal(directory: Path) -> dict[str, Any]:
-    """Check that a sealed directory is complete and unchanged; return its facts.
+def check_seal(directory: Path, facts: Mapping[str, Any] | None = None) -> None:
+    """Check that a sealed directory is complete, unchanged, and has these facts.
 
     Raises:
         ValueError: it is not; the message names the file and the remedy.
@@ -213,7 +213,7 @@ def check_seal(directory: Path) -> dict[str, Any]:
         )
     try:
         sealed = json.loads(checksum_file.read_text(encoding="utf-8"))
-        files, facts = dict(sealed["files"]), dict(sealed["facts"])
+        files, found_facts = dict(sealed["files"]), dict(sealed["facts"])
     except (ValueError, KeyError, TypeError) as exc:
         raise ValueError(f"{checksum_file} is corrupted ({exc}); {_OLDER}") from exc
     for name, expected in files.items():
@@ -228,4 +228,9 @@ def check_seal(directory: Path) -> dict[str, Any]:
             )
         if hash_file(path) != expected["sha256"]:
             raise ValueError(f"{path} is corrupted: its checksum differs; {_OLDER}")
-    return facts
+    for name, value in (facts or {}).items():
+        if found_facts.get(name) != value:
+            raise ValueError(
+                f"{directory} was written with {name} = {found_facts.get(name)} and this run has "
+                f"{name} = {value}; set it back, or start from the checkpoint's model directory"
+            )

@@ -9,11 +9,12 @@ disk leaves the last complete one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,50 @@ def complete_steps(directory: Path) -> list[int]:
     )
 
 
+def check_newest(directory: Path, engine_facts: Mapping[str, Any]) -> LearnerState | None:
+    """Check every file of the newest checkpoint, without an engine; None when there is none.
+
+    Args:
+        directory: of the checkpoints.
+        engine_facts: what the engine's files must match.
+
+    Raises:
+        ValueError: the checkpoint is damaged or of another engine; the message names it and an
+            older one.
+    """
+    with _newest(directory) as path:
+        if path is None:
+            return None
+        check_seal(path / ENGINE_DIR, engine_facts)
+        return _read_checked(path)
+
+
+def check_prompts(state: LearnerState, fingerprint: str) -> None:
+    """Refuse to continue in another order of prompts than the checkpoint's.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if state.prompt_fingerprint != fingerprint:
+        raise ValueError(
+            "data.train, data.shuffle or run.seed changed since the checkpoint of step "
+            f"{state.step}: the prompt order would skip and repeat prompts; restore them, or "
+            "start a new run"
+        )
+
+
+@contextlib.contextmanager
+def _newest(directory: Path) -> Generator[Path | None]:
+    """Give the newest complete checkpoint; errors in the block name it, and an older one."""
+    *older, newest = [None, *complete_steps(directory)]
+    path = None if newest is None else directory / checkpoint_name(newest)
+    try:
+        yield path
+    except (ValueError, OSError) as exc:
+        hint = f"; to continue from step {older[-1]} instead, delete it" if older[1:] else ""
+        raise ValueError(f"checkpoint {path} cannot be restored: {exc}{hint}") from exc
+
+
 def _sealed_state(state: LearnerState) -> str:
     """Return the state as text, with the checksum of everything else in it."""
     values = state.model_dump(mode="json")
@@ -104,7 +149,10 @@ def _read_checked(path: Path) -> LearnerState:
     Raises:
         ValueError: a file is missing or was changed; the message names it.
     """
-    values = json.loads((path / STATE_FILE).read_bytes())
+    try:
+        values = json.loads((path / STATE_FILE).read_bytes())
+    except ValueError as exc:
+        raise ValueError(f"{path / STATE_FILE} is corrupted: {exc}") from exc
     digest = values.pop(CHECKSUM_KEY, None)
     if digest is None and not (path / CHECKSUM_FILE).exists():
         # Version 0.1.0 checked the engine's files only; load_state still does.
@@ -260,15 +308,10 @@ class Checkpoints:
         """
         if self._store is not None:
             self._store.restore(self.directory)
-        steps = self.steps()
-        if not steps:
-            return None
-        path = self.path(steps[-1])
-        older = f"; to continue from step {steps[-2]} instead, delete it" if len(steps) > 1 else ""
-        try:
+        with _newest(self.directory) as path:
+            if path is None:
+                return None
             state = _read_checked(path)
             engine.load_state(path / ENGINE_DIR)
-        except (ValueError, OSError) as exc:
-            raise ValueError(f"checkpoint {path} cannot be restored: {exc}{older}") from exc
         logger.info("checkpoint restored step=%d path=%s", state.step, path)
         return state

@@ -198,12 +198,17 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             with self._group.guard(fatal=False):
                 self._group.send("save", [directory] * self._config.ranks)
                 self._group.engine.save(directory)
-            durable.seal(directory, self._group.engine.facts(directory))
+            durable.seal(directory, self._setup.facts())
 
     def load_state(self, directory: Path) -> None:
-        checkpoint_io.verify_checksums(directory, self._group.engine.facts(directory))
+        method, facts = "load", self._setup.facts()
+        if checkpoint_io.is_old(directory):
+            method, facts = (
+                "load_old",
+                facts | {f"{self._setup.table_name}.ranks": self._config.ranks},
+            )
+        durable.check_seal(directory, facts)
         with self._group.guard():
-            method = "load_old" if checkpoint_io.is_old(directory) else "load"
             self._group.send(method, [directory] * self._config.ranks)
             getattr(self._group.engine, method)(directory)
 

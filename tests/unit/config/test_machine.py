@@ -13,11 +13,14 @@ import pytest
 
 from agent_r1.config import machine as config_machine
 from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_store import open_run_store
+from agent_r1.learner.prompts import PromptOrder
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
 from tests.support.config_scene import write_scene
+from tests.support.learner_fakes import FakeEngine
 
 
 @pytest.fixture
@@ -97,6 +100,37 @@ def test_a_run_folder_with_something_in_it_can_only_be_gone_on_with(folder: Path
     (folder / "run" / "metrics.jsonl").write_text("")
     assert "is not empty; continue with `agent-r1 train --resume" in problems(folder)
     assert problems(folder, resume=True) == ""
+
+
+def save_checkpoint(folder: Path, step: int) -> Path:
+    config = load(folder)
+    assert config.data is not None
+    prompts = PromptOrder.from_files(config.data.train, config.run.seed)
+    checkpoints = Checkpoints(config.run.folder(), keep_last=2, keep_best=0)
+    state = LearnerState(step=step, prompt_fingerprint=prompts.fingerprint())
+    return checkpoints.save(FakeEngine(), state)
+
+
+def test_a_checkpoint_can_be_continued_with_the_same_prompts_and_engine(folder: Path):
+    save_checkpoint(folder, 3)
+    assert problems(folder, resume=True) == ""
+    assert "data.train, data.shuffle or run.seed changed since the checkpoint of step 3" in (
+        problems(folder, "run.seed=7", resume=True)
+    )
+    assert "written with learner.zero_stage = 0 and this run has learner.zero_stage = 2" in (
+        problems(folder, "learner.zero_stage=2", resume=True)
+    )
+
+
+@pytest.mark.parametrize("name", ["learner.json", "engine/state.json", "model/config.json"])
+def test_a_changed_checkpoint_is_found_before_anything_starts(folder: Path, name: str):
+    save_checkpoint(folder, 2)
+    path = save_checkpoint(folder, 3)
+    text = (path / name).read_text()
+    (path / name).write_text(text.rstrip()[:-1] + " " * (len(text) - len(text.rstrip()) + 1))
+    found = problems(folder, resume=True)
+    assert found.startswith(f"checkpoint {path} cannot be restored: {path / name} is corrupted")
+    assert "; to continue from step 2 instead, delete it" in found
 
 
 def test_checkpoints_that_no_disk_can_hold_are_refused(folder: Path):

@@ -23,7 +23,7 @@ from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
 from agent_r1.learner.algorithms.losses.nll import weighted_nll
 from agent_r1.learner.algorithms.losses.value import clipped_value_loss
 from agent_r1.learner.config import EngineConfig
-from agent_r1.learner.engine.checkpoint import OLD_CRITIC_TAG, OLD_POLICY_TAG, is_old
+from agent_r1.learner.engine.checkpoint import OLD_CRITIC_TAG, OLD_POLICY_TAG
 from agent_r1.learner.engine.critic import load_critic
 from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
 from agent_r1.learner.engine.metric_accumulator import MetricAccumulator, batch_metrics
@@ -344,16 +344,6 @@ class RankEngine:
     def num_critic_weights(self) -> int:
         """Return the number of the critic's weights over all ranks; 0 without one."""
         return 0 if self._critic is None else self._critic.num_weights()
-
-    def facts(self, directory: Path) -> dict[str, Any]:
-        """Return what a checkpoint in `directory` must match to be read by this engine."""
-        facts = {
-            f"{self._setup.table_name}.zero_stage": self._config.zero_stage,
-            "model.dtype": self._setup.model.dtype,
-        }
-        if is_old(directory):
-            facts[f"{self._setup.table_name}.ranks"] = self.ranks
-        return facts if self._critic is None else facts | {"a critic": True}
 
     def save(self, directory: Path) -> None:
         """Write the engine's state, which rank 0 gathers, under `directory` of rank 0."""

@@ -84,6 +84,14 @@ class EngineSetup:
         fields = {name: getattr(table, name) for name in EngineConfig.model_fields}
         return cls(model, EngineConfig(**fields), seed, **more)
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a checkpoint must match to be read by this engine."""
+        facts = {
+            f"{self.table_name}.zero_stage": self.config.zero_stage,
+            "model.dtype": self.model.dtype,
+        }
+        return facts if self.critic is None else facts | {"a critic": True}
+
     def shared(self) -> dict[str, Any]:
         """Return what must be equal on every rank: a model may lie elsewhere on each machine."""
         own = {"torch_threads", "device", "rank_interface", "rank_join_timeout_s"}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from agent_r1.learner.engine.checkpoint import export_model, verify_checksums
+from agent_r1.learner.engine.checkpoint import export_model
 from agent_r1.learner.weights.snapshot import Weights
-from agent_r1_service.files.writing import CHECKSUM_FILE, seal
+from agent_r1_service.files.writing import CHECKSUM_FILE, check_seal, seal
 from tests.support.tiny_models import build_model, build_tokenizer, save_model
 
 FACTS = {"learner.zero_stage": 2, "model.dtype": "float32"}
@@ -27,7 +27,7 @@ def sealed(tmp_path: Path) -> Path:
 
 
 def test_an_untouched_checkpoint_opens(sealed: Path):
-    verify_checksums(sealed, FACTS)
+    check_seal(sealed, FACTS)
 
 
 def test_a_flipped_byte_is_found(sealed: Path):
@@ -35,7 +35,7 @@ def test_a_flipped_byte_is_found(sealed: Path):
     with pytest.raises(
         ValueError, match=r"weights\.pt is corrupted: its checksum differs; .*older"
     ):
-        verify_checksums(sealed, FACTS)
+        check_seal(sealed, FACTS)
 
 
 def test_a_cut_file_is_found(sealed: Path):
@@ -43,30 +43,30 @@ def test_a_cut_file_is_found(sealed: Path):
     with pytest.raises(
         ValueError, match=r"weights\.pt is corrupted: it has 3 bytes .* 10; .*older"
     ):
-        verify_checksums(sealed, FACTS)
+        check_seal(sealed, FACTS)
 
 
 def test_a_missing_file_is_found(sealed: Path):
     (sealed / "engine" / "optimizer.pt").unlink()
     with pytest.raises(ValueError, match=r"optimizer\.pt is missing from the checkpoint; .*older"):
-        verify_checksums(sealed, FACTS)
+        check_seal(sealed, FACTS)
 
 
 def test_an_unfinished_checkpoint_is_found(sealed: Path):
     (sealed / CHECKSUM_FILE).unlink()
     with pytest.raises(ValueError, match="checkpoint was not finished; resume from an older"):
-        verify_checksums(sealed, FACTS)
+        check_seal(sealed, FACTS)
 
 
 def test_a_corrupted_checksum_file_is_found(sealed: Path):
     (sealed / CHECKSUM_FILE).write_text('{"files": ')
     with pytest.raises(ValueError, match=r"checksums\.json is corrupted"):
-        verify_checksums(sealed, FACTS)
+        check_seal(sealed, FACTS)
 
 
 def test_another_stage_is_refused(sealed: Path):
     with pytest.raises(ValueError, match=r"learner\.zero_stage = 2 and .* learner\.zero_stage = 1"):
-        verify_checksums(sealed, FACTS | {"learner.zero_stage": 1})
+        check_seal(sealed, FACTS | {"learner.zero_stage": 1})
 
 
 @pytest.mark.parametrize("tied", [False, True])
