@@ -20,7 +20,11 @@ from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FailureMonitor
-from agent_r1.learner.weights.publisher import PushReport, WeightPublisher
+from agent_r1.learner.weights.publisher import (
+    PushReport,
+    WeightPublisher,
+    require_room_for_versions,
+)
 from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -110,6 +114,7 @@ def _restore(spec: RunSpec, engine: PolicyEngine, checkpoints: Checkpoints) -> L
     if state is not None:
         check_prompts(state, fingerprint)
     checkpoints.check_disk(engine.checkpoint_bytes())
+    require_room_for_versions(spec, engine.snapshot_bytes())
     return state or LearnerState(prompt_fingerprint=fingerprint)
 
 

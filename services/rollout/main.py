@@ -32,7 +32,7 @@ from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weights.fetcher import Fetcher
 from agent_r1.rollout.weights.file import FileFetcher
-from agent_r1.rollout.weights.http import HttpFetcher
+from agent_r1.rollout.weights.http import HttpFetcher, require_room_for_versions
 from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1_proto.failures import FailureBoard
@@ -42,6 +42,7 @@ from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import TransportName
 from agent_r1_service.announcements import withdraw_announcement, write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.files.room import require_shared_memory
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import find_token
 
@@ -108,6 +109,10 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
     )
     prepare_environment(engine)
     facts = await asyncio.to_thread(read_model, engine)
+    if settings.transport == "http":
+        require_room_for_versions(rollout.weights_dir, facts.layout.num_values, model.dtype)
+    if rollout.tensor_parallel_size > 1:
+        require_shared_memory(f"{rollout.tensor_parallel_size} tensor-parallel processes")
     chat = await asyncio.to_thread(
         build_chat_format,
         settings.env,

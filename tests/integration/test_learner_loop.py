@@ -509,6 +509,19 @@ async def test_a_full_disk_keeps_the_last_checkpoint_and_says_so(
     assert sorted(again.trained) == samples_of(range(6))
 
 
+async def test_a_disk_too_small_for_the_weights_is_refused_at_start(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    spec = training_spec(tmp_path / "run", redis_url, run_id, keep_versions=2)
+    engine = FakeEngine()
+    engine.bytes_of_a_snapshot = 10**18
+    # The two that are kept, and the one that is written before the older is deleted.
+    expected = r"weights has .* free, and 3 weight versions of .*lower learner\.keep_versions \(2\)"
+    with pytest.raises(ValueError, match=expected):
+        await asyncio.wait_for(Learner(spec, engine).run(), 60)
+    assert engine.trained == []
+
+
 async def test_a_rank_that_is_lost_between_two_batches_ends_the_run(
     tmp_path: Path, redis_url: str, run_id: str
 ):

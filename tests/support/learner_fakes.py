@@ -79,6 +79,7 @@ class FakeEngine:
         """Why the engine has ended, from now on."""
         self.until: Callable[[], bool] = lambda: True
         """A step lasts until this holds."""
+        self.bytes_of_a_snapshot = 1
         self._kill_at = kill_at
         self._train_s = train_s
         self._full_disk_at = full_disk_at
@@ -148,6 +149,9 @@ class FakeEngine:
     def export_model(self, directory: Path) -> None:
         directory.mkdir()
         (directory / "config.json").write_text("{}")
+
+    def snapshot_bytes(self) -> int:
+        return self.bytes_of_a_snapshot
 
     def checkpoint_bytes(self) -> int:
         return 1000

@@ -16,6 +16,8 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from agent_r1_service.files.room import free_bytes
+
 CHECKSUM_FILE = "checksums.json"
 _OLDER = "resume from an older checkpoint of the run"
 _MIB = 1024 * 1024
@@ -47,7 +49,7 @@ def report_full_disk(
         raise  # its message names the file
     except (OSError, RuntimeError) as exc:
         # torch.save reports a failed write as a RuntimeError; then free space tells.
-        full = exc.errno in _FULL if isinstance(exc, OSError) else _free(path) < _MIB
+        full = exc.errno in _FULL if isinstance(exc, OSError) else free_bytes(path) < _MIB
         if not full:
             raise
         raise _disk_full(what, path, need_bytes, remedy) from exc
@@ -59,7 +61,7 @@ def require_space(what: str, path: Path, need_bytes: int, remedy: str) -> None:
     Raises:
         DiskFullError: less than `need_bytes` are free; nothing was written.
     """
-    if _free(path) < need_bytes:
+    if free_bytes(path) < need_bytes:
         raise _disk_full(what, path, need_bytes, remedy)
 
 
@@ -67,18 +69,12 @@ def _disk_full(what: str, path: Path, need_bytes: int | None, remedy: str | None
     needs = "cannot be written"
     if need_bytes is not None:
         needs = f"needs about {need_bytes / _MIB:.1f} MiB"
+    free = f"{free_bytes(path) / _MIB:.1f} MiB are free"
     return DiskFullError(
         errno.ENOSPC,
-        f"the disk is full: {what} ({path}) {needs}, and {_free(path) / _MIB:.1f} MiB are free; "
+        f"the disk is full: {what} ({path}) {needs}, and {free}; "
         "what was complete before is kept. Free space there" + (f", or {remedy}" if remedy else ""),
     )
-
-
-def _free(path: Path) -> int:
-    """Return free bytes on the file system of `path` or its nearest existing parent."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
 
 
 @contextlib.contextmanager

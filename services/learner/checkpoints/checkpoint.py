@@ -22,6 +22,7 @@ from pydantic import Field
 
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1_proto.messages import StrictMessage
+from agent_r1_service.files.room import require_room
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, STATE_FILE
 from agent_r1_service.files.writing import (
     CHECKSUM_FILE,
@@ -42,8 +43,6 @@ ENGINE_DIR = "engine"
 MODEL_DIR = "model"
 CHECKSUM_KEY = "sha256"
 """In `learner.json`, which changes after its checkpoint was sealed: the digest of the rest."""
-HEADROOM = 1.1
-"""Free disk asked for at start, as a multiple of the estimate."""
 
 
 class LearnerState(StrictMessage):
@@ -209,14 +208,13 @@ class Checkpoints:
         """
         wanted = self._keep_last + self._keep_best + 1
         missing = max(0, wanted - len(self.steps()))
-        need = int(missing * checkpoint_bytes * HEADROOM)
-        free = shutil.disk_usage(self.directory).free
-        if free < need:
-            raise ValueError(
-                f"{self.directory} has {free / 1e9:.2f} GB free; {missing} checkpoints of "
-                f"{checkpoint_bytes / 1e9:.2f} GB need {need / 1e9:.2f} GB; free space, or lower "
-                f"learner.keep_last ({self._keep_last}) and learner.keep_best ({self._keep_best})"
-            )
+        require_room(
+            f"{missing} checkpoints of {checkpoint_bytes / 1e9:.2f} GB",
+            self.directory,
+            missing * checkpoint_bytes,
+            f"lower learner.keep_last ({self._keep_last}) and learner.keep_best "
+            f"({self._keep_best})",
+        )
 
     def steps(self) -> list[int]:
         """Return the steps of the complete checkpoints, oldest first."""

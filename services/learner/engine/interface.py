@@ -199,6 +199,10 @@ class PolicyEngine(Protocol):
         """Write a Hugging Face model directory: weights, config, tokenizer, chat template."""
         ...
 
+    def snapshot_bytes(self) -> int:
+        """Return the size of one published version."""
+        ...
+
     def checkpoint_bytes(self) -> int:
         """Return about how many bytes `save_state` and `export_model` write together."""
         ...

@@ -212,12 +212,12 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             self._group.send(method, [directory] * self._config.ranks)
             getattr(self._group.engine, method)(directory)
 
-    def checkpoint_bytes(self) -> int:
-        return self._state_bytes() + self._group.engine.num_weights() * self._bytes_per_weight
+    def snapshot_bytes(self) -> int:
+        bytes_per_weight = 2 if self._setup.model.dtype == "bfloat16" else 4
+        return self._group.engine.num_weights() * bytes_per_weight
 
-    @property
-    def _bytes_per_weight(self) -> int:
-        return 2 if self._setup.model.dtype == "bfloat16" else 4
+    def checkpoint_bytes(self) -> int:
+        return self._state_bytes() + self.snapshot_bytes()
 
     def _state_bytes(self) -> int:
         engine = self._group.engine

@@ -47,6 +47,7 @@ from agent_r1_proto.weights import (
     LoadRequest,
     NewestVersion,
 )
+from agent_r1_service.files.room import require_room
 from agent_r1_service.http.token import find_token
 
 logger = logging.getLogger(__name__)
@@ -88,6 +89,23 @@ class PushReport:
     servers: int = 0
     """Servers that had the version when the learner went on."""
     readings: list[CanaryReading] = field(default_factory=list)
+
+
+def require_room_for_versions(spec: RunSpec, snapshot_bytes: int) -> None:
+    """Refuse to start a run whose published versions will not fit.
+
+    Raises:
+        ValueError: free space is below keep_versions + 1 (one is written before an old one is
+            deleted), those already there counted.
+    """
+    keep = spec.learner.keep_versions
+    missing = max(0, keep + 1 - len(list(spec.weights_dir.glob("v*"))))
+    require_room(
+        f"{missing} weight versions of {snapshot_bytes / 1e9:.2f} GB",
+        spec.weights_dir,
+        missing * snapshot_bytes,
+        f"set learner.weights_dir to a larger disk, or lower learner.keep_versions ({keep})",
+    )
 
 
 class WeightPublisher:

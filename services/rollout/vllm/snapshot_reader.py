@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import stat
 from collections.abc import Mapping
@@ -34,6 +35,11 @@ class ModelLayout:
     """Every tensor with values of its own."""
     aliases: Mapping[str, str]
     """Tied tensors: name -> the tensor it shares."""
+
+    @property
+    def num_values(self) -> int:
+        """Values of all tensors."""
+        return sum(math.prod(shape) for shape in self.shapes.values())
 
 
 def _open(path: Path, framework: str) -> Any:

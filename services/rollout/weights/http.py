@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
+import tempfile
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Self
@@ -34,6 +35,7 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from agent_r1_service.files.own_folder import OwnFolder
+from agent_r1_service.files.room import require_room
 from agent_r1_service.http.token import RunToken
 from agent_r1_service.transfer.chunks import PartialFile, TransferError, reserve
 from agent_r1_service.transfer.download import Download, pull_client
@@ -44,6 +46,23 @@ logger = logging.getLogger(__name__)
 ROOM_REMEDY = "set rollout.weights_dir to a folder with room for two versions"
 
 _PREFIX = "agent_r1_weights_"
+
+
+def require_room_for_versions(parent: Path | None, num_values: int, dtype: str) -> None:
+    """Refuse to start a server whose versions will not fit: the one in use and the next.
+
+    Args:
+        parent: as for HttpFetcher.
+        num_values: of the model's weights.
+        dtype: of the weights.
+
+    Raises:
+        ValueError: there is too little room.
+    """
+    size_bytes = num_values * (4 if dtype == "float32" else 2)
+    what = f"two weight versions of {size_bytes / 1e9:.2f} GB"
+    folder = parent or Path(tempfile.gettempdir())
+    require_room(what, folder, 2 * size_bytes, ROOM_REMEDY)
 
 
 class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):

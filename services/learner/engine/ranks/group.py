@@ -26,6 +26,7 @@ import torch.distributed as dist
 from agent_r1.learner.engine.interface import EngineError, FloatArray
 from agent_r1.learner.engine.ranks.join import (
     Groups,
+    check_machine,
     choose_device,
     connect,
     join,
@@ -81,8 +82,8 @@ class RankGroup:
         self._busy = threading.Lock()
         """Held by a call of the engine."""
         self._failure: str | None = None
-        for local_rank in [self._place.local_rank] if self._place.port else range(self._ranks):
-            choose_device(setup.config, local_rank)
+        alone = self._place.port != 0
+        check_machine(setup.config, [self._place.local_rank] if alone else range(self._ranks))
         if dist.is_initialized() and (self._ranks != 1 or dist.get_world_size() != 1):
             raise ValueError(
                 f"this process already leads {dist.get_world_size()} rank(s); an engine of "

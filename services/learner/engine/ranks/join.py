@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib.metadata import version
@@ -28,6 +28,7 @@ from agent_r1.learner.engine.ranks.life import LOST_AFTER_S
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
+from agent_r1_service.files.room import require_shared_memory
 
 IDLE_TIMEOUT = timedelta(days=30)
 """Longest between two commands: rollouts may take any time; a lost peer is noticed by life.py."""
@@ -68,6 +69,17 @@ def choose_device(config: EngineConfig, local_rank: int) -> torch.device:
             'machines; lower ranks or set device = "cpu"'
         )
     return torch.device("cuda", local_rank)
+
+
+def check_machine(config: EngineConfig, local_ranks: Iterable[int]) -> None:
+    """Make sure that this machine has what its ranks need, before they meet.
+
+    Raises:
+        ValueError: there are too few GPUs, or too little shared memory for several.
+    """
+    devices = [choose_device(config, local_rank) for local_rank in local_ranks]
+    if config.ranks > 1 and devices[0].type == "cuda":
+        require_shared_memory(f"{config.ranks} learner ranks")
 
 
 # The store

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.group import build_engine
-from agent_r1.learner.engine.ranks.join import connect, join, meet_rank_0, refuse
+from agent_r1.learner.engine.ranks.join import check_machine, connect, join, meet_rank_0, refuse
 from agent_r1.learner.engine.ranks.life import END, LOST, STOP, Lifeline
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
@@ -53,6 +53,7 @@ def follow(place: RankPlace, setups: Iterable[EngineSetup]) -> NoReturn:
     store: Any = None
     try:
         store = connect(place, setup.config.rank_join_timeout_s)
+        check_machine(setup.config, [place.local_rank])
         meet_rank_0(place, store, setup)
         groups = join(place, store, setup.config)
         rank = _Follower(place, groups.life[place.rank])

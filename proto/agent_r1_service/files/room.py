@@ -1,0 +1,51 @@
+"""Whether there is room for what a service will write, asked before it begins."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+HEADROOM = 1.1
+"""Free space asked for, as a multiple of the estimate."""
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_BYTES = 2**30
+"""For the buffers of NCCL and of vLLM's workers: what NVIDIA advises for containers."""
+
+
+def free_bytes(path: Path) -> int:
+    """Return free bytes on the file system of `path` or its nearest existing parent."""
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def require_room(what: str, path: Path, need_bytes: float, remedy: str) -> None:
+    """Refuse to begin work whose files will not fit, with a tenth to spare.
+
+    Args:
+        what: needs the room, in the plural.
+        path: where; it need not exist yet.
+        need_bytes: how much, in bytes.
+        remedy: what the user can do besides freeing space.
+
+    Raises:
+        ValueError: less is free.
+    """
+    free, need = free_bytes(path.absolute()), need_bytes * HEADROOM
+    if free < need:
+        raise ValueError(
+            f"{path} has {free / 1e9:.2f} GB free, and {what} need {need / 1e9:.2f} GB; free space "
+            f"there, or {remedy}"
+        )
+
+
+def require_shared_memory(what: str) -> None:
+    """Refuse to start several processes that exchange data through too little shared memory.
+
+    Containers have 64 MiB of it by default, and what then fails in NCCL does not say why.
+
+    Raises:
+        ValueError: less than SHARED_MEMORY_BYTES are free.
+    """
+    remedy = "set a larger shm_size for the container (docker run --shm-size)"
+    require_room(what, SHARED_MEMORY, SHARED_MEMORY_BYTES, remedy)
