@@ -19,6 +19,11 @@ def free_bytes(path: Path) -> int:
     return shutil.disk_usage(path).free
 
 
+def readable_size(size_bytes: float) -> str:
+    """Return a size for a message: 2.85 MB, 15.20 GB."""
+    return f"{size_bytes / 1e9:.2f} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:.2f} MB"
+
+
 def require_room(what: str, path: Path, need_bytes: float, remedy: str) -> None:
     """Refuse to begin work whose files will not fit, with a tenth to spare.
 
@@ -34,8 +39,8 @@ def require_room(what: str, path: Path, need_bytes: float, remedy: str) -> None:
     free, need = free_bytes(path.absolute()), need_bytes * HEADROOM
     if free < need:
         raise ValueError(
-            f"{path} has {free / 1e9:.2f} GB free, and {what} need {need / 1e9:.2f} GB; free space "
-            f"there, or {remedy}"
+            f"{path} has {readable_size(free)} free, and {what} need {readable_size(need)}; free "
+            f"space there, or {remedy}"
         )
 
 

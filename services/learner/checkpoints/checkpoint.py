@@ -22,7 +22,7 @@ from pydantic import Field
 
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.room import require_room
+from agent_r1_service.files.room import readable_size, require_room
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, STATE_FILE
 from agent_r1_service.files.writing import (
     CHECKSUM_FILE,
@@ -209,7 +209,7 @@ class Checkpoints:
         wanted = self._keep_last + self._keep_best + 1
         missing = max(0, wanted - len(self.steps()))
         require_room(
-            f"{missing} checkpoints of {checkpoint_bytes / 1e9:.2f} GB",
+            f"{missing} checkpoints of {readable_size(checkpoint_bytes)}",
             self.directory,
             missing * checkpoint_bytes,
             f"lower learner.keep_last ({self._keep_last}) and learner.keep_best "

@@ -47,7 +47,7 @@ from agent_r1_proto.weights import (
     LoadRequest,
     NewestVersion,
 )
-from agent_r1_service.files.room import require_room
+from agent_r1_service.files.room import readable_size, require_room
 from agent_r1_service.http.token import find_token
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def require_room_for_versions(spec: RunSpec, snapshot_bytes: int) -> None:
     keep = spec.learner.keep_versions
     missing = max(0, keep + 1 - len(list(spec.weights_dir.glob("v*"))))
     require_room(
-        f"{missing} weight versions of {snapshot_bytes / 1e9:.2f} GB",
+        f"{missing} weight versions of {readable_size(snapshot_bytes)}",
         spec.weights_dir,
         missing * snapshot_bytes,
         f"set learner.weights_dir to a larger disk, or lower learner.keep_versions ({keep})",

@@ -35,7 +35,7 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from agent_r1_service.files.own_folder import OwnFolder
-from agent_r1_service.files.room import require_room
+from agent_r1_service.files.room import readable_size, require_room
 from agent_r1_service.http.token import RunToken
 from agent_r1_service.transfer.chunks import PartialFile, TransferError, reserve
 from agent_r1_service.transfer.download import Download, pull_client
@@ -60,7 +60,7 @@ def require_room_for_versions(parent: Path | None, num_values: int, dtype: str) 
         ValueError: there is too little room.
     """
     size_bytes = num_values * (4 if dtype == "float32" else 2)
-    what = f"two weight versions of {size_bytes / 1e9:.2f} GB"
+    what = f"two weight versions of {readable_size(size_bytes)}"
     folder = parent or Path(tempfile.gettempdir())
     require_room(what, folder, 2 * size_bytes, ROOM_REMEDY)
 

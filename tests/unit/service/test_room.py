@@ -46,7 +46,7 @@ def test_the_shared_memory_of_a_container_is_too_small_for_several_ranks_with_gp
     monkeypatch: pytest.MonkeyPatch,
 ):
     free(64 * MIB, monkeypatch)  # Docker's default
-    with pytest.raises(ValueError, match=r"/dev/shm has 0\.07 GB free, and 2 .*shm_size"):
+    with pytest.raises(ValueError, match=r"/dev/shm has 67\.11 MB free, and 2 .*shm_size"):
         require_shared_memory("2 processes")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with pytest.raises(ValueError, match="2 learner ranks need"):
