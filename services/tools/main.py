@@ -10,13 +10,10 @@ import inspect
 import logging
 import os
 import socket
-import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
-
-from fastapi import FastAPI
 
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
@@ -27,11 +24,10 @@ from agent_r1.tools.results import describe_exception
 from agent_r1.tools.search.tool import SearchTool, add_retrieve, open_search_tool
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
-from agent_r1_proto.tool_pool import ToolInstance
 from agent_r1_service.announcements import withdraw_announcement
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.http.serving import serve_app
-from agent_r1_service.http.token import RunToken, find_token
+from agent_r1_service.http.token import find_token
 from agent_r1_service.user_code import import_named
 
 logger = logging.getLogger(__name__)
@@ -90,112 +86,56 @@ async def _serve(
         instance,
         run.id,
     )
-    async with AsyncExitStack() as stack:
-        registry: ToolRegistry | None = None
-        where = ""
-        if redis.url is not None:
-            broker = await RedisConnection.connect(redis.connection_url(), run.id)
-            stack.push_async_callback(broker.close)
-            registry = ToolRegistry(broker, run.tool_pool or run.id)
-            where = f" (Redis at {_address(redis.url)})"
-        await _Serving(name, config, app, instance, registry, lambda line: say(line + where)).run(
-            find_token(run), announce_dir
+    spec = service.spec
+    serve_it = partial(
+        serve_app, app, name=name, listen=config, token=find_token(run), announce_dir=announce_dir
+    )
+    if redis.url is None:
+        await serve_it(
+            before_stop=lambda: service.drain(config.drain_timeout_s),
+            on_up=lambda url: say(
+                f"tool {spec.name} {spec.version} serves at {url}, but is not announced: redis.url "
+                f"is not set, so callers need its address (tools.{spec.name}.url)"
+            ),
         )
+        return
+    where = f" (Redis at {_address(redis.url)})"
+    async with await RedisConnection.connect(redis.connection_url(), run.id) as connection:
+        registry = ToolRegistry(connection, run.tool_pool or run.id)
+        announcer = Announcer(
+            registry, service, instance, config=config, say=lambda line: say(line + where)
+        )
+        await _serve_announced(announcer, service, config.drain_timeout_s, serve_it)
+    if announcer.told_to_drain and announce_dir is not None:
+        withdraw_announcement(announce_dir, name)
+
+
+async def _serve_announced(
+    announcer: Announcer,
+    service: ToolService,
+    drain_timeout_s: float,
+    serve_it: Callable[..., Awaitable[None]],
+) -> None:
+    """Serve, announced, until told to stop; what ends the announcing is raised."""
+    announcing = asyncio.create_task(announcer.run())
+
+    async def leave() -> None:
+        alone = announcing.done() or not announcer.up.is_set()
+        await (service if alone else announcer).drain(drain_timeout_s)
+
+    try:
+        await serve_it(before_stop=leave, until=announcing, on_up=announcer.announce)
+    finally:
+        announcing.cancel()
+        await asyncio.gather(announcing, return_exceptions=True)
+    if not announcing.cancelled():
+        announcing.result()  # raises what ended it
 
 
 def _address(redis_url: str) -> str:
     """Return where a Redis is, without its password."""
     parts = urlsplit(redis_url)
     return parts.path if parts.hostname is None else f"{parts.hostname}:{parts.port or 6379}"
-
-
-class _Serving:
-    """A tool that serves and, where there is a registry, is kept announced in it."""
-
-    def __init__(
-        self,
-        name: str,
-        config: ToolConfig,
-        app: FastAPI,
-        instance: str,
-        registry: ToolRegistry | None,
-        say: Callable[[str], None],
-    ) -> None:
-        self._name = name
-        self._config = config
-        self._app = app
-        self._service: ToolService = app.state.service
-        self._instance = instance
-        self._registry = registry
-        self._say = say
-        self._announcer: Announcer | None = None
-        self._announcing: asyncio.Task[None] | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    async def run(self, token: RunToken | None, announce_dir: Path | None) -> None:
-        """Serve until told to stop; what ends the announcing is raised."""
-        try:
-            await serve_app(
-                self._app,
-                name=self._name,
-                listen=self._config,
-                token=token,
-                announce_dir=announce_dir,
-                before_stop=self._leave,
-                until=self._ended,
-                on_up=self._announce,
-            )
-        finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._announcing is not None and not self._announcing.cancelled():
-            self._announcing.result()  # raises what ended it
-        drained = self._announcer is not None and self._announcer.told_to_drain
-        if drained and announce_dir is not None:
-            withdraw_announcement(announce_dir, self._name)
-
-    def _announce(self, url: str) -> None:
-        spec = self._service.spec
-        if self._registry is None:
-            self._say(
-                f"tool {spec.name} {spec.version} serves at {url}, but is not announced: redis.url "
-                f"is not set, so callers need its address (tools.{spec.name}.url)"
-            )
-            return
-        announced = ToolInstance(
-            instance=self._instance,
-            url=url,
-            spec=spec,
-            capacity=self._config.max_calls_in_flight,
-            pid=os.getpid(),
-            host=socket.gethostname(),
-            started_at=time.time(),
-        )
-        self._announcer = Announcer(
-            self._registry,
-            self._service,
-            announced,
-            expiry_s=self._config.announce_expiry_s,
-            new_version=self._config.new_version,
-        )
-        self._announcing = asyncio.create_task(self._announcer.run())
-        self._announcing.add_done_callback(
-            lambda _: self._ended.done() or self._ended.set_result(None)
-        )
-        saying = asyncio.create_task(self._say_where(self._announcer, url))
-        self._tasks = [self._announcing, saying]
-
-    async def _say_where(self, announcer: Announcer, url: str) -> None:
-        await announcer.announced.wait()
-        self._say(f"tool {self._service.spec.name} serves at {url}, {await announcer.describe()}")
-
-    async def _leave(self) -> None:
-        if self._announcer is None or (self._announcing is not None and self._announcing.done()):
-            await self._service.drain(self._config.drain_timeout_s)
-        else:
-            await self._announcer.leave(self._config.drain_timeout_s)
 
 
 def load_tool(name: str, config: ToolConfig) -> Tool:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import socket
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from agent_r1.tools.app import ToolService
+from agent_r1.tools.config import ToolConfig
 from agent_r1_proto.registry import ToolRegistry
-from agent_r1_proto.tool_pool import NewVersionRule, ToolInstance
+from agent_r1_proto.tool_pool import ToolInstance
 
 logger = logging.getLogger(__name__)
 
@@ -30,48 +33,74 @@ WITHDRAW_TIMEOUT_S = 2.0
 
 
 class Announcer:
-    """Keeps one instance announced, for `expiry_s` seconds after each renewal."""
+    """Keeps one instance announced, until it has left.
+
+    Args:
+        registry: where.
+        service: the instance's.
+        name: of the instance.
+        config: the tool's table.
+        say: is called with one line about where the instance is announced, once it is.
+    """
 
     def __init__(
         self,
         registry: ToolRegistry,
         service: ToolService,
-        instance: ToolInstance,
+        name: str,
         *,
-        expiry_s: float,
-        new_version: NewVersionRule = "all",
+        config: ToolConfig,
+        say: Callable[[str], None],
     ) -> None:
         self._registry = registry
         self._service = service
-        self._instance = instance
-        self._expiry_s = expiry_s
-        self._new_version: NewVersionRule = new_version
+        self._config = config
+        self._say = say
+        self._instance = ToolInstance(
+            instance=name,
+            url="",
+            spec=service.spec,
+            capacity=config.max_calls_in_flight,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            started_at=time.time(),
+        )
         self._changed = asyncio.Event()
         self._leaving = False
         self._left = False
-        self.announced = asyncio.Event()
-        """Set once the instance stands in the registry."""
+        self.up = asyncio.Event()
+        """Set once the instance answers."""
         self.told_to_drain = False
         """An operator has taken the instance out; it may be put back."""
 
+    def announce(self, url: str) -> None:
+        """Let `run` begin: the instance answers at `url`."""
+        self._instance = self._instance.model_copy(update={"url": url})
+        self.up.set()
+
     async def run(self) -> None:
-        """Announce and renew until the instance has left.
+        """Announce and renew, from when the instance answers until it has left.
 
         Raises:
             ValueError: another instance of this version has another description or schema.
         """
+        expiry_s = self._config.announce_expiry_s
+        await self.up.wait()
         await self._check_version()
+        said = False
         while not self._left:
-            told = await self._registry.announce(self._instance, self._expiry_s, self._new_version)
-            self.announced.set()
+            told = await self._registry.announce(self._instance, expiry_s, self._config.new_version)
             self._changed.clear()
+            if not said:
+                said = True
+                self._say(await self._describe())
             if told != self.told_to_drain and not self._left:
                 what = "told to drain" if told else "told to take calls again"
                 logger.info("%s instance=%s", what, self._instance.instance)
                 self.told_to_drain = told
                 self._mark()
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._expiry_s / RENEWALS):
+                async with asyncio.timeout(expiry_s / RENEWALS):
                     await self._changed.wait()
 
     async def _check_version(self) -> None:
@@ -92,16 +121,16 @@ class Announcer:
         self._service.note_draining(draining)
         self._changed.set()
 
-    async def describe(self) -> str:
-        """Return where the instance is announced and what its version gets of new trajectories."""
+    async def _describe(self) -> str:
+        """Say where the instance is announced and what its version gets of new trajectories."""
         one = self._instance
         share = (await self._registry.read([one.tool]))[one.tool].shares().get(one.version, 0.0)
         return (
-            f"announced as {one.instance} in the pool {self._registry.pool!r}; version "
-            f"{one.version} gets {share:.0%} of new trajectories"
+            f"tool {one.tool} serves at {one.url}, announced as {one.instance} in the pool "
+            f"{self._registry.pool!r}; version {one.version} gets {share:.0%} of new trajectories"
         )
 
-    async def leave(self, timeout_s: float) -> None:
+    async def drain(self, timeout_s: float) -> None:
         """Take no new trajectories, serve those that keep this version to their end, withdraw."""
         deadline = time.monotonic() + timeout_s
         self._leaving = True
