@@ -28,8 +28,7 @@ class ThreadedBackend:
 
     def __init__(self, index: BlockingIndex, threads: int = 1) -> None:
         self._index = index
-        self._threads = threads
-        self._executor: ThreadPoolExecutor | None = None
+        self._executor = ThreadPoolExecutor(threads, thread_name_prefix="search")
 
     @property
     def fingerprint(self) -> str:
@@ -37,19 +36,16 @@ class ThreadedBackend:
         return self._index.fingerprint
 
     async def start(self) -> None:
-        """Create the threads."""
-        self._executor = ThreadPoolExecutor(self._threads, thread_name_prefix="search")
+        """Do nothing: threads start with the searches that need them."""
 
     async def search(
         self, queries: Sequence[str], top_k: int, time_left_s: Callable[[], float]
     ) -> list[Found | Exception]:
         """Search in a thread; a search that has begun is not interrupted."""
-        assert self._executor is not None, "ThreadedBackend.start was not called"
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self._executor, self._index.search, queries, top_k)
         return [Found(hits) for hits in found]
 
     async def close(self) -> None:
         """Wait for the searches that run."""
-        if self._executor is not None:
-            await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)

@@ -18,7 +18,7 @@ from pydantic import Field, JsonValue
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.backend import Found, Hit, SearchBackend
-from agent_r1.tools.search.batching import BatchedSearch, SearchCounts
+from agent_r1.tools.search.batching import BatchedSearch
 from agent_r1_proto.messages import Message, StrictMessage
 from agent_r1_proto.tools import TextPart, ToolResult
 from agent_r1_service.http.api import Route, describe, json_response, parse_body
@@ -48,7 +48,14 @@ class SearchTool(Tool):
         }
         self._config = config
         self._backend = backend
-        self._batched: BatchedSearch | None = None
+        embedded = config.backend == "bm25"
+        self._batched = BatchedSearch(
+            backend.search,
+            max_batch=config.max_search_batch,
+            max_running=config.search_threads if embedded else config.max_search_requests,
+            gather_s=0.0 if embedded else config.gather_ms / 1000,
+            cache_size=config.cache_size,
+        )
 
     async def start(self) -> None:
         """Start the backend.
@@ -57,26 +64,15 @@ class SearchTool(Tool):
             ValueError: its index cannot be used; the text says what to do.
         """
         await self._backend.start()
-        config = self._config
-        embedded = config.backend == "bm25"
-        self._batched = BatchedSearch(
-            self._backend.search,
-            max_batch=config.max_search_batch,
-            max_running=config.search_threads if embedded else config.max_search_requests,
-            gather_s=0.0 if embedded else config.gather_ms / 1000,
-            cache_size=config.cache_size,
-        )
 
     async def stop(self) -> None:
         """End the searches that run and close the backend."""
-        if self._batched is not None:
-            await self._batched.close()
+        await self._batched.close()
         await self._backend.close()
 
     def counters(self) -> Mapping[str, int]:
         """Return what became of the queries so far: the fields of `SearchCounts`."""
-        counts = self._batched.counts if self._batched is not None else SearchCounts()
-        return asdict(counts)
+        return asdict(self._batched.counts)
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Search for `arguments["query"]`."""
@@ -106,7 +102,6 @@ class SearchTool(Tool):
         Raises:
             ToolUnavailableError: the backend failed, or the part of it that answered has nothing.
         """
-        assert self._batched is not None, "SearchTool.start was not called"
         try:
             found = await self._batched.find(query, top_k, timeout_s)
             if found.partial is not None and not found.hits:
