@@ -11,22 +11,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from agent_r1.reward.components import BUILT_IN, ON_REQUEST
 from agent_r1_service.config import ListenConfig
 
-COMPONENT_NAMES = (
-    "exact_match",
-    "f1",
-    "substring_match",
-    "format",
-    "reasoning_format",
-    "answered",
-    "tool_calls",
-    "tool_efficiency",
-)
-"""The built-in components; `components.py` says what each measures."""
-ON_REQUEST_NAMES = ("math_equal", "tests_passed", "all_tests_passed")
-"""Built-in components that are reported only where `components` names them."""
-
+COMPONENT_NAMES = tuple(BUILT_IN)
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
@@ -50,7 +38,7 @@ class RewardConfig(ListenConfig):
 
     @model_validator(mode="after")
     def _check_components(self) -> Self:
-        built_in = COMPONENT_NAMES + ON_REQUEST_NAMES
+        built_in = (*BUILT_IN, *ON_REQUEST)
         for name in self.components:
             if name in built_in or re.match(CLASS_PATTERN, name):
                 continue
