@@ -40,10 +40,6 @@ class RetrievalError(ValueError):
     """The search tool cannot be asked, or did not answer."""
 
 
-class _RetryableError(Exception):
-    """A request that may succeed if sent again."""
-
-
 async def retrieve(
     url: str,
     tasks: Sequence[Task],
@@ -134,30 +130,22 @@ async def _search(
 
 async def _ask(send: Callable[[], Awaitable[httpx.Response]], model: type[M], url: str) -> M:
     """Send a request, again after an outage, and parse the reply."""
-    delay_s = FIRST_DELAY_S
+    problem = ""
     for attempt in range(RETRIES + 1):
+        if attempt > 0:
+            await asyncio.sleep(FIRST_DELAY_S * 2 ** (attempt - 1))
         try:
-            return _parse(await _sent(send), model, url)
-        except _RetryableError as exc:
-            if attempt == RETRIES:
-                raise RetrievalError(
-                    f"the search tool at {url} did not answer in {RETRIES + 1} attempts: {exc}; "
-                    "see its log"
-                ) from exc
-        await asyncio.sleep(delay_s)
-        delay_s *= 2
-    raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-async def _sent(send: Callable[[], Awaitable[httpx.Response]]) -> httpx.Response:
-    try:
-        response = await send()
-    except httpx.TransportError as exc:
-        raise _RetryableError(f"{type(exc).__name__}: {exc}") from exc
-    code = response.status_code
-    if code >= 500 or code == httpx.codes.TOO_MANY_REQUESTS:
-        raise _RetryableError(f"it answered {code}: {response.text[:MAX_DETAIL_CHARS]}")
-    return response
+            response = await send()
+        except httpx.TransportError as exc:
+            problem = f"{type(exc).__name__}: {exc}"
+            continue
+        code = response.status_code
+        if code < 500 and code != httpx.codes.TOO_MANY_REQUESTS:
+            return _parse(response, model, url)
+        problem = f"it answered {code}: {response.text[:MAX_DETAIL_CHARS]}"
+    raise RetrievalError(
+        f"the search tool at {url} did not answer in {RETRIES + 1} attempts: {problem}; see its log"
+    )
 
 
 def _parse(response: httpx.Response, model: type[M], url: str) -> M:
