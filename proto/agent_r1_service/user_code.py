@@ -10,7 +10,7 @@ import difflib
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,34 @@ def check_call(function: Callable[..., Any], *arguments: str, name: str) -> None
             f"{name}{signature} is called as {name}({', '.join(arguments)}): {exc}; "
             "give it these parameters"
         ) from exc
+
+
+def check_methods(kind: type, owner: str, methods: Mapping[str, Sequence[str]]) -> None:
+    """Check that methods of a class are async and take the arguments they will be given.
+
+    Args:
+        kind: the class.
+        owner: what the message calls it.
+        methods: names of the arguments after `self`, by the method's name.
+
+    Raises:
+        ValueError: one is not; the text says what to write.
+    """
+    for name, arguments in methods.items():
+        function = getattr(kind, name)
+        if not inspect.iscoroutinefunction(function):
+            raise ValueError(
+                f"{owner}: {name} is not async; write `async def {name}` and move blocking work "
+                "into asyncio.to_thread"
+            )
+        signature = inspect.signature(function)
+        try:
+            signature.bind(None, *arguments)
+        except TypeError as exc:
+            raise ValueError(
+                f"{owner}: {name}{signature} cannot be called: {exc}; write "
+                f"`async def {name}({', '.join(('self', *arguments))})`"
+            ) from exc
 
 
 def import_named(name: str, label: str) -> Any:

@@ -8,7 +8,6 @@ the business of `ToolEnv`. This module imports no web framework, so user code ca
 from __future__ import annotations
 
 import asyncio
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import jsonschema
 from pydantic import JsonValue, ValidationError
 
 from agent_r1_proto.tools import TextPart, ToolResult, ToolSpec
+from agent_r1_service.user_code import check_methods
 
 Arguments = dict[str, JsonValue]
 
@@ -148,8 +148,7 @@ class Tool(ABC):
         for attribute in ("name", "description", "parameters"):
             if not hasattr(self, attribute):
                 raise ValueError(f"tool class {kind} lacks {attribute!r}; set it on the class")
-        for method, given in _METHODS.items():
-            _check_method(kind, getattr(self, method), method, given)
+        check_methods(type(self), f"tool class {kind}", _METHODS)
         check_parameters(kind, self.parameters)
         try:
             return ToolSpec(
@@ -166,23 +165,6 @@ class Tool(ABC):
                 f"{error['loc'][0]} ({error['input']!r}): {error['msg']}" for error in exc.errors()
             )
             raise ValueError(f"tool class {kind} is not valid: {problems}") from exc
-
-
-def _check_method(kind: str, function: Any, name: str, given: Sequence[str]) -> None:
-    if not inspect.iscoroutinefunction(function):
-        raise ValueError(
-            f"tool class {kind}: {name} is not async; write `async def {name}` and "
-            "move blocking work into asyncio.to_thread"
-        )
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*given)
-    except TypeError as exc:
-        wanted = ", ".join(("self", *given))
-        raise ValueError(
-            f"tool class {kind}: {name}{signature} cannot be called: {exc}; write "
-            f"`async def {name}({wanted})`"
-        ) from exc
 
 
 def check_parameters(owner: str, parameters: object) -> None:

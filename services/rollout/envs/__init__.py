@@ -9,7 +9,7 @@ from agent_r1.rollout.envs.base import CallResult, CallStatus, EnvStep, ModelTur
 from agent_r1.rollout.envs.code_env import CodeEnv
 from agent_r1.rollout.envs.math_env import MathEnv
 from agent_r1.rollout.envs.tool_env import ToolEnv
-from agent_r1_service.user_code import import_named
+from agent_r1_service.user_code import check_methods, import_named
 
 __all__ = [
     "BUILTIN_ENVS",
@@ -36,28 +36,13 @@ def load_env_class(
     found: Any = BUILTIN_ENVS.get(env_type)
     if found is None:
         found = _import_env_class(env_type)
-    for method, given in (("step", ("turn", "results")), ("close", ())):
-        _check_method(env_type, found, method, given)
+    check_methods(found, f"env.type ({env_type})", {"step": ("turn", "results"), "close": ()})
     try:
         inspect.signature(found).bind(None, **dict.fromkeys(option_names))
     except TypeError as exc:
         given = ", ".join(sorted(option_names)) or "none"
         raise ValueError(f"env.options ({given}) do not fit env.type ({env_type}): {exc}") from exc
     return found
-
-
-def _check_method(env_type: str, found: type[ToolEnv], name: str, given: tuple[str, ...]) -> None:
-    function = getattr(found, name)
-    wanted = f"write `async def {name}({', '.join(('self', *given))})`"
-    if not inspect.iscoroutinefunction(function):
-        raise ValueError(f"env.type ({env_type}): {name} is not async; {wanted}")
-    signature = inspect.signature(function)
-    try:
-        signature.bind(None, *given)
-    except TypeError as exc:
-        raise ValueError(
-            f"env.type ({env_type}): {name}{signature} cannot be called: {exc}; {wanted}"
-        ) from exc
 
 
 def _import_env_class(env_type: str) -> type[ToolEnv]:
