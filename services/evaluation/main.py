@@ -122,8 +122,6 @@ class Evaluation:
             ValueError: redis.url is not set.
             RetrievalError: the search tool did not answer.
         """
-        if redis.url is None:
-            raise ValueError("redis.url is not set; give the address of the run's Redis server")
         report = on_progress or (lambda _: None)
         try:
             asyncio.run(self._ask(run, redis, search_url, report))

@@ -34,10 +34,9 @@ def serve(
     """Score the run's trajectories, and requests over HTTP, until SIGTERM or SIGINT.
 
     Raises:
-        ValueError: a table or one of the user's own components is wrong; the text says what to do.
+        ValueError: redis.url is not set, or one of the user's own components is wrong; the text
+            says what to do.
     """
-    if redis.url is None:
-        raise ValueError("redis.url is not set; give the address of the run's Redis server")
     asyncio.run(_serve(run, redis, reward, Scorer(reward), find_token(run), announce_dir))
 
 
