@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from pydantic import JsonValue, ValidationError
 
@@ -21,10 +21,9 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.run import OUTPUT_KEYS, Config, dump_config, load_config
 from agent_r1.config.sources import (
     ConfigError,
-    Key,
     explain,
-    field_annotation,
     leaves,
+    names_paths,
     option_settings,
     read_file,
 )
@@ -223,20 +222,10 @@ def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
         option = f"{name}={_toml(value)}"
         with _named(where):
             list(option_settings(Config, [option]))
-        if isinstance(value, str) and _is_path(key):
+        if isinstance(value, str) and key not in OUTPUT_KEYS and names_paths(Config, key):
             option = f"{name}={_toml(str((folder / value).resolve()))}"
         options.append(option)
     return options
-
-
-def _is_path(key: Key) -> bool:
-    found = (field_annotation(Config, key[:size]) for size in range(len(key), 0, -1))
-    annotation = next(annotation for annotation in found if annotation is not None)
-    return key not in OUTPUT_KEYS and _holds_path(annotation)
-
-
-def _holds_path(annotation: Any) -> bool:
-    return annotation is Path or any(_holds_path(part) for part in get_args(annotation))
 
 
 def _toml(value: JsonValue) -> str:

@@ -117,6 +117,15 @@ def field_annotation(tables: type[BaseModel], key: Key) -> Any:
     return annotation
 
 
+def names_paths(tables: type[BaseModel], key: Key) -> bool:
+    """Whether the value at `key` is a path, or a list or dict of them.
+
+    A key inside a free-form field (`evaluation.sets.NAME`) takes the field's type.
+    """
+    found = (field_annotation(tables, key[:size]) for size in range(len(key), 0, -1))
+    return _holds(next(annotation for annotation in found if annotation is not None), Path)
+
+
 def known_keys(tables: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
     """Yield every key of the tables, the name of a `tools.<name>` table as `<name>`."""
     for name, field in tables.model_fields.items():
@@ -381,10 +390,7 @@ def collect(
 
     def apply(setting: Setting) -> None:
         value = setting.value
-        # A key inside a free-form field (`evaluation.sets.NAME`) takes the field's type.
-        sizes = range(len(setting.key), 0, -1)
-        annotations = (field_annotation(tables, setting.key[:size]) for size in sizes)
-        if _holds(next(found for found in annotations if found is not None), Path):
+        if names_paths(tables, setting.key):
             value = _absolute(value, Path.cwd() if setting.key in outputs else setting.base)
         _put(tree, setting.key, value)
         origins[setting.key] = setting.source
