@@ -7,28 +7,18 @@ ended; `retry` puts an entry back on the stream it came from.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
 
-from agent_r1.cli.live_run import check_redis, redis_of, run_config
-from agent_r1.config.sources import ConfigError
+from agent_r1.cli.live_run import ask, redis_of, run_config
+from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1_proto.dead_letters import DeadLetter
 from agent_r1_proto.streams import Broker
 from agent_r1_service.files.dead_letters import load_letters
 
-T = TypeVar("T")
-
 ALL = "all"
-
-
-async def _ask(url: str, run_id: str, question: Callable[[Broker], Awaitable[T]]) -> T:
-    await check_redis(url, "AGENT_R1__REDIS__URL")
-    async with await Broker.connect(url, run_id) as broker:
-        return await question(broker)
+URL_VARIABLE = f"{ENV_PREFIX}REDIS__URL"
 
 
 def _letters(folder: Path) -> list[DeadLetter]:
@@ -36,7 +26,7 @@ def _letters(folder: Path) -> list[DeadLetter]:
     url = redis_of(folder, config)
     letters = {letter.letter_id: letter for letter in load_letters(folder)}
     if url is not None:
-        live = asyncio.run(_ask(url, config.run.id, lambda broker: broker.dead_letters()))
+        live = ask(url, config.run.id, Broker.dead_letters, URL_VARIABLE)
         letters |= {letter.letter_id: letter for letter in live}
     return list(letters.values())
 
@@ -106,6 +96,6 @@ def retry_letters(arguments: argparse.Namespace) -> int:
             await broker.retry_dead_letter(letter)
         return len(chosen)
 
-    count = asyncio.run(_ask(url, config.run.id, retry))
+    count = ask(url, config.run.id, retry, URL_VARIABLE)
     print(f"{count} dead letters are back on their streams")
     return 0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
@@ -15,8 +16,11 @@ from agent_r1.config.run import OUTPUT_KEYS, Config, load_config
 from agent_r1.config.sources import ConfigError, collect, explain
 from agent_r1_deploy.local_folder import live_redis_url
 from agent_r1_deploy.local_redis import answers
+from agent_r1_proto.streams import Broker
 from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, RedisConfig, RunConfig, hide_password
 from agent_r1_service.files.run_folder import CONFIG_FILE
+
+T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 10.0
 """Longest wait for Redis to answer: over a link that loses packets, each lost one costs seconds."""
@@ -119,3 +123,26 @@ async def check_redis(url: str, setting: str) -> None:
         raise ConfigError(
             f"Redis ({hide_password(url)}) does not answer; start it, or correct {setting}"
         )
+
+
+def ask(
+    url: str, name: str, question: Callable[[Broker], Awaitable[T]], setting: str = "--redis"
+) -> T:
+    """Return the answer of a Redis to a question.
+
+    Args:
+        url: its URL.
+        name: of the run whose keys are asked for.
+        question: is called with a connection.
+        setting: what to correct where no Redis answers.
+
+    Raises:
+        ConfigError: none does.
+    """
+
+    async def asked() -> T:
+        await check_redis(url, setting)
+        async with await Broker.connect(url, name) as broker:
+            return await question(broker)
+
+    return asyncio.run(asked())

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from rich.console import Console
-from rich.table import Table
-
-from agent_r1.cli.live_run import check_redis, redis_and_name
-from agent_r1.cli.tools import UNCUT_WIDTH
+from agent_r1.cli.live_run import ask, redis_and_name
+from agent_r1.cli.tools import print_table
 from agent_r1.config.sources import ConfigError
 from agent_r1_proto.registry import DRAIN_EXPIRY_S, Registry, RolloutServer
-from agent_r1_proto.streams import Broker
 
 T = TypeVar("T")
 
@@ -29,13 +24,7 @@ LOOK_S = 0.2
 
 def _ask(arguments: argparse.Namespace, question: Callable[[Registry], Awaitable[T]]) -> T:
     url, run_id = redis_and_name(arguments, "id", lambda run: run.id)
-
-    async def ask() -> T:
-        await check_redis(url, "--redis")
-        async with await Broker.connect(url, run_id) as broker:
-            return await question(Registry(broker))
-
-    return asyncio.run(ask())
+    return ask(url, run_id, lambda broker: question(Registry(broker)))
 
 
 def list_servers(arguments: argparse.Namespace) -> int:
@@ -44,14 +33,11 @@ def list_servers(arguments: argparse.Namespace) -> int:
     if not servers:
         print("no rollout server is announced in this run")
         return 0
-    table = Table()
-    for column in ("server", "policy version", "host", "url", "up"):
-        table.add_column(column, overflow="fold")
+    rows: list[tuple[str, ...]] = []
     for one in servers:
         up = f"{time.time() - one.started_at:.0f} s"
-        table.add_row(one.server_id, str(one.policy_version), one.host, one.url, up)
-    # In a log or a pipe nothing is cut: names and addresses are there to be copied.
-    Console(width=None if sys.stdout.isatty() else UNCUT_WIDTH).print(table)
+        rows.append((one.server_id, str(one.policy_version), one.host, one.url, up))
+    print_table(("server", "policy version", "host", "url", "up"), rows)
     return 0
 
 

@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import httpx
@@ -18,9 +18,8 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 
-from agent_r1.cli.live_run import check_redis, redis_and_name
+from agent_r1.cli.live_run import ask, redis_and_name
 from agent_r1.config.sources import ConfigError
-from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tool_pool import PinReport, ToolInstance, ToolState, check_weights
 from agent_r1_proto.tools import ToolHealth
@@ -38,13 +37,7 @@ NOTICE_S = 1.5
 
 def _ask(arguments: argparse.Namespace, question: Callable[[ToolRegistry], Awaitable[T]]) -> T:
     url, pool = redis_and_name(arguments, "pool", lambda run: run.tool_pool or run.id)
-
-    async def ask() -> T:
-        await check_redis(url, "--redis")
-        async with await RedisConnection.connect(url, "tools") as connection:
-            return await question(ToolRegistry(connection, pool))
-
-    return asyncio.run(ask())
+    return ask(url, "tools", lambda broker: question(ToolRegistry(broker, pool)))
 
 
 async def _state(registry: ToolRegistry, tool: str) -> ToolState:
@@ -67,27 +60,28 @@ def list_tools(arguments: argparse.Namespace) -> int:
     if not states:
         print("no tool instance is announced in this pool")
         return 0
-    table = Table()
-    for column in ("tool", "version", "share", "used", "instance", "state", "url", "up"):
-        table.add_column(column, overflow="fold")
+    rows: list[tuple[str, ...]] = []
     for tool, state in sorted(states.items()):
         shares = state.shares()
         for one in state.instances:
-            table.add_row(
-                tool,
-                one.version,
-                f"{shares.get(one.version, 0.0):.0%}",
-                _used(tool, one.version, reports),
-                one.instance,
-                "draining" if one.draining else "takes calls",
-                one.url,
-                f"{time.time() - one.started_at:.0f} s",
-            )
-    # In a log or a pipe nothing is cut: names and addresses are there to be copied.
-    Console(width=None if sys.stdout.isatty() else UNCUT_WIDTH).print(table)
+            share, used = f"{shares.get(one.version, 0.0):.0%}", _used(tool, one.version, reports)
+            state_now = "draining" if one.draining else "takes calls"
+            up = f"{time.time() - one.started_at:.0f} s"
+            rows.append((tool, one.version, share, used, one.instance, state_now, one.url, up))
+    print_table(("tool", "version", "share", "used", "instance", "state", "url", "up"), rows)
     for line in (*_refusals(reports), *_waiting(states)):
         print(line)
     return 0
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table; in a log or a pipe nothing is cut: names and addresses are to be copied."""
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=None if sys.stdout.isatty() else UNCUT_WIDTH).print(table)
 
 
 def _used(tool: str, version: str, reports: Mapping[str, PinReport]) -> str:
