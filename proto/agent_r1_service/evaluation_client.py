@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import model_validator
@@ -31,6 +31,7 @@ READ_BLOCK_S = 0.5
 """Longest one read waits, so that overdue questions are asked again in time."""
 CLEAN_UP_TIMEOUT_S = 5.0
 NO_RESULT = "no result in time"
+GREEDY = SamplingParameters(temperature=0.0)
 
 
 @dataclass(frozen=True)
@@ -89,49 +90,34 @@ def question_seed(seed: int, task: Task) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
+@dataclass
 class EvalClient:
     """Submits tasks and gathers their scored trajectories on a reply stream of its own."""
 
-    def __init__(
-        self,
-        broker: Broker,
-        *,
-        run_id: str,
-        client_id: str,
-        sampling: SamplingParameters | None = None,
-        seed: int | None = None,
-        timeout_s: float = 1800.0,
-        sample_timeout_s: float = 600.0,
-        max_attempts: int = 3,
-        max_in_flight: int | None = None,
-    ) -> None:
-        """Prepare a client.
+    broker: Broker
+    """Connection to the run's Redis."""
+    run_id: str
+    """Names the run whose services answer."""
+    client_id: str
+    """Names the reply stream; unique among the clients that run at one time."""
+    sampling: SamplingParameters = GREEDY
+    seed: int | None = None
+    """Each question's own seed derives from it (`question_seed`), whatever else is asked; None
+    leaves seeds to the rollout server."""
+    timeout_s: float = 1800.0
+    """Longest one `run` may take, in seconds."""
+    sample_timeout_s: float = 600.0
+    """A question without a result for so long is asked again, in seconds."""
+    max_attempts: int = 3
+    """Attempts of the rollout server at one question."""
+    max_in_flight: int | None = None
+    """Most questions asked at one time, which leaves room for training; None asks all at once."""
+    _last_letter: str = field(default="", init=False)
+    """Id of the newest dead letter that was looked at."""
 
-        Args:
-            broker: connection to the run's Redis.
-            run_id: names the run whose services answer.
-            client_id: names the reply stream; unique among the clients that run at one time.
-            sampling: sampling parameters; None is greedy.
-            seed: each question's own seed derives from it (`question_seed`), whatever else is
-                asked; None leaves seeds to the rollout server.
-            timeout_s: longest one `run` may take, in seconds.
-            sample_timeout_s: a question without a result for so long is asked again, in seconds.
-            max_attempts: attempts of the rollout server at one question.
-            max_in_flight: most questions asked at one time, which leaves room for training; None
-                asks all at once.
-        """
-        self._broker = broker
-        self._run_id = run_id
-        self._client_id = client_id
-        self._stream = broker.keys.replies(client_id)
-        self._sampling = sampling or SamplingParameters(temperature=0.0)
-        self._seed = seed
-        self._timeout_s = timeout_s
-        self._sample_timeout_s = sample_timeout_s
-        self._max_attempts = max_attempts
-        self._max_in_flight = max_in_flight
-        self._last_letter = ""
-        """Id of the newest dead letter that was looked at."""
+    @property
+    def _stream(self) -> str:
+        return self.broker.keys.replies(self.client_id)
 
     async def run(
         self, tasks: Sequence[Task], on_result: OnResult | None = None
@@ -148,15 +134,15 @@ class EvalClient:
             those without an answer within `timeout_s`, have `scored` None.
         """
         questions = [_Question(task) for task in tasks]
-        self._last_letter = await self._broker.newest_dead_letter()
+        self._last_letter = await self.broker.newest_dead_letter()
         try:
-            async with self._broker.consumer(
-                self._stream, ScoredTrajectory, group="client", consumer=self._client_id
+            async with self.broker.consumer(
+                self._stream, ScoredTrajectory, group="client", consumer=self.client_id
             ) as consumer:
                 await self._gather(questions, consumer, on_result)
         finally:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._broker.delete_stream(self._stream), CLEAN_UP_TIMEOUT_S)
+                await asyncio.wait_for(self.broker.delete_stream(self._stream), CLEAN_UP_TIMEOUT_S)
         return [question.result() for question in questions]
 
     async def _gather(
@@ -165,16 +151,16 @@ class EvalClient:
         consumer: StreamConsumer[ScoredTrajectory],
         on_result: OnResult | None,
     ) -> None:
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while left := sum(question.open for question in questions):
             await self._ask(questions)
             wait_s = min(READ_BLOCK_S, deadline - time.monotonic())
             if wait_s <= 0:
                 logger.warning(
                     "evaluation ran out of time client_id=%s missing=%d timeout_s=%g",
-                    self._client_id,
+                    self.client_id,
                     left,
-                    self._timeout_s,
+                    self.timeout_s,
                 )
                 for question in questions:
                     if question.open:
@@ -195,7 +181,7 @@ class EvalClient:
         self, questions: list[_Question], on_result: OnResult | None
     ) -> None:
         """Give up questions that no service can parse, or whose result nobody can."""
-        for letter in await self._broker.dead_letters(self._last_letter):
+        for letter in await self.broker.dead_letters(self._last_letter):
             self._last_letter = letter.letter_id
             if not letter.unreadable or letter.reply_stream != self._stream:
                 continue
@@ -207,10 +193,10 @@ class EvalClient:
     async def _ask(self, questions: list[_Question]) -> None:
         now = time.monotonic()
         waiting = [q for q in questions if q.attempt >= 0 and q.open]
-        overdue = [q for q in waiting if now - q.asked_at >= self._sample_timeout_s]
+        overdue = [q for q in waiting if now - q.asked_at >= self.sample_timeout_s]
         fresh = [q for q in questions if q.attempt < 0]
-        if self._max_in_flight is not None:
-            fresh = fresh[: max(0, self._max_in_flight - len(waiting))]
+        if self.max_in_flight is not None:
+            fresh = fresh[: max(0, self.max_in_flight - len(waiting))]
         index_of = {id(question): index for index, question in enumerate(questions)}
         messages: list[RolloutTask] = []
         for question in [*overdue, *fresh]:
@@ -220,19 +206,19 @@ class EvalClient:
         if overdue:
             logger.warning(
                 "asking overdue questions again client_id=%s count=%d",
-                self._client_id,
+                self.client_id,
                 len(overdue),
             )
-        await self._broker.publish_many(self._broker.keys.tasks, messages)
+        await self.broker.publish_many(self.broker.keys.tasks, messages)
 
     def _message(self, question: _Question, index: int) -> RolloutTask:
-        sampling = self._sampling
-        if self._seed is not None:
-            seed = question_seed(self._seed, question.task)
+        sampling = self.sampling
+        if self.seed is not None:
+            seed = question_seed(self.seed, question.task)
             sampling = sampling.model_copy(update={"seed": seed})
         return RolloutTask(
             key=RolloutKey(
-                run_id=self._run_id,
+                run_id=self.run_id,
                 incarnation=0,
                 group_id=index,
                 sample_index=0,
@@ -243,7 +229,7 @@ class EvalClient:
             purpose="eval",
             sampling=sampling,
             reply_stream=self._stream,
-            max_attempts=question.attempt + self._max_attempts,
+            max_attempts=question.attempt + self.max_attempts,
         )
 
     @staticmethod
