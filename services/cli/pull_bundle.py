@@ -86,30 +86,20 @@ async def read_bundle(
     return bundle
 
 
+@dataclass(frozen=True)
 class BundlePuller:
-    """Brings parts of one bundle to a folder.
+    """Brings parts of one bundle to a folder."""
 
-    Args:
-        client: with the run's token.
-        url: base URL of the learner's server.
-        bundle: what there is.
-        own: this host's own settings; what they name is compared with the run's and not pulled.
-        folder: gets the files.
-    """
-
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        url: str,
-        bundle: RunBundle,
-        own: Mapping[str, Any],
-        folder: Path,
-    ) -> None:
-        self._client = client
-        self._url = url
-        self._bundle = bundle
-        self._own = own
-        self._folder = folder
+    client: httpx.AsyncClient
+    """With the run's token."""
+    url: str
+    """Base URL of the learner's server."""
+    bundle: RunBundle
+    """What there is."""
+    own: Mapping[str, Any]
+    """This host's own settings; what they name is compared with the run's and not pulled."""
+    folder: Path
+    """Gets the files."""
 
     async def bring(self, part: Part, config: dict[str, Any]) -> None:
         """Bring one part to this host, and write into a configuration where it is.
@@ -118,9 +108,9 @@ class BundlePuller:
             ConfigError: what is here differs from the run's, or the learner cannot give the part.
             TransferError: it does not arrive, or there is no room for it.
         """
-        bundle = self._bundle
+        bundle = self.bundle
         files = [one for one in bundle.files if one.part == part.name]
-        here = part.value_in(self._own)
+        here = part.value_in(self.own)
         if here is not None:
             await asyncio.to_thread(_compare, part, str(here), files)
         elif part.package in bundle.packages:
@@ -131,7 +121,7 @@ class BundlePuller:
                 "correct that there, or start the service with a configuration file"
             )
         else:
-            base = self._folder / part.name
+            base = self.folder / part.name
             base.mkdir(parents=True)
             places = asyncio.Semaphore(PARALLEL_FILES)
             await asyncio.gather(*(self._pull(one, base, places) for one in files))
@@ -147,8 +137,8 @@ class BundlePuller:
             file = await asyncio.to_thread(
                 PartialFile, target, one.size_bytes, one.chunks, ROOM_REMEDY
             )
-            url = self._url + FILE_PATH.format(sha256=one.sha256)
-            await Download(self._client, file, url, peers={}, own_name="").run()
+            url = self.url + FILE_PATH.format(sha256=one.sha256)
+            await Download(self.client, file, url, peers={}, own_name="").run()
 
 
 def _compare(part: Part, value: str, files: Sequence[BundleFile]) -> None:

@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
@@ -36,43 +36,32 @@ class CallOutcome:
     outage: ToolOutageError | None = None
 
 
+@dataclass
 class CallRunner:
-    """Runs the calls of one trajectory's turns, and keeps its tool sessions.
+    """Runs the calls of one trajectory's turns, and keeps its tool sessions."""
 
-    Args:
-        tools: calls tools.
-        env: limits.
-        specs: the tools this trajectory is offered, by name.
-        rollout: whose calls these are.
-        pins: versions this trajectory keeps, by tool; given back by `close`.
-        deadline: monotonic seconds at which the trajectory's time is up.
-    """
+    tools: ToolClient
+    env: EnvConfig
+    specs: Mapping[str, ToolSpec]
+    """The tools this trajectory is offered, by name."""
+    rollout: RolloutTask
+    """Whose calls these are."""
+    pins: Mapping[str, str] = field(default_factory=dict)
+    """Versions this trajectory keeps, by tool; given back by `close`."""
+    deadline: float | None = None
+    """Monotonic seconds at which the trajectory's time is up."""
+    _sessions: list[str] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        tools: ToolClient,
-        env: EnvConfig,
-        specs: Mapping[str, ToolSpec],
-        rollout: RolloutTask,
-        *,
-        pins: Mapping[str, str] | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        self._tools = tools
-        self._pins = pins or {}
-        self._deadline = deadline
-        self._env = env
-        self._specs = specs
-        self._rollout = rollout
-        self._rollout_id = str(rollout.key)
-        self._sessions: list[str] = []
+    @property
+    def _rollout_id(self) -> str:
+        return str(self.rollout.key)
 
     async def close(self) -> None:
         """Close the sessions that were opened, and let the pinned versions go."""
         for name in self._sessions:
-            await self._tools.close_session(name, self._rollout_id)
-        self._tools.directory.unpin(self._pins)
-        self._pins = {}
+            await self.tools.close_session(name, self._rollout_id)
+        self.tools.directory.unpin(self.pins)
+        self.pins = {}
 
     async def run(self, number: int, turn: TurnText, ends: Sequence[int]) -> list[CallOutcome]:
         """Run the calls of a turn: at once, those of one session in their order.
@@ -92,7 +81,7 @@ class CallRunner:
         for i, (parsed, end) in enumerate(zip(turn.calls, ends, strict=True)):
             calls[i] = self._refuse(i, parsed, end)
             if calls[i] is None:
-                lane = parsed.name if self._specs[parsed.name].sessions else f"{parsed.name} {i}"
+                lane = parsed.name if self.specs[parsed.name].sessions else f"{parsed.name} {i}"
                 lanes.setdefault(lane, []).append(i)
 
         async def run_lane(indexes: list[int]) -> None:
@@ -112,20 +101,20 @@ class CallRunner:
     def _refuse(self, index: int, parsed: ParsedCall, end: int) -> CallOutcome | None:
         """Answer a call that cannot be run; None where it can."""
         status: CallStatus
-        if index >= self._env.max_calls_per_turn:
+        if index >= self.env.max_calls_per_turn:
             status = "over_limit"
             error = (
-                f"only the first {self._env.max_calls_per_turn} tool calls of a turn are run; "
+                f"only the first {self.env.max_calls_per_turn} tool calls of a turn are run; "
                 "this one was not"
             )
         elif parsed.error:
             status, error = "malformed", parsed.error
-        elif parsed.name not in self._specs:
+        elif parsed.name not in self.specs:
             status = "unknown_tool"
-            offered = ", ".join(sorted(self._specs)) or "none"
+            offered = ", ".join(sorted(self.specs)) or "none"
             error = f"there is no tool {parsed.name!r}; tools: {offered}"
         else:
-            problem = self._tools.argument_error(self._specs[parsed.name], parsed.arguments)
+            problem = self.tools.argument_error(self.specs[parsed.name], parsed.arguments)
             if problem is None:
                 return None
             status, error = "malformed", f"the arguments do not fit {parsed.name}: {problem}"
@@ -141,22 +130,22 @@ class CallRunner:
         return CallOutcome(record, CallResult(parsed.name, parsed.arguments, status, text))
 
     async def _run_one(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
-        spec = self._specs[parsed.name]
-        context: JsonValue = self._rollout.task.tool_context
-        version = self._pins.get(parsed.name)
+        spec = self.specs[parsed.name]
+        context: JsonValue = self.rollout.task.tool_context
+        version = self.pins.get(parsed.name)
         started = time.monotonic()
         try:
             if spec.sessions and parsed.name not in self._sessions:
                 self._sessions.append(parsed.name)
-                await self._tools.open_session(parsed.name, self._rollout_id, context, version)
-            reply = await self._tools.call(
+                await self.tools.open_session(parsed.name, self._rollout_id, context, version)
+            reply = await self.tools.call(
                 parsed.name,
                 parsed.arguments,
                 rollout_id=self._rollout_id,
                 turn=number,
                 tool_context=context,
                 version=version,
-                deadline=self._deadline,
+                deadline=self.deadline,
             )
         except ToolOutageError as exc:
             record = ToolCallRecord(
@@ -192,7 +181,7 @@ class CallRunner:
         """Return a result as text within the limit, and the parts that are kept of it."""
         texts = [p.text if isinstance(p, TextPart) else IMAGE_PLACEHOLDER for p in parts]
         text = "\n".join(texts)
-        limit = self._env.max_tool_response_chars
+        limit = self.env.max_tool_response_chars
         if len(text) <= limit:
             return text, list(parts)
         text = text[: limit - len(TRUNCATION_MARKER)] + TRUNCATION_MARKER
