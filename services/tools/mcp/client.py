@@ -15,7 +15,6 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from mcp import MCPError
@@ -39,12 +38,9 @@ _UNKNOWN_TOOL = re.compile(r"unknown tool|tool .*not found", re.IGNORECASE)
 class Connector:
     """Opens connections to a server that still offers the same; waits longer after failures."""
 
-    def __init__(
-        self, settings: McpSettings, offer: Offer, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, settings: McpSettings, offer: Offer) -> None:
         self._settings = settings
         self._offer = offer
-        self._clock = clock
         self._delay_s = FIRST_DELAY_S
         self._not_before = 0.0
         self._problem = ""
@@ -55,7 +51,7 @@ class Connector:
         Raises:
             ToolUnavailableError: the server is down, has changed, or was down a moment ago.
         """
-        wait_s = self._not_before - self._clock()
+        wait_s = self._not_before - time.monotonic()
         if wait_s > 0:
             raise ToolUnavailableError(f"{self._problem}; the next try is in {wait_s:.1f} s")
         settings = self._settings
@@ -72,7 +68,7 @@ class Connector:
         except (McpLostError, MCPError, TimeoutError, ValueError) as exc:
             await connection.close()
             self._problem = str(exc) if isinstance(exc, ValueError) else self._outage(exc)
-            self._not_before = self._clock() + self._delay_s
+            self._not_before = time.monotonic() + self._delay_s
             self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
             raise ToolUnavailableError(self._problem) from exc
         except asyncio.CancelledError:
