@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
@@ -116,25 +117,23 @@ class _TestsEndedError(Exception):
     """The sandbox of the tests ended, which no code under test can bring about."""
 
 
+@dataclass
 class _TestRun:
     """The tests of one call, run one after the other in as many sandboxes as that takes."""
 
-    def __init__(
-        self, code: str, checks: list[Check], settings: CodeTestsSettings, deadline: float
-    ) -> None:
-        self.failures: list[str | None] = []
-        """Of each test that was run: what is wrong; None where it passed."""
-        self._code = code
-        self._checks = checks
-        self._settings = settings
-        self._deadline = deadline
-        self._end: float | None = None
-        self._tries = 0
+    code: str
+    checks: list[Check]
+    settings: CodeTestsSettings
+    deadline: float
+    failures: list[str | None] = field(default_factory=list)
+    """Of each test that was run: what is wrong; None where it passed."""
+    _end: float | None = None
+    _tries: int = 0
 
     @property
     def done(self) -> bool:
         """Whether every test has been judged."""
-        return len(self.failures) == len(self._checks)
+        return len(self.failures) == len(self.checks)
 
     async def use(self, code: Worker, tests: Worker) -> None:
         """Run tests until all are judged or one of the sandboxes is used up.
@@ -143,10 +142,10 @@ class _TestRun:
             ToolUnavailableError: the caller's deadline, not `total_s`, ended the tests.
         """
         if self._end is None:
-            self._end = time.monotonic() + self._settings.total_s
+            self._end = time.monotonic() + self.settings.total_s
         while code.usable and tests.usable and not self.done:
-            left_s = min(self._end, self._deadline) - time.monotonic()
-            wall_s = min(self._settings.wall_s, left_s)
+            left_s = min(self._end, self.deadline) - time.monotonic()
+            wall_s = min(self.settings.wall_s, left_s)
             if wall_s <= 0:
                 self._run_out_of_time()
                 return
@@ -158,7 +157,7 @@ class _TestRun:
                     return
                 result, passed = RunResult(why="killed"), False
             self._tries = 0
-            if result.why == "wall" and wall_s < self._settings.wall_s:
+            if result.why == "wall" and wall_s < self.settings.wall_s:
                 self._run_out_of_time()
                 return
             self._note(result, passed=passed)
@@ -170,13 +169,13 @@ class _TestRun:
             how the process that decided it ended, and whether the test has passed, which only
             the process of the test can say.
         """
-        check = self._checks[len(self.failures)]
+        check = self.checks[len(self.failures)]
         async with (
             _tests_process(tests, wall_s) as test,
             code.run("solution", wall_s=wall_s) as solution,
         ):
             await test.send(check.request())
-            await solution.send({"code": self._code})
+            await solution.send({"code": self.code})
             loaded = await solution.receive()
             broken = loaded is None or loaded.report() != {}
             verdict = None if broken else await _relay(test, solution)
@@ -201,7 +200,7 @@ class _TestRun:
         if passed:
             self.failures.append(None)
             return
-        failure = describe_failure(result, self._settings, wall_s=self._settings.wall_s)
+        failure = describe_failure(result, self.settings, wall_s=self.settings.wall_s)
         failure = failure or "it did not come to its end"
         if result.report.get("stage") == "code":
             self._fail_rest(failure)  # code that does not load is not loaded for every test
@@ -210,15 +209,15 @@ class _TestRun:
 
     def _run_out_of_time(self) -> None:
         assert self._end is not None
-        if self._deadline < self._end:
+        if self.deadline < self._end:
             raise ToolUnavailableError(
-                f"the call's deadline came before total_s ({self._settings.total_s:g}) was over; "
+                f"the call's deadline came before total_s ({self.settings.total_s:g}) was over; "
                 "raise env.tool_timeout_s or max_workers, or lower total_s"
             )
-        self._fail_rest(f"no time left: all tests together may take {self._settings.total_s:g} s")
+        self._fail_rest(f"no time left: all tests together may take {self.settings.total_s:g} s")
 
     def _fail_rest(self, failure: str) -> None:
-        self.failures += [failure] * (len(self._checks) - len(self.failures))
+        self.failures += [failure] * (len(self.checks) - len(self.failures))
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import collections
 import copy
 import operator
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .values import RefusedValue
@@ -40,27 +41,19 @@ UNARY: dict[str, Callable[..., Any]] = {
 BINARY = {name: getattr(operator, name) for name in (*_COMPARISONS, *_ARITHMETIC)}
 
 
+@dataclass(eq=False)
 class Remote:
     """What is known here of an object of the other side."""
 
-    def __init__(
-        self,
-        peer: Peer,
-        number: int,
-        kind: int,
-        kind_name: str,
-        base: type | None,
-        snapshot: tuple[Any] | None,
-    ) -> None:
-        self.peer = peer
-        self.number = number
-        self.kind = kind
-        self.kind_name = kind_name
-        self.base = base
-        self.ahead: collections.deque[Any] = collections.deque()
-        self.ended = False
-        self._snapshot = snapshot
-        self._fetched = 0
+    peer: Peer
+    number: int
+    kind: int
+    kind_name: str
+    base: type | None
+    snapshot: tuple[Any] | None
+    ahead: collections.deque[Any] = field(default_factory=collections.deque)
+    ended: bool = False
+    fetched: int = 0
 
     def plain(self, proxy: Proxy) -> Any:
         """Return the value as the builtin type it derives from.
@@ -68,8 +61,8 @@ class Remote:
         Raises:
             RefusedValue: the other side says something else.
         """
-        if self._snapshot is not None:
-            return self._snapshot[0]
+        if self.snapshot is not None:
+            return self.snapshot[0]
         value = self.peer.request("plain", proxy)
         if type(value) is not self.base:
             raise RefusedValue("a value of another type than it had")
@@ -77,9 +70,9 @@ class Remote:
 
     def fetch(self, proxy: Proxy) -> None:
         """Get the next items of an iterator: one by one at first, then more at once."""
-        count = min(MOST_AHEAD, max(1, self._fetched - 4))
+        count = min(MOST_AHEAD, max(1, self.fetched - 4))
         items, self.ended = self.peer.request("take", proxy, count)
-        self._fetched += len(items)
+        self.fetched += len(items)
         self.ahead.extend(items)
 
 
