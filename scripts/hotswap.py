@@ -24,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +33,7 @@ from typing import Any
 import httpx
 
 from agent_r1.cli import main as cli
-from agent_r1_deploy.local_folder import live_redis_url
+from agent_r1_deploy.local_folder import live_redis_url, running_launcher
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
 
@@ -47,6 +48,8 @@ INTERRUPTED = 130
 QUIET_STEPS = 3
 """Steps before the first swap and after the last, for the latencies to compare with."""
 LOOK_S = 0.05
+ANNOUNCEMENT = Path("announce", "rollout", "rollout.json")
+"""In the private folder of the run's launcher."""
 EXPIRY_S = 2.0
 
 
@@ -55,31 +58,59 @@ class HotswapError(Exception):
 
 
 @dataclass
-class Instance:
-    """One tool process this script started."""
-
-    version: str
-    process: subprocess.Popen[bytes]
-
-
-@dataclass
 class Swapper:
-    """The instances of the search tool, and what was done to them."""
+    """A run, the instances of its search tool, and what was done to them."""
 
     run_dir: Path
-    redis_url: str
-    rollout_url: str
+    run: subprocess.Popen[bytes]
     scratch: Path
     world: Path
     delay_s: float
     """How long the tool takes to answer, beside its search."""
-    instances: list[Instance] = field(default_factory=list)
+    instances: dict[int, list[subprocess.Popen[bytes]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    """Processes that this script has started, by the version they serve."""
     swaps: list[dict[str, Any]] = field(default_factory=list)
     newest: int = 1
 
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the steps so far."""
+        file = self.run_dir / "metrics.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        return [json.loads(line) for line in lines]
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait while the run continues.
+
+        Raises:
+            HotswapError: the run ended first.
+        """
+        while not condition():
+            if self.run.poll() is not None:
+                raise HotswapError(f"the run ended before {what}; see its logs")
+            time.sleep(LOOK_S)
+
+    def wait_for_steps(self, count: int, what: str) -> int:
+        """Wait until the run has done so many steps; return how many it has done."""
+        self.wait_for(what, lambda: len(self.metrics()) >= count)
+        return len(self.metrics())
+
     def in_flight(self) -> int:
-        """Trajectories the rollout server works on."""
-        return httpx.get(f"{self.rollout_url}/healthz", timeout=10).json()["in_flight"]
+        """Trajectories the rollout server works on; 0 before it is up."""
+        launcher = running_launcher(self.run_dir)
+        announcement = Path(launcher["state_dir"]) / ANNOUNCEMENT if launcher else None
+        if announcement is None or not announcement.exists():
+            return 0
+        url = json.loads(announcement.read_text(encoding="utf-8"))["url"]
+        return httpx.get(f"{url}/healthz", timeout=10).json()["in_flight"]
+
+    def redis_url(self) -> str:
+        """Return the address of the run's Redis."""
+        url = live_redis_url(self.run_dir)
+        if url is None:
+            raise HotswapError("the run has no Redis any more; see its logs")
+        return url
 
     def tools(self, *words: str) -> None:
         """Run `agent-r1 tools`."""
@@ -93,20 +124,20 @@ class Swapper:
         """Return the names of the announced instances, by process id."""
 
         async def read() -> dict[int, str]:
-            async with await RedisConnection.connect(self.redis_url, POOL) as connection:
+            async with await RedisConnection.connect(self.redis_url(), POOL) as connection:
                 states = await ToolRegistry(connection, POOL).read()
             return {one.pid: one.instance for state in states.values() for one in state.instances}
 
         return asyncio.run(read())
 
-    def start(self, version: str) -> None:
+    def start(self, version: int) -> None:
         """Start an instance and wait until it is announced."""
         number = len(list(self.scratch.glob("*.toml")))
         config = self.scratch / f"tool{number}.toml"
         settings = {
             "config": str(CONFIG),
             "corpus": str(self.world / "corpus.jsonl"),
-            "version": version,
+            "version": str(version),
             "delay_s": self.delay_s,
         }
         inline = ", ".join(f"{key} = {json.dumps(value)}" for key, value in settings.items())
@@ -117,41 +148,37 @@ class Swapper:
             f"announce_expiry_s = {EXPIRY_S}\nsettings = {{ {inline} }}\n"
         )
         log = (self.scratch / f"tool{number}.log").open("wb")
-        environment = os.environ | {"AGENT_R1__REDIS__URL": self.redis_url}
+        environment = os.environ | {"AGENT_R1__REDIS__URL": self.redis_url()}
         process = subprocess.Popen(
             [COMMAND, "serve", "tool", str(config)], stdout=log, stderr=log, env=environment
         )
-        self.instances.append(Instance(version, process))
+        self.instances[version].append(process)
         deadline = time.monotonic() + 60
         while process.pid not in self.announced():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise HotswapError(f"instance of version {version} did not come up; see {log.name}")
             time.sleep(LOOK_S)
 
-    def of(self, version: str) -> list[Instance]:
-        """Return the running instances of a version."""
-        return [one for one in self.instances if one.version == version]
-
-    def remove(self, instance: Instance, number: int) -> None:
+    def remove(self, version: int, process: subprocess.Popen[bytes], number: int) -> None:
         """End an instance: SIGKILL at once, SIGTERM in order."""
-        instance.process.send_signal(number)
-        instance.process.wait(timeout=60)
-        self.instances.remove(instance)
+        process.send_signal(number)
+        process.wait(timeout=60)
+        self.instances[version].remove(process)
 
     # The operations; each takes the pool from one useful state to the next.
 
     def upgrade(self) -> None:
         """Start the next version: new trajectories go there."""
         self.newest += 1
-        self.start(str(self.newest))
+        self.start(self.newest)
 
     def add(self) -> None:
         """Start another instance of the newest version, or again what was killed."""
-        self.start(str(self.newest))
+        self.start(self.newest)
 
     def kill_one(self) -> None:
         """Kill one of two instances of the newest version."""
-        self.remove(self.of(str(self.newest))[0], signal.SIGKILL)
+        self.remove(self.newest, self.instances[self.newest][0], signal.SIGKILL)
 
     def canary(self) -> None:
         """Give the newest version a quarter, the one before the rest."""
@@ -168,18 +195,18 @@ class Swapper:
 
     def drain_old(self) -> None:
         """Drain the instances of the version before, and stop them once nobody needs them."""
-        for one in self.of(str(self.newest - 1)):
-            name = self.announced()[one.process.pid]
-            self.tools("drain", "search", "--instance", name)
-            self.remove(one, signal.SIGTERM)
+        version = self.newest - 1
+        for process in list(self.instances[version]):
+            self.tools("drain", "search", "--instance", self.announced()[process.pid])
+            self.remove(version, process, signal.SIGTERM)
 
     def kill_version(self) -> None:
         """Kill every instance of the newest version: its trajectories must start again."""
-        self.start(str(self.newest - 1))  # what takes over
-        doomed = self.of(str(self.newest))
-        for one in doomed:
-            self.remove(one, signal.SIGKILL)
-        while self.announced().keys() & {one.process.pid for one in doomed}:
+        self.start(self.newest - 1)  # what takes over
+        doomed = list(self.instances[self.newest])
+        for process in doomed:
+            self.remove(self.newest, process, signal.SIGKILL)
+        while self.announced().keys() & {process.pid for process in doomed}:
             time.sleep(LOOK_S)
 
     def operations(self) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -216,58 +243,28 @@ def start_run(run_dir: Path, world: Path, groups: int) -> subprocess.Popen[bytes
     return subprocess.Popen(command)
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return the steps so far."""
-    file = run_dir / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    return [json.loads(line) for line in lines]
-
-
-def wait_for(what: str, condition: Callable[[], bool], run: subprocess.Popen[bytes]) -> None:
-    """Wait while the run continues.
-
-    Raises:
-        HotswapError: the run ended first.
-    """
-    while not condition():
-        if run.poll() is not None:
-            raise HotswapError(f"the run ended before {what}; see its logs")
-        time.sleep(LOOK_S)
-
-
-def rollout_url(run_dir: Path) -> str:
-    """Return the URL of the run's rollout server, "" before it is up."""
-    launcher = run_dir / "launcher.json"
-    if not launcher.exists():
-        return ""
-    state_dir = Path(json.loads(launcher.read_text(encoding="utf-8"))["state_dir"])
-    announcement = state_dir / "announce" / "rollout" / "rollout.json"
-    return json.loads(announcement.read_text())["url"] if announcement.exists() else ""
-
-
-def swap(swapper: Swapper, run: subprocess.Popen[bytes], count: int) -> None:
+def swap(swapper: Swapper, count: int) -> None:
     """Carry out `count` swaps, each with enough trajectories in flight."""
-    operations = swapper.operations()
-    for number in range(1, count + 1):
-        name, operation = next(operations)
-        load = 0
+    for number, (name, operation) in enumerate(itertools.islice(swapper.operations(), count), 1):
+        loads: list[int] = []
 
-        def loaded() -> bool:
-            nonlocal load
-            load = swapper.in_flight()
-            return load >= MIN_IN_FLIGHT
+        def loaded(loads: list[int] = loads) -> bool:
+            loads.append(swapper.in_flight())
+            return loads[-1] >= MIN_IN_FLIGHT
 
-        wait_for(f"swap {number} of {count}", loaded, run)
+        swapper.wait_for(f"swap {number} of {count}", loaded)
+        load, step = loads[-1], len(swapper.metrics())
         started = time.monotonic()
-        step = len(metrics(swapper.run_dir))
         operation()
         took = time.monotonic() - started
         swapper.swaps.append({"swap": name, "in_flight": load, "step": step, "took_s": took})
         print(f"swap {number}/{count}  {name}  in flight {load}  step {step}", flush=True)
 
 
-def report(swapper: Swapper, groups: int, steps: int, first: int, last: int) -> dict[str, Any]:
+def report(swapper: Swapper, groups: int, first: int, last: int) -> dict[str, Any]:
     """Read the trained trajectories back; the swaps took place between steps `first` and `last`."""
+    lines = swapper.metrics()
+    steps = len(lines)
     trajectories = retried = violations = 0
     versions: set[str] = set()
     for step in range(1, steps + 1):
@@ -282,7 +279,6 @@ def report(swapper: Swapper, groups: int, steps: int, first: int, last: int) -> 
             used = {call["version"] for call in calls if call["status"] == "ok"}
             versions |= used
             violations += len(used) > 1
-    lines = metrics(swapper.run_dir)
     failed = int(lines[-1]["results/failed"])
     missing = steps * groups * GROUP_SIZE - trajectories
 
@@ -324,20 +320,12 @@ def main() -> int:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     run = start_run(run_dir, world, arguments.groups)
-    swappers: list[Swapper] = []
+    swapper = Swapper(run_dir, run, scratch, world, arguments.delay_s)
     try:
-        wait_for("its rollout server was up", lambda: bool(rollout_url(run_dir)), run)
-        redis_url = live_redis_url(run_dir)
-        assert redis_url is not None
-        url, delay_s = rollout_url(run_dir), arguments.delay_s
-        swapper = Swapper(run_dir, redis_url, url, scratch, world, delay_s)
-        swappers.append(swapper)
-        wait_for("the first swap", lambda: len(metrics(run_dir)) >= QUIET_STEPS, run)
-        first = len(metrics(run_dir))
-        swap(swapper, run, arguments.swaps)
-        last = len(metrics(run_dir))
-        enough = last + QUIET_STEPS
-        wait_for("it was quiet again", lambda: len(metrics(run_dir)) >= enough, run)
+        first = swapper.wait_for_steps(QUIET_STEPS, "the first swap")
+        swap(swapper, arguments.swaps)
+        last = len(swapper.metrics())
+        swapper.wait_for_steps(last + QUIET_STEPS, "it was quiet again")
         run.send_signal(signal.SIGINT)
         if run.wait() != INTERRUPTED:
             raise HotswapError(f"the run failed; see {run_dir / 'logs'}")
@@ -348,10 +336,10 @@ def main() -> int:
         if run.poll() is None:
             run.send_signal(signal.SIGINT)
             run.wait()
-        for one in (one for swapper in swappers for one in swapper.instances):
-            one.process.kill()
-            one.process.wait()
-    found = report(swapper, arguments.groups, len(metrics(run_dir)), first, last)
+        for process in itertools.chain(*swapper.instances.values()):
+            process.kill()
+            process.wait()
+    found = report(swapper, arguments.groups, first, last)
     out = run_dir.with_suffix(".json")
     out.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     print(json.dumps({key: value for key, value in found.items() if key != "log"}, indent=2))

@@ -6,32 +6,23 @@ import asyncio
 import tomllib
 from pathlib import Path
 
-from agent_r1 import Tool
+from agent_r1.tools.base import Arguments, CallContext
 from agent_r1.tools.config import ToolConfig
-from agent_r1.tools.search.tool import open_search_tool
+from agent_r1.tools.search.tool import SearchTool, open_backend
+from agent_r1_proto.tools import ToolResult
 
 
-class VersionedSearch(Tool):
+class VersionedSearch(SearchTool):
     """Answers as the search tool of a configuration does, under another version, a little later."""
 
     def __init__(self, config: str, corpus: str, version: str, delay_s: float) -> None:
         table = tomllib.loads(Path(config).read_text(encoding="utf-8"))["tools"]["search"]
-        self._search = open_search_tool("search", ToolConfig(**(table | {"corpus": corpus})))
-        self._delay_s = delay_s
-        self.name = "search"
-        self.description = self._search.description
-        self.parameters = self._search.parameters
+        tool = ToolConfig(**(table | {"corpus": corpus}))
+        super().__init__("search", tool, open_backend(tool))
         self.version = version
+        self._delay_s = delay_s
 
-    async def start(self) -> None:
-        """Open the index."""
-        await self._search.start()
-
-    async def stop(self) -> None:
-        """Close it."""
-        await self._search.stop()
-
-    async def call(self, arguments, context):
+    async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
         """Search."""
         await asyncio.sleep(self._delay_s)
-        return await self._search.call(arguments, context)
+        return await super().call(arguments, context)
