@@ -33,19 +33,11 @@ def serve_mcp(arguments: argparse.Namespace) -> int:
         )
     configure_logging(config.run.log_level)
     config_checks.use_plugins(config)
-    from agent_r1.tools.app import ToolService
-    from agent_r1.tools.main import load_tool
+    from agent_r1.tools.main import load_tool, make_service
     from agent_r1.tools.mcp.server import serve_stdio
 
     async def serve() -> None:
-        service = ToolService(
-            load_tool(name, table),
-            instance=f"{name}-stdio",
-            session_expiry_s=table.session_expiry_s,
-            max_calls_in_flight=table.max_calls_in_flight,
-            max_result_bytes=table.max_result_bytes,
-        )
-        await serve_stdio(service)
+        await serve_stdio(make_service(load_tool(name, table), table, f"{name}-stdio"))
 
     asyncio.run(serve())
     return 0

@@ -103,7 +103,7 @@ class ToolService:
         self,
         tool: Tool,
         *,
-        instance: str,
+        instance: str = "local",
         session_expiry_s: float = 600.0,
         max_calls_in_flight: int = 1024,
         max_result_bytes: int = MAX_RESULT_BYTES,
@@ -319,26 +319,8 @@ class ToolService:
             self._note_drained()
 
 
-def create_app(
-    tool: Tool,
-    *,
-    instance: str = "local",
-    session_expiry_s: float = 600.0,
-    max_calls_in_flight: int = 1024,
-    max_result_bytes: int = MAX_RESULT_BYTES,
-) -> FastAPI:
-    """Return the web application of a tool; its `state.service` is the `ToolService`.
-
-    Raises:
-        ValueError: the tool's attributes are wrong.
-    """
-    service = ToolService(
-        tool,
-        instance=instance,
-        session_expiry_s=session_expiry_s,
-        max_calls_in_flight=max_calls_in_flight,
-        max_result_bytes=max_result_bytes,
-    )
+def create_app(service: ToolService) -> FastAPI:
+    """Return the web application of a tool; its `state.service` is the service."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -68,14 +68,8 @@ async def _serve(
 ) -> None:
     instance = f"{name}-{socket.gethostname()}-{os.getpid()}"
     served = load_tool(name, config)
-    app = create_app(
-        served,
-        instance=instance,
-        session_expiry_s=config.session_expiry_s,
-        max_calls_in_flight=config.max_calls_in_flight,
-        max_result_bytes=config.max_result_bytes,
-    )
-    service: ToolService = app.state.service
+    service = make_service(served, config, instance)
+    app = create_app(service)
     app.include_router(mcp_router(service, session_expiry_s=config.session_expiry_s))
     if isinstance(served, SearchTool):
         add_retrieve(app, served, config.top_k)
@@ -136,6 +130,17 @@ def _address(redis_url: str) -> str:
     """Return where a Redis is, without its password."""
     parts = urlsplit(redis_url)
     return parts.path if parts.hostname is None else f"{parts.hostname}:{parts.port or 6379}"
+
+
+def make_service(tool: Tool, config: ToolConfig, instance: str) -> ToolService:
+    """Return the service of a tool, with the limits of its table."""
+    return ToolService(
+        tool,
+        instance=instance,
+        session_expiry_s=config.session_expiry_s,
+        max_calls_in_flight=config.max_calls_in_flight,
+        max_result_bytes=config.max_result_bytes,
+    )
 
 
 def load_tool(name: str, config: ToolConfig) -> Tool:

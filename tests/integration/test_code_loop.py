@@ -13,7 +13,7 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer, request_of
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.envs import CodeEnv
-from agent_r1.tools.app import create_app
+from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.http.serving import bind
@@ -37,7 +37,7 @@ async def served() -> AsyncIterator[str]:
     except ValueError as exc:
         pytest.skip(str(exc))
     listener = bind("code_tests", ListenConfig(), None)
-    config = uvicorn.Config(create_app(CodeTests()), log_config=None, lifespan="on")
+    config = uvicorn.Config(create_app(ToolService(CodeTests())), log_config=None, lifespan="on")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = listener.getsockname()

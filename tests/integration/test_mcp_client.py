@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_r1.tools.app import create_app
+from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.main import load_tool
@@ -392,7 +392,9 @@ async def test_every_rollout_has_its_own_state(settings_of: Callable[..., dict[s
 async def test_a_rollouts_process_ends_with_its_session_however_the_service_stops(
     starts: Callable[[], list[int]],
 ):
-    app = create_app(McpTool(**stdio("note", isolation="rollout")), session_expiry_s=600)
+    app = create_app(
+        ToolService(McpTool(**stdio("note", isolation="rollout")), session_expiry_s=600)
+    )
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://tool") as client:
         async with app.router.lifespan_context(app):
@@ -486,7 +488,7 @@ async def test_headers_take_their_secret_from_the_environment(monkeypatch: pytes
 
 
 async def test_through_the_service_a_dead_server_is_503_and_a_slow_one_504():
-    app = create_app(McpTool(**stdio("fail", env=[])))
+    app = create_app(ToolService(McpTool(**stdio("fail", env=[]))))
     transport = httpx.ASGITransport(app)
 
     def body(**arguments: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_r1.tools.app import create_app
+from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.sandbox.python_exec import PythonExec
 from agent_r1_proto.tools import CallReply, ToolResult
 
@@ -300,7 +300,7 @@ X86_ONLY = pytest.mark.skipif(os.uname().machine != "x86_64", reason="system cal
 
 @contextlib.asynccontextmanager
 async def serving(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(PythonExec(**(LIMITS | settings)), instance="here-1")
+    app = create_app(ToolService(PythonExec(**(LIMITS | settings)), instance="here-1"))
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

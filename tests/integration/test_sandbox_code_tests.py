@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_r1.tools.app import create_app
+from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1_proto.tools import CallReply, ToolResult
@@ -57,7 +57,7 @@ def counts(passed: int, total: int) -> dict[str, int]:
 
 
 async def test_right_code_passes_through_the_service():
-    app = create_app(CodeTests(**LIMITS), instance="here-1")
+    app = create_app(ToolService(CodeTests(**LIMITS), instance="here-1"))
     call = {
         "name": "code_tests",
         "arguments": {"code": "def f(x):\n    return x * x"},

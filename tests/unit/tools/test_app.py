@@ -93,7 +93,7 @@ class Scripted(Tool):
 
 @contextlib.asynccontextmanager
 async def client_of(tool: Tool, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
-    app = create_app(tool, instance="here-1", **options)
+    app = create_app(ToolService(tool, instance="here-1", **options))
     async with serving(app) as client:
         yield client
 
@@ -241,7 +241,7 @@ async def test_a_call_beyond_its_time_is_504_and_cancelled():
 
 async def test_a_call_nobody_waits_for_any_more_is_cancelled():
     tool = Scripted()
-    app = create_app(tool, instance="here-1")
+    app = create_app(ToolService(tool, instance="here-1"))
     async with app.router.lifespan_context(app):
         client = LeavingClient(app)
         leaving = asyncio.create_task(client.post("/call", {"calls": [a_call("wait")]}))
@@ -404,7 +404,7 @@ async def test_a_session_that_cannot_be_opened_says_why(
 
 async def test_draining_refuses_new_calls_and_waits_for_those_in_flight():
     tool = Scripted()
-    app = create_app(tool)
+    app = create_app(ToolService(tool))
     service: ToolService = app.state.service
     async with serving(app) as client:
         assert (await client.get("/readyz")).status_code == 200
@@ -426,7 +426,7 @@ async def test_draining_refuses_new_calls_and_waits_for_those_in_flight():
 
 async def test_a_draining_service_still_serves_its_open_sessions():
     tool = Scripted(sessions=True)
-    app = create_app(tool)
+    app = create_app(ToolService(tool))
     service: ToolService = app.state.service
     async with serving(app) as client:
         await client.post("/open", json=SESSION)
@@ -442,7 +442,7 @@ async def test_a_draining_service_still_serves_its_open_sessions():
 
 async def test_a_drain_that_takes_too_long_ends(caplog: pytest.LogCaptureFixture):
     tool = Scripted(sessions=True)
-    app = create_app(tool)
+    app = create_app(ToolService(tool))
     async with serving(app) as client:
         await client.post("/open", json=SESSION)
         await app.state.service.drain(0.01)

@@ -14,7 +14,7 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp_types import ImageContent, TextContent
 from pydantic import JsonValue
 
-from agent_r1.tools.app import create_app
+from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.mcp.server import mcp_router
 from agent_r1_proto.tools import ImagePart, TextPart, ToolResult
@@ -93,7 +93,9 @@ class Serving:
     """A tool service with its `/mcp`, in this process."""
 
     def __init__(self, tool: Tool, **options: Any) -> None:
-        self.app = create_app(tool, session_expiry_s=options.pop("session_expiry_s", 600.0))
+        self.app = create_app(
+            ToolService(tool, session_expiry_s=options.pop("session_expiry_s", 600.0))
+        )
         self.app.include_router(mcp_router(self.app.state.service, **options))
 
     def http(self, base_url: str = BASE) -> httpx2.AsyncClient:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.tools.app import create_app
+from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1.tools.sandbox.python_exec import PythonExec
@@ -180,7 +180,7 @@ async def test_a_cancelled_call_ends_its_program():
 
 async def test_calls_nobody_waits_for_any_more_give_their_sandbox_back():
     tool = PythonExec(max_workers=1, wall_s=60.0)
-    app = create_app(tool, instance="here-1")
+    app = create_app(ToolService(tool, instance="here-1"))
     call = {"name": "python_exec", "arguments": {"code": "import time\ntime.sleep(60)"}}
     body = {"calls": [call | {"rollout_id": "r/0/0/0/0", "turn": 0, "timeout_s": 100.0}]}
     try:

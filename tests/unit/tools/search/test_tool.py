@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_r1.tools.app import create_app
+from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.backend import Found, Hit
@@ -148,7 +148,7 @@ async def test_version_names_the_corpus_and_stop_closes_the_backend():
 async def client(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
     table = ToolConfig(corpus=CORPUS, **settings)
     tool = SearchTool("search", table, FakeBackend())
-    app = create_app(tool)
+    app = create_app(ToolService(tool))
     add_retrieve(app, tool, table.top_k)
     transport = httpx.ASGITransport(app)
     async with (
