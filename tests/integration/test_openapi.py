@@ -31,6 +31,7 @@ from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.app import create_app as create_rollout_app
 from agent_r1.rollout.weights.file import FileFetcher
 from agent_r1.rollout.weights.versions import WeightVersions
+from agent_r1.tools.app import ToolService
 from agent_r1.tools.app import create_app as create_tool_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
 from agent_r1.tools.config import ToolConfig
@@ -110,7 +111,7 @@ def served(app: contextlib.AbstractAsyncContextManager[FastAPI]) -> Iterator[str
 
 @contextlib.asynccontextmanager
 async def keeper() -> AsyncIterator[FastAPI]:
-    app = create_tool_app(Keeper())
+    app = create_tool_app(ToolService(Keeper()))
     app.include_router(mcp_router(app.state.service))
     yield app
 
@@ -121,7 +122,7 @@ async def search(folder: Path) -> AsyncIterator[FastAPI]:
     lines = [{"id": str(i), "title": f"Page {i}", "text": f"Number {i}."} for i in range(5)]
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
     tool = open_search_tool("search", ToolConfig(corpus=corpus))
-    app = create_tool_app(tool)
+    app = create_tool_app(ToolService(tool))
     add_retrieve(app, tool, 3)
     yield app
 
