@@ -31,6 +31,7 @@ from tests.support.containers import run_init
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCKERFILE = REPOSITORY / "deploy" / "docker" / "Dockerfile"
 OBSERVE = REPOSITORY / "deploy" / "observe"
+URL_VARIABLE = "AGENT_R1__LEARNER__CHECKPOINT_URL"
 GIVEN = {"PLUGINS": "./my_code", "TOOL": "my_tool"}
 """Variables that have no default."""
 
@@ -54,7 +55,8 @@ def _override(loader: yaml.SafeLoader, node: yaml.Node) -> object:
     return _Sequence(loader.construct_sequence(node, deep=True))
 
 
-_Loader.add_constructor("!reset", lambda loader, node: None)
+_RESET = object()
+_Loader.add_constructor("!reset", lambda loader, node: _RESET)
 _Loader.add_constructor("!override", _override)
 
 
@@ -80,7 +82,7 @@ def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
             merged[key] = [*base[key], *value]
         else:
             merged[key] = value
-    return {key: value for key, value in merged.items() if value is not None}
+    return {key: value for key, value in merged.items() if value is not _RESET}
 
 
 NAMES = {
@@ -111,6 +113,8 @@ JOBS = {f"{job}-{kind}" for job in ("index", "init") for kind in FILES}
 ALL_TEXT = "".join(
     (REPOSITORY / path).read_text() for path in {p for ps in PATHS.values() for p in ps}
 )
+PASSED_ON = {name for name, value in BASE["learner"]["environment"].items() if value is None}
+"""Variables that the learner gets as they are on the host, or not at all."""
 SECRETS = set(re.findall(r"/secrets/([\w.-]+)", ALL_TEXT))
 
 
@@ -238,7 +242,7 @@ def test_every_variable_of_a_service_is_known_to_it(name: str, tmp_path: Path) -
     service = SERVING[name]
     known = {USER_VARIABLE, PASSWORD_VARIABLE + FILE_SUFFIX, "TOKENIZERS_PARALLELISM"}
     known |= {"HOME", "USER", "ROLLOUT_GPUS"}  # of libc, and of deploy/docker/rollout-servers
-    environment = dict(service["environment"])
+    environment = {k: v for k, v in service["environment"].items() if k not in PASSED_ON}
     for variable in environment:
         ours = variable.startswith("AGENT_R1__")
         assert ours or variable in known or hasattr(hub, variable), variable
@@ -254,6 +258,16 @@ def test_every_variable_of_a_service_is_known_to_it(name: str, tmp_path: Path) -
         file = REPOSITORY / file
     config = load_config(file, options, environ=environment).config
     assert config.learner.transport == "http" or name.startswith("tool")
+
+
+def test_the_learner_alone_gets_the_variables_of_a_store_of_checkpoints() -> None:
+    table = (REPOSITORY / "docs" / "checkpoints.md").read_text()
+    documented = set(re.findall(r"`((?:AWS|GOOGLE|AZURE)_\w+)`", table))
+    # A file of the host would not be in the container.
+    assert documented - {"GOOGLE_SERVICE_ACCOUNT"} | {URL_VARIABLE} == PASSED_ON
+    for name, service in SERVICES.items():
+        found = PASSED_ON & service.get("environment", {}).keys()
+        assert found == (PASSED_ON if name.startswith("learner") else set())
 
 
 def test_services_wait_only_for_services_with_that_name() -> None:
@@ -378,7 +392,7 @@ def test_the_example_of_env_has_every_variable_with_its_default() -> None:
         name: (kind, value)
         for name, kind, value in re.findall(r"\$\{(\w+)(:[-?])([^}]*)\}", ALL_TEXT)
     }
-    assert example.keys() == named.keys()
+    assert example.keys() == named.keys() | PASSED_ON
     base = (REPOSITORY / "docker-compose.yml").read_text()
     for name, (_, default) in named.items():
         ours = re.search(rf"\$\{{{name}:-([^}}]+)\}}", base)
