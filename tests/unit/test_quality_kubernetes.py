@@ -1,0 +1,275 @@
+"""deploy/k8s on paper: what the chart names exists in the code, and helm accepts every values file.
+
+Reads the chart as text, and as helm renders it where helm is found; starts nothing. `make test-k8s`
+runs it on a cluster.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from huggingface_hub import constants as hub
+from pydantic import BaseModel
+
+from agent_r1.cli.main import build_parser
+from agent_r1.config.run import Config, load_config
+from agent_r1.learner.engine.ranks.place import VARIABLES
+from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.main import import_tool_class
+from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VARIABLE, USER_VARIABLE
+from agent_r1_proto.connection import Keys
+from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES, EXIT_REASON
+from agent_r1_service.http.guard import OPEN_PATHS
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+KUBERNETES = REPOSITORY / "deploy" / "k8s"
+CHART = KUBERNETES / "chart"
+VALUES = {file.stem: file for file in sorted((KUBERNETES / "values").glob("*.yaml"))}
+ALONE = {name: [name] for name in VALUES if name not in ("sandboxes", "spot")} | {"default": []}
+SETS = ALONE | {"cpu-sandboxes": ["cpu", "sandboxes"], "gpu-node-spot": ["gpu-node", "spot"]}
+"""The files as they are used: some are laid over others."""
+TEMPLATES = {file.name: file.read_text() for file in sorted((CHART / "templates").iterdir())}
+TEXT = "".join(TEMPLATES.values())
+DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
+COMPOSE = (REPOSITORY / "docker-compose.yml").read_text()
+DOCKERFILE = (REPOSITORY / "deploy" / "docker" / "Dockerfile").read_text()
+OF_NO_SERVICE = {"redis", "elasticsearch", "copy", "stop-learner"}
+NAMESPACE, RELEASE = "there", "mine"
+
+
+def values_of(name: str) -> dict[str, Any]:
+    return yaml.safe_load(VALUES[name].read_text())
+
+
+# --- As text -------------------------------------------------------------------------------------
+
+
+def has_key(model: type[BaseModel], path: list[str]) -> bool:
+    """Say whether a table of the configuration has a key."""
+    name, *below = path
+    if model is Config and name == "tools":
+        return has_key(ToolConfig, below[1:])
+    if name not in model.model_fields:
+        return False
+    inner = model.model_fields[name].annotation
+    is_table = isinstance(inner, type) and issubclass(inner, BaseModel)
+    return has_key(inner, below) if is_table and below else not below
+
+
+def test_every_variable_of_the_configuration_is_a_key_of_it() -> None:
+    everything = TEXT + "".join(file.read_text() for file in VALUES.values())
+    named = set(re.findall(r"\bAGENT_R1__([A-Z0-9_]+)\b", everything))
+    assert {"RUN__ID", "LEARNER__RANKS", "ROLLOUT__SERVER_ID"} <= named
+    for name in named:
+        assert has_key(Config, name.lower().split("__")), name
+
+
+def test_images_and_their_ports_are_those_of_docker_compose() -> None:
+    texts = [json.dumps(DEFAULTS), *(json.dumps(values_of(name)) for name in VALUES)]
+    ours = {name for text in texts for name in re.findall(r"\bagent-r1-(?:\w+)(?=\")", text)}
+    built = set(re.findall(r"\bagent-r1-(\w+):", COMPOSE)) | {"cpu"}
+    images = {name for name in ours if not name.startswith("agent-r1-store")}
+    assert images - {"agent-r1-learner", "agent-r1-rollout"} <= {f"agent-r1-{n}" for n in built}
+    for store in ("redis", "elasticsearch"):
+        assert f"image: {DEFAULTS[store]['image']}" in COMPOSE
+    ports = set(re.findall(r"containerPort: (\d+)", TEXT)) - {"6379", "9200", "29500"}
+    assert ports == set(re.findall(r"EXPOSE (\d+)", DOCKERFILE))
+
+
+def test_configurations_classes_and_corpora_are_there() -> None:
+    for values in (DEFAULTS, *map(values_of, VALUES)):
+        config = values.get("run", {}).get("config")
+        assert config is None or (REPOSITORY / config).is_file()
+        for name, tool in values.get("tools", {}).items():
+            if tool.get("class"):
+                assert import_tool_class(tool["class"], "class").name == name
+
+
+def test_exit_statuses_mean_what_the_learner_means_by_them() -> None:
+    lines = re.findall(r"action: (\w+), onExitCodes: .*values: \[([\d, ]+)\]", TEXT)
+    assert {action: json.loads(f"[{codes}]") for action, codes in lines} == {
+        "Ignore": [EXIT_INTERRUPTED],
+        "FailJob": [EXIT_REASON, EXIT_LOSSES],
+    }
+
+
+def test_probes_ask_what_needs_no_token_and_ranks_get_their_variables() -> None:
+    assert set(re.findall(r'"ready" "([^"]+)"|path: (/\w+),', TEXT)) <= {
+        pair for path in OPEN_PATHS for pair in ((path, ""), ("", path))
+    }
+    for variable in VARIABLES:
+        assert f"name: {variable}" in TEMPLATES["learner.yaml"]
+
+
+def test_the_scaler_reads_the_stream_of_samples() -> None:
+    (stream,) = re.findall(r"stream: (\S+ \S+ \S+)", TEXT)
+    assert stream.replace("{{ $.Release.Name }}", RELEASE) == Keys(RELEASE).tasks
+
+
+def test_the_profile_that_the_sandboxes_name_is_the_one_that_is_put_on_the_nodes() -> None:
+    profile = DEFAULTS["sandbox"]["seccompProfile"]["localhostProfile"]
+    manifest = (KUBERNETES / "seccomp-profile.yaml").read_text()
+    assert f"/seccomp/{Path(profile).parent}/" in manifest
+    (source,) = re.findall(rf"--from-file {Path(profile).name}=(\S+)", manifest)
+    assert (REPOSITORY / source).is_file()
+
+
+# --- As helm renders it --------------------------------------------------------------------------
+
+
+def helm(*arguments: str) -> str:
+    program = shutil.which("helm")
+    if program is None:
+        pytest.skip("needs the helm command")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render(names: list[str], *options: str) -> list[dict[str, Any]]:
+    files = [word for name in names for word in ("--values", str(VALUES[name]))]
+    where = ["--namespace", NAMESPACE, "--kube-version", "1.34"]
+    text = helm("template", RELEASE, str(CHART), *where, *files, *options)
+    return [one for one in yaml.safe_load_all(text) if one]
+
+
+def pods_of(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the specifications of all pods by the component that they are."""
+    return {
+        one["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"][
+            "template"
+        ]["spec"]
+        for one in objects
+        if one["kind"] in ("Deployment", "StatefulSet", "Job")
+    }
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_helm_lints_every_values_file(kind: str) -> None:
+    files = [word for name in SETS[kind] for word in ("--values", str(VALUES[name]))]
+    helm("lint", "--strict", str(CHART), *files)
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_every_service_is_a_command_that_starts_with_its_variables(kind: str) -> None:
+    known = {USER_VARIABLE, PASSWORD_VARIABLE + FILE_SUFFIX, "TOKENIZERS_PARALLELISM"}
+    known |= {"HOME", "USER", *VARIABLES}
+    pods = pods_of(render(SETS[kind]))
+    assert {"rollout", "reward", "search", "learner"} <= pods.keys()
+    for component, pod in pods.items():
+        if component in OF_NO_SERVICE:
+            continue
+        (container,) = pod["containers"]
+        environment = {one["name"]: one.get("value", "x") for one in container["env"]}
+        assert len(environment) == len(container["env"]), "a variable is given twice"
+        for variable in environment:
+            ours = variable.startswith("AGENT_R1__")
+            assert ours or variable in known or hasattr(hub, variable), variable
+        arguments = build_parser().parse_args(container["args"])
+        assert arguments.command == "serve"
+        file, options = arguments.config, list(arguments.options)
+        if re.search(r":\w+$", str(file)):  # a class: `serve` names its table
+            name = component.replace("-", "_")
+            file, options = None, [f"tools.{name}.type={file}", "model.path=none"]
+        else:
+            file = REPOSITORY / file
+        config = load_config(file, options, environ=environment).config
+        tool = config.tools.get(component.replace("-", "_"))
+        tables = {
+            "rollout": config.rollout,
+            "reward": config.reward,
+            "learner": config.learner.weights_server,
+        }
+        listen = tables.get(component, tool)
+        assert listen is not None
+        assert listen.port == container["ports"][0]["containerPort"]
+        assert (config.run.id, config.learner.transport) == (RELEASE, "http")
+
+
+@pytest.mark.parametrize("kind", SETS)
+def test_every_pod_is_restricted_has_limits_and_no_rights(kind: str) -> None:
+    for component, pod in pods_of(render(SETS[kind])).items():
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"]["type"] in ("RuntimeDefault", "Localhost")
+        for container in [*pod["containers"], *pod.get("initContainers", [])]:
+            security = container["securityContext"]
+            assert security["capabilities"] == {"drop": ["ALL"]}
+            assert security["allowPrivilegeEscalation"] is False
+            # Elasticsearch writes into folders of its image.
+            assert security.get("readOnlyRootFilesystem") is (component != "elasticsearch" or None)
+            assert container["resources"]["requests"].keys() >= {"cpu", "memory"}
+            assert "memory" in container["resources"]["limits"]
+        if component != "stop-learner":  # which may suspend the Job of the learner
+            assert pod["automountServiceAccountToken"] is False
+
+
+def test_secrets_are_files_or_references() -> None:
+    text = json.dumps(render(["cpu"]))
+    assert "PASSWORD" in text
+    assert not re.search(r'"name": "\w*(TOKEN|PASSWORD)", "value"', text)
+
+
+def learner_job(*options: str) -> str:
+    (name,) = [
+        one["metadata"]["name"]
+        for one in render(["cpu"], *options)
+        if one["kind"] == "Job"
+        and "learner-" in one["metadata"]["name"].removeprefix(RELEASE)
+        and "stop" not in one["metadata"]["name"]
+    ]
+    return name
+
+
+def test_the_learner_has_another_job_if_and_only_if_something_of_it_changes() -> None:
+    name = learner_job()
+    unrelated = ("tools.search.tag=2", "redis.maxmemory=1gb", "reward.tag=2")
+    assert {learner_job("--set-string", one) for one in unrelated} == {name}
+    of_learner = ("image.tag=2", "learner.tag=3", "env.X=1", "run.toml=a=1")
+    others = {learner_job("--set-string", one) for one in of_learner}
+    others.add(learner_job("--set", "learner.pods=3"))
+    assert learner_job("--set", "rollout.replicas=3") == name
+    assert len(others | {name}) == len(of_learner) + 2
+
+
+def test_ranks_are_the_pods_of_the_job_times_those_of_each() -> None:
+    (job,) = [
+        one
+        for one in render(["large-cluster"])
+        if one["kind"] == "Job" and "parallelism" in one["spec"]
+    ]
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    # 2 nodes with 8 GPUs each
+    assert (job["spec"]["completions"], container["resources"]["limits"]["nvidia.com/gpu"]) == (
+        2,
+        8,
+    )
+    assert environment["AGENT_R1__LEARNER__RANKS"] == "16"
+    assert {"--nnodes=2", "--nproc-per-node=8"} <= set(container["command"])
+    assert "WORLD_SIZE" not in environment  # torchrun sets it
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("rollout.replica=2", "'replica' not allowed"),
+        ("image.tag=latest", "/image/tag"),
+        ("redis.enabled=false", "redis.enabled is false: set redis.url to your server"),
+        ("runs.enabled=false", "set learner.checkpointUrl, or nothing of the run is kept"),
+    ],
+)
+def test_a_mistake_in_the_values_is_named(option: str, said: str) -> None:
+    program = shutil.which("helm")
+    if program is None:
+        pytest.skip("needs the helm command")
+    command = [program, "template", RELEASE, str(CHART), "--kube-version", "1.34", "--set", option]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert said in done.stderr
