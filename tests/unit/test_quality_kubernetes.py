@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def test_configurations_classes_and_corpora_are_there() -> None:
 def test_exit_statuses_mean_what_the_learner_means_by_them() -> None:
     lines = re.findall(r"action: (\w+), onExitCodes: .*values: \[([\d, ]+)\]", TEXT)
     assert {action: json.loads(f"[{codes}]") for action, codes in lines} == {
-        "Ignore": [EXIT_INTERRUPTED],
+        "Ignore": [EXIT_INTERRUPTED, 128 + signal.SIGTERM],
         "FailJob": [EXIT_REASON, EXIT_LOSSES],
     }
 

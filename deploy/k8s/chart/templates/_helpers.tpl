@@ -82,6 +82,7 @@ http://{{ .Release.Name }}-elasticsearch:9200
 serviceAccountName: {{ .root.Release.Name }}-agent-r1
 automountServiceAccountToken: false
 enableServiceLinks: false
+shareProcessNamespace: true # the kernel keeps SIGTERM from process 1 until it has a handler
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets: {{ toJson . }}
 {{- end }}

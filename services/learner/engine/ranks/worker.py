@@ -46,13 +46,15 @@ def follow(place: RankPlace, setups: Iterable[EngineSetup]) -> NoReturn:
         setups: of the engines that rank 0 builds, as this rank's own configuration has them.
     """
     for number in STOP_SIGNALS:
-        signal.signal(number, signal.default_int_handler)  # until it has joined
+        signal.signal(number, signal.SIG_DFL)  # torch looks for rank 0 outside of Python
     logger.info("learner rank starts rank=%d ranks=%d", place.rank, place.size)
     remaining = iter(setups)
     setup = next(remaining)
     store: Any = None
     try:
         store = connect(place, setup.config.rank_join_timeout_s)
+        for number in STOP_SIGNALS:
+            signal.signal(number, signal.default_int_handler)  # until it has joined
         check_machine(setup.config, [place.local_rank])
         meet_rank_0(place, store, setup)
         groups = join(place, store, setup.config)
