@@ -64,17 +64,17 @@ class ObjectStore:
         """
         self.url = url.rstrip("/")
         with self._explained():
+            from obstore import exceptions  # not at the top: the other services do without it
+
+            self._exceptions = exceptions
             self._store = _open(self.url, retry_s)
 
     def create(self, path: str, content: bytes) -> bool:
         """Write an object that nobody has written; False, and nothing is changed, if it exists."""
-        import obstore
-        from obstore.exceptions import AlreadyExistsError
-
         with self._explained():
             try:
-                obstore.put(self._store, path, content, mode="create")
-            except AlreadyExistsError:
+                self._store.put(path, content, mode="create")
+            except self._exceptions.AlreadyExistsError:
                 # A request that was repeated finds its own work.
                 return self.read(path) == content
         return True
@@ -98,55 +98,44 @@ class ObjectStore:
 
     def write(self, path: str, content: bytes) -> None:
         """Write an object as a whole, in place of one that is there."""
-        import obstore
-
         with self._explained():
-            obstore.put(self._store, path, content)
+            self._store.put(path, content)
 
     def read(self, path: str) -> bytes | None:
         """Return an object; None where there is none."""
-        import obstore
-
         with self._explained():
             try:
-                return bytes(obstore.get(self._store, path).bytes())
+                return bytes(self._store.get(path).bytes())
             except FileNotFoundError as exc:
                 _raise_without_bucket(exc)
                 return None
 
     def folders(self) -> list[str]:
         """Return the names of the folders right below the URL."""
-        import obstore
-
         with self._explained():
-            found = obstore.list_with_delimiter(self._store, "")
+            found = self._store.list_with_delimiter("")
         return [prefix.rpartition("/")[2] for prefix in found["common_prefixes"]]
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the size in bytes of every object below a folder, by its path from there."""
-        import obstore
-
         with self._explained():
-            found = [item for batch in obstore.list(self._store, folder) for item in batch]
+            found = [item for batch in self._store.list(folder) for item in batch]
         start = len(folder) + 1 if folder else 0
         return {item["path"][start:]: item["size"] for item in found}
 
     def upload(self, path: str, file: Path) -> None:
         """Write a file as one object, which appears when it is complete."""
-        import obstore
-
         part = max(PART_BYTES, -(-file.stat().st_size // MAX_PARTS))
         with self._explained():
-            obstore.put(self._store, path, file, chunk_size=part, max_concurrency=PARALLEL)
+            self._store.put(path, file, chunk_size=part, max_concurrency=PARALLEL)
 
     def download(self, path: str, size: int, file: Path) -> None:
         """Write an object of `size` bytes into a file, several parts at a time."""
-        import obstore
 
         def fetch(start: int) -> None:
             length = min(PART_BYTES, size - start)
             with self._explained():
-                part = obstore.get_range(self._store, path, start=start, length=length)
+                part = self._store.get_range(path, start=start, length=length)
             os.pwrite(descriptor, part, start)
 
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
@@ -158,11 +147,9 @@ class ObjectStore:
 
     def delete(self, paths: list[str]) -> None:
         """Delete objects; those that are not there are no error."""
-        import obstore
-
         for path in paths:
             with self._explained(), contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._store, path)
+                self._store.delete(path)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -176,9 +163,7 @@ class ObjectStore:
         except StoreError:
             raise
         except Exception as exc:
-            from obstore.exceptions import BaseError
-
-            if isinstance(exc, BaseError | OSError):
+            if isinstance(exc, self._exceptions.BaseError | OSError):
                 raise StoreError(_explain(self.url, exc)) from exc
             raise
 

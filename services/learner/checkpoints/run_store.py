@@ -137,11 +137,15 @@ class RunStore:
 
     def config(self) -> bytes | None:
         """Return the `config.json` of the last start that wrote one."""
-        found = (
-            self._objects.read(f"{_folder(start)}/{CONFIG_FILE}")
-            for start in range(self.last_start(), 0, -1)
-        )
-        return next((content for content in found if content is not None), None)
+        return self._newest(CONFIG_FILE, self.last_start())[1]
+
+    def _newest(self, name: str, last_start: int) -> tuple[str, bytes | None]:
+        """Return path and content of a file of the last start that wrote it; None without one."""
+        for start in range(last_start, 0, -1):
+            path = f"{_folder(start)}/{name}"
+            if (content := self._objects.read(path)) is not None:
+                return path, content
+        return "", None
 
     def claim(self, numbers: LedgerNumbers) -> LedgerNumbers:
         """Take the next start of the run: whoever wrote there before writes no more.
@@ -195,18 +199,16 @@ class RunStore:
             )
 
     def _newest_record(self, start: int) -> StoreRecord:
-        for incarnation in range(start, 0, -1):
-            path = f"{_folder(incarnation)}/{RECORD_FILE}"
-            content = self._objects.read(path)
-            if content is not None:
-                try:
-                    return StoreRecord.model_validate_json(content)
-                except ValidationError as exc:
-                    raise ValueError(
-                        f"{self.url}/{path} does not parse ({exc.errors()[0]['msg']}); restore it "
-                        "from a backup, or delete it to go back to the start before"
-                    ) from exc
-        return StoreRecord()
+        path, content = self._newest(RECORD_FILE, start)
+        if content is None:
+            return StoreRecord()
+        try:
+            return StoreRecord.model_validate_json(content)
+        except ValidationError as exc:
+            raise ValueError(
+                f"{self.url}/{path} does not parse ({exc.errors()[0]['msg']}); restore it from a "
+                "backup, or delete it to go back to the start before"
+            ) from exc
 
     def _write_config(self) -> None:
         file = self._run_folder / CONFIG_FILE
