@@ -23,7 +23,7 @@ from agent_r1.learner.stop_rules import FailureMonitor
 from agent_r1.learner.weights.publisher import (
     PushReport,
     WeightPublisher,
-    require_room_for_versions,
+    prepare_weights_dir,
 )
 from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import Registry
@@ -114,7 +114,7 @@ def _restore(spec: RunSpec, engine: PolicyEngine, checkpoints: Checkpoints) -> L
     if state is not None:
         check_prompts(state, fingerprint)
     checkpoints.check_disk(engine.checkpoint_bytes())
-    require_room_for_versions(spec, engine.snapshot_bytes())
+    prepare_weights_dir(spec, engine.snapshot_bytes())
     return state or LearnerState(prompt_fingerprint=fingerprint)
 
 

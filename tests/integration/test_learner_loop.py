@@ -513,6 +513,8 @@ async def test_a_disk_too_small_for_the_weights_is_refused_at_start(
     tmp_path: Path, redis_url: str, run_id: str
 ):
     spec = training_spec(tmp_path / "run", redis_url, run_id, keep_versions=2)
+    unfinished = tmp_path / "run" / "weights" / ".v7.of.one.that.was.killed"
+    unfinished.mkdir(parents=True)
     engine = FakeEngine()
     engine.bytes_of_a_snapshot = 10**18
     # The two that are kept, and the one that is written before the older is deleted.
@@ -520,6 +522,7 @@ async def test_a_disk_too_small_for_the_weights_is_refused_at_start(
     with pytest.raises(ValueError, match=expected):
         await asyncio.wait_for(Learner(spec, engine).run(), 60)
     assert engine.trained == []
+    assert not unfinished.exists()
 
 
 async def test_a_rank_that_is_lost_between_two_batches_ends_the_run(

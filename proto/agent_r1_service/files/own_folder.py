@@ -12,6 +12,14 @@ from pathlib import Path
 _LOCK = "lock"
 
 
+def remove_left_behind(parent: Path, prefix: str) -> None:
+    """Remove the folders of processes that were killed."""
+    for other in parent.glob(f"{prefix}*"):
+        with contextlib.suppress(OSError), (other / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(other, ignore_errors=True)
+
+
 class OwnFolder:
     """Makes a folder of this process's own, and removes those of processes that were killed.
 
@@ -23,10 +31,7 @@ class OwnFolder:
     def __init__(self, parent: Path | None, prefix: str) -> None:
         parent = parent or Path(tempfile.gettempdir())
         parent.mkdir(parents=True, exist_ok=True)
-        for other in parent.glob(f"{prefix}*"):
-            with contextlib.suppress(OSError), (other / _LOCK).open("rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(other, ignore_errors=True)
+        remove_left_behind(parent, prefix)
         # Under another name until it is locked: nobody may take it for one that was left behind.
         unlocked = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=parent))
         self._lock = (unlocked / _LOCK).open("wb")

@@ -91,13 +91,15 @@ class PushReport:
     readings: list[CanaryReading] = field(default_factory=list)
 
 
-def require_room_for_versions(spec: RunSpec, snapshot_bytes: int) -> None:
-    """Refuse to start a run whose published versions will not fit.
+def prepare_weights_dir(spec: RunSpec, snapshot_bytes: int) -> None:
+    """Remove what a learner that was killed left unfinished; refuse versions that will not fit.
 
     Raises:
         ValueError: free space is below keep_versions + 1 (one is written before an old one is
             deleted), those already there counted.
     """
+    for unfinished in spec.weights_dir.glob(".v*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
     keep = spec.learner.keep_versions
     missing = max(0, keep + 1 - len(list(spec.weights_dir.glob("v*"))))
     require_room(
@@ -147,8 +149,6 @@ class WeightPublisher:
 
     async def __aenter__(self) -> Self:
         """Open the HTTP client and the transport."""
-        for unfinished in self._weights_dir.glob(".v*"):  # of a learner that was killed
-            shutil.rmtree(unfinished, ignore_errors=True)
         await self._open.enter_async_context(self.transport)
         await self._open.enter_async_context(self._servers)
         return self

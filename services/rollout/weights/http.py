@@ -34,7 +34,7 @@ from agent_r1_proto.weights import (
     WeightDelta,
     WeightManifest,
 )
-from agent_r1_service.files.own_folder import OwnFolder
+from agent_r1_service.files.own_folder import OwnFolder, remove_left_behind
 from agent_r1_service.files.room import readable_size, require_room
 from agent_r1_service.http.token import RunToken
 from agent_r1_service.transfer.chunks import PartialFile, TransferError, reserve
@@ -51,6 +51,8 @@ _PREFIX = "agent_r1_weights_"
 def require_room_for_versions(parent: Path | None, num_values: int, dtype: str) -> None:
     """Refuse to start a server whose versions will not fit: the one in use and the next.
 
+    What servers that were killed have left there is removed first.
+
     Args:
         parent: as for HttpFetcher.
         num_values: of the model's weights.
@@ -62,6 +64,7 @@ def require_room_for_versions(parent: Path | None, num_values: int, dtype: str) 
     size_bytes = num_values * (4 if dtype == "float32" else 2)
     what = f"two weight versions of {readable_size(size_bytes)}"
     folder = parent or Path(tempfile.gettempdir())
+    remove_left_behind(folder, _PREFIX)
     require_room(what, folder, 2 * size_bytes, ROOM_REMEDY)
 
 
