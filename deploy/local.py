@@ -26,9 +26,11 @@ from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
+from agent_r1_service.config import RunConfig
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1_service.files.dead_letters import load_letters, save_letters
 from agent_r1_service.files.run_folder import CONFIG_FILE, LOGS_DIR
+from agent_r1_service.logs import make_formatter
 
 logger = logging.getLogger(__name__)
 
@@ -164,13 +166,13 @@ class View(Protocol):
         ...
 
 
-def log_to(file: Path, level: str) -> logging.Handler:
+def log_to(file: Path, run: RunConfig) -> logging.Handler:
     """Send the launcher's own log to a file: the terminal belongs to the view."""
     handler = logging.FileHandler(file, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(make_formatter(run.log_format, run_id=run.id, service="launcher"))
     root = logging.getLogger()
     root.addHandler(handler)
-    root.setLevel(level)
+    root.setLevel(run.log_level)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     return handler
 
@@ -178,7 +180,7 @@ def log_to(file: Path, level: str) -> logging.Handler:
 def open_folder(config: Config, folder: Path) -> dict[str, str]:
     """Write `config.json` and begin the launcher's log; return the secrets that the file lacks."""
     secrets = write_config(config, folder / CONFIG_FILE)
-    log_to(folder / LOGS_DIR / LAUNCHER_LOG, config.run.log_level)
+    log_to(folder / LOGS_DIR / LAUNCHER_LOG, config.run)
     return secrets
 
 
@@ -216,6 +218,9 @@ async def _run_services(
     work: Callable[[LocalServices], Coroutine[Any, Any, None]],
     view: View,
 ) -> bool:
+    # Not at the top: clients of the services need no web framework.
+    from agent_r1_deploy.local_metrics import launcher_server
+
     services = LocalServices(
         config,
         config_file=folder / CONFIG_FILE,
@@ -231,7 +236,8 @@ async def _run_services(
     watching = asyncio.create_task(view.follow(supervisor.starting))
     working = asyncio.create_task(work(services))
     try:
-        await first_of(working, over, asked)
+        async with launcher_server(services.served(), supervisor):
+            await first_of(working, over, asked)
     finally:
         await cancel_all(working)
         if services.redis_url:

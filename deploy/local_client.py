@@ -65,7 +65,7 @@ async def serving(
     state_dir.mkdir(mode=0o700)
     log_dir = work_dir / LOGS_DIR
     log_dir.mkdir()
-    handler = log_to(log_dir / LAUNCHER_LOG, own.run.log_level)
+    handler = log_to(log_dir / LAUNCHER_LOG, own.run)
     services = LocalServices(
         own,
         config_file=work_dir / CONFIG_FILE,

@@ -63,6 +63,18 @@ def _full_disk(folder: Path) -> str | None:
     )
 
 
+@dataclass(frozen=True)
+class ServiceState:
+    """How one service is."""
+
+    name: str
+    up: bool
+    starts: int
+    """How often it was started."""
+    url: str
+    """Where it answers; "" where it has no routes, or is not up yet."""
+
+
 class Supervisor:
     """Runs services until one of them ends the run, one dies too often, or `stop` is called."""
 
@@ -156,6 +168,13 @@ class Supervisor:
         """Return the services that are not up yet."""
         names = dict.fromkeys([*self._services, *self._expected])
         return [n for n in names if n not in self._services or not self._services[n].up]
+
+    def states(self) -> list[ServiceState]:
+        """Return how every service is that was started."""
+        return [
+            ServiceState(name, one.up and one.running, one.num_starts, one.url)
+            for name, one in self._services.items()
+        ]
 
     def pids(self) -> dict[str, int]:
         """Return the process id of every running service's subreaper, by name."""

@@ -25,6 +25,7 @@ from fastapi import FastAPI
 
 from agent_r1.learner.config import EngineConfig, LearnerConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine, TrainSample
+from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
@@ -125,7 +126,11 @@ async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightMa
     engine = DeepSpeedPolicyEngine(EngineSetup(described, settings))
     config = LearnerConfig(transport="http", push="delta", dense_every=steps + 1)
     manifests: list[WeightManifest] = []
-    async with HttpTransport(config, None) as learner, Servers(folder / "pulled") as servers:
+    async with (
+        LearnerServer(config.weights_server, None) as server,
+        HttpTransport(config, server) as learner,
+        Servers(folder / "pulled") as servers,
+    ):
         await servers.start(1)
         for version in range(1, steps + 1):
             engine.train_batch(make_samples(engine, vocabulary, version), LossSpec())
@@ -158,9 +163,11 @@ async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightMa
 async def measure_fetchers(directory: Path, version: int) -> list[dict[str, float]]:
     """Pull one version with more and more servers at once; return a row for each number."""
     rows: list[dict[str, float]] = []
+    config = LearnerConfig(transport="http")
     for count in FETCHERS:
         async with (
-            HttpTransport(LearnerConfig(transport="http"), None) as learner,
+            LearnerServer(config.weights_server, None) as server,
+            HttpTransport(config, server) as learner,
             Servers(directory.parent / "pulled") as servers,
         ):
             await servers.start(count)

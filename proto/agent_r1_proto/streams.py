@@ -7,7 +7,10 @@ streams. Nothing else in the project talks to Redis.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+from redis.exceptions import ResponseError
 
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.dead_letters import DeadLetter, decode_letter
@@ -15,6 +18,15 @@ from agent_r1_proto.messages import StreamMessage, encode_entry
 from agent_r1_proto.stream_consumer import StreamConsumer
 
 M = TypeVar("M", bound=StreamMessage)
+
+
+@dataclass(frozen=True)
+class RedisMemory:
+    """Memory of a Redis server, in bytes."""
+
+    used: int = 0
+    limit: int | None = None
+    """maxmemory; None when it has none."""
 
 
 class Broker(RedisConnection):
@@ -41,10 +53,21 @@ class Broker(RedisConnection):
         """Delete a stream and everything in it."""
         await self.retrying(lambda: self.redis.delete(stream), "delete stream")
 
-    async def memory_limit(self) -> int | None:
-        """Return the memory limit of the Redis server, in bytes; None when it has none."""
-        info = await self.retrying(lambda: self.redis.info("memory"), "memory limit")
-        return int(info.get("maxmemory", 0)) or None
+    async def waiting(self, stream: str, group: str) -> int:
+        """Return how many entries of a stream no consumer of a group has taken."""
+
+        async def pending() -> int:
+            try:
+                return int((await self.redis.xpending(stream, group))["pending"])
+            except ResponseError:  # no consumer has made the group yet
+                return 0
+
+        return max(0, await self.depth(stream) - await self.retrying(pending, "pending"))
+
+    async def memory(self) -> RedisMemory:
+        """Return what the Redis server uses and may use."""
+        info = await self.retrying(lambda: self.redis.info("memory"), "memory")
+        return RedisMemory(int(info.get("used_memory", 0)), int(info.get("maxmemory", 0)) or None)
 
     def consumer(
         self, stream: str, message_type: type[M], *, group: str, consumer: str

@@ -114,7 +114,7 @@ class RolloutTask(StreamMessage):
     """One sample to roll out: an entry of the stream `tasks`."""
 
     SCHEMA_NAME: ClassVar[str] = "rollout_task"
-    SCHEMA_VERSION: ClassVar[str] = "1.0"
+    SCHEMA_VERSION: ClassVar[str] = "1.1"
 
     key: RolloutKey
     group_size: Annotated[int, Field(ge=1)]
@@ -125,6 +125,8 @@ class RolloutTask(StreamMessage):
     """Stream that receives the scored trajectory; None is `scored_trajectories` (the learner's)."""
     max_attempts: Annotated[int, Field(ge=1)] = 3
     """A FAILED attempt below this number is retried by the rollout server at once."""
+    traceparent: str | None = None
+    """Trace that this sample belongs to, as W3C Trace Context writes it; None: not traced."""
 
     def stream_key(self) -> str:
         """Return the rollout id."""

@@ -76,7 +76,7 @@ class Trajectory(StreamMessage):
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "1.1"
+    SCHEMA_VERSION: ClassVar[str] = "1.2"
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""

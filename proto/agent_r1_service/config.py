@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from agent_r1_service.files.private import read_secret
 
+LogFormat = Literal["text", "json"]
 Dtype = Literal["float32", "bfloat16"]
 OWN_ADDRESS = "auto"
 """`advertise_host` of a service that is to find out its address itself."""
@@ -60,6 +61,11 @@ class RunConfig(StrictConfig):
     """Folders put on the import path of every service: the one way user code is found."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe level written to the logs."""
+    log_format: LogFormat = "text"
+    """`json` writes one object a line, with the ids of run, group and sample as fields."""
+    otlp_endpoint: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """Base URL of an OpenTelemetry collector (OTLP over HTTP, usually port 4318) that gets a trace
+    of each sample; needs `pip install 'agent-r1[otel]'`. None traces nothing."""
 
     def folder(self) -> Path:
         """Return the run folder."""

@@ -23,6 +23,7 @@ from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import StreamConsumer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
+from agent_r1_service.tracing import begin_trace
 
 logger = logging.getLogger(__name__)
 
@@ -230,6 +231,7 @@ class EvalClient:
             sampling=sampling,
             reply_stream=self._stream,
             max_attempts=question.attempt + self.max_attempts,
+            traceparent=begin_trace("question", task_id=question.task.id),
         )
 
     @staticmethod

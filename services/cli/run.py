@@ -25,10 +25,12 @@ from agent_r1.config.run import Config, ConfigError, LoadedConfig, dump_config, 
 from agent_r1.config.sources import ENV_PREFIX, at_hand
 from agent_r1.learner.engine.ranks.place import read_place
 from agent_r1.tools.config import CLASS_PATTERN
-from agent_r1_service.config import ListenConfig
+from agent_r1_service.config import ListenConfig, RunConfig
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_service.files.private import private_folder, write_private
 from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_FILE
+from agent_r1_service.logs import make_formatter
+from agent_r1_service.tracing import start_tracing
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +39,14 @@ STORE_RETRY_S = 30.0
 SERVICES = ("rollout", "reward", "learner", "tool")
 
 
-def configure_logging(level: str) -> None:
-    """Log to stderr in the format of `deploy/logging.json`, at `run.log_level`."""
+def configure_logging(run: RunConfig, service: str) -> None:
+    """Log to stderr as `deploy/logging.json` says, at `run.log_level`, in `run.log_format`."""
     text = resources.files("agent_r1_deploy").joinpath("logging.json").read_text()
     settings: dict[str, Any] = json.loads(text)
-    settings["root"]["level"] = level
+    settings["root"]["level"] = run.log_level
     logging.config.dictConfig(settings)
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(make_formatter(run.log_format, run_id=run.id, service=service))
 
 
 def train(arguments: argparse.Namespace) -> int:
@@ -199,7 +203,9 @@ def _joined(arguments: argparse.Namespace) -> Config:
 
 
 def _serve(arguments: argparse.Namespace, config: Config) -> int:
-    configure_logging(config.run.log_level)
+    service = arguments.name or arguments.service
+    configure_logging(config.run, service)
+    start_tracing(config.run, service)
     config_checks.use_plugins(config)
     announce_dir: Path | None = arguments.announce_dir
     if arguments.service == "rollout":
@@ -357,7 +363,7 @@ def _exit_status(status: str) -> int:
 def sft(arguments: argparse.Namespace) -> int:
     """Run the supervised warm start in this process."""
     config = load_config(arguments.config, arguments.options).config
-    configure_logging(config.run.log_level)
+    configure_logging(config.run, "sft")
     if config.sft is None:
         raise ConfigError("table [sft] is missing; the warm start needs sft.data and sft.output")
     place = read_place(os.environ, config.sft.ranks, "sft")

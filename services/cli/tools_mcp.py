@@ -31,7 +31,7 @@ def serve_mcp(arguments: argparse.Namespace) -> int:
             f"tools.{name}.url ({table.url}) names a service that already runs; give the agent "
             f"{table.url.rstrip('/')}/mcp (streamable HTTP), or remove url to serve it here"
         )
-    configure_logging(config.run.log_level)
+    configure_logging(config.run, arguments.tool)
     config_checks.use_plugins(config)
     from agent_r1.tools.main import load_tool, make_service
     from agent_r1.tools.mcp.server import serve_stdio

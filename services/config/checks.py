@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_r1.config.code import Findings, load_everything
-from agent_r1.config.machine import MIB, Purpose, hub_problem, machine_problems
+from agent_r1.config.machine import MIB, Purpose, hub_problem, look_at_machine
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.redis_memory import redis_memory_problem
@@ -237,9 +237,10 @@ def look(
             task=_some_task(config),
         )
         if machine:
-            findings.machine += machine_problems(
-                config, purpose, resume=resume, specs=findings.specs
-            )
+            for one in look_at_machine(config, purpose, resume=resume, specs=findings.specs):
+                findings.looks.append(one)
+                findings.machine += one.problems
+                findings.notes += one.notes
         findings.add(loading.result())
     return findings
 

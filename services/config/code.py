@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
+from agent_r1.config.look import Look
 from agent_r1.config.probe import ProbeRequest, Report
 from agent_r1.config.run import Config
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
@@ -42,6 +43,8 @@ class Findings:
     """What could not be checked, or is worth a look."""
     specs: dict[str, ToolSpec] = field(default_factory=dict)
     """What the tools say of themselves, by name, as far as that is known without serving them."""
+    looks: list[Look] = field(default_factory=list)
+    """What was looked at on this machine, and loaded, in that order."""
 
     def add(self, other: Findings) -> None:
         """Take up what another check has found, once."""
@@ -49,6 +52,7 @@ class Findings:
             mine: list[str] = getattr(self, kind)
             mine += [text for text in getattr(other, kind) if text not in mine]
         self.specs |= other.specs
+        self.looks += [look for look in other.looks if look not in self.looks]
 
     def text(self) -> str:
         """Return the problems, one a line, those of this machine in a section of their own."""
@@ -103,12 +107,14 @@ def _load(request: str) -> Findings:
             break
         part, why = end
         findings.problems.append(f"{part}: {why}")
+        findings.looks.append(Look(part, "", [f"{part}: {why}"]))
         if not part or part in failed:
             break
         failed.append(part)
     for report in reports:
         if report.spec is not None:
             findings.specs[report.spec.name] = report.spec
+    findings.looks += _looks(reports)
     for kind, found in (
         ("problem", findings.problems),
         ("machine", findings.machine),
@@ -116,6 +122,19 @@ def _load(request: str) -> Findings:
     ):
         found += [report.text for report in reports if report.kind == kind]
     return findings
+
+
+def _looks(reports: Sequence[Report]) -> list[Look]:
+    """Return each part that was loaded, with what was said of it."""
+    looks: list[Look] = []
+    said: dict[str, list[str]] = {}
+    for report in reports:
+        if report.kind == "part":
+            said = {"problem": [], "note": []}
+            looks.append(Look(report.text, "loaded", said["problem"], said["note"]))
+        elif report.kind in ("problem", "machine", "note"):
+            said["note" if report.kind == "note" else "problem"].append(report.text)
+    return looks
 
 
 def _run(request: ProbeRequest) -> tuple[list[Report], tuple[str, str] | None]:

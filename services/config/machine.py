@@ -15,13 +15,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from agent_r1.config.look import Look
 from agent_r1.config.placement import place
+from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.learner.config import EngineConfig
-from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.config import ListenConfig, hide_password
+from agent_r1_service.config import ListenConfig
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
 from agent_r1_service.files.tasks import TaskFileError
 from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
@@ -30,39 +31,103 @@ Purpose = Literal["train", "evaluate", "sft", "serve"]
 """The command that a configuration is checked for."""
 
 MIB = 1024 * 1024
-ANSWER_TIMEOUT_S = 3.0
-"""Longest a server may take to answer a check."""
+SANDBOXED = ("python_exec", "code_tests")
+"""Types of tools that run the model's code."""
 STATE_BYTES = 16
 """Bytes of a checkpoint for each weight: float32 weights, AdamW's two moments, the model."""
 WIDEST_VALUE_BYTES = 4
 """Of a weight in the model's files."""
 
 
-def machine_problems(
+def look_at_machine(
     config: Config, purpose: Purpose, *, resume: bool, specs: dict[str, ToolSpec]
-) -> Iterator[str]:
-    """Yield what this machine lacks; `specs` gets those of tools that run elsewhere."""
+) -> Iterator[Look]:
+    """Look at what this machine has for a configuration.
+
+    Args:
+        config: the configuration.
+        purpose: the command that will run.
+        resume: the run folder may hold a run.
+        specs: gets those of tools that run elsewhere.
+    """
     gpu_problems = list(_gpu_problems(config, purpose))
-    yield from gpu_problems or _placement_problems(config, purpose)
+    gpu_problems = gpu_problems or list(_placement_problems(config, purpose))
+    yield Look("GPUs", describe_gpus(), gpu_problems)
     if purpose == "train":
-        yield from _folder_problems(config, resume=resume)
-        yield from _store_problems(config, resume=resume)
-        if resume and config.learner.checkpoint_url is None:  # a store may have a newer one
-            yield from _checkpoint_problems(config)
+        folder = config.run.folder()
+        yield Look("disk", describe_disk(folder), list(_folder_problems(config, resume=resume)))
+        if config.learner.checkpoint_url is not None:
+            problems = list(_store_problems(config, resume=resume))
+            yield Look("checkpoint store", config.learner.checkpoint_url, problems)
+        elif resume:  # a store may have a newer one
+            yield Look("checkpoint", str(folder), list(_checkpoint_problems(config)))
     if purpose == "sft":
         return
     token: RunToken | None = None
+    token_problems: list[str] = []
     try:
         token = find_token(config.run)
     except ValueError as exc:
-        yield str(exc)
-    yield from _redis_problems(config, trains=purpose == "train")
-    for key, listen in listeners(config):
+        token_problems.append(str(exc))
+    yield Look("run token", "given" if token else "made for each start", token_problems)
+    yield from look_at_redis(config, trains=purpose == "train")
+    yield _look_at_ports(config, trains=purpose == "train")
+    tool_problems = list(_tool_problems(config, specs, token))
+    yield Look("tools", ", ".join(config.tools) or "none", tool_problems)
+    for tool in config.started_tools().values():
+        if tool.type in SANDBOXED and tool.settings.get("sandbox") != "container":
+            configured = tool.settings.get("bwrap")
+            yield look_at_sandbox(str(configured) if configured else None)
+            break
+
+
+def machine_problems(
+    config: Config, purpose: Purpose, *, resume: bool, specs: dict[str, ToolSpec]
+) -> Iterator[str]:
+    """Yield what this machine lacks; the arguments are those of `look_at_machine`."""
+    for look in look_at_machine(config, purpose, resume=resume, specs=specs):
+        yield from look.problems
+
+
+def _look_at_ports(config: Config, *, trains: bool) -> Look:
+    problems: list[str] = []
+    fixed: list[str] = []
+    for key, listen in listeners(config, trains=trains):
+        fixed += [f"{key} {listen.port}"] if listen.port else []
         try:
             check_port(listen, key)
         except ConfigError as exc:
-            yield str(exc)
-    yield from _tool_problems(config, specs, token)
+            problems.append(str(exc))
+    return Look("ports", ", ".join(fixed) or "each service takes a free one", problems)
+
+
+def look_at_sandbox(bwrap: str | None = None) -> Look:
+    """Return the program that isolates the model's code; `bwrap` is the configured one."""
+    from agent_r1.tools.sandbox.bubblewrap import find_bwrap
+
+    try:
+        return Look("sandbox", find_bwrap(bwrap))
+    except ValueError as exc:
+        return Look("sandbox", "none", [str(exc)])
+
+
+def describe_gpus() -> str:
+    """Say how many GPUs there are, and which driver."""
+    count = count_gpus()
+    if count == 0:
+        return "none: everything runs on the CPU"
+    try:
+        first, *_ = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        first = "an unknown driver"
+    return f"{count}, {first.removeprefix('NVRM version:').strip()}"
+
+
+def describe_disk(folder: Path) -> str:
+    """Say how much of a folder's disk is free, and of /dev/shm."""
+    free = shutil.disk_usage(_existing(folder)).free
+    shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0
+    return f"{free / 1e9:.1f} GB free for {folder}, {shared / 1e9:.1f} GB of shared memory"
 
 
 # --- GPUs ----------------------------------------------------------------------------------------
@@ -219,50 +284,6 @@ def _checkpoint_problems(config: Config) -> Iterator[str]:
 # --- Servers and ports ---------------------------------------------------------------------------
 
 
-def _redis_problems(config: Config, *, trains: bool) -> Iterator[str]:
-    from redis import Redis, RedisError
-
-    from agent_r1_deploy.local_redis import find_redis_server
-
-    if config.redis.url is None:
-        try:
-            find_redis_server()
-        except ConfigError as exc:
-            yield str(exc)
-        return
-    shown = hide_password(config.redis.url)
-    try:
-        with Redis.from_url(
-            config.redis.connection_url(),
-            socket_timeout=ANSWER_TIMEOUT_S,
-            socket_connect_timeout=ANSWER_TIMEOUT_S,
-        ) as client:
-            memory: dict[str, object] = client.info("memory")  # pyright: ignore[reportAssignmentType]
-    except (RedisError, OSError, ValueError) as exc:
-        yield (
-            f"redis.url ({shown}) does not answer: {exc}; start Redis there, correct redis.url, or "
-            "remove it for a server of this run's own"
-        )
-        return
-    limit = int(str(memory.get("maxmemory", 0)))
-    if limit and memory.get("maxmemory_policy", "noeviction") != "noeviction":
-        yield (
-            f"the Redis at redis.url ({shown}) evicts keys when it is full (maxmemory-policy "
-            f"{memory['maxmemory_policy']}), which would lose messages; set `maxmemory-policy "
-            "noeviction` there"
-        )
-    if limit and trains:
-        problem = redis_memory_problem(
-            config.learner,
-            config.evaluation,
-            config.model.max_context,
-            limit_bytes=limit,
-            limit_name=SERVER_MAXMEMORY,
-        )
-        if problem is not None:
-            yield problem
-
-
 def _tool_problems(
     config: Config, specs: dict[str, ToolSpec], token: RunToken | None
 ) -> Iterator[str]:
@@ -335,12 +356,15 @@ def check_port(listen: ListenConfig, key: str) -> None:
             ) from exc
 
 
-def listeners(config: Config) -> Iterator[tuple[str, ListenConfig]]:
+def listeners(config: Config, *, trains: bool) -> Iterator[tuple[str, ListenConfig]]:
     """Yield every table that a service of this run listens by, with its key."""
     for name, tool in config.started_tools().items():
         yield f"tools.{name}", tool
     yield "reward", config.reward
     yield "rollout", config.rollout
+    if trains:
+        yield "learner.weights_server", config.learner.weights_server
+        yield "placement.metrics_server", config.placement.metrics_server
 
 
 # --- The hub -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
-from agent_r1_service.config import StrictConfig
+from agent_r1_service.config import ListenConfig, StrictConfig
 
 if TYPE_CHECKING:
     from agent_r1.config.run import Config
@@ -45,6 +45,9 @@ class PlacementConfig(StrictConfig):
     """Restarts of one service within `restart_window_s`; one more death stops the run."""
     restart_window_s: Annotated[float, Field(gt=0)] = 300.0
     """Deaths older than this are forgotten, in seconds."""
+    metrics_server: ListenConfig = ListenConfig()
+    """Where the launcher listens: its `GET /metrics`, and `GET /targets`, by which Prometheus finds
+    every service of the run."""
 
     @property
     def num_rollout_servers(self) -> int:

@@ -18,6 +18,7 @@ from agent_r1.learner.groups import GroupBuffer
 from agent_r1.learner.reporting.step_report import StepReporter
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec
+from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import StopSignal
 from agent_r1.learner.stop_rules import FailureMonitor
 from agent_r1.learner.weights.publisher import (
@@ -135,6 +136,7 @@ def assemble(
     engine: PolicyEngine,
     engine_thread: Executor,
     broker: Broker,
+    server: LearnerServer,
     stop_signal: StopSignal,
 ) -> TrainingRun:
     """Build the parts of one start from where the run stands; nothing is sent or written yet."""
@@ -161,6 +163,7 @@ def assemble(
             engine_thread=engine_thread,
             registry=registry,
             ledger=ledger,
+            server=server,
             canary_floor=state.canary_floor,
         ),
         evaluations=Evaluations(

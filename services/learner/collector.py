@@ -24,7 +24,7 @@ from agent_r1_proto.failures import FailureBoard, place_of_failure
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
-from agent_r1_proto.streams import Broker
+from agent_r1_proto.streams import Broker, RedisMemory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask
 from agent_r1_proto.weights import NewestVersion
 
@@ -77,6 +77,9 @@ class RolloutCollector:
         self.next_group_id = next_group_id
         self.depths: dict[str, int] = {}
         """Entries waiting or in flight, per stream, and dead letters that are kept."""
+        self.waiting: dict[str, int] = {}
+        """Entries that no consumer has taken, per stream."""
+        self.redis_memory = RedisMemory()
         self.failed_tasks = list(failed_tasks)
         """Ids of tasks of which a sample failed for good, the first `LISTED_TASKS`."""
         self._dead_letters = 0
@@ -230,7 +233,7 @@ class RolloutCollector:
             if overdue:
                 logger.warning("samples overdue, issued again count=%d", len(overdue))
                 await self._broker.publish_many(self._broker.keys.tasks, overdue)
-            await self._read_depths()
+            await self._look_at_redis()
             self._last_contact = time.monotonic()
             await asyncio.sleep(WATCH_PERIOD_S)
 
@@ -269,15 +272,18 @@ class RolloutCollector:
         tasks = self.groups.reissue_open(time.monotonic())
         await self._broker.publish_many(self._broker.keys.tasks, tasks)
 
-    async def _read_depths(self) -> None:
+    async def _look_at_redis(self) -> None:
         keys = self._broker.keys
+        broker = self._broker
         streams = {
-            "tasks": keys.tasks,
-            "trajectories": keys.trajectories,
-            "scored": keys.scored,
-            "dead_letters": keys.dead_letters,
+            "tasks": (keys.tasks, "rollout"),
+            "trajectories": (keys.trajectories, "reward"),
+            "scored": (keys.scored, "learner"),
         }
-        self.depths = {name: await self._broker.depth(stream) for name, stream in streams.items()}
+        depths = {name: await broker.depth(stream) for name, (stream, _) in streams.items()}
+        self.depths = {**depths, "dead_letters": await broker.depth(keys.dead_letters)}
+        self.waiting = {name: await broker.waiting(*one) for name, one in streams.items()}
+        self.redis_memory = await broker.memory()
 
     async def count_failures(self) -> None:
         """Read what other services say of failed attempts, and count dead letters."""

@@ -29,6 +29,7 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import Trajectory
+from agent_r1_service.tracing import begin_trace
 
 
 class AcceptResult(StrEnum):
@@ -206,6 +207,9 @@ class GroupBuffer:
             purpose="train",
             sampling=sampling,
             max_attempts=attempt + self._config.max_attempts,
+            traceparent=begin_trace(
+                "sample", group_id=group.group_id, sample_index=sample_index, attempt=attempt
+            ),
         )
 
     def accept(self, scored: ScoredTrajectory) -> AcceptResult:
@@ -302,6 +306,11 @@ class GroupBuffer:
         """Note that new weights were published; credits of what they were trained on come back."""
         self.newest_version = newest_version
         self._held = 0
+
+    def oldest_age_s(self, now: float) -> float:
+        """Return the seconds since the oldest sample without a result was issued; 0.0 if none."""
+        issued = [s.issued_at for g in self._groups.values() for s in g.slots if not s.final]
+        return now - min(issued, default=now)
 
     def overdue(self, now: float) -> list[RolloutTask]:
         """Return the samples to issue again because they gave no final result in time."""

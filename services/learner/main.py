@@ -118,10 +118,13 @@ async def run_until_stopped(spec: RunSpec, engine: PolicyEngine, announce_dir: P
     loop = asyncio.get_running_loop()
     for number in STOP_SIGNALS:
         loop.add_signal_handler(number, learner.request_stop, signal.Signals(number).name)
-    if announce_dir is not None:
-        write_announcement(announce_dir, NAME, url="")  # it has no port
+
+    def announce(url: str) -> None:
+        if announce_dir is not None:
+            write_announcement(announce_dir, NAME, url)
+
     try:
-        return await learner.run()
+        return await learner.run(announce)
     finally:
         for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)

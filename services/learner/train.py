@@ -16,21 +16,28 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from agent_r1.learner.assembly import TrainingRun, assemble, connect, open_folder
 from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.groups import Group
 from agent_r1.learner.outcome import FAILED, INTERRUPTED
+from agent_r1.learner.reporting.prometheus import learner_page, scrape_targets
 from agent_r1.learner.reporting.step_report import StepReport
 from agent_r1.learner.run_end import finish, save_checkpoint, write_summary
 from agent_r1.learner.run_spec import RunSpec
+from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import StopRequested, StopSignal, cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import build_samples, loss_spec
 from agent_r1.learner.weights.canary import CanaryError, CanaryTokens
 from agent_r1.learner.weights.publisher import PushReport
 from agent_r1.learner.weights.run_bundle import RunOffer
+from agent_r1_service.http.token import find_token
+from agent_r1_service.tracing import record_span
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +90,7 @@ async def train_step(run: TrainingRun) -> None:
     metrics = await loop.run_in_executor(
         run.engine_thread, run.engine.train_batch, batch.samples, loss
     )
+    _trace_learning(run.step + 1, groups, time.monotonic() - learn_started)
     # Nothing awaits from here to the push: a stop finds the whole step done, or not begun.
     run.step += 1
     run.collector.mark_trained(groups)
@@ -113,6 +121,14 @@ async def train_step(run: TrainingRun) -> None:
     finally:
         report.step_s = time.monotonic() - started
         _write_down(run, report, delivery)
+
+
+def _trace_learning(step: int, groups: Sequence[Group], learn_s: float) -> None:
+    """Add the step to the trace of each trajectory that was trained in it."""
+    ended_at = time.time()
+    for scored in (scored for group in groups for scored in group.survivors):
+        parent = scored.trajectory.rollout.traceparent
+        record_span("learn", parent, ended_at - learn_s, ended_at, step=step)
 
 
 async def _delivered(run: TrainingRun) -> None:
@@ -209,8 +225,11 @@ class Learner:
         if self._stop_signal is not None:
             self._stop_signal.request_stop(why)
 
-    async def run(self) -> str:
+    async def run(self, on_up: Callable[[str], None] = lambda url: None) -> str:
         """Train to the last step, or until a stop is requested.
+
+        Args:
+            on_up: called with the base URL of the learner's HTTP server once it answers.
 
         Returns:
             the run's status, as in outcome.py.
@@ -219,30 +238,40 @@ class Learner:
             RunFailedError: a stop rule was met; a checkpoint was written.
             CanaryError: a rollout server samples with other weights; a checkpoint was written.
             DiskFullError: the disk is full; the last checkpoint is kept.
-            ValueError: the checkpoint is damaged, or Redis or the disk is too small.
+            ValueError: the checkpoint is damaged, Redis or the disk is too small, or the address
+                of the HTTP server cannot be used.
         """
         spec = self._spec
         self._stop_signal = stop_signal = StopSignal()
+        try:
+            async with LearnerServer(spec.learner.weights_server, find_token(spec.run)) as server:
+                on_up(server.url)
+                return await self._train(stop_signal, server)
+        except StopRequested:
+            logger.info("stopped before training began")
+            return INTERRUPTED
+        finally:
+            await stop_signal.close()
+            spec.folder.close()
+
+    async def _train(self, stop_signal: StopSignal, server: LearnerServer) -> str:
+        spec, unless_stopped = self._spec, stop_signal.unless_stopped
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
-            try:
-                opened = await open_folder(spec, self._engine, thread)
-                async with await stop_signal.unless_stopped(connect(spec)) as broker:
-                    spec.check_memory(await stop_signal.unless_stopped(broker.memory_limit()))
-                    run = assemble(
-                        spec,
-                        opened,
-                        engine=self._engine,
-                        engine_thread=thread,
-                        broker=broker,
-                        stop_signal=stop_signal,
-                    )
-                    return await _train_to_an_end(run)
-            except StopRequested:
-                logger.info("stopped before training began")
-                return INTERRUPTED
-            finally:
-                await stop_signal.close()
-                spec.folder.close()
+            opened = await open_folder(spec, self._engine, thread)
+            async with await unless_stopped(connect(spec)) as broker:
+                spec.check_memory((await unless_stopped(broker.memory())).limit)
+                run = assemble(
+                    spec,
+                    opened,
+                    engine=self._engine,
+                    engine_thread=thread,
+                    broker=broker,
+                    server=server,
+                    stop_signal=stop_signal,
+                )
+                learner_page(run).add_route(server.app)
+                server.serve_targets(partial(scrape_targets, run))
+                return await _train_to_an_end(run)
 
 
 async def _train_to_an_end(run: TrainingRun) -> str:

@@ -10,6 +10,7 @@ import logging
 
 from fastapi import FastAPI, HTTPException, Request, Response
 
+from agent_r1.reward.metrics import reward_page
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1_proto.messages import Message
@@ -48,9 +49,11 @@ ROUTES = (
 
 
 def create_app(scorer: Scorer, worker: RewardWorker | None = None) -> FastAPI:
-    """Return the web application: `POST /score` and `GET /healthz`."""
+    """Return the web application: `POST /score`, `/healthz` and, of a worker, `/metrics`."""
     app = FastAPI(title="Agent-R1 reward")
     describe(app, ROUTES)
+    if worker is not None:
+        reward_page(worker).add_route(app)
 
     @app.get("/healthz")
     async def healthz() -> Response:

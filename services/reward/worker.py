@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.failures import REWARD_ERROR, FailureBoard, innermost_frames
@@ -17,6 +18,7 @@ from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.trajectory import Trajectory
+from agent_r1_service.tracing import span
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,8 @@ class RewardWorker:
         """FAILED trajectories passed on."""
         self.num_dead = 0
         """Trajectories dead-lettered because a component failed on them."""
+        self.on_scored: Callable[[float], None] = lambda seconds: None
+        """Called with the time that each scoring took."""
 
     @property
     def num_in_flight(self) -> int:
@@ -91,8 +95,11 @@ class RewardWorker:
         trajectory = entry.message
         reward = None
         if trajectory.status != "FAILED":
+            started = time.monotonic()
             try:
-                reward = await self._scorer.score(request_of(trajectory))
+                with span("reward", trajectory.rollout.traceparent):
+                    reward = await self._scorer.score(request_of(trajectory))
+                self.on_scored(time.monotonic() - started)
             except Exception as exc:
                 logger.exception("scoring failed rollout_id=%s", trajectory.rollout_id)
                 await self._fail(consumer, entry, exc)

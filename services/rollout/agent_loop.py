@@ -28,6 +28,7 @@ from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1_proto.tasks import ChatMessage, Role, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Status, Trajectory
+from agent_r1_service.tracing import span
 from agent_r1_service.unicode import repair_text
 
 logger = logging.getLogger(__name__)
@@ -131,13 +132,15 @@ class AgentLoop:
             return self._refuse_prompt(rollout, record)
         max_turns = rollout.sampling.max_turns or self._env.max_turns
         for number in range(max_turns):
-            generation = await self._sample(rollout, record, number)
-            text = self._chat.decode_turn(generation.token_ids)
-            start = record.add_sampled(generation, text)
-            if generation.finish_reason == "length":
-                full = len(record.token_ids) >= self._max_context
-                return "TRUNCATED", "max_trajectory_tokens" if full else "max_tokens_per_turn"
-            step = await self._react(record, env, calls, number, start)
+            with span("turn", number=number):
+                with span("generate"):
+                    generation = await self._sample(rollout, record, number)
+                text = self._chat.decode_turn(generation.token_ids)
+                start = record.add_sampled(generation, text)
+                if generation.finish_reason == "length":
+                    full = len(record.token_ids) >= self._max_context
+                    return "TRUNCATED", "max_trajectory_tokens" if full else "max_tokens_per_turn"
+                step = await self._react(record, env, calls, number, start)
             if step.done:
                 return "COMPLETED", step.reason or "done"
             if number + 1 == max_turns:

@@ -25,6 +25,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import load_env_class
+from agent_r1.rollout.metrics import RolloutMetrics
 from agent_r1.rollout.policy import EngineDeadError, Policy
 from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.tool_calls.client import ToolClient
@@ -45,6 +46,7 @@ from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_service.files.room import require_shared_memory
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import find_token
+from agent_r1_service.metrics import MetricsPage
 
 logger = logging.getLogger(__name__)
 
@@ -243,6 +245,7 @@ async def _serve_samples(
             in_flight=lambda: worker.in_flight,
         )
         fetcher.add_routes(app)
+        _metrics(settings, policy, tools, versions, worker).add_route(app)
         http = await stack.enter_async_context(serving(app, listener, rollout, token))
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)
@@ -260,6 +263,26 @@ async def _serve_samples(
         await _work(worker, http, announcing, watching, withdraw=withdraw, on_death=on_death)
         if settings.announce_dir is not None:
             withdraw_announcement(settings.announce_dir, NAME)
+
+
+def _metrics(
+    settings: RolloutSettings,
+    policy: Policy,
+    tools: ToolClient,
+    versions: WeightVersions,
+    worker: RolloutWorker,
+) -> MetricsPage:
+    folder = settings.rollout.weights_dir
+    metrics = RolloutMetrics({} if folder is None else {"rollout.weights_dir": folder})
+    metrics.watch(
+        policy,
+        tools.directory,
+        in_flight=lambda: worker.in_flight,
+        max_concurrent=settings.rollout.max_concurrent,
+    )
+    worker.on_attempt = metrics.note_attempt
+    versions.on_load = metrics.note_load
+    return metrics.page
 
 
 def _fetcher(settings: RolloutSettings, registry: Registry, server_id: str) -> Fetcher:

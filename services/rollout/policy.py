@@ -71,6 +71,22 @@ class LoadTiming:
     """Time generation stood still, in seconds."""
 
 
+@dataclass
+class EngineWork:
+    """What an engine has done since it started, and what it has to do now."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    """Computed; those that its cache held are not counted."""
+    sampled_tokens: int = 0
+    running: int = 0
+    """Requests that take part in its steps."""
+    waiting: int = 0
+    """Requests that have no room in them."""
+    kv_cache_used: float = 0.0
+    """Share of its KV cache."""
+
+
 class Policy(Protocol):
     """A sampler with versioned weights.
 
@@ -95,6 +111,11 @@ class Policy(Protocol):
     @property
     def num_in_flight(self) -> int:
         """Generations that have started and not ended."""
+        ...
+
+    @property
+    def work(self) -> EngineWork:
+        """What the engine does, as of its last step."""
         ...
 
     @property

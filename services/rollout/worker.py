@@ -21,6 +21,7 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
+from agent_r1_service.tracing import span
 
 logger = logging.getLogger(__name__)
 
@@ -81,6 +82,8 @@ class RolloutWorker:
         self._fatal: EngineDeadError | None = None
         self._failures: Counter[str] = Counter()
         """FAILED attempts by kind."""
+        self.on_attempt: Callable[[Trajectory, bool], None] = lambda trajectory, published: None
+        """Called with each attempt that has ended, and whether its trajectory is published."""
 
     @property
     def in_flight(self) -> int:
@@ -219,7 +222,8 @@ class RolloutWorker:
         free = 0
         try:
             while True:
-                trajectory = await self._run_attempt(task)
+                with span("rollout", task.traceparent, rollout_id=str(task.key)):
+                    trajectory = await self._run_attempt(task)
                 if trajectory.status != "FAILED":
                     break
                 free += is_free(trajectory.reason) and free < MAX_FREE_ATTEMPTS
@@ -227,9 +231,11 @@ class RolloutWorker:
                 await self._note_failure(trajectory, final=final)
                 if final:
                     break
+                self.on_attempt(trajectory, False)
                 task = self._next_attempt(task)
             async with self._publishing:
                 await self._consumer.finish(entry, [(self._trajectories, trajectory)])
+            self.on_attempt(trajectory, True)
             self._log_published(trajectory)
         except EngineDeadError as exc:
             self._die(exc)

@@ -22,8 +22,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 import jsonschema
 from fastapi import FastAPI, HTTPException, Request, Response
 from jsonschema.exceptions import best_match
-from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.responses import JSONResponse
 
 from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.config import MAX_RESULT_BYTES
@@ -47,6 +46,7 @@ from agent_r1_proto.tools import (
     ToolSpec,
 )
 from agent_r1_service.http.api import Route, describe, json_response, parse_body
+from agent_r1_service.tracing import span, traceparent_of
 from agent_r1_service.unicode import repair_text
 
 logger = logging.getLogger(__name__)
@@ -329,6 +329,7 @@ def create_app(service: ToolService) -> FastAPI:
 
     app = FastAPI(title=f"Agent-R1 tool: {service.spec.name}", lifespan=lifespan)
     app.state.service = service
+    service.metrics.page.add_route(app)
 
     @app.get("/spec")
     async def spec() -> Response:
@@ -344,14 +345,12 @@ def create_app(service: ToolService) -> FastAPI:
         answer.status_code = 200 if service.health.status == "ok" else 503
         return answer
 
-    @app.get("/metrics", response_class=PlainTextResponse)
-    async def metrics() -> Response:
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
     @app.post("/call")
     async def call(request: Request) -> Response:
         body = parse_body(CallRequest, await request.body())
-        return json_response(await while_connected(request, service.call(body)))
+        names = service.spec
+        with span("tool", traceparent_of(request.headers), tool=names.name, version=names.version):
+            return json_response(await while_connected(request, service.call(body)))
 
     @app.post("/open")
     async def open_session(request: Request) -> Response:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.metrics_core import CounterMetricFamily
-from prometheus_client.registry import Collector
+from agent_r1_service.metrics import LATENCY_BUCKETS, Metric, MetricsPage
 
-BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_LABELS = ("tool", "version")
 
-
-class _OwnCounters(Collector):
-    """The counts a tool keeps itself, as `agent_r1_tool_{name}_total`."""
-
-    def __init__(self, tool: str, version: str, counters: Callable[[], Mapping[str, int]]) -> None:
-        self._given = (tool, version)
-        self._counters = counters
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        for name, value in self._counters().items():
-            family = CounterMetricFamily(
-                f"agent_r1_tool_{name}", "Counted by the tool itself.", labels=("tool", "version")
-            )
-            family.add_metric(self._given, value)
-            yield family
+CALLS = Metric(
+    "agent_r1_tool_calls_total",
+    "counter",
+    "Calls, by how they ended: ok and error are answers, an HTTP status is an outage.",
+    (*_LABELS, "status"),
+)
+REQUEST_SECONDS = Metric(
+    "agent_r1_tool_request_seconds",
+    "histogram",
+    "Time of one POST /call.",
+    _LABELS,
+    (*LATENCY_BUCKETS, 30.0),
+)
+IN_FLIGHT = Metric("agent_r1_tool_calls_in_flight", "gauge", "Calls being worked on.", _LABELS)
+SESSIONS = Metric("agent_r1_tool_sessions", "gauge", "Open sessions.", _LABELS)
+EVENTS = Metric(
+    "agent_r1_tool_events_total",
+    "counter",
+    "What the tool counts itself (`Tool.counters`), by its own names.",
+    (*_LABELS, "event"),
+)
 
 
 class ToolMetrics:
@@ -39,29 +43,14 @@ class ToolMetrics:
         sessions: Callable[[], int],
         counters: Callable[[], Mapping[str, int]],
     ) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(_OwnCounters(tool, version, counters))
-        labels = ("tool", "version")
-        self._given = (tool, version)
-        self._calls = Counter(
-            "agent_r1_tool_calls",
-            "Calls, by how they ended: ok and error are answers, the rest outages.",
-            (*labels, "status"),
-            registry=self._registry,
-        )
-        self._seconds = Histogram(
-            "agent_r1_tool_request_seconds",
-            "Time of one POST /call.",
-            labels,
-            buckets=BUCKETS,
-            registry=self._registry,
-        ).labels(*self._given)
-        for name, text, value in (
-            ("agent_r1_tool_calls_in_flight", "Calls being worked on.", in_flight),
-            ("agent_r1_tool_sessions", "Open sessions.", sessions),
-        ):
-            gauge = Gauge(name, text, labels, registry=self._registry)
-            gauge.labels(*self._given).set_function(value)
+        given = (tool, version)
+        self.page = MetricsPage("tool")
+        self._given = given
+        self._calls = self.page.counter(CALLS)
+        self._seconds = self.page.histogram(REQUEST_SECONDS).labels(*given)
+        self.page.read(IN_FLIGHT, lambda: {given: in_flight()})
+        self.page.read(SESSIONS, lambda: {given: sessions()})
+        self.page.read(EVENTS, lambda: {(*given, name): n for name, n in counters().items()})
 
     def count(self, status: str, calls: int = 1) -> None:
         """Count calls that ended with a status: ok, error, or the HTTP status of an outage."""
@@ -70,7 +59,3 @@ class ToolMetrics:
     def observe(self, seconds: float) -> None:
         """Note how long one request took."""
         self._seconds.observe(seconds)
-
-    def text(self) -> bytes:
-        """Return everything in Prometheus' text format."""
-        return generate_latest(self._registry)

@@ -32,12 +32,16 @@ CALL = ToolCallRecord(
     process_reward=0.5,
 )
 CALL_WITH_DATA = CALL.model_copy(update={"data": [{"id": "p1", "score": 7.5}]})
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 EXAMPLES: dict[str, StreamMessage] = {
     "rollout_task-1.0": rollout_task(group_id=7, sample_index=1, attempt=2),
+    "rollout_task-1.1": rollout_task(group_id=7, traceparent=TRACEPARENT),
     "trajectory-1.0": trajectory(policy_version=4, calls=[CALL]),
     "trajectory-1.1": trajectory(policy_version=4, calls=[CALL_WITH_DATA]),
+    "trajectory-1.2": trajectory(rollout_task(traceparent=TRACEPARENT), policy_version=4),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
+    "scored_trajectory-1.2": scored(rollout_task(traceparent=TRACEPARENT), total=0.25),
 }
 """By schema and the version that first could write them."""
 CLASSES: dict[str, type[StreamMessage]] = {

@@ -29,6 +29,7 @@ from agent_r1_service.config import ListenConfig
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import RunToken, token_headers
 from agent_r1_service.transfer import chunks, download
+from tests.support.learner_fakes import http_transport
 from tests.support.snapshot_files import flip_byte, write_snapshot
 
 TOKEN = RunToken("the-token-of-this-test")
@@ -108,7 +109,7 @@ async def servers(tmp_path: Path) -> AsyncIterator[Servers]:
 
 @pytest.fixture
 async def learner() -> AsyncIterator[HttpTransport]:
-    async with HttpTransport(LearnerConfig(), TOKEN) as transport:
+    async with http_transport(LearnerConfig(), TOKEN) as transport:
         yield transport
 
 
@@ -393,7 +394,7 @@ async def publish_change(learner: HttpTransport, folder: Path, version: int) -> 
 @pytest.fixture
 async def delta_learner() -> AsyncIterator[HttpTransport]:
     config = LearnerConfig(transport="http", push="delta", dense_every=4)
-    async with HttpTransport(config, TOKEN) as transport:
+    async with http_transport(config, TOKEN) as transport:
         yield transport
 
 

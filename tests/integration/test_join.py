@@ -18,6 +18,7 @@ from agent_r1.cli.main import main
 from agent_r1.cli.pull_bundle import BundlePuller, Part
 from agent_r1.config.run import Config, dump_config, load_config
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.weights.run_bundle import RunOffer
 from agent_r1.learner.weights.transports import make_transport
 from agent_r1_proto.registry import Registry
@@ -59,7 +60,8 @@ def learner(
     async def offer() -> None:
         async with (
             await Broker.connect(redis_url, config.run.id) as broker,
-            make_transport(learner_config, RunToken(TOKEN)) as open_transport,
+            LearnerServer(learner_config.weights_server, RunToken(TOKEN)) as server,
+            make_transport(learner_config, server) as open_transport,
         ):
             await RunOffer(spec, Registry(broker), open_transport).prepare()
             up.set()

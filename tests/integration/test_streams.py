@@ -412,9 +412,11 @@ async def test_a_rollout_server_is_known_until_its_announcement_expires(broker: 
 
 async def test_memory_limit_is_read_from_the_server(redis_server: RedisServer, run_id: str):
     async with await Broker.connect(redis_server.url, run_id) as broker:
-        assert await broker.memory_limit() is None
+        assert (await broker.memory()).limit is None
         await broker.redis.config_set("maxmemory", str(64 * 2**20))
-        assert await broker.memory_limit() == 64 * 2**20
+        memory = await broker.memory()
+        assert memory.limit == 64 * 2**20
+        assert 0 < memory.used < memory.limit
 
 
 async def test_a_cancelled_operation_ends_its_task_even_when_it_has_just_succeeded(

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1.rollout.policy import (
     EngineDeadError,
     Generation,
@@ -26,6 +25,7 @@ from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
+from tests.support.learner_fakes import http_transport
 from tests.support.live_engine import LiveEngine, shared_engine
 from tests.support.snapshot_files import (
     EMBEDDING,
@@ -84,7 +84,7 @@ def test_weights_pulled_over_http_are_loaded(engine: LiveEngine, tmp_path: Path)
 
     async def pull_and_load() -> None:
         async with (
-            HttpTransport(LearnerConfig(), None) as learner,
+            http_transport(LearnerConfig()) as learner,
             HttpFetcher(
                 registry,
                 run_id="test",

@@ -16,6 +16,7 @@ from aiohttp import web
 
 from agent_r1.rollout.policy import (
     EngineDeadError,
+    EngineWork,
     Generation,
     LoadTiming,
     PromptTooLongError,
@@ -150,6 +151,7 @@ class FakePolicy:
         self._eos_token_ids = tuple(eos_token_ids)
         self._max_context = max_context
         self.policy_version = policy_version
+        self.work = EngineWork()
         self._in_flight = 0
         self._death: str | None = None
         self.requests: list[Sampled] = []

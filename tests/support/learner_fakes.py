@@ -24,7 +24,9 @@ from aiohttp import web
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.engine.interface import EngineError, LossSpec, Model, TrainSample
 from agent_r1.learner.run_spec import RunSpec, make_run_spec
+from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import cancel_and_wait
+from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
@@ -40,6 +42,7 @@ from agent_r1_proto.weights import (
 )
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_service.files.writing import check_seal, seal
+from agent_r1_service.http.token import RunToken
 from tests.support.builders import trajectory
 
 GROUP_TOKEN = 1_000_000
@@ -48,6 +51,18 @@ NUM_SAMPLED = 6
 ENGINE_FACTS = {"learner.zero_stage": 0, "model.dtype": "float32"}
 """The defaults of a configuration."""
 KILL_CODE = 9
+
+
+@contextlib.asynccontextmanager
+async def http_transport(
+    config: LearnerConfig, token: RunToken | None = None
+) -> AsyncIterator[HttpTransport]:
+    """Serve published versions as the learner does."""
+    async with (
+        LearnerServer(config.weights_server, token) as server,
+        HttpTransport(config, server) as transport,
+    ):
+        yield transport
 
 
 def fake_logprob(weights: int) -> float:

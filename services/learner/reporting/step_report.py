@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -106,10 +107,16 @@ class StepReporter:
         self._monitor = monitor
         self._counted = self._failures()
         """Failures as of the step before."""
+        self.newest: dict[str, float] = {}
+        """The newest value of everything that was written."""
+        self.written_at = time.time()
+        """When the last step was written, or this start began; Unix time, in seconds."""
 
     def write(self, report: StepReport) -> None:
         """Write a step to `metrics.jsonl`, TensorBoard, `trajectories/` and the log."""
         values = self._values(report)
+        self.newest.update(values)
+        self.written_at = time.time()
         self._summary.add_times(report.times())
         self._spec.folder.write_metrics(report.step, values)
         lines = step_lines(

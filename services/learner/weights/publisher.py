@@ -26,6 +26,7 @@ import numpy.typing as npt
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.run_spec import RunSpec
+from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.weights.canary import (
@@ -121,6 +122,7 @@ class WeightPublisher:
         engine_thread: Executor,
         registry: Registry,
         ledger: Ledger,
+        server: LearnerServer,
         canary_floor: float | None,
     ) -> None:
         self._engine = engine
@@ -142,9 +144,11 @@ class WeightPublisher:
         self.canary_floor = canary_floor
         self.canary_max_dlogp: float | None = None
         """Largest |difference| of any canary."""
+        self.canary_warnings = 0
+        """Canaries out of bounds that did not end the run."""
         self._pushes = 0
         self._stragglers: set[asyncio.Task[CanaryReading | None]] = set()
-        self.transport = make_transport(config, token)
+        self.transport = make_transport(config, server)
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -372,6 +376,7 @@ class WeightPublisher:
             raise CanaryError(
                 f'{message}; restart that server, or set learner.canary_action = "warn" to continue'
             )
+        self.canary_warnings += 1
         logger.warning("%s", message)
         return reading
 

@@ -303,6 +303,14 @@ class ToolDirectory:
     def _draw(self, tool: _Tool) -> str:
         return self._random.choices(list(tool.shares), list(tool.shares.values()))[0]
 
+    def answering(self) -> dict[str, int]:
+        """Return, by tool, the number of instances whose breaker is closed."""
+        now = self._clock()
+        return {
+            name: sum(one.open_until <= now for one in tool.endpoints.values())
+            for name, tool in self._tools.items()
+        }
+
     def endpoints(self, name: str) -> Mapping[str, Endpoint]:
         """Return the instances of a tool that are announced, by their names."""
         return self._tools[name].endpoints

@@ -21,6 +21,7 @@ from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.tools import ImagePart, ResultPart, TextPart, ToolSpec
 from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_service.tracing import span
 
 IMAGE_PLACEHOLDER = "[image]"
 MAX_DATA_CHARS = 16 * 1024
@@ -130,6 +131,10 @@ class CallRunner:
         return CallOutcome(record, CallResult(parsed.name, parsed.arguments, status, text))
 
     async def _run_one(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
+        with span("tool call", tool=parsed.name):
+            return await self._call(number, parsed, end)
+
+    async def _call(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
         spec = self.specs[parsed.name]
         context: JsonValue = self.rollout.task.tool_context
         version = self.pins.get(parsed.name)

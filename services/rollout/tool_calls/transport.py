@@ -21,6 +21,7 @@ from agent_r1.rollout.tool_calls.discovery import Endpoint
 from agent_r1.rollout.tool_calls.outages import OUTAGES, RequestError
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
 from agent_r1_service.http.token import RunToken, token_headers
+from agent_r1_service.tracing import trace_headers
 from agent_r1_service.unicode import repair_text
 
 FIRST_DELAY_S = 0.1
@@ -120,7 +121,8 @@ class ToolHttp:
         """Return status and body; no more of the body than the limit is ever held."""
         chunks: list[bytes] = []
         size = 0
-        async with self._http.stream("POST", url, content=body, headers=JSON_HEADERS) as response:
+        headers = JSON_HEADERS | trace_headers()
+        async with self._http.stream("POST", url, content=body, headers=headers) as response:
             async for chunk in response.aiter_bytes():
                 chunks.append(chunk)
                 size += len(chunk)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from agent_r1.rollout.policy import PolicySetupError
+from agent_r1.rollout.policy import EngineWork, PolicySetupError
 from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
     GIB,
@@ -28,8 +28,13 @@ EXIT_TIMEOUT_S = 3.0
 SIGKILL_EXIT_CODE = -9
 
 
-def start_engine(settings: VllmSettings, facts: ModelFacts) -> tuple[Any, bool]:
+def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) -> tuple[Any, bool]:
     """Start an engine; it takes seconds, and blocks.
+
+    Args:
+        settings: of the engine.
+        facts: of its model.
+        work: counts what it does from now on.
 
     Returns:
         vLLM's AsyncLLM, and whether it has an lm_head of its own that must be filled: a CPU engine
@@ -42,6 +47,8 @@ def start_engine(settings: VllmSettings, facts: ModelFacts) -> tuple[Any, bool]:
     from vllm.platforms import current_platform
     from vllm.v1.engine.async_llm import AsyncLLM
 
+    from agent_r1.rollout.vllm.engine_stats import counting_logger
+
     on_cpu = current_platform.is_cpu()
     if on_cpu:
         check_cpu_fit(settings, facts)
@@ -51,7 +58,8 @@ def start_engine(settings: VllmSettings, facts: ModelFacts) -> tuple[Any, bool]:
             config = args.create_engine_config()
             if on_cpu and settings.tensor_parallel_size == 1:
                 _fork_next_engine(settings)
-            engine = AsyncLLM.from_vllm_config(config, disable_log_stats=True)
+            loggers: list[Any] = [counting_logger(work)]
+            engine = AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=True)
     except (RuntimeError, ValueError, OSError) as exc:
         raise PolicySetupError(
             f"the engine did not start: {exc} (the lines it logged before say more). If it "

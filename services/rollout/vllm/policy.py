@@ -18,6 +18,7 @@ from typing import Any
 
 from agent_r1.rollout.policy import (
     EngineDeadError,
+    EngineWork,
     Generation,
     LoadTiming,
     Policy,
@@ -64,6 +65,7 @@ class VllmPolicy(Policy):
         self._settings = settings
         self._policy_version = 0
         self._in_flight: set[str] = set()
+        self._work = EngineWork()
         self._num_scores = 0
         self._num_probes = 0
         self._death: str | None = "the sampler has not been started"
@@ -90,6 +92,10 @@ class VllmPolicy(Policy):
     @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
+
+    @property
+    def work(self) -> EngineWork:
+        return self._work
 
     @property
     def death(self) -> str | None:
@@ -268,7 +274,7 @@ class VllmPolicy(Policy):
 
     async def _start_engine(self) -> None:
         self.engine, self._own_lm_head = await asyncio.to_thread(
-            start_engine, self._settings, self._model()
+            start_engine, self._settings, self._model(), self._work
         )
 
     async def _fill_own_lm_head(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from agent_r1.rollout.policy import Policy, WeightsRefusedError
 from agent_r1.rollout.weights.fetcher import Fetcher
@@ -45,6 +46,8 @@ class WeightVersions:
         self._last_load: LoadReply | None = None
         self.changed = asyncio.Event()
         """Set after every load; whoever announces the version clears it."""
+        self.on_load: Callable[[LoadReply], None] = lambda load: None
+        """Called after every load."""
 
     @property
     def held(self) -> int:
@@ -133,6 +136,7 @@ class WeightVersions:
         self._last_load = LoadReply(
             policy_version=self.held, fetch_s=fetch_s + timing.fetch_s, pause_s=timing.pause_s
         )
+        self.on_load(self._last_load)
         self.changed.set()
 
     async def score(self, token_ids: list[int]) -> tuple[int, list[float]]:

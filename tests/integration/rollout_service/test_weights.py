@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.weights.transports.http import HttpTransport
 from agent_r1_proto.weights import (
     CanaryReply,
     CanaryRequest,
@@ -22,6 +21,7 @@ from agent_r1_proto.weights import (
     NewestVersion,
 )
 from tests.support.fakes import FakePolicy
+from tests.support.learner_fakes import http_transport
 from tests.support.rollout_bench import (
     ANSWER,
     WAIT_S,
@@ -96,7 +96,7 @@ async def test_a_server_pulls_the_newest_version_over_http_and_serves_it_to_othe
     policy = FakePolicy([[bench.end_id]], eos_token_ids=[bench.end_id])
     options = {"weights_dir": bench.folder / "pulled"}
     async with (
-        HttpTransport(LearnerConfig(), None) as learner,
+        http_transport(LearnerConfig()) as learner,
         bench.server(policy, transport="http", rollout=options),
     ):
         location = (await learner.publish(3, bench.folder / "v3")).location

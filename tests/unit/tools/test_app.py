@@ -470,7 +470,7 @@ async def test_metrics_have_the_counts_of_the_tool_itself():
 
     async with client_of(Counting()) as client:
         text = (await client.get("/metrics")).text
-    assert 'agent_r1_tool_cached_total{tool="scripted",version="7"} 3.0' in text
+    assert 'agent_r1_tool_events_total{event="cached",tool="scripted",version="7"} 3.0' in text
 
 
 async def test_the_api_description_has_every_body_and_answer():

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Protocol
 
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.weights.transports.base import Published
 from agent_r1.learner.weights.transports.file import FileTransport
 from agent_r1.learner.weights.transports.http import HttpTransport
-from agent_r1_service.http.token import RunToken
 
 
 class Transport(AbstractAsyncContextManager["Transport"], Protocol):
@@ -50,8 +50,8 @@ class Transport(AbstractAsyncContextManager["Transport"], Protocol):
         ...
 
 
-def make_transport(config: LearnerConfig, token: RunToken | None) -> Transport:
+def make_transport(config: LearnerConfig, server: LearnerServer) -> Transport:
     """Return the transport that the configuration names, not yet open."""
     if config.transport == "http":
-        return HttpTransport(config, token)
+        return HttpTransport(config, server)
     return FileTransport()

@@ -10,13 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Self
 
-from fastapi import FastAPI
-
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.weights.transports.base import Published
 from agent_r1_proto.weights import (
     DELTA_FILE,
@@ -26,62 +25,40 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from agent_r1_service.files.writing import write_atomically
-from agent_r1_service.http.serving import advertised_url, bind, serving
-from agent_r1_service.http.token import RunToken
 from agent_r1_service.transfer.chunks import hash_chunks
 from agent_r1_service.transfer.files import ContentFiles
 from agent_r1_service.weights.files import WeightFiles, file_url
 
 logger = logging.getLogger(__name__)
 
-NAME = "learner.weights_server"
-
 
 class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
-    """An HTTP server for the files of published versions; implements `Transport`.
+    """Serves the files of published versions; implements `Transport`.
 
     Args:
-        config: where it listens, and whether deltas are made.
-        token: what every request must have.
+        config: whether deltas are made.
+        server: of the learner, which gets the routes.
     """
 
-    def __init__(self, config: LearnerConfig, token: RunToken | None) -> None:
+    def __init__(self, config: LearnerConfig, server: LearnerServer) -> None:
         self._config = config
-        self._listen = config.weights_server
-        self._token = token
+        self._server = server
         self._previous: Path | None = None
         self._deltas = 0
         """Versions with a delta since the last one without."""
-        self._url = ""
         self._bytes_taken = 0
-        self._open = AsyncExitStack()
         self.files = WeightFiles()
         self.run_files = ContentFiles()
         """What services pull that join the run."""
 
     async def __aenter__(self) -> Self:
-        """Start to serve.
-
-        Raises:
-            ValueError: the address cannot be bound, is open to other machines without a token, or
-                must be advertised under another name.
-        """
-        listener = bind(NAME, self._listen, self._token)
-        self._open.callback(listener.close)
-        try:
-            self._url = advertised_url(NAME, self._listen, listener.getsockname()[1])
-            app = FastAPI(title="Agent-R1 learner weights", docs_url=None, redoc_url=None)
-            self.files.add_route(app)
-            self.run_files.add_route(app)
-            await self._open.enter_async_context(serving(app, listener, self._listen, self._token))
-        except BaseException:
-            await self._open.aclose()
-            raise
+        """Add the routes."""
+        self.files.add_route(self._server.app)
+        self.run_files.add_route(self._server.app)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """Stop to serve; pulls under way are cut off."""
-        await self._open.aclose()
+        """Leave the routes: they end with the server."""
 
     async def publish(self, policy_version: int, directory: Path) -> Published:
         """See `Transport.publish`; the location is a URL."""
@@ -101,7 +78,7 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
             manifest.delta and manifest.delta.size_bytes,
         )
         size_bytes = manifest.delta.size_bytes if manifest.delta else manifest.size_bytes
-        return Published(file_url(self._url, policy_version, MANIFEST_FILE), size_bytes)
+        return Published(file_url(self._server.url, policy_version, MANIFEST_FILE), size_bytes)
 
     def take_bytes_sent(self) -> int:
         """See `Transport.take_bytes_sent`."""
@@ -111,7 +88,7 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
     def serve(self, paths: Mapping[str, Path]) -> str:
         """See `Transport.serve`."""
         self.run_files.add(paths)
-        return self._url
+        return self._server.url
 
     def withdraw(self, policy_version: int) -> None:
         """Serve a version to no one new."""
