@@ -12,7 +12,6 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from huggingface_hub import constants as hub
 
 from agent_r1.cli.main import build_parser
 from agent_r1.config.run import load_config
-from agent_r1.tools.metrics import ToolMetrics
-from agent_r1.tools.search.batching import SearchCounts
 from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VARIABLE, USER_VARIABLE
 from agent_r1_service.config import OWN_ADDRESS
 from tests.support.containers import run_init
@@ -363,6 +360,8 @@ def test_an_image_gets_the_packages_of_its_service() -> None:
         for name in ("search", "reward", "rollout", "learner")
     }
     assert all("fastapi" in names for names in packages.values())
+    for name in ("search", "reward", "learner"):  # vLLM brings it along
+        assert "opentelemetry-sdk" in packages[name]
     assert "tantivy" in packages["search"]
     assert "deepspeed" in packages["learner"]
     for name in ("search", "reward"):
@@ -401,39 +400,27 @@ def test_the_example_of_env_has_every_variable_with_its_default() -> None:
             assert example[name] == default
 
 
-def exported_metrics() -> set[str]:
-    counts = asdict(SearchCounts())
-    metrics = ToolMetrics(
-        "search", "1", in_flight=lambda: 0, sessions=lambda: 0, counters=lambda: counts
-    )
-    metrics.count("ok")
-    metrics.observe(0.1)
-    return set(re.findall(r"^(agent_r1_\w+)", metrics.text().decode(), re.M))
-
-
-@pytest.mark.parametrize("file", sorted(OBSERVE.glob("grafana/dashboards/*.json")))
-def test_a_dashboard_shows_only_metrics_that_services_export(file: Path) -> None:
-    board = json.loads(file.read_text())
-    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    queries += [variable["query"] for variable in board["templating"]["list"]]
-    for query in queries:
-        named = re.findall(r"agent_r1_\w+", query)
-        assert named
-        assert set(named) <= exported_metrics(), query
-    sources = yaml.safe_load((OBSERVE / "grafana" / "datasources" / "prometheus.yml").read_text())
-    uids = set(re.findall(r'"type": "prometheus",\s+"uid": "(\w+)"', file.read_text()))
-    assert uids == {source["uid"] for source in sources["datasources"]}
-    assert sources["datasources"][0]["url"] == "http://prometheus:9090"
-
-
-def test_prometheus_asks_every_container_of_the_services_that_have_metrics() -> None:
-    (job,) = yaml.safe_load((OBSERVE / "prometheus.yml").read_text())["scrape_configs"]
-    assert job["authorization"] == {"credentials_file": "/secrets/token"}
-    (found,) = job["dns_sd_configs"]
-    tools = {"search", "python", "code", "tool"}
-    assert set(found["names"]) == tools
-    assert tools <= FILES["plugins-gpu"].keys()
-    assert (found["type"], found["port"]) == ("A", 8001)
+def test_prometheus_asks_every_container_of_every_service() -> None:
+    settings = yaml.safe_load((OBSERVE / "prometheus.yml").read_text())
+    jobs = {job.pop("job_name"): job for job in settings["scrape_configs"]}
+    token = {"type": "Bearer", "credentials_file": "/secrets/token"}
+    assert all(job["authorization"] == token for job in jobs.values())
+    named: set[str] = set()
+    for job in ("tools", "reward"):
+        (found,) = jobs[job]["dns_sd_configs"]
+        assert (found["type"], found["port"]) == ("A", 8001)
+        named |= set(found["names"])
+    assert named == {"search", "python", "code", "tool", "reward"}
+    assert named <= FILES["plugins-gpu"].keys()
+    learner = FILES["gpu"]["learner"]["environment"]
+    port = learner["AGENT_R1__LEARNER__WEIGHTS_SERVER__PORT"]
+    assert jobs["learner"]["static_configs"] == [{"targets": [f"learner:{port}"]}]
+    (rollout,) = jobs["rollout"]["http_sd_configs"]
+    assert (rollout["url"], rollout["authorization"]) == (f"http://learner:{port}/targets", token)
+    assert settings["rule_files"] == ["alerts.yml"]
+    mounts = FILES["gpu"]["prometheus"]["volumes"]
+    for name in ("prometheus.yml", "alerts.yml"):
+        assert f"./deploy/observe/{name}:/etc/prometheus/{name}:ro" in mounts
 
 
 @pytest.mark.parametrize("kind", FILES)
