@@ -12,18 +12,23 @@ from typing import Any
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import MIB, Purpose
-from agent_r1.config.run import LoadedConfig, dump_config, load_config
+from agent_r1.config.run import Config, LoadedConfig, dump_config, load_config
 from agent_r1.config.sources import Key, dotted
 from agent_r1.learner.redis_memory import worst_case_redis_bytes
 from agent_r1_service.files.run_folder import CONFIG_FILE
+
+
+def purpose_of(config: Config) -> Purpose:
+    """Return the command that a configuration is for."""
+    return "sft" if config.sft is not None and config.data is None else "train"
 
 
 def check(arguments: argparse.Namespace) -> int:
     """Validate everything a run would use."""
     config = load_config(arguments.config, arguments.options).config
     here = not arguments.elsewhere
-    only_sft = config.sft is not None and config.data is None
-    purpose: Purpose = "sft" if only_sft else "train"
+    purpose = purpose_of(config)
+    only_sft = purpose == "sft"
     # The run of this configuration may have begun: it can be continued, and is no problem.
     begun = (config.run.folder() / CONFIG_FILE).is_file()
     findings = config_checks.look(config, purpose, machine=here, resume=begun)

@@ -144,6 +144,23 @@ def _add_config_commands(commands: _Commands) -> None:
     )
 
 
+def _add_doctor(commands: _Commands) -> None:
+    doctor = _add(
+        commands,
+        "doctor",
+        "doctor:doctor",
+        "say what this machine has and lacks",
+        "Look at software, GPUs, disk, shared memory, Redis and the sandbox. With CONFIG, make the "
+        "checks of `agent-r1 config check` and `agent-r1 train` as well: the model and its chat "
+        "template, tools and their index, ports, the memory of Redis. Each line says ok, note or "
+        "problem; below a problem is its remedy. The exit status is 2 if there is one.",
+    )
+    doctor.add_argument(
+        "config", type=Path, nargs="?", metavar="CONFIG", help=f"{CONFIG_HELP} (optional)"
+    )
+    _add_set(doctor)
+
+
 def _add_search(commands: _Commands) -> None:
     actions = _add_group(commands, "search", "build the index of the search tool")
     index = _add(
@@ -414,6 +431,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_running(commands)
     _add_config_commands(commands)
+    _add_doctor(commands)
     _add_search(commands)
     _add_tools(commands)
     _add_rollout(commands)
