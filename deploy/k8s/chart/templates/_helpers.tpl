@@ -162,7 +162,7 @@ volumes:
 
 {{/* A Deployment of a service that listens on port 8001.
      Beside root, name and values: args, own (variables), startSeconds, graceSeconds, and where there is one:
-     ready (path of the readiness probe), preStop (a command), init (containers), extraEnv (entries), more (volumes). */}}
+     job (of Prometheus), ready (path of the readiness probe), preStop (a command), init (containers), extraEnv (entries), more (volumes). */}}
 {{- define "agent-r1.deployment" -}}
 apiVersion: apps/v1
 kind: Deployment
@@ -183,7 +183,7 @@ spec:
     metadata:
       labels:
         {{- include "agent-r1.labels" . | nindent 8 }}
-        agent-r1/serves: http
+        agent-r1/job: {{ .job | default .name }} # as Prometheus calls it
       {{- with .root.Values.run.toml }}
       annotations: {agent-r1/config: {{ sha256sum . | quote }}}
       {{- end }}
