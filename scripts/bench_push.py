@@ -42,13 +42,13 @@ TOKENS = 96
 RUN = "bench"
 
 
-class Servers:
+class Servers(AsyncExitStack):
     """Rollout servers without an engine: a fetcher each, that the others may take from."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
         self._announced: list[RolloutServer] = []
-        self._open = AsyncExitStack()
         self.fetchers: list[HttpFetcher] = []
 
     async def rollout_servers(self) -> list[RolloutServer]:
@@ -67,11 +67,11 @@ class Servers:
                 timeout_s=600.0,
                 token=None,
             )
-            self.fetchers.append(await self._open.enter_async_context(fetcher))
+            self.fetchers.append(await self.enter_async_context(fetcher))
             app, listen = FastAPI(), ListenConfig()
             fetcher.add_routes(app)
             listener = bind(str(number), listen, None)
-            await self._open.enter_async_context(serving(app, listener, listen, None))
+            await self.enter_async_context(serving(app, listener, listen, None))
             url = advertised_url(str(number), listen, listener.getsockname()[1])
             self._announced.append(
                 RolloutServer(
@@ -83,14 +83,6 @@ class Servers:
                     started_at=0.0,
                 )
             )
-
-    async def __aenter__(self) -> Servers:
-        """Return self."""
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        """Stop all."""
-        await self._open.aclose()
 
 
 def make_samples(engine: PolicyEngine, vocabulary: int, seed: int) -> list[TrainSample]:

@@ -32,16 +32,14 @@ class _Session:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass
 class Sessions:
     """The open sessions of one tool; one without calls for `expiry_s` is closed."""
 
-    def __init__(
-        self, tool: Tool, expiry_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._tool = tool
-        self._expiry_s = expiry_s
-        self._clock = clock
-        self._sessions: dict[str, _Session] = {}
+    tool: Tool
+    expiry_s: float
+    clock: Callable[[], float] = time.monotonic
+    _sessions: dict[str, _Session] = field(default_factory=dict, init=False)
 
     def __len__(self) -> int:
         """Return the number of open sessions."""
@@ -49,17 +47,17 @@ class Sessions:
 
     async def open(self, rollout_id: str, tool_context: JsonValue) -> None:
         """Open a session; a repeated request for an open one changes nothing."""
-        session = self._sessions.setdefault(rollout_id, _Session(last_used=self._clock()))
+        session = self._sessions.setdefault(rollout_id, _Session(last_used=self.clock()))
         async with session.lock:
             if session.is_open:
                 return
             try:
-                await self._tool.open(rollout_id, tool_context)
+                await self.tool.open(rollout_id, tool_context)
             except BaseException:
                 self._sessions.pop(rollout_id, None)
                 raise
             session.is_open = True
-            session.last_used = self._clock()
+            session.last_used = self.clock()
 
     async def close(self, rollout_id: str) -> None:
         """Close a session; a request for one that is not open changes nothing.
@@ -74,10 +72,10 @@ class Sessions:
                 return
             session.is_open = False
             try:
-                await self._tool.close(rollout_id)
+                await self.tool.close(rollout_id)
             except Exception:
                 logger.exception(
-                    "session close failed tool=%s rollout_id=%s", self._tool.name, rollout_id
+                    "session close failed tool=%s rollout_id=%s", self.tool.name, rollout_id
                 )
 
     @contextmanager
@@ -91,7 +89,7 @@ class Sessions:
         if session is None or not session.is_open:
             raise SessionNotOpenError(
                 f"rollout {rollout_id!r} has no open session here: it was never opened at this "
-                f"instance, was closed, or had no call for {self._expiry_s:g} s; POST /open first "
+                f"instance, was closed, or had no call for {self.expiry_s:g} s; POST /open first "
                 "or raise session_expiry_s"
             )
         session.calls_in_flight += 1
@@ -99,20 +97,20 @@ class Sessions:
             yield
         finally:
             session.calls_in_flight -= 1
-            session.last_used = self._clock()
+            session.last_used = self.clock()
 
     async def close_expired(self) -> list[str]:
         """Close the sessions without calls for `expiry_s`; return their rollout ids."""
-        now = self._clock()
+        now = self.clock()
         expired = [
             rollout_id
             for rollout_id, session in self._sessions.items()
             if session.is_open
             and session.calls_in_flight == 0
-            and now - session.last_used >= self._expiry_s
+            and now - session.last_used >= self.expiry_s
         ]
         for rollout_id in expired:
-            logger.warning("session expired rollout_id=%s expiry_s=%g", rollout_id, self._expiry_s)
+            logger.warning("session expired rollout_id=%s expiry_s=%g", rollout_id, self.expiry_s)
             await self.close(rollout_id)
         return expired
 

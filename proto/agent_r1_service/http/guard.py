@@ -23,6 +23,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -62,35 +63,24 @@ _MORE_HEADERS = {401: [(b"www-authenticate", b"Bearer")], 429: [(b"retry-after",
 _PRIVATE_SUFFIXES = (".localhost", ".svc", ".cluster.local")
 
 
+@dataclass
 class HttpGuard:
-    """An application that gets whole bodies, from callers that meant this service.
+    """An application that gets whole bodies, from callers that meant this service."""
 
-    Args:
-        app: the application.
-        listen: names under which the service is known.
-        token: what every request must have; None lets every caller in.
-        clock: seconds that only grow.
-    """
-
-    def __init__(
-        self,
-        app: ASGIApp,
-        listen: ListenConfig,
-        token: RunToken | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._app = app
-        self._listen = listen
-        self._token = token
-        self._clock = clock
-        self._requests: Counter[str] = Counter()
-        """Of the second that ends at `_second_ends`, by address."""
-        self._second_ends = 0.0
+    app: ASGIApp
+    listen: ListenConfig
+    """Names under which the service is known."""
+    token: RunToken | None
+    """What every request must have; None lets every caller in."""
+    clock: Callable[[], float] = time.monotonic
+    """Seconds that only grow."""
+    _requests: Counter[str] = field(default_factory=Counter[str], init=False)
+    """Of the second that ends at `_second_ends`, by address."""
+    _second_ends: float = field(default=0.0, init=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         headers = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
@@ -115,10 +105,10 @@ class HttpGuard:
             await _answer(send, 413, text, unread=receive)
         else:
             if body is not None:
-                await self._app(scope, _replay(body, receive), send)
+                await self.app(scope, _replay(body, receive), send)
 
     def _is_flood(self, address: str) -> bool:
-        now = self._clock()
+        now = self.clock()
         if now >= self._second_ends:
             self._requests.clear()
             self._second_ends = now + 1.0
@@ -127,7 +117,7 @@ class HttpGuard:
 
     def _refuse_name(self, headers: dict[str, str]) -> tuple[int, str] | None:
         host = headers.get("host", "")
-        if not is_known_host(_name_of(f"//{host}"), self._listen):
+        if not is_known_host(_name_of(f"//{host}"), self.listen):
             return 421, (
                 f"this service is not known as {host!r:.200}; call it by its address, or name the "
                 "host in allowed_hosts of its table"
@@ -136,7 +126,7 @@ class HttpGuard:
         if origin is None or origin == f"http://{host}" or origin == f"https://{host}":
             return None
         name = _name_of(origin)
-        if is_loopback(name) or name in self._listen.allowed_hosts:
+        if is_loopback(name) or name in self.listen.allowed_hosts:
             return None
         return 403, (
             f"web pages of {origin!r:.200} may not call this service; name the page's host in "
@@ -144,10 +134,10 @@ class HttpGuard:
         )
 
     def _refuse_token(self, path: str, headers: dict[str, str]) -> tuple[int, str] | None:
-        if self._token is None or path in OPEN_PATHS:
+        if self.token is None or path in OPEN_PATHS:
             return None
         sent = headers.get("authorization", "")
-        if self._token.admits(sent):
+        if self.token.admits(sent):
             return None
         return 401, (
             f"this service asks for the run's token, and the request has "

@@ -87,30 +87,19 @@ class _Tool:
     """Refusals that the log has."""
 
 
+@dataclass
 class ToolDirectory:
-    """The instances of the tools of one rollout server.
+    """The instances of the tools of one rollout server."""
 
-    Args:
-        server_id: under which pins are reported.
-        follow_schemas: take up versions whose schema changes the prompt.
-        clock: monotonic seconds.
-        random_: draws versions and breaks ties.
-    """
-
-    def __init__(
-        self,
-        *,
-        server_id: str = "rollout",
-        follow_schemas: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-        random_: random.Random | None = None,
-    ) -> None:
-        self._server_id = server_id
-        self._follow_schemas = follow_schemas
-        self._clock = clock
-        self._random = random_ or random.Random()
-        self._tools: dict[str, _Tool] = {}
-        self._pins: Counter[tuple[str, str]] = Counter()
+    server_id: str = "rollout"
+    """Under which pins are reported."""
+    follow_schemas: bool = False
+    """Take up versions whose schema changes the prompt."""
+    clock: Callable[[], float] = time.monotonic
+    random_: random.Random = field(default_factory=random.Random)
+    """Draws versions and breaks ties."""
+    _tools: dict[str, _Tool] = field(default_factory=dict, init=False)
+    _pins: Counter[tuple[str, str]] = field(default_factory=Counter, init=False)
 
     # -- what is there ---------------------------------------------------------------------------
 
@@ -151,7 +140,7 @@ class ToolDirectory:
             weights=state.weights,
         )
         tool.shares = usable.shares()
-        if self._follow_schemas and tool.shares:
+        if self.follow_schemas and tool.shares:
             newest = max(tool.shares, key=lambda v: tool.shares[v])
             tool.spec = tool.specs[newest]
         return True
@@ -185,7 +174,7 @@ class ToolDirectory:
                 f"version {one.version} known before; give the changed tool its own version"
             )
         same = one.spec.as_function() == tool.spec.as_function()
-        if (same and one.spec.sessions == tool.spec.sessions) or self._follow_schemas:
+        if (same and one.spec.sessions == tool.spec.sessions) or self.follow_schemas:
             return None
         return (
             f"the schema of version {one.version} would change the prompt in the middle of the "
@@ -222,7 +211,7 @@ class ToolDirectory:
                 try:
                     for name, state in (await registry.read(names)).items():
                         self.update(name, state)
-                    await registry.report(self._server_id, self.report(names), 10 * POLL_S)
+                    await registry.report(self.server_id, self.report(names), 10 * POLL_S)
                 except Exception:  # what is known stays in use
                     logger.exception("tool registry not followed")
                 await asyncio.sleep(POLL_S)
@@ -230,7 +219,7 @@ class ToolDirectory:
             # Tools that stop too need not wait until the report expires.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
-                    await registry.withdraw_report(self._server_id)
+                    await registry.withdraw_report(self.server_id)
 
     def report(self, names: Sequence[str]) -> PinReport:
         """Return what this server does with the versions of the named tools."""
@@ -291,17 +280,17 @@ class ToolDirectory:
                 )
             raise RequestError("tool_absent", "no instance is announced")
         fresh = [e for e in fitting if not e.draining] or fitting
-        now = self._clock()
+        now = self.clock()
         closed = [e for e in fresh if e.open_until <= now]
         if not closed:
             return min(fresh, key=lambda e: e.open_until)
-        chosen = min(closed, key=lambda e: (e.load, self._random.random()))
+        chosen = min(closed, key=lambda e: (e.load, self.random_.random()))
         if chosen.open_until:
             chosen.open_until = now + BREAKER_OPEN_S  # half open: this call tries, others wait
         return chosen
 
     def _draw(self, tool: _Tool) -> str:
-        return self._random.choices(list(tool.shares), list(tool.shares.values()))[0]
+        return self.random_.choices(list(tool.shares), list(tool.shares.values()))[0]
 
     def answering(self) -> dict[str, int]:
         """Return, by tool, the number of instances whose breaker is closed."""

@@ -13,7 +13,7 @@ import logging
 import unicodedata
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from agent_r1.tools.search.backend import Found
 
@@ -49,37 +49,26 @@ class _Pending:
     expires_at: float  # loop time at which the most patient caller gives up
 
 
+@dataclass
 class BatchedSearch:
-    """Gathers queries into batches for a backend.
+    """Gathers queries into batches for a backend."""
 
-    Args:
-        search: (queries, top_k, time left in seconds) -> one answer per query.
-        max_batch: most queries per call of `search`.
-        max_running: most calls of `search` at once.
-        gather_s: how long the first query of a batch waits for others, in seconds.
-        cache_size: answers kept, least recently used dropped first.
-    """
-
-    def __init__(
-        self,
-        search: SearchFunction,
-        *,
-        max_batch: int = 32,
-        max_running: int = 1,
-        gather_s: float = 0.0,
-        cache_size: int = 4096,
-    ) -> None:
-        self.counts = SearchCounts()
-        self._search = search
-        self._max_batch = max_batch
-        self._max_running = max_running
-        self._gather_s = gather_s
-        self._cache_size = cache_size
-        self._cache: OrderedDict[_Key, Found] = OrderedDict()
-        self._waiting: deque[_Key] = deque()
-        self._pending: dict[_Key, _Pending] = {}
-        self._running: set[asyncio.Task[None]] = set()
-        self._gathering: asyncio.Handle | None = None
+    search: SearchFunction
+    """(queries, top_k, time left in seconds) -> one answer per query."""
+    max_batch: int = 32
+    """Most queries per call of `search`."""
+    max_running: int = 1
+    """Most calls of `search` at once."""
+    gather_s: float = 0.0
+    """How long the first query of a batch waits for others, in seconds."""
+    cache_size: int = 4096
+    """Answers kept, least recently used dropped first."""
+    counts: SearchCounts = field(default_factory=SearchCounts)
+    _cache: OrderedDict[_Key, Found] = field(default_factory=OrderedDict, init=False)
+    _waiting: deque[_Key] = field(default_factory=deque, init=False)
+    _pending: dict[_Key, _Pending] = field(default_factory=dict, init=False)
+    _running: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _gathering: asyncio.Handle | None = field(default=None, init=False)
 
     async def find(self, query: str, top_k: int, timeout_s: float) -> Found:
         """Return what the backend finds for one query; nobody waits longer than `timeout_s`.
@@ -124,24 +113,24 @@ class BatchedSearch:
         self._pending.clear()
 
     def _plan_dispatch(self) -> None:
-        if len(self._waiting) >= self._max_batch and self._gathering is not None:
+        if len(self._waiting) >= self.max_batch and self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
         if self._gathering is None:
             loop = asyncio.get_running_loop()
-            if len(self._waiting) >= self._max_batch or self._gather_s == 0:
+            if len(self._waiting) >= self.max_batch or self.gather_s == 0:
                 # Not at once: calls that arrive in the same tick share the batch.
                 self._gathering = loop.call_soon(self._dispatch)
             else:
-                self._gathering = loop.call_later(self._gather_s, self._dispatch)
+                self._gathering = loop.call_later(self.gather_s, self._dispatch)
 
     def _dispatch(self) -> None:
         self._gathering = None
         loop = asyncio.get_running_loop()
-        while self._waiting and len(self._running) < self._max_running:
+        while self._waiting and len(self._running) < self.max_running:
             top_k = self._waiting[0][1]
             batch: list[_Key] = []
-            while self._waiting and len(batch) < self._max_batch and self._waiting[0][1] == top_k:
+            while self._waiting and len(batch) < self.max_batch and self._waiting[0][1] == top_k:
                 key = self._waiting.popleft()
                 if self._pending[key].expires_at > loop.time():
                     batch.append(key)
@@ -168,7 +157,7 @@ class BatchedSearch:
         self.counts.batches += 1
         self.counts.searched += len(batch)
         try:
-            answers = await self._search([query for query, _ in batch], top_k, time_left_s)
+            answers = await self.search([query for query, _ in batch], top_k, time_left_s)
         except Exception as exc:
             logger.exception("search failed num_queries=%d", len(batch))
             answers = [exc] * len(batch)
@@ -185,10 +174,10 @@ class BatchedSearch:
                 logger.warning("search answer is partial reason=%s", answer.partial)
 
     def _remember(self, key: _Key, found: Found) -> None:
-        if self._cache_size == 0:
+        if self.cache_size == 0:
             return
         self._cache[key] = found
-        if len(self._cache) > self._cache_size:
+        if len(self._cache) > self.cache_size:
             self._cache.popitem(last=False)
 
 

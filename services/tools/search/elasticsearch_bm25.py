@@ -12,6 +12,7 @@ import itertools
 import logging
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import elastic_transport
@@ -45,29 +46,25 @@ _FILTER_PATH = [
 ]
 
 
+@dataclass
 class ElasticsearchIndex:
     """A BM25 index on an Elasticsearch server.
 
     A query is an OR of its analyzed words: any text is allowed, nothing in it is syntax.
     """
 
-    def __init__(self, server: Server, name: str, index: StoredIndex) -> None:
-        assert index.meta is not None  # checked by check_index
-        self._server = server
-        self._name = name
-        self._index = index
-        self._fingerprint = index.meta.fingerprint
-        self._client: AsyncElasticsearch | None = None
+    server: Server
+    name: str
+    """As it is configured."""
+    index: StoredIndex
+    """The version that is searched, as `check_index` found it."""
+    _client: AsyncElasticsearch | None = field(default=None, init=False)
 
     @property
     def fingerprint(self) -> str:
         """Hash of the corpus contents and of the analysis settings."""
-        return self._fingerprint
-
-    @property
-    def index_name(self) -> str:
-        """The version of the index that is searched."""
-        return self._index.name
+        assert self.index.meta is not None
+        return self.index.meta.fingerprint
 
     async def start(self) -> None:
         """Check that the index is still there and create the client.
@@ -75,10 +72,10 @@ class ElasticsearchIndex:
         Raises:
             ValueError: the index cannot be searched; the text says what to do.
         """
-        await asyncio.to_thread(_checked, self._server, self._index.name)
+        await asyncio.to_thread(_checked, self.server, self.index.name)
         # Retries are ours: they must end with the callers' deadline.
-        self._client = self._server.async_client(max_retries=0, retry_on_timeout=False)
-        logger.info("search index opened index=%s name=%s", self._index.name, self._name)
+        self._client = self.server.async_client(max_retries=0, retry_on_timeout=False)
+        logger.info("search index opened index=%s name=%s", self.index.name, self.name)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -101,9 +98,9 @@ class ElasticsearchIndex:
             try:
                 responses = await self._msearch([queries[i] for i in open_], top_k, time_left_s())
             except (elasticsearch.ApiError, elastic_transport.TransportError) as exc:
-                failure = ToolUnavailableError(explain(exc, self._server))
+                failure = ToolUnavailableError(explain(exc, self.server))
                 failure.__cause__ = exc
-                reconnects += _is_broken_connection(exc)
+                reconnects += isinstance(exc, elastic_transport.ConnectionError)
                 if not _is_passing(exc) or reconnects > MAX_RECONNECTS:
                     raise failure from exc
                 again = open_
@@ -128,9 +125,9 @@ class ElasticsearchIndex:
         self, queries: Sequence[str], top_k: int, time_left_s: float
     ) -> list[dict[str, Any]]:
         assert self._client is not None, "ElasticsearchIndex.start was not called"
-        timeout_s = max(min(self._server.request_timeout_s, time_left_s), 0.001)
+        timeout_s = max(min(self.server.request_timeout_s, time_left_s), 0.001)
         header: dict[str, Any] = {}
-        if self._index.num_shards > 1:
+        if self.index.num_shards > 1:
             header["search_type"] = "dfs_query_then_fetch"  # scores as if it were one shard
         searches: list[dict[str, Any]] = []
         for query in queries:
@@ -142,7 +139,7 @@ class ElasticsearchIndex:
             }
             searches += [header, body]
         answer = await self._client.options(request_timeout=timeout_s).msearch(
-            index=self._index.name, searches=searches, filter_path=_FILTER_PATH
+            index=self.index.name, searches=searches, filter_path=_FILTER_PATH
         )
         responses = answer.get("responses", [])
         if len(responses) != len(queries):
@@ -157,11 +154,11 @@ class ElasticsearchIndex:
             reason = reason_in(error)
             if response.get("status") == 404:
                 return ToolUnavailableError(
-                    f"index {self._index.name!r} is gone from {self._server.url} ({reason}); "
-                    f"restart the service to use the index that {self._name!r} is now"
+                    f"index {self.index.name!r} is gone from {self.server.url} ({reason}); "
+                    f"restart the service to use the index that {self.name!r} is now"
                 )
             return ToolUnavailableError(
-                f"{self._server.url} answers {response.get('status')} to a query: {reason}"
+                f"{self.server.url} answers {response.get('status')} to a query: {reason}"
             )
         hits = [_as_hit(hit) for hit in response.get("hits", {}).get("hits", [])]
         return Found(hits, missing_part(response))
@@ -198,10 +195,6 @@ def missing_part(response: dict[str, Any]) -> str | None:
     if response.get("timed_out"):
         return "the search ended early (timed_out)"
     return None
-
-
-def _is_broken_connection(exc: Exception) -> bool:
-    return isinstance(exc, elastic_transport.ConnectionError)
 
 
 def _is_passing(exc: Exception) -> bool:
