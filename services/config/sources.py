@@ -103,7 +103,7 @@ def field_annotation(tables: type[BaseModel], key: Key) -> Any:
     """Return the type of the field at `key`; None when the key leads into a free-form field."""
     config: type[BaseModel] | None = tables
     annotation: Any = None
-    for i, name in enumerate(key):
+    for name in key:
         if config is None:
             named = _table_of_names(annotation)
             if named is None:
@@ -112,8 +112,6 @@ def field_annotation(tables: type[BaseModel], key: Key) -> Any:
             continue
         annotation = config.model_fields[name].annotation
         config = _config(annotation)
-        if config is None and i + 1 < len(key) and _table_of_names(annotation) is None:
-            return None
     return annotation
 
 
@@ -232,22 +230,17 @@ def read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} does not parse: {exc}") from exc
 
 
-def _accepts_none(annotation: Any) -> bool:
-    return annotation is None or type(None) in _members(annotation)
-
-
 def parse_text(text: str, annotation: Any) -> Any:
     """Turn the text of a variable or of `--set` into a value.
 
     The text is a TOML value (`3`, `0.5`, `true`, `["a", "b"]`, `{a = 1}`); `none` where the field
     may be empty; anything else, and anything for a text field, is taken as it stands.
     """
-    if text.strip().lower() in ("none", "null") and _accepts_none(annotation):
+    members = [] if annotation is None else _members(annotation)
+    accepts_none = annotation is None or type(None) in members
+    if accepts_none and text.strip().lower() in ("none", "null"):
         return None
-    plain = {str, Path}
-    wants_text = annotation is not None and any(
-        member in plain or get_origin(member) is typing.Literal for member in _members(annotation)
-    )
+    wants_text = any(m in (str, Path) or get_origin(m) is typing.Literal for m in members)
     if wants_text and not re.match(r"""^\s*["']""", text):
         return text
     try:

@@ -32,14 +32,6 @@ def _of_turns(score: Callable[[Sequence[str]], float]) -> Callable[..., float]:
     return lambda request: score([turn.text for turn in request.turns])
 
 
-def _answered(request: ScoreRequest) -> float:
-    return float(bool(prediction_of(request)))
-
-
-def _tool_calls(request: ScoreRequest) -> float:
-    return float(sum(turn.num_calls for turn in request.turns))
-
-
 def _tool_efficiency(request: ScoreRequest) -> float:
     return scoring.useful_share(
         [(c.tool, c.arguments, c.status) for turn in request.turns for c in turn.calls]
@@ -52,8 +44,10 @@ BUILT_IN: dict[str, Callable[[ScoreRequest], float]] = {
     "substring_match": _of_answer(scoring.substring_match),
     "format": _of_turns(scoring.format_score),
     "reasoning_format": _of_turns(scoring.reasoning_share),  # share that opens with a thought
-    "answered": _answered,  # 1.0 when the last turn gives a non-empty answer
-    "tool_calls": _tool_calls,  # number of calls, failed and malformed ones included
+    # 1.0 when the last turn gives a non-empty answer
+    "answered": lambda request: float(bool(prediction_of(request))),
+    # number of calls, failed and malformed ones included
+    "tool_calls": lambda request: float(sum(turn.num_calls for turn in request.turns)),
     "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before
 }
 

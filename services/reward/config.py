@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 from agent_r1.reward.components import BUILT_IN, ON_REQUEST
 from agent_r1_service.config import ListenConfig
 
-COMPONENT_NAMES = tuple(BUILT_IN)
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 

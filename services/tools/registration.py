@@ -137,7 +137,7 @@ class Announcer:
         self._mark()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                if await self._if_redis_answers(self._has_users()):
+                if await self._if_redis_answers(self._registry.reports()):
                     await asyncio.sleep(min(NOTICE_S, timeout_s))
                 # What others report in Redis has no event to wait for.
                 while await self._needed():  # noqa: ASYNC110
@@ -148,20 +148,17 @@ class Announcer:
             async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
                 await self._registry.withdraw(self._instance.instance)
 
-    async def _if_redis_answers(self, question: Awaitable[bool]) -> bool:
+    async def _if_redis_answers(self, question: Awaitable[object]) -> bool:
         """Return the answer, or False where there is none: the run and its Redis may have ended."""
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
-                return await question
+                return bool(await question)
         except TimeoutError:
             logger.warning(
                 "leaving without knowing who needs this instance: redis is away instance=%s",
                 self._instance.instance,
             )
             return False
-
-    async def _has_users(self) -> bool:
-        return bool(await self._registry.reports())
 
     async def _needed(self) -> bool:
         if len(self._service.sessions) > 0:

@@ -67,7 +67,8 @@ class Connector:
                 )
         except (McpLostError, MCPError, TimeoutError, ValueError) as exc:
             await connection.close()
-            self._problem = str(exc) if isinstance(exc, ValueError) else self._outage(exc)
+            down = f"the MCP server {settings.address!r} does not answer: {exc or 'time is up'}"
+            self._problem = str(exc) if isinstance(exc, ValueError) else down
             self._not_before = time.monotonic() + self._delay_s
             self._delay_s = min(2 * self._delay_s, LONGEST_DELAY_S)
             raise ToolUnavailableError(self._problem) from exc
@@ -76,9 +77,6 @@ class Connector:
             raise
         self._delay_s = FIRST_DELAY_S
         return connection
-
-    def _outage(self, exc: Exception) -> str:
-        return f"the MCP server {self._settings.address!r} does not answer: {exc or 'time is up'}"
 
 
 class McpTool(Tool):

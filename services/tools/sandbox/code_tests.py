@@ -9,6 +9,7 @@ tests in another one of another sandbox; between them passes plain data, through
 from __future__ import annotations
 
 import asyncio
+import textwrap
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -107,7 +108,9 @@ class CodeTests(SandboxTool[CodeTestsSettings]):
         else:
             rest = len(failed) - self.settings.show_failing
         for check, failure in failed[: self.settings.show_failing]:
-            lines.append(f"Failed: {check.text}\n{_indent(failure or '')}")
+            lines.append(
+                f"Failed: {check.text}\n{textwrap.indent(failure or '', '  ', lambda _: True)}"
+            )
         if rest > 0 and self.settings.show_failing:
             lines.append(f"{rest} more failed.")
         return shorten("\n".join(lines), self.settings.output_chars)
@@ -249,7 +252,3 @@ async def _relay(test: Run, solution: Run) -> dict[str, Any] | None:
 async def _finish(worker: Worker, run: Run, report: dict[str, Any]) -> RunResult:
     run.stop()
     return await worker.finish(run, report)
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"  {line}" for line in text.splitlines())
