@@ -145,7 +145,14 @@ MACHINES = (
     (Machine("1.5b", 1, 80, 16_384, 0.35, 128), ("ppo", "grpo")),
 )
 
-HEAD = """\
+PROMPT = r'''system_prompt = """
+You answer questions by searching an encyclopedia. In every turn think first, between <think> and \
+</think>. Then either call the search tool once, or, when you know enough, give the final answer \
+between <answer> and </answer>: as few words as possible, without explanation. Search for one fact \
+at a time, and use what you found in the next search."""
+'''
+
+FILE = """\
 # {title} on real multi-hop questions, the setting of Agent-R1 (arXiv:2511.14460):
 # {model} ({licence}) on {gpus} of {gpu_gb} GB.
 #
@@ -171,16 +178,7 @@ max_turns = 5
 max_tokens_per_turn = 1024
 max_tool_response_chars = 2048
 max_calls_per_turn = 1
-"""
-
-PROMPT = r'''system_prompt = """
-You answer questions by searching an encyclopedia. In every turn think first, between <think> and \
-</think>. Then either call the search tool once, or, when you know enough, give the final answer \
-between <answer> and </answer>: as few words as possible, without explanation. Search for one fact \
-at a time, and use what you found in the next search."""
-'''
-
-TOOLS = """
+{prompt}
 [tools.search]
 # Differs: BM25 over the corpus below; the paper searches 36 million passages with dense vectors.
 type = "search"
@@ -192,9 +190,7 @@ rule = "paper"                     # exact match if the format is right, else fo
 
 [redis]
 maxmemory_mb = 2048
-"""
 
-ROLLOUT = """
 [rollout]
 {placement_comment}{rollout_memory}max_concurrent = {max_concurrent}
 gpu_memory_utilization = {utilization}
@@ -202,9 +198,7 @@ tensor_parallel_size = 1           # differs: 2 there
 
 [placement]
 rollout_replicas = {replicas}
-"""
 
-LEARNER = """
 [learner]
 epochs = 1
 groups_per_batch = 128
@@ -228,9 +222,7 @@ sample_timeout_s = 1800.0
 stall_timeout_s = 3600.0
 checkpoint_every = 50              # differs: the paper's scripts keep none
 keep_last = 2
-"""
 
-EVALUATION = """
 [evaluation]
 # All questions before and after training; 128 of each set every 10 steps, greedy, as in the paper.
 every = 10
@@ -328,7 +320,7 @@ def render(method: Method, machine: Machine) -> str:
     utilization = machine.shared_utilization if one else 0.85
     paper_model = machine.model == "3b"
     short = machine.max_context < 16_384
-    head = HEAD.format(
+    return FILE.format(
         title=method.title,
         model=model.name,
         licence=model.licence,
@@ -342,16 +334,12 @@ def render(method: Method, machine: Machine) -> str:
             if short
             else "                # prompt 8192 + response 8192"
         ),
-    )
-    placement = (SHARED_GPU if one else OWN_GPUS).format(replicas=replicas, ranks=ranks)
-    rollout = ROLLOUT.format(
-        placement_comment=placement,
+        prompt=PROMPT,
+        placement_comment=(SHARED_GPU if one else OWN_GPUS).format(replicas=replicas, ranks=ranks),
         rollout_memory=_rollout_memory(machine, utilization),
         max_concurrent=machine.max_concurrent,
         utilization=utilization,
         replicas=replicas,
-    )
-    learner = LEARNER.format(
         group_size=method.group_size,
         method=method.name,
         method_keys=method.keys,
@@ -359,10 +347,8 @@ def render(method: Method, machine: Machine) -> str:
         ranks=ranks,
         zero_stage=machine.zero_stage(method),
         offload='offload = "optimizer"\n' if machine.offload(method) else "",
-        max_context=machine.max_context,
         chunk=machine.chunk,
     )
-    return head + PROMPT + TOOLS + rollout + learner + EVALUATION
 
 
 def all_files() -> dict[str, str]:
