@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from pydantic import JsonValue, ValidationError, computed_field
 
@@ -284,7 +284,6 @@ class ResultFile:
         """What the user should know about the file that was found."""
         self.answers: dict[Key, Answer] = {}
         """What the file has, by set and id."""
-        self._file: BinaryIO | None = None
         out.parent.mkdir(parents=True, exist_ok=True)
         if overwrite:
             for path in (out, meta_file(out), summary_file(out)):
@@ -301,22 +300,12 @@ class ResultFile:
         Raises:
             ValueError: the file cannot be written (a full disk, say).
         """
-        line = answer.model_dump_json().encode() + b"\n"
         try:
-            if self._file is None:
-                # Unbuffered: one write a line, so that a crash leaves at most one half line.
-                self._file = self.out.open("ab", buffering=0)
-            while line:
-                line = line[self._file.write(line) :]
+            with self.out.open("ab") as file:
+                file.write(answer.model_dump_json().encode() + b"\n")
         except OSError as exc:
             raise ValueError(f"--out ({self.out}) cannot be written: {exc.strerror}") from exc
         self.answers[answer.key] = answer
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def _check_facts(self, facts: Facts) -> None:
         remedy = "choose another --out, or use --overwrite to discard the answers in the file"

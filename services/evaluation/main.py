@@ -122,11 +122,7 @@ class Evaluation:
             ValueError: redis.url is not set.
             RetrievalError: the search tool did not answer.
         """
-        report = on_progress or (lambda _: None)
-        try:
-            asyncio.run(self._ask(run, redis, search_url, report))
-        finally:
-            self.file.close()
+        asyncio.run(self._ask(run, redis, search_url, on_progress or (lambda _: None)))
 
     def failures(self) -> list[str]:
         """Return why questions failed, the most frequent reasons first, with their counts."""

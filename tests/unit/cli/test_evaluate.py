@@ -63,7 +63,6 @@ class FakeLauncher:
             reason = "tool_timeout: search" if failed else "answer"
             line = answer(task.id, set="held_out", failed=failed, reason=reason)
             evaluation.file.append(line)
-        evaluation.file.close()
 
 
 @pytest.fixture

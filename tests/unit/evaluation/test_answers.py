@@ -147,7 +147,6 @@ def begun(out: Path, *answers: Answer, facts: Facts = FACTS) -> Path:
     file = ResultFile(out, facts)
     for line in answers:
         file.append(line)
-    file.close()
     return out
 
 
@@ -157,7 +156,6 @@ def test_a_file_is_taken_over_by_the_same_evaluation(tmp_path: Path):
     assert file.answers.keys() == {("s", "q1"), ("t", "q2")}
     assert file.notes == []
     file.append(answer("q3"))
-    file.close()
     assert [line.id for line in read_answers(out)] == ["q1", "q2", "q3"]
 
 
@@ -202,7 +200,6 @@ def test_a_full_disk_is_explained(tmp_path: Path):
     file.out.symlink_to("/dev/full")
     with pytest.raises(ValueError, match=r"cannot be written: No space left on device"):
         file.append(answer())
-    file.close()
     assert file.answers == {}
 
 
@@ -215,7 +212,6 @@ def test_a_half_written_last_line_is_dropped_with_a_note(tmp_path: Path, cut: in
     assert file.answers.keys() == {("s", "q1")}
     assert "only half written" in file.notes[0]
     file.append(answer("q2"))
-    file.close()
     assert [line.id for line in read_answers(out)] == ["q1", "q2"]
 
 
