@@ -12,7 +12,7 @@ offered, never.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -212,30 +212,23 @@ class ToolRegistry:
         keys = self._keys
 
         async def find() -> list[ToolInstance]:
-            ids = sorted(name.decode() for name in await self._redis.smembers(keys.instance_ids))
-            values = await self._values([keys.instance(name) for name in ids])
-            expired = [name for name, value in zip(ids, values, strict=True) if value is None]
-            if expired:
-                await self._redis.srem(keys.instance_ids, *expired)
-                await self._redis.srem(keys.draining, *expired)
+            values = await self._present(keys.instance_ids, keys.instance, keys.draining)
             draining = {name.decode() for name in await self._redis.smembers(keys.draining)}
             return [
                 one.model_copy(update={"draining": one.draining or one.instance in draining})
-                for one in map(_parse, values)
+                for one in map(_parse, values.values())
                 if one is not None
             ]
 
         instances = await self._connection.retrying(find, "read tools")
         names = sorted({one.tool for one in instances}) if tools is None else list(tools)
-
-        async def facts() -> list[Any]:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                for name in names:
-                    pipe.lrange(keys.versions(name), 0, -1)
-                    pipe.hgetall(keys.weights(name))
-                return await pipe.execute()
-
-        found = await self._connection.retrying(facts, "read tool versions") if names else []
+        found = await self._connection.transact(
+            lambda pipe: [
+                (pipe.lrange(keys.versions(name), 0, -1), pipe.hgetall(keys.weights(name)))
+                for name in names
+            ],
+            "read tool versions",
+        )
         states: dict[str, ToolState] = {}
         for name, versions, weights in zip(names, found[::2], found[1::2], strict=True):
             states[name] = ToolState(
@@ -246,8 +239,17 @@ class ToolRegistry:
             )
         return states
 
-    async def _values(self, keys: Sequence[str]) -> list[bytes | None]:
-        return list(await self._redis.mget(keys)) if keys else []
+    async def _present(
+        self, members: str, key_of: Callable[[str], str], *others: str
+    ) -> dict[str, bytes]:
+        """Return the values of the names in a set; a name without one leaves it and `others`."""
+        names = sorted(name.decode() for name in await self._redis.smembers(members))
+        values = await self._redis.mget(map(key_of, names)) if names else []
+        found = dict(zip(names, values, strict=True))
+        expired = [name for name, value in found.items() if value is None]
+        for key in (members, *others) if expired else ():
+            await self._redis.srem(key, *expired)
+        return {name: value for name, value in found.items() if value is not None}
 
     async def drain(self, instances: Sequence[str]) -> None:
         """Mark instances: they finish what they have and get nothing new."""
@@ -287,22 +289,10 @@ class ToolRegistry:
     async def reports(self) -> dict[str, PinReport]:
         """Return what rollout servers say, by server."""
         keys = self._keys
-
-        async def read() -> dict[str, bytes | None]:
-            names = sorted(n.decode() for n in await self._redis.smembers(keys.pin_reporters))
-            values = await self._values([keys.pins(name) for name in names])
-            found = dict(zip(names, values, strict=True))
-            gone = [name for name, value in found.items() if value is None]
-            if gone:
-                await self._redis.srem(keys.pin_reporters, *gone)
-            return found
-
-        values = await self._connection.retrying(read, "read tool use")
-        return {
-            name: PinReport.model_validate_json(value)
-            for name, value in values.items()
-            if value is not None
-        }
+        values = await self._connection.retrying(
+            lambda: self._present(keys.pin_reporters, keys.pins), "read tool use"
+        )
+        return {name: PinReport.model_validate_json(value) for name, value in values.items()}
 
     async def pinned(self, tool: str, version: str) -> int:
         """Return how many trajectories, on all rollout servers, keep a version."""
@@ -346,9 +336,7 @@ def _usable_weights(tool: str, stored: Mapping[bytes, bytes]) -> dict[str, float
     return weights
 
 
-def _parse(value: bytes | None) -> ToolInstance | None:
-    if value is None:
-        return None
+def _parse(value: bytes) -> ToolInstance | None:
     try:
         return ToolInstance.model_validate_json(value)
     except ValidationError:
