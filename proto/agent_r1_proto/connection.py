@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast
 
 from redis import exceptions as redis_errors
@@ -104,21 +105,16 @@ def _is_transient(exc: Exception) -> bool:
     )
 
 
+@dataclass(eq=False)
 class RedisConnection:
     """A connection to Redis for one run."""
 
-    def __init__(
-        self,
-        client: Any,
-        run_id: str,
-        *,
-        lease_s: float = 30.0,
-        max_processing_failures: int = 3,
-    ) -> None:
-        self.redis = client
-        self.keys = Keys(run_id)
-        self.lease_s = lease_s
-        self.max_processing_failures = max_processing_failures
+    redis: Any
+    keys: Keys
+    lease_s: float = 30.0
+    """Seconds after which entries of a silent consumer go to another one."""
+    max_processing_failures: int = 3
+    """Failed processings of one entry before it is dead-lettered."""
 
     @classmethod
     async def connect(
@@ -129,17 +125,15 @@ class RedisConnection:
         Args:
             url: redis://, rediss:// or unix:// address.
             run_id: names the run; see `Keys`.
-            lease_s: seconds after which entries of a silent consumer go to another one.
-            max_processing_failures: failed processings of one entry before it is dead-lettered.
+            lease_s: as the attribute.
+            max_processing_failures: as the attribute.
         """
         # redis-py leaves half of its types open; strict checking stops at its door.
         pool: Any = cast(Any, BlockingConnectionPool).from_url(
             url, socket_timeout=SOCKET_TIMEOUT_S, max_connections=MAX_CONNECTIONS, timeout=None
         )
         client: Any = cast(Any, Redis).from_pool(pool)
-        connection = cls(
-            client, run_id, lease_s=lease_s, max_processing_failures=max_processing_failures
-        )
+        connection = cls(client, Keys(run_id), lease_s, max_processing_failures)
         await connection.retrying(lambda: client.ping(), "connect")
         return connection
 

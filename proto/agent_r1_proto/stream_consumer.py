@@ -19,7 +19,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Self, TypeVar, cast
 
 from redis.exceptions import ResponseError
@@ -81,6 +81,7 @@ class Entry(Generic[M]):
     message: M
 
 
+@dataclass(eq=False)
 class StreamConsumer(Generic[M]):
     """One member of a consumer group.
 
@@ -88,27 +89,21 @@ class StreamConsumer(Generic[M]):
     consumers left, then new entries.
     """
 
-    def __init__(
-        self,
-        broker: RedisConnection,
-        stream: str,
-        message_type: type[M],
-        *,
-        group: str,
-        consumer: str,
-    ) -> None:
-        self.broker = broker
-        self.stream = stream
-        self.message_type = message_type
-        self.group = group
-        self.consumer = consumer
-        self._in_flight: set[str] = set()
-        self._own_cursor: str | None = "0"
-        self._next_reclaim = 0.0
-        self._seen_newer: set[str] = set()
-        self._renewal: asyncio.Task[None] | None = None
-        self._renew_script = broker.redis.register_script(_RENEW_OWNED)
-        self._delete_if_last = broker.redis.register_script(_DELETE_IF_LAST)
+    broker: RedisConnection
+    stream: str
+    message_type: type[M]
+    group: str
+    consumer: str
+    _in_flight: set[str] = field(default_factory=set[str], init=False)
+    _own_cursor: str | None = field(default="0", init=False)
+    _next_reclaim: float = field(default=0.0, init=False)
+    _seen_newer: set[str] = field(default_factory=set[str], init=False)
+    _renewal: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the scripts."""
+        self._renew_script: Any = self.broker.redis.register_script(_RENEW_OWNED)
+        self._delete_if_last: Any = self.broker.redis.register_script(_DELETE_IF_LAST)
 
     async def __aenter__(self) -> Self:
         """Create the group if needed and start renewing leases."""

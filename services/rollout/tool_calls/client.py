@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import jsonschema
@@ -85,50 +85,42 @@ _Sent = tuple[ToolCall, asyncio.Future[tuple[CallReply, int]]]
 """A call that travels with others, and where its answer goes."""
 
 
+@dataclass
 class ToolClient:
     """Calls tools by name.
 
     Calls of a tool that answers several at once (`max_batch`), made within one turn of the event
     loop, travel in one request; a call that is retried travels alone, so that it cannot fail others
     twice.
-
-    Args:
-        urls: base URL of the tools whose address is fixed, by name.
-        directory: chooses instances; None makes one without a registry.
-        registry: where the other tools announce themselves.
-        announced: names of those tools.
-        timeout_s: time for one call, retries included.
-        retries: most retries of one call.
-        max_requests: most HTTP requests in flight for one tool; further ones wait, so that a slow
-            tool cannot keep the others from being called.
-        token: sent with every request.
     """
 
-    def __init__(
-        self,
-        urls: Mapping[str, str],
-        *,
-        directory: ToolDirectory | None = None,
-        registry: ToolRegistry | None = None,
-        announced: Sequence[str] = (),
-        timeout_s: float = 30.0,
-        retries: int = 3,
-        max_requests: int = 64,
-        token: RunToken | None = None,
-    ) -> None:
-        self._urls = {name: url.rstrip("/") for name, url in urls.items()}
-        self._registry = registry
-        self._announced = list(announced)
-        self._timeout_s = timeout_s
-        self._retries = retries
-        self._http = ToolHttp((*self._urls, *self._announced), max_requests, token)
-        self._validators: dict[str, Validator] = {}
-        self._waiting: dict[tuple[str, str], list[_Sent]] = {}
-        """By tool and instance, calls made within one turn of the event loop."""
-        self._sends: set[asyncio.Task[None]] = set()
-        self._sessions: dict[tuple[str, str], Endpoint] = {}
-        self._watching: asyncio.Task[None] | None = None
-        self.directory = directory or ToolDirectory()
+    urls: Mapping[str, str]
+    """Base URL of the tools whose address is fixed, by name."""
+    directory: ToolDirectory = field(default_factory=ToolDirectory)
+    """Chooses instances."""
+    registry: ToolRegistry | None = None
+    """Where the other tools announce themselves."""
+    announced: Sequence[str] = ()
+    """Names of those tools."""
+    timeout_s: float = 30.0
+    """Time for one call, retries included."""
+    retries: int = 3
+    """Most retries of one call."""
+    max_requests: int = 64
+    """Most HTTP requests in flight for one tool; further ones wait, so that a slow tool cannot keep
+    the others from being called."""
+    token: RunToken | None = None
+    """Sent with every request."""
+    _validators: dict[str, Validator] = field(default_factory=dict, init=False)
+    _waiting: dict[tuple[str, str], list[_Sent]] = field(default_factory=dict, init=False)
+    """By tool and instance, calls made within one turn of the event loop."""
+    _sends: set[asyncio.Task[None]] = field(default_factory=set, init=False)
+    _sessions: dict[tuple[str, str], Endpoint] = field(default_factory=dict, init=False)
+    _watching: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Open the connection pool."""
+        self._http = ToolHttp((*self.urls, *self.announced), self.max_requests, self.token)
 
     @property
     def specs(self) -> dict[str, ToolSpec]:
@@ -141,11 +133,12 @@ class ToolClient:
         Raises:
             ValueError: a service did not answer in time, or is not the tool it should be.
         """
+        urls = {name: url.rstrip("/") for name, url in self.urls.items()}
         specs = await asyncio.gather(
-            *(self._http.fetch_spec(name, url, wait_s) for name, url in self._urls.items()),
+            *(self._http.fetch_spec(name, url, wait_s) for name, url in urls.items()),
             self._find_announced(wait_s),
         )
-        for (name, url), spec in zip(self._urls.items(), specs[:-1], strict=True):
+        for (name, url), spec in zip(urls.items(), specs[:-1], strict=True):
             assert spec is not None
             if spec.name != name:
                 raise ValueError(
@@ -155,25 +148,25 @@ class ToolClient:
             self.directory.add_fixed(name, url, spec)
         for name, spec in self.specs.items():
             _check_schema(name, spec)
-        if self._registry is not None and self._announced:
-            watch = self.directory.watch_forever(self._registry, self._announced)
+        if self.registry is not None and self.announced:
+            watch = self.directory.watch_forever(self.registry, self.announced)
             self._watching = asyncio.create_task(watch)
 
     async def _find_announced(self, wait_s: float) -> None:
         """Wait until every tool without a fixed URL has an instance."""
-        if self._registry is None or not self._announced:
+        if self.registry is None or not self.announced:
             return
-        missing = list(self._announced)
+        missing = list(self.announced)
         deadline = time.monotonic() + wait_s
         while True:
-            states = await self._registry.read(missing)
+            states = await self.registry.read(missing)
             missing = [name for name in missing if not self.directory.update(name, states[name])]
             if not missing:
                 return
             if time.monotonic() > deadline:
                 raise ValueError(
                     f"no instance of {', '.join(missing)} is announced in the tool pool "
-                    f"{self._registry.pool!r} after {wait_s:g} s; start one (`agent-r1 serve tool "
+                    f"{self.registry.pool!r} after {wait_s:g} s; start one (`agent-r1 serve tool "
                     "CONFIG --name TOOL` with the same redis.url and run.tool_pool), set "
                     "tools.<name>.url, or raise rollout.tool_start_timeout_s"
                 )
@@ -228,7 +221,7 @@ class ToolClient:
             ToolOutageError: no usable answer within the time and retries allowed.
         """
         started = time.monotonic()
-        deadline = min(started + self._timeout_s, deadline or math.inf)
+        deadline = min(started + self.timeout_s, deadline or math.inf)
 
         async def send(attempt: int) -> tuple[CallReply, int]:
             message = ToolCall(
@@ -271,7 +264,7 @@ class ToolClient:
             self._sessions[name, rollout_id] = endpoint
             await self._http.post(endpoint, name, "/open", body)
 
-        await self._retrying(name, send, time.monotonic() + self._timeout_s)
+        await self._retrying(name, send, time.monotonic() + self.timeout_s)
 
     async def close_session(self, name: str, rollout_id: str) -> None:
         """Close a session, if it can be reached: a lost one expires at the service."""
@@ -316,7 +309,7 @@ class ToolClient:
                         return await send(attempt), attempt
                     except RequestError as exc:
                         unsafe = exc.outage.may_have_run and not idempotent
-                        if not exc.outage.resend or unsafe or retries == self._retries:
+                        if not exc.outage.resend or unsafe or retries == self.retries:
                             raise ToolOutageError(exc.kind, name, str(exc), attempt + 1) from exc
                         logger.debug("tool call retried tool=%s error=%s", name, exc)
                         problem = str(exc)
@@ -325,7 +318,7 @@ class ToolClient:
                     await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
                     delay_s = min(delay_s * 2, LONGEST_DELAY_S)
         except TimeoutError as exc:
-            detail = f"nothing usable within {self._timeout_s:g} s (env.tool_timeout_s): {problem}"
+            detail = f"nothing usable within {self.timeout_s:g} s (env.tool_timeout_s): {problem}"
             raise ToolOutageError("tool_timeout", name, detail, attempt + 1) from exc
 
     def _send_together(
