@@ -16,7 +16,7 @@ import logging
 import sys
 import tempfile
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
 
 import anyio
@@ -72,29 +72,24 @@ class Offer:
         return f"{self.server}+{hashlib.sha256(shown.encode()).hexdigest()[:8]}"
 
 
+@dataclass(eq=False)
 class McpConnection:
-    """A connection to the server of `settings`.
+    """A connection to the server of `settings`."""
 
-    Args:
-        settings: how to reach it.
-        stateful: insist on a session of the server's (HTTP); a process always has its own state.
-        errlog: where a started server's standard error goes; None is this process's.
-    """
-
-    def __init__(
-        self, settings: McpSettings, *, stateful: bool, errlog: IO[str] | None = None
-    ) -> None:
-        self._settings = settings
-        self._stateful = stateful
-        self._errlog = errlog
-        self._client: Client | None = None
-        self._owner: asyncio.Task[None] | None = None
-        self._ready = asyncio.Event()
-        self._closing = asyncio.Event()
-        self._session_id: str | None = None
-        self._session_gone = False
-        self._http_status = ""
-        self._cause: BaseException | None = None
+    settings: McpSettings
+    """How to reach it."""
+    stateful: bool
+    """Insist on a session of the server's (HTTP); a process always has its own state."""
+    errlog: IO[str] | None = None
+    """Where a started server's standard error goes; None is this process's."""
+    _client: Client | None = field(default=None, init=False)
+    _owner: asyncio.Task[None] | None = field(default=None, init=False)
+    _ready: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _closing: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _session_id: str | None = field(default=None, init=False)
+    _session_gone: bool = field(default=False, init=False)
+    _http_status: str = field(default="", init=False)
+    _cause: BaseException | None = field(default=None, init=False)
 
     @property
     def alive(self) -> bool:
@@ -112,12 +107,12 @@ class McpConnection:
         owner = self._owner = asyncio.create_task(self._hold())
         ready = asyncio.create_task(self._ready.wait())
         try:
-            async with asyncio.timeout(self._settings.connect_timeout_s):
+            async with asyncio.timeout(self.settings.connect_timeout_s):
                 await asyncio.wait({owner, ready}, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError as exc:
             await self.close()
             raise McpLostError(
-                f"no answer within {self._settings.connect_timeout_s:g} s "
+                f"no answer within {self.settings.connect_timeout_s:g} s "
                 "(settings.connect_timeout_s)",
                 sent=False,
             ) from exc
@@ -131,10 +126,10 @@ class McpConnection:
             if isinstance(cause, ValueError) and not isinstance(cause, ValidationError):
                 raise cause
             raise McpLostError(self._describe_cause(), sent=False) from cause
-        if self._stateful and self._settings.url is not None and self._session_id is None:
+        if self.stateful and self.settings.url is not None and self._session_id is None:
             await self.close()
             raise ValueError(
-                f"the MCP server at {self._settings.url} opens no sessions, so it keeps nothing "
+                f"the MCP server at {self.settings.url} opens no sessions, so it keeps nothing "
                 'per trajectory; set settings.isolation = "shared", or make the server stateful'
             )
 
@@ -150,7 +145,7 @@ class McpConnection:
             owner.cancel()
             await asyncio.wait({owner}, timeout=CLOSE_TIMEOUT_S)
         if not owner.done():
-            logger.warning("mcp connection does not end server=%s", self._settings.address)
+            logger.warning("mcp connection does not end server=%s", self.settings.address)
 
     async def call(self, tool: str, arguments: dict[str, Any]) -> CallToolResult:
         """Call a tool.
@@ -217,13 +212,13 @@ class McpConnection:
             if self._ready.is_set():
                 logger.warning(
                     "mcp connection lost server=%s error=%s",
-                    self._settings.address,
+                    self.settings.address,
                     self._describe_cause(),
                 )
 
     async def _new_client(self, stack: contextlib.AsyncExitStack) -> Client:
-        settings = self._settings
-        mode = SESSION_MODE if self._stateful and settings.url is not None else SHARED_MODE
+        settings = self.settings
+        mode = SESSION_MODE if self.stateful and settings.url is not None else SHARED_MODE
         if settings.url is not None:
             http = await stack.enter_async_context(
                 httpx2.AsyncClient(
@@ -246,7 +241,7 @@ class McpConnection:
                     env=settings.passed_environment(),
                     cwd=settings.cwd,
                 ),
-                errlog=self._errlog or sys.__stderr__ or sys.stderr,  # type: ignore[arg-type]
+                errlog=self.errlog or sys.__stderr__ or sys.stderr,  # type: ignore[arg-type]
             )
         ours = Implementation(name="agent-r1", version=importlib.metadata.version("agent-r1"))
         return Client(transport, mode=mode, cache=None, client_info=ours)
