@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,29 +46,23 @@ async def ask_interpreter(python: str | None) -> Interpreter:
     path = python or sys.executable
     remedy = "set python to the path of a Python 3.10 or newer"
     try:
-        process = await asyncio.create_subprocess_exec(
-            path,
-            "-I",
-            "-c",
-            _QUESTION,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        asked = await asyncio.to_thread(
+            subprocess.run,
+            [path, "-I", "-c", _QUESTION],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=ASK_TIMEOUT_S,
         )
     except OSError as exc:
         raise ValueError(f"python ({path!r}) cannot be started: {exc}; {remedy}") from exc
-    try:
-        stdout, stderr = await asyncio.wait_for(process.communicate(), ASK_TIMEOUT_S)
-    except TimeoutError as exc:
-        process.kill()
-        await process.wait()
+    except subprocess.TimeoutExpired as exc:
         raise ValueError(
             f"python ({path!r}) did not answer within {ASK_TIMEOUT_S:g} s; {remedy}"
         ) from exc
     try:
-        answer = json.loads(stdout)
+        answer = json.loads(asked.stdout)
     except ValueError as exc:
-        said = stderr.decode(errors="replace")[-500:].strip()
+        said = asked.stderr.decode(errors="replace")[-500:].strip()
         raise ValueError(
             f"python ({path!r}) is not a Python interpreter: it said {said!r}; {remedy}"
         ) from exc

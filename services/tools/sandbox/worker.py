@@ -280,38 +280,34 @@ class Worker:
 async def _spawn(
     plan: SandboxPlan, uid: int | None, folder: str | None, control: socket.socket
 ) -> asyncio.subprocess.Process:
-    if plan.bwrap is None:
-        assert folder is not None
-        command = bubblewrap.python_command(plan.interpreter, bubblewrap.GUEST.parent)
-        environment = bubblewrap.ENVIRONMENT | {"HOME": folder, "TMPDIR": folder}
-        return await _start_process(command, environment, control, ())
-    contents = bubblewrap.user_files(bubblewrap.SANDBOX_UID if uid is None else uid)
+    files: dict[str, int] = {}
+    environment: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
-        files = {"seccomp": _memory_file(stack, compile_filter())}
-        files |= {name: _memory_file(stack, data) for name, data in contents.items()}
-        command = bubblewrap.command_line(
-            plan.bwrap,
-            plan.interpreter,
-            plan.settings,
-            uid=uid,
-            files=files,
-            private_proc=plan.private_proc,
+        if plan.bwrap is None:
+            assert folder is not None
+            command = bubblewrap.python_command(plan.interpreter, bubblewrap.GUEST.parent)
+            environment = bubblewrap.ENVIRONMENT | {"HOME": folder, "TMPDIR": folder}
+        else:
+            contents = bubblewrap.user_files(bubblewrap.SANDBOX_UID if uid is None else uid)
+            contents["seccomp"] = compile_filter()
+            files = {name: _memory_file(stack, data) for name, data in contents.items()}
+            command = bubblewrap.command_line(
+                plan.bwrap,
+                plan.interpreter,
+                plan.settings,
+                uid=uid,
+                files=files,
+                private_proc=plan.private_proc,
+            )
+        return await asyncio.create_subprocess_exec(
+            *command,
+            stdin=control.fileno(),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            pass_fds=tuple(files.values()),
+            env=environment,
+            cwd="/",
         )
-        return await _start_process(command, {}, control, tuple(files.values()))
-
-
-async def _start_process(
-    command: list[str], environment: dict[str, str], control: socket.socket, files: tuple[int, ...]
-) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        *command,
-        stdin=control.fileno(),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-        pass_fds=files,
-        env=environment,
-        cwd="/",
-    )
 
 
 def _set_up_message(plan: SandboxPlan, uid: int | None, folder: str | None) -> Json:
