@@ -93,15 +93,7 @@ class RolloutKey(Message):
         Raises:
             ValueError: the text is no key.
         """
-        run_id, *numbers = text.split("/")
-        incarnation, group_id, sample_index, attempt = map(int, numbers)
-        return cls(
-            run_id=run_id,
-            incarnation=incarnation,
-            group_id=group_id,
-            sample_index=sample_index,
-            attempt=attempt,
-        )
+        return cls.model_validate(dict(zip(cls.model_fields, text.split("/"), strict=True)))
 
     def __str__(self) -> str:
         """Render as `run/incarnation/group/sample/attempt`."""

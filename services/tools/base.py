@@ -151,15 +151,7 @@ class Tool(ABC):
         check_methods(type(self), f"tool class {kind}", _METHODS)
         check_parameters(kind, self.parameters)
         try:
-            return ToolSpec(
-                name=self.name,
-                version=self.version,
-                description=self.description,
-                parameters=self.parameters,
-                sessions=self.sessions,
-                max_batch=self.max_batch,
-                idempotent=self.idempotent,
-            )
+            return ToolSpec.model_validate({f: getattr(self, f) for f in ToolSpec.model_fields})
         except ValidationError as exc:
             problems = "; ".join(
                 f"{error['loc'][0]} ({error['input']!r}): {error['msg']}" for error in exc.errors()
