@@ -8,6 +8,7 @@ what the service needs, and returns the configuration with those files in it. Th
 from __future__ import annotations
 
 import asyncio
+import atexit
 import copy
 import json
 import socket
@@ -78,7 +79,7 @@ def join(run_id: str, service: str, redis_url: str | None, options: Sequence[str
     address = own_address(redis.url)
     require_token(service, ListenConfig(host=address), token)
     folder = OwnFolder(None, FOLDER_PREFIX)
-    folder.remove_at_exit()
+    atexit.register(folder.remove)
     config = asyncio.run(_bring(run_id, service, redis, token, own, folder.path, address))
     file = folder.path / CONFIG_FILE
     write_atomically(file, json.dumps(config))

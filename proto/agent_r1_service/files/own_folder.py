@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import fcntl
 import shutil
@@ -42,7 +41,3 @@ class OwnFolder:
         """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
-
-    def remove_at_exit(self) -> None:
-        """Remove the folder when this process ends in order."""
-        atexit.register(self.remove)

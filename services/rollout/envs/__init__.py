@@ -33,20 +33,13 @@ def load_env_class(
     Raises:
         ValueError: there is no such class, it is no ToolEnv, or it does not take the options.
     """
-    found: Any = BUILTIN_ENVS.get(env_type)
-    if found is None:
-        found = _import_env_class(env_type)
+    found: Any = BUILTIN_ENVS.get(env_type) or import_named(env_type, f"env.type ({env_type})")
+    if not (isinstance(found, type) and issubclass(found, ToolEnv)):
+        raise ValueError(f"env.type ({env_type}) must be a subclass of agent_r1.ToolEnv")
     check_methods(found, f"env.type ({env_type})", {"step": ("turn", "results"), "close": ()})
     try:
         inspect.signature(found).bind(None, **dict.fromkeys(option_names))
     except TypeError as exc:
         given = ", ".join(sorted(option_names)) or "none"
         raise ValueError(f"env.options ({given}) do not fit env.type ({env_type}): {exc}") from exc
-    return found
-
-
-def _import_env_class(env_type: str) -> type[ToolEnv]:
-    found = import_named(env_type, f"env.type ({env_type})")
-    if not (isinstance(found, type) and issubclass(found, ToolEnv)):
-        raise ValueError(f"env.type ({env_type}) must be a subclass of agent_r1.ToolEnv")
     return found

@@ -122,13 +122,12 @@ class ToolDirectory:
         """Take over what the registry says of a tool; return whether it is known now."""
         tool = self._tools.get(name)
         if tool is None:
-            live = state.live_versions()
-            first = [one for one in state.instances if not one.draining]
-            if not live or not first:
-                return False
             shares = state.shares()
+            if not shares:
+                return False
             version = max(shares, key=lambda v: shares[v])
-            spec = next(one.spec for one in first if one.version == version)
+            live = (one for one in state.instances if not one.draining)
+            spec = next(one.spec for one in live if one.version == version)
             tool = self._tools[name] = _Tool(spec=spec)
         accepted = self._accepted(name, tool, state.instances)
         self._note_changes(name, tool, accepted)

@@ -61,7 +61,7 @@ class McpFace:
     ) -> None:
         self._service = service
         self._timeout_s = timeout_s
-        self._stdio_id = f"mcp/stdio-{uuid.uuid4().hex[:8]}"
+        self.stdio_id = f"mcp/stdio-{uuid.uuid4().hex[:8]}"
         self._opened: dict[str, asyncio.Task[None]] = {}
         """Per MCP session that called: its opening of a session of the tool, done or not."""
         self._turns: dict[str, int] = {}
@@ -80,10 +80,6 @@ class McpFace:
         self._turns.pop(session_id, None)
         if self._opened.pop(session_id, None) is not None:
             await self._service.close(SessionRequest(rollout_id=session_id))
-
-    async def end_stdio(self) -> None:
-        """Close what the process's one client opened."""
-        await self.end_session(self._stdio_id)
 
     async def _list(
         self, _: ServerRequestContext[dict[str, Any]], __: PaginatedRequestParams | None
@@ -146,7 +142,7 @@ class McpFace:
         """Return the rollout id of a caller, with an open session where the tool keeps one."""
         request = context.request
         if not isinstance(request, Request):
-            caller = self._stdio_id
+            caller = self.stdio_id
         else:
             session_id = request.headers.get(MCP_SESSION_ID_HEADER)
             caller = session_name(session_id or uuid.uuid4().hex)
@@ -228,4 +224,4 @@ async def serve_stdio(service: ToolService, *, timeout_s: float = CALL_TIMEOUT_S
     async with service.running():
         async with stdio_server() as (reading, writing):
             await face.server.run(reading, writing, face.server.create_initialization_options())
-        await face.end_stdio()
+        await face.end_session(face.stdio_id)

@@ -72,7 +72,6 @@ class StoredIndex:
 
     name: str
     """Its own name, not that of an alias."""
-    aliases: frozenset[str]
     created_ms: int
     num_shards: int
     meta: IndexMeta | None
@@ -197,7 +196,6 @@ def _stored(name: str, state: Mapping[str, Any]) -> StoredIndex:
     ]
     return StoredIndex(
         name=name,
-        aliases=frozenset(state.get("aliases", {})),
         created_ms=int(settings.get("creation_date", 0)),
         num_shards=int(settings.get("number_of_shards", 1)),
         meta=meta,
