@@ -12,7 +12,7 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import httpx
@@ -59,37 +59,29 @@ class _SourceError(Exception):
     """A source could not be reached or sent something else."""
 
 
+@dataclass(eq=False)
 class Download:
-    """One pull of one file.
+    """One pull of one file."""
 
-    Args:
-        client: with the run's token.
-        file: gets the chunks; those it has are not asked for.
-        url: of the file at the learner.
-        peers: URL of the file at other servers, by name.
-        own_name: name of this server.
-    """
+    client: httpx.AsyncClient
+    """With the run's token."""
+    file: PartialFile
+    """Gets the chunks; those it has are not asked for."""
+    url: str
+    """Of the file at the learner."""
+    peers: dict[str, str]
+    """URL of the file at the other servers that are still asked, by name."""
+    own_name: str
+    """Name of this server."""
+    _waited_since: dict[str, float] = field(default_factory=dict[str, float], init=False)
+    _damaged: int = field(default=0, init=False)
 
-    def __init__(
-        self,
-        client: httpx.AsyncClient,
-        file: PartialFile,
-        url: str,
-        peers: Mapping[str, str],
-        own_name: str,
-    ) -> None:
-        self._client = client
-        self._file = file
-        self._url = url
-        self._names = sorted({*peers, own_name})
-        self._own_name = own_name
-        self._peers = dict(peers)
-        """Those that are still asked."""
-        own_first = sorted(file.missing, key=lambda index: self._source(index) is not None)
+    def __post_init__(self) -> None:
+        """Put the chunks in the order in which they are taken."""
+        self._names = sorted({*self.peers, self.own_name})
+        own_first = sorted(self.file.missing, key=lambda index: self._source(index) is not None)
         self._queue = deque(own_first)
         self._started = self._last_chunk = time.monotonic()
-        self._waited_since: dict[str, float] = {}
-        self._damaged = 0
 
     async def run(self) -> None:
         """Return when the file is complete.
@@ -119,23 +111,23 @@ class Download:
     def _source(self, index: int) -> str | None:
         """Return the peer to ask for a chunk; None is the learner."""
         name = self._names[index % len(self._names)]
-        if name != self._own_name and name not in self._peers:
+        if name != self.own_name and name not in self.peers:
             # All servers share the chunks of a failed one out in the same way.
-            name = max([*self._peers, self._own_name], key=lambda one: _rank(index, one))
-        return None if name == self._own_name else name
+            name = max([*self.peers, self.own_name], key=lambda one: _rank(index, one))
+        return None if name == self.own_name else name
 
     async def _take_from_learner(self, index: int) -> None:
         while True:
             try:
-                data = await self._get(self._url, index)
+                data = await self._get(self.url, index)
             except _NotThereYetError:
                 raise TransferError(
-                    f"{self._url} is not there: the learner has replaced it, or has ended"
+                    f"{self.url} is not there: the learner has replaced it, or has ended"
                 ) from None
             except _SourceError as exc:
                 if time.monotonic() - self._last_chunk > STALL_TIMEOUT_S:
                     raise TransferError(
-                        f"{self._file.path.name} does not arrive for {STALL_TIMEOUT_S:g} s: {exc}; "
+                        f"{self.file.path.name} does not arrive for {STALL_TIMEOUT_S:g} s: {exc}; "
                         "see whether the learner runs and its learner.weights_server can be "
                         "reached from here"
                     ) from exc
@@ -146,14 +138,14 @@ class Download:
             self._damaged += 1
             if self._damaged >= MAX_DAMAGED:
                 raise TransferError(
-                    f"{self._url}: {self._damaged} chunks had another sha256 than the manifest says"
+                    f"{self.url}: {self._damaged} chunks had another sha256 than the manifest says"
                 )
 
     async def _take_from_peer(self, index: int, peer: str) -> bool:
         """Take a chunk from a peer; False when it did not have it or failed."""
         try:
             async with asyncio.timeout(PEER_TIMEOUT_S):
-                data = await self._get(self._peers[peer], index)
+                data = await self._get(self.peers[peer], index)
         except _NotThereYetError:
             await self._wait_for(peer)
             return False
@@ -174,11 +166,11 @@ class Download:
             await asyncio.sleep(POLL_S)
 
     def _drop(self, peer: str, why: str) -> None:
-        if self._peers.pop(peer, None) is not None:
+        if self.peers.pop(peer, None) is not None:
             logger.warning("weights are not taken from a peer peer=%s reason=%s", peer, why)
 
     async def _write(self, index: int, data: bytes) -> bool:
-        fits = await asyncio.to_thread(self._file.write, index, data)
+        fits = await asyncio.to_thread(self.file.write, index, data)
         if fits:
             self._last_chunk = time.monotonic()
         return fits
@@ -190,11 +182,11 @@ class Download:
             _NotThereYetError: the source says that it does not have them.
             _SourceError: it did not send as many.
         """
-        start, end = self._file.span(index)
+        start, end = self.file.span(index)
         headers = {"range": f"bytes={start}-{end - 1}", "accept-encoding": "identity"}
         data = bytearray()
         try:
-            async with self._client.stream("GET", url, headers=headers) as response:
+            async with self.client.stream("GET", url, headers=headers) as response:
                 if response.status_code == HTTPStatus.NOT_FOUND:
                     raise _NotThereYetError
                 if response.status_code != HTTPStatus.PARTIAL_CONTENT:
