@@ -104,13 +104,9 @@ def call_failures(trajectory: Trajectory) -> list[Failure]:
     The model reads them and may learn from them: they fail nothing. Those that differ only in
     what is quoted (an argument of the model's) are one kind.
     """
-    found: list[Failure] = []
-    for call in trajectory.calls():
-        error = call_error(call)
-        if error is not None:
-            one = failure("tools", error, trajectory.rollout_id)
-            found.append(one.model_copy(update={"kind": _QUOTED.sub("#", one.kind)}))
-    return found
+    errors = [error for call in trajectory.calls() if (error := call_error(call)) is not None]
+    found = [failure("tools", error, trajectory.rollout_id) for error in errors]
+    return [one.model_copy(update={"kind": _QUOTED.sub("#", one.kind)}) for one in found]
 
 
 class FailureBoard:

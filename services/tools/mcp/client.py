@@ -16,6 +16,7 @@ import logging
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from mcp import MCPError
 from mcp_types import INVALID_PARAMS, CallToolResult, TextContent
@@ -35,15 +36,15 @@ PROBE_TIMEOUT_S = 5.0
 _UNKNOWN_TOOL = re.compile(r"unknown tool|tool .*not found", re.IGNORECASE)
 
 
+@dataclass
 class Connector:
     """Opens connections to a server that still offers the same; waits longer after failures."""
 
-    def __init__(self, settings: McpSettings, offer: Offer) -> None:
-        self._settings = settings
-        self._offer = offer
-        self._delay_s = FIRST_DELAY_S
-        self._not_before = 0.0
-        self._problem = ""
+    settings: McpSettings
+    offer: Offer
+    _delay_s: float = field(default=FIRST_DELAY_S, init=False)
+    _not_before: float = field(default=0.0, init=False)
+    _problem: str = field(default="", init=False)
 
     async def connect(self) -> McpConnection:
         """Open a connection.
@@ -54,16 +55,16 @@ class Connector:
         wait_s = self._not_before - time.monotonic()
         if wait_s > 0:
             raise ToolUnavailableError(f"{self._problem}; the next try is in {wait_s:.1f} s")
-        settings = self._settings
+        settings = self.settings
         connection = McpConnection(settings, stateful=settings.isolation == "rollout")
         try:
             await connection.open()
             async with asyncio.timeout(settings.connect_timeout_s):
                 now = choose(await connection.offers(), settings)
-            if now.version != self._offer.version:
+            if now.version != self.offer.version:
                 raise ValueError(
                     f"the MCP server {settings.address!r} is now {now.version}, and this service "
-                    f"announced {self._offer.version}; restart the tool service to take it up"
+                    f"announced {self.offer.version}; restart the tool service to take it up"
                 )
         except (McpLostError, MCPError, TimeoutError, ValueError) as exc:
             await connection.close()
