@@ -355,12 +355,12 @@ def create_app(service: ToolService) -> FastAPI:
     @app.post("/open")
     async def open_session(request: Request) -> Response:
         await service.open(parse_body(SessionRequest, await request.body()))
-        return json_response({})
+        return json_response(None)
 
     @app.post("/close")
     async def close_session(request: Request) -> Response:
         await service.close(parse_body(SessionRequest, await request.body()))
-        return json_response({})
+        return json_response(None)
 
     async def outage(_: Request, exc: Exception) -> Response:
         if isinstance(exc, ToolUnavailableError):

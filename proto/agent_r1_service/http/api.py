@@ -6,7 +6,6 @@ Services parse bodies themselves, so that a wrong one is answered in the same wo
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -62,12 +61,9 @@ def _list_problems(error: ValidationError) -> str:
     return "; ".join(shown)
 
 
-def json_response(value: BaseModel | dict[str, Any]) -> Response:
-    """Return a JSON response of a message or a dictionary."""
-    if isinstance(value, BaseModel):
-        content = value.model_dump_json()
-    else:
-        content = json.dumps(value, ensure_ascii=False)
+def json_response(message: BaseModel | None) -> Response:
+    """Return a JSON response of a message; None is an empty object."""
+    content = "{}" if message is None else message.model_dump_json()
     return Response(content, media_type="application/json")
 
 
