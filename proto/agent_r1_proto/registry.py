@@ -243,8 +243,8 @@ class ToolRegistry:
         self, members: str, key_of: Callable[[str], str], *others: str
     ) -> dict[str, bytes]:
         """Return the values of the names in a set; a name without one leaves it and `others`."""
-        names = sorted(name.decode() for name in await self._redis.smembers(members))
-        values = await self._redis.mget(map(key_of, names)) if names else []
+        names: list[str] = sorted(n.decode() for n in await self._redis.smembers(members))
+        values: list[Any] = await self._redis.mget(map(key_of, names)) if names else []
         found = dict(zip(names, values, strict=True))
         expired = [name for name, value in found.items() if value is None]
         for key in (members, *others) if expired else ():
