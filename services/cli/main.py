@@ -20,6 +20,7 @@ from typing import TypeAlias
 from agent_r1.learner.checkpoints.object_store import StoreError
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
 from agent_r1_service.files.writing import DiskFullError
+from agent_r1_service.imports import quick_imports
 
 logger = logging.getLogger(__name__)
 
@@ -446,9 +447,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.run is None:  # no command, or one that has commands of its own
         arguments.parser.print_help()
         return EXIT_REASON
-    module, _, function = arguments.run.partition(":")
+    name, _, function = arguments.run.partition(":")
     try:
-        return getattr(importlib.import_module(module), function)(arguments)
+        with quick_imports():
+            module = importlib.import_module(name)
+        return getattr(module, function)(arguments)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # the reader of our output has gone (`agent-r1 show RUN | head`)

@@ -29,6 +29,7 @@ from agent_r1_service.config import ListenConfig, RunConfig
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_service.files.private import private_folder, write_private
 from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_FILE
+from agent_r1_service.imports import quick_imports
 from agent_r1_service.logs import make_formatter
 from agent_r1_service.tracing import start_tracing
 
@@ -51,7 +52,8 @@ def configure_logging(run: RunConfig, service: str) -> None:
 
 def train(arguments: argparse.Namespace) -> int:
     """Run a whole training run on this machine."""
-    from agent_r1_deploy import local
+    with quick_imports():
+        from agent_r1_deploy import local
 
     if (arguments.config is None) == (arguments.resume is None):
         raise ConfigError("name a CONFIG to start a run, or --resume DIR to continue one")
@@ -211,7 +213,8 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
     if arguments.service == "rollout":
         _serve_rollout(config, announce_dir)
     elif arguments.service == "reward":
-        from agent_r1.reward import main as reward
+        with quick_imports():
+            from agent_r1.reward import main as reward
 
         _redis(config)
         _check_listen(config, config.reward, "reward")
@@ -222,7 +225,8 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
         resume = arguments.resume or (arguments.resume_if_begun and _has_begun(config))
         return _serve_learner(config, announce_dir, resume=resume)
     else:
-        from agent_r1.tools import main as tools
+        with quick_imports():
+            from agent_r1.tools import main as tools
 
         name = _tool_name(config, arguments.service, arguments.name)
         _check_listen(config, config.tools[name], f"tools.{name}")
@@ -260,7 +264,8 @@ def _serve_rollout(config: Config, announce_dir: Path | None) -> NoReturn:
     _redis(config)
     tools = {name: tool.url for name, tool in config.tools.items()}
     _check_listen(config, config.rollout, "rollout")
-    from agent_r1.rollout import main as rollout
+    with quick_imports():
+        from agent_r1.rollout import main as rollout
     from agent_r1.rollout.policy import EngineDeadError, PolicyOutOfMemoryError, PolicySetupError
 
     try:
@@ -316,7 +321,8 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
         raise ConfigError("table [data] is missing; the learner needs data.train")
     if config.learner.transport == "http":
         _check_listen(config, config.learner.weights_server, "learner.weights_server")
-    from agent_r1.learner import main as learner
+    with quick_imports():
+        from agent_r1.learner import main as learner
     from agent_r1.learner import outcome
     from agent_r1.learner.engine.interface import EngineError
     from agent_r1.learner.run_spec import make_run_spec

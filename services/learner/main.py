@@ -26,6 +26,7 @@ from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
 from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ModelConfig, RunConfig
+from agent_r1_service.imports import quick_imports
 
 if TYPE_CHECKING:
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
@@ -72,7 +73,8 @@ def follow(
 ) -> NoReturn:
     """Be a rank other than 0 until the ranks end."""
     setup = engine_setup(run, model, learner)
-    from agent_r1.learner.engine.ranks.worker import follow
+    with quick_imports():
+        from agent_r1.learner.engine.ranks.worker import follow
 
     follow(place, [setup])
 
@@ -81,8 +83,9 @@ def build_engine(spec: RunSpec, place: RankPlace | None = None) -> DeepSpeedPoli
     """Join the ranks, or start them on this machine, and load the model over all of them."""
     setup = engine_setup(spec.run, spec.model, spec.learner)
     # Imports torch and DeepSpeed, which a wrong configuration should not have to wait for.
-    from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.ranks.group import RankGroup
+    with quick_imports():
+        from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+        from agent_r1.learner.engine.ranks.group import RankGroup
 
     return DeepSpeedPolicyEngine(
         setup,

@@ -46,6 +46,7 @@ from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
 from agent_r1_service.files.room import require_shared_memory
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import find_token
+from agent_r1_service.imports import quick_imports
 from agent_r1_service.metrics import MetricsPage
 
 logger = logging.getLogger(__name__)
@@ -110,19 +111,20 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
         load_timeout_s=rollout.weight_load_timeout_s,
     )
     prepare_environment(engine)
-    facts = await asyncio.to_thread(read_model, engine)
-    if settings.transport == "http":
-        require_room_for_versions(rollout.weights_dir, facts.layout.num_values, model.dtype)
-    if rollout.tensor_parallel_size > 1:
-        require_shared_memory(f"{rollout.tensor_parallel_size} tensor-parallel processes")
-    chat = await asyncio.to_thread(
-        build_chat_format,
-        settings.env,
-        str(facts.directory),
-        facts.eos_token_ids,
-        has_tools=bool(settings.tools),
-    )
-    from agent_r1.rollout.vllm.policy import VllmPolicy
+    with quick_imports():
+        facts = await asyncio.to_thread(read_model, engine)
+        if settings.transport == "http":
+            require_room_for_versions(rollout.weights_dir, facts.layout.num_values, model.dtype)
+        if rollout.tensor_parallel_size > 1:
+            require_shared_memory(f"{rollout.tensor_parallel_size} tensor-parallel processes")
+        chat = await asyncio.to_thread(
+            build_chat_format,
+            settings.env,
+            str(facts.directory),
+            facts.eos_token_ids,
+            has_tools=bool(settings.tools),
+        )
+        from agent_r1.rollout.vllm.policy import VllmPolicy
 
     await serve_policy(VllmPolicy(engine), chat, settings, on_death=_end_process_later)
 

@@ -28,6 +28,7 @@ from agent_r1.learner.sft.data import SftData, load_dialogues, plan_batches
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1_service.config import ModelConfig, RunConfig
 from agent_r1_service.files.writing import replace_directory, write_atomically
+from agent_r1_service.imports import quick_imports
 
 logger = logging.getLogger(__name__)
 
@@ -191,8 +192,9 @@ def run(
             f"sft.output ({sft.output}) exists already; remove it or name another directory"
         )
     warm_start = _WarmStart(model, sft, run.seed if sft.seed is None else sft.seed)
-    from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.ranks.group import RankGroup
+    with quick_imports():
+        from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+        from agent_r1.learner.engine.ranks.group import RankGroup
 
     setup = _engine_setup(run, model, sft)
     group = RankGroup(setup, place)
@@ -208,7 +210,8 @@ def run(
 
 def follow(run: RunConfig, model: ModelConfig, sft: SftConfig, place: RankPlace) -> NoReturn:
     """Be a rank other than 0 until the ranks end."""
-    from agent_r1.learner.engine.ranks.worker import follow
+    with quick_imports():
+        from agent_r1.learner.engine.ranks.worker import follow
 
     follow(place, [_engine_setup(run, model, sft)])
 

@@ -21,6 +21,7 @@ from agent_r1.rollout.vllm.settings import (
     VllmSettings,
     check_cpu_fit,
 )
+from agent_r1_service.imports import quick_imports
 
 DEFAULT_BATCHED_TOKENS = 2048
 _PR_SET_PDEATHSIG = 1
@@ -44,18 +45,20 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
         PolicySetupError: the release of vLLM, the settings or the memory do not allow it.
     """
     check_release()
-    from vllm.platforms import current_platform
-    from vllm.v1.engine.async_llm import AsyncLLM
+    with quick_imports():
+        from vllm.platforms import current_platform
+        from vllm.v1.engine.async_llm import AsyncLLM
 
-    from agent_r1.rollout.vllm.engine_stats import counting_logger
+        from agent_r1.rollout.vllm.engine_stats import counting_logger
 
-    on_cpu = current_platform.is_cpu()
+        on_cpu = current_platform.is_cpu()
+        args = _engine_args(settings, facts, on_cpu=on_cpu)
     if on_cpu:
         check_cpu_fit(settings, facts)
-    args = _engine_args(settings, facts, on_cpu=on_cpu)
     try:
         with _engine_environment(settings, compiled=not args.enforce_eager):
-            config = args.create_engine_config()
+            with quick_imports():  # before the fork, so that the engine shares these pages
+                config = args.create_engine_config()
             if on_cpu and settings.tensor_parallel_size == 1:
                 _fork_next_engine(settings)
             loggers: list[Any] = [counting_logger(work)]

@@ -38,6 +38,7 @@ from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.engine.ranks.wire import BUILD, receive, send
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
+from agent_r1_service.imports import quick_imports
 
 if TYPE_CHECKING:
     from agent_r1.learner.engine.ranks.engine import RankEngine
@@ -285,6 +286,7 @@ class RankGroup:
 
 def build_engine(place: RankPlace, setup: EngineSetup) -> RankEngine:
     """Build one rank's part; imports DeepSpeed, after the accelerator was chosen."""
-    from agent_r1.learner.engine.ranks.engine import RankEngine
+    with quick_imports():
+        from agent_r1.learner.engine.ranks.engine import RankEngine
 
     return RankEngine(setup, choose_device(setup.config, place.local_rank))
