@@ -32,6 +32,7 @@ from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ModelConfig, StrictConfig
+from agent_r1_service.imports import quick_imports
 from agent_r1_service.user_code import describe
 
 Kind = Literal["part", "problem", "machine", "note", "spec", "end"]
@@ -259,7 +260,7 @@ def _told(part: str, exc: BaseException) -> str:
 def main() -> None:
     """Read the request, load its parts, report to the descriptor that the command line names."""
     request = ProbeRequest.model_validate_json(sys.stdin.buffer.read())
-    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as out:
+    with os.fdopen(int(sys.argv[1]), "w", encoding="utf-8") as out, quick_imports():
         probe(request, out)
     os._exit(0)  # no thread or exit handler of user code is waited for
 
