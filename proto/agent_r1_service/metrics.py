@@ -29,6 +29,8 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from agent_r1_service.gpus import read_gpus
+
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
@@ -85,6 +87,19 @@ MEMORY_AVAILABLE = Metric(
 SHARED_MEMORY_FREE = Metric(
     "agent_r1_machine_shared_memory_free_bytes", "gauge", "Free space of /dev/shm.", ("host",)
 )
+GPU_MEMORY = Metric("agent_r1_gpu_memory_bytes", "gauge", "Memory of a GPU.", ("host", "gpu"))
+GPU_MEMORY_USED = Metric(
+    "agent_r1_gpu_memory_used_bytes",
+    "gauge",
+    "Memory of a GPU that is in use, by any process.",
+    ("host", "gpu"),
+)
+GPU_BUSY = Metric(
+    "agent_r1_gpu_busy_ratio",
+    "gauge",
+    "Share of the last moment in which a GPU computed anything.",
+    ("host", "gpu"),
+)
 DISK = Metric(
     "agent_r1_disk_bytes", "gauge", "Size of the disk that holds a folder.", ("host", "folder")
 )
@@ -137,6 +152,8 @@ class MetricsPage:
         host = (socket.gethostname(),)
         for metric, read in _MACHINE.items():
             self.read(metric, lambda read=read: {host: read()})
+        for metric, field in _GPU.items():
+            self.read(metric, lambda field=field: _gpus(host[0], field))
         self._folders = {(*host, key): path for key, path in (folders or {}).items()}
         self.read(DISK, lambda: self._disks("total"))
         self.read(DISK_FREE, lambda: self._disks("free"))
@@ -191,6 +208,10 @@ def scrape_target(url: str, job: str, run: str) -> dict[str, object]:
     return {"targets": [urlsplit(url).netloc], "labels": {"job": job, "run": run}}
 
 
+def _gpus(host: str, field: str) -> dict[tuple[str, ...], float]:
+    return {(host, str(gpu.index)): getattr(gpu, field) for gpu in read_gpus()}
+
+
 def _memory(field: str) -> float:
     """Return a field of /proc/meminfo in bytes; NaN where there is none."""
     try:
@@ -216,6 +237,9 @@ _MACHINE: dict[Metric, Callable[[], float]] = {
     MEMORY_AVAILABLE: lambda: _memory("MemAvailable"),
     SHARED_MEMORY_FREE: _shared_memory_free,
 }
+
+
+_GPU = {GPU_MEMORY: "memory_bytes", GPU_MEMORY_USED: "used_bytes", GPU_BUSY: "busy"}
 
 
 def metrics_of(module: object) -> list[Metric]:
