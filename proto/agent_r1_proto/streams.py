@@ -53,16 +53,16 @@ class Broker(RedisConnection):
         """Delete a stream and everything in it."""
         await self.retrying(lambda: self.redis.delete(stream), "delete stream")
 
-    async def waiting(self, stream: str, group: str) -> int:
-        """Return how many entries of a stream no consumer of a group has taken."""
+    async def pending(self, stream: str, group: str) -> int:
+        """Return how many entries of a stream consumers of a group have taken and not finished."""
 
-        async def pending() -> int:
+        async def ask() -> int:
             try:
                 return int((await self.redis.xpending(stream, group))["pending"])
             except ResponseError:  # no consumer has made the group yet
                 return 0
 
-        return max(0, await self.depth(stream) - await self.retrying(pending, "pending"))
+        return await self.retrying(ask, "pending")
 
     async def memory(self) -> RedisMemory:
         """Return what the Redis server uses and may use."""

@@ -282,7 +282,9 @@ class RolloutCollector:
         }
         depths = {name: await broker.depth(stream) for name, (stream, _) in streams.items()}
         self.depths = {**depths, "dead_letters": await broker.depth(keys.dead_letters)}
-        self.waiting = {name: await broker.waiting(*one) for name, one in streams.items()}
+        self.waiting = {
+            name: max(0, depths[name] - await broker.pending(*one)) for name, one in streams.items()
+        }
         self.redis_memory = await broker.memory()
 
     async def count_failures(self) -> None:

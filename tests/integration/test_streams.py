@@ -65,12 +65,13 @@ def worker(broker_url: str, run_id: str, name: str, mode: str) -> Iterator[subpr
 
 async def test_finish_publishes_acknowledges_and_deletes(broker: Broker):
     await broker.publish(broker.keys.tasks, rollout_task())
+    assert await broker.pending(broker.keys.tasks, "rollout") == 0  # no consumer has come yet
     async with tasks_consumer(broker, "a") as consumer:
         [entry] = await consumer.read(8, 1.0)
+        assert await broker.pending(broker.keys.tasks, "rollout") == 1
         await consumer.finish(entry, [(broker.keys.trajectories, trajectory(entry.message))])
         assert await broker.depth(broker.keys.tasks) == 0
-        pending = await broker.redis.xpending(broker.keys.tasks, "rollout")
-        assert pending["pending"] == 0
+        assert await broker.pending(broker.keys.tasks, "rollout") == 0
     results = broker.consumer(broker.keys.trajectories, Trajectory, group="reward", consumer="r")
     async with results:
         [result] = await results.read(8, 1.0)
