@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-hosts test-ranks test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
+.PHONY: help setup demo table test test-unit test-docker images test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -33,6 +33,9 @@ test-hosts: setup ## train on network namespaces that share nothing, over slow a
 
 test-ranks: setup ## run 2 and 3 learner ranks on hosts that share nothing (network namespaces), under every ZeRO stage
 	@$(BIN)/python -m pytest tests/integration/test_ranks_on_hosts.py -m "ranks or not ranks" --timeout 900
+
+test-ray: setup ## train on a Ray cluster of network namespaces, whose nodes are killed in mid-run
+	@$(BIN)/python scripts/test_ray
 
 test-sandbox: setup ## run every reference solution of HumanEval and MBPP (AGENT_R1_REAL_DATA) in the sandbox
 	@$(BIN)/python scripts/test_sandbox

@@ -418,6 +418,37 @@ def _add_rollout(commands: _Commands) -> None:
     )
 
 
+def _add_ray(commands: _Commands) -> None:
+    actions = _add_group(
+        commands,
+        "ray",
+        "train on a Ray cluster",
+        "Train on the Ray cluster that RAY_ADDRESS names: the learner as a job, the other services "
+        "as Serve applications (docs/deploy/ray.md). Needs the extra agent-r1[ray].",
+    )
+    up = _add(
+        actions,
+        "up",
+        "ray:up",
+        "train a run on a cluster, or continue or follow it there",
+        "Submit the learner's job, deploy the services, and print the job's log until it ends. "
+        "Without RAY_ADDRESS, a cluster is started on this machine for as long as the command "
+        "runs. Ctrl-C stops the run cleanly. The same command continues a run that was stopped, "
+        "and follows one that runs; services whose configuration has changed are replaced.",
+    )
+    down = _add(actions, "down", "ray:down", "stop a run on a cluster cleanly")
+    train = _add(
+        actions,
+        "train",
+        "ray:train",
+        "the learner's job, for `ray job submit -- agent-r1 ray train CONFIG`",
+    )
+    apps = _add(actions, "apps", "ray:apps", "print the Serve configuration, for `serve deploy`")
+    for parser in (up, down, train, apps):
+        _add_config(parser)
+    up.add_argument("--detach", action="store_true", help="return when everything is submitted")
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
@@ -436,6 +467,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_search(commands)
     _add_tools(commands)
     _add_rollout(commands)
+    _add_ray(commands)
     _add_evaluation(commands)
     _add_reading(commands)
     return parser

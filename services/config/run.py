@@ -19,6 +19,7 @@ from pydantic import ValidationError, model_validator
 
 from agent_r1.config import sources as config_sources
 from agent_r1.config.placement import PlacementConfig
+from agent_r1.config.ray import GPU, RayConfig
 from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig, SftConfig
@@ -63,6 +64,7 @@ class Config(StrictConfig):
     rollout: RolloutConfig = RolloutConfig()
     learner: LearnerConfig = LearnerConfig()
     placement: PlacementConfig = PlacementConfig()
+    ray: RayConfig = RayConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     sft: SftConfig | None = None
     """Needed for `agent-r1 sft`."""
@@ -103,6 +105,12 @@ class Config(StrictConfig):
             raise ValueError(
                 f"rollout.server_id ({self.rollout.server_id!r}) must be unset with "
                 f"{replicas} rollout servers ([placement]): every server needs its own"
+            )
+        gpus, parts = self.ray.rollout_resources.get(GPU, 0), self.rollout.tensor_parallel_size
+        if gpus not in (0, parts):
+            raise ValueError(
+                f'ray.rollout_resources asks for {gpus:g} "GPU", and rollout.tensor_parallel_size '
+                f"is {parts}; give a server as many GPUs as it uses"
             )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterable
 
 import httpx
@@ -11,6 +12,12 @@ import psutil
 from agent_r1_service.http.guard import is_loopback
 
 ANSWER_TIMEOUT_S = 10.0
+
+
+def free_port() -> int:
+    """Return a port of the loopback address that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def listening(pids: Iterable[int]) -> list[tuple[str, int, int]]:

@@ -24,7 +24,7 @@ from packaging.utils import canonicalize_name
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCKS = sorted((REPOSITORY / "deploy" / "constraints").glob("*.txt"))
 PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-CPU_EXTRAS = ("tools", "reward", "rollout", "learner", "local", "dev")
+CPU_EXTRAS = ("tools", "reward", "rollout", "learner", "ray", "local", "dev")
 TORCH_MEDIA = {"torchvision", "torchaudio", "torchcodec"}
 
 

@@ -1,0 +1,77 @@
+"""A short run on a Ray cluster of one node; `make test-ray` has the long one, with three."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.support.runs import set_options, started, wait_until, write_config
+from tests.support.sockets import free_port
+
+pytestmark = pytest.mark.vllm
+
+END_TIMEOUT_S = 400.0
+
+
+@pytest.fixture
+def ray_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give Ray a folder of its own, whose name is short enough for the sockets in it."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    folder = Path(tempfile.mkdtemp(prefix="ray", dir="/tmp"))
+    monkeypatch.setenv("RAY_TMPDIR", str(folder))
+    monkeypatch.setenv("HOME", str(folder))
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_trains_every_sample_once_and_leaves_nothing(
+    tmp_path: Path, redis_url: str, run_id: str, tiny_base_dir: Path, world: Path, ray_folder: Path
+):
+    config = write_config(tmp_path / "job", run_id=run_id, base=tiny_base_dir, world=world)
+    folder, port = tmp_path / "run", free_port()
+    options = {
+        "redis.url": redis_url,
+        "run.dir": folder,
+        "ray.api_port": port,
+        "rollout.kv_cache_gib": 0.25,
+        "learner.steps": 2,
+        "learner.groups_per_batch": 2,
+        "evaluation.before": "false",
+        "evaluation.after": "false",
+        "evaluation.every": 100,
+    }
+    with started("ray", "up", config, *set_options(options)) as process:
+        health = f"http://127.0.0.1:{port}/{run_id}/search/healthz"
+        answers: list[dict[str, object]] = []
+        wait_until(lambda: answers_now(health, answers), "an answer of search", process)
+        output, _ = process.communicate(timeout=END_TIMEOUT_S)
+    assert process.returncode == 0, output
+    assert answers[0]["name"] == "search"  # Serve's proxy reaches the service
+    assert "step 2/2" in output  # the job's log is followed
+    files = sorted((folder / "trajectories").glob("step_*.jsonl"))
+    trained = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    samples = sorted((one["group_id"], one["sample_index"]) for one in trained if one["trained"])
+    # 2 steps of 2 groups of 4 samples.
+    assert samples == [(group, sample) for group in range(4) for sample in range(4)]
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(health, trust_env=False)
+
+
+def answers_now(url: str, answers: list[dict[str, object]]) -> bool:
+    """Ask a URL; add what it answers with 200 to the answers, and say whether it did."""
+    with suppress(httpx.HTTPError):
+        answer = httpx.get(url, trust_env=False)
+        if answer.status_code == httpx.codes.OK:
+            answers.append(answer.json())
+    return bool(answers)

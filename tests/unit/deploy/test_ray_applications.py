@@ -1,0 +1,133 @@
+"""The Serve configuration of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1_deploy.ray.applications import actor_options, serve_config
+from agent_r1_deploy.ray.learner import Losses, final_status, learner_arguments
+from agent_r1_deploy.ray.ranks import Ended
+from agent_r1_deploy.ray.up import cpus_of
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+EXAMPLE = REPOSITORY / "examples" / "tiny_world" / "run.toml"
+REDIS = 'redis.url="redis://redis:6379/0"'
+
+
+def load(*options: str) -> Config:
+    return load_config(EXAMPLE, [REDIS, *options], environ={}).config
+
+
+def applications(*options: str) -> dict[str, dict[str, Any]]:
+    return {one["args"]["service"]: one for one in serve_config(load(*options))["applications"]}
+
+
+def test_there_is_an_application_for_every_service_but_the_learner():
+    found = applications()
+    assert list(found) == ["search", "reward", "rollout"]
+    assert [one["name"] for one in found.values()] == [
+        "tiny-world-search",
+        "tiny-world-reward",
+        "tiny-world-rollout",
+    ]
+
+
+def test_ray_accepts_the_configuration():
+    parsed = ServeDeploySchema.model_validate(serve_config(load("ray.max_rollout_replicas=4")))
+    assert len(parsed.applications) == 3
+
+
+def test_the_committed_configuration_is_that_of_the_example():
+    committed = REPOSITORY / "deploy" / "ray" / "serve.yaml"
+    assert yaml.safe_load(committed.read_text()) == serve_config(load())
+
+
+def test_a_changed_key_of_a_tool_changes_its_application_alone():
+    before, after = applications(), applications("tools.search.top_k=3")
+    assert [name for name in before if before[name] != after[name]] == ["search"]
+    assert "tools.search.top_k=3" in after["search"]["args"]["options"]
+
+
+def test_what_the_bundle_or_the_node_decides_is_no_option_of_a_tool():
+    options = applications("tools.search.port=8400")["search"]["args"]["options"]
+    assert not [one for one in options if "corpus" in one or "port" in one]
+
+
+def test_rollout_servers_are_scaled_between_two_bounds():
+    (deployment,) = applications("ray.max_rollout_replicas=4")["rollout"]["deployments"]
+    assert "num_replicas" not in deployment
+    scaling = deployment["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
+
+
+def test_a_redis_that_nodes_cannot_find_or_with_a_password_is_refused():
+    with pytest.raises(ConfigError, match="AGENT_R1__REDIS__URL"):
+        serve_config(load_config(EXAMPLE, environ={}).config)
+    with pytest.raises(ConfigError, match="holds a password"):
+        serve_config(load('redis.url="redis://:secret@redis:6379/0"'))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("ray.max_rollout_replicas=0", "greater than 0"),
+        ("ray.rollout_replicas=3", "max_rollout_replicas"),
+        ("ray.rank_resources={GPU = 2}", "learner.ranks"),
+        ("ray.rollout_resources={GPU = 2}", "tensor_parallel_size"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(option: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        load("ray.max_rollout_replicas=2", option)
+
+
+def test_resources_are_options_of_an_actor():
+    assert actor_options({"CPU": 2, "GPU": 1, "fast": 1}) == {
+        "num_cpus": 2,
+        "num_gpus": 1,
+        "resources": {"fast": 1},
+    }
+
+
+def test_a_local_cluster_has_room_for_the_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    # 2 ranks of 1, 3 servers of 1, one tool and one reward worker of 0.5 each.
+    assert cpus_of(load("learner.ranks=2", "ray.max_rollout_replicas=3")) == 6
+
+
+def test_ranks_get_the_options_of_the_job_and_weights_travel_over_http():
+    arguments = learner_arguments(load(), "run.toml", ["learner.steps=3"])
+    assert arguments[:5] == ["serve", "learner", "run.toml", "--set", "learner.steps=3"]
+    assert 'learner.transport="http"' in arguments
+    assert arguments[-1] == "--resume-if-begun"
+
+
+@pytest.mark.parametrize(
+    ("ended", "status"),
+    [
+        ([Ended(0, "finished"), Ended(0)], 0),
+        ([Ended(3, "finished_with_losses"), None], 3),
+        ([Ended(0, "interrupted"), None], None),  # the node of rank 1 was shut down
+        ([Ended(1, "finished"), Ended(1)], None),  # the summary is of an earlier start
+        ([None, Ended(1)], None),
+        ([Ended(1), Ended(2)], 2),  # such as too few GPUs for rank 1
+        ([], None),
+    ],
+)
+def test_a_learner_is_started_again_until_it_has_finished_or_cannot(
+    ended: list[Ended | None], status: int | None
+):
+    assert final_status(ended) == status
+
+
+def test_losses_are_too_many_only_within_the_window():
+    losses = Losses(most=2, window_s=100)
+    assert [losses.too_many(now) for now in (0, 50, 99)] == [False, False, True]
+    spread = Losses(most=2, window_s=100)
+    assert not any(spread.too_many(now) for now in (0, 60, 120, 180))
