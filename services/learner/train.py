@@ -162,6 +162,9 @@ async def _start_collecting(run: TrainingRun) -> asyncio.Task[None]:
     stop_signal, collector, publisher = run.stop_signal, run.collector, run.publisher
     await stop_signal.unless_stopped(run.registry.set_incarnation(run.ledger.last_incarnation))
     await stop_signal.unless_stopped(collector.start())
+    # First, because a push waits for servers, and those may be on other hosts and have to join.
+    offer = RunOffer(run.spec, run.registry, publisher.transport)
+    offering = stop_signal.spawn(offer.prepare(), "offer")
     if run.spec.resume or run.ledger.last_policy_version > 0:
         # Servers may hold the weights of a step that is no longer part of this run, or of
         # another run on the same services.
@@ -170,8 +173,6 @@ async def _start_collecting(run: TrainingRun) -> asyncio.Task[None]:
     else:  # version 0: the configured model
         await stop_signal.unless_stopped(publisher.announce())
     stop_signal.spawn(collector.collect_forever(run.consumer), "collect")
-    offer = RunOffer(run.spec, run.registry, publisher.transport)
-    offering = stop_signal.spawn(offer.prepare(), "offer")
 
     async def announce() -> None:
         await publisher.announce()

@@ -482,6 +482,33 @@ async def test_weights_travel_over_http_where_nothing_is_shared(
     assert summary(tmp_path / "run")["status"] == "finished"
 
 
+async def test_a_resumed_learner_says_how_to_join_before_any_server_has_its_weights(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder = tmp_path / "run"
+    async with await Broker.connect(redis_url, run_id) as broker:
+        registry = Registry(broker)
+        async with FakeServices(broker).running():
+            engine = FakeEngine(train_s=0.1)
+            spec = training_spec(folder, redis_url, run_id, steps=6, transport="http")
+            learner = Learner(spec, engine)
+            running = asyncio.create_task(learner.run())
+            await eventually(lambda: engine.steps >= 2, running)
+            learner.request_stop("SIGTERM")
+            await asyncio.wait_for(running, 60)
+        before = await registry.join_offer()
+        # Servers that have come with the first learner have gone with it: others can only join.
+        spec = training_spec(folder, redis_url, run_id, steps=6, transport="http", resume=True)
+        running = asyncio.create_task(Learner(spec, FakeEngine()).run())
+        async with asyncio.timeout(60):
+            while await registry.join_offer() == before:
+                assert not running.done()
+                await asyncio.sleep(0.05)
+        async with FakeServices(broker).running():
+            await asyncio.wait_for(running, 60)
+    assert summary(folder)["status"] == "finished"
+
+
 async def test_without_any_rollout_server_the_run_stops_with_that_reason(
     tmp_path: Path, redis_url: str, run_id: str
 ):
