@@ -23,7 +23,8 @@ from packaging.utils import canonicalize_name
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCKS = sorted((REPOSITORY / "deploy" / "constraints").glob("*.txt"))
-PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 CPU_EXTRAS = ("tools", "reward", "rollout", "learner", "ray", "local", "dev")
 TORCH_MEDIA = {"torchvision", "torchaudio", "torchcodec"}
 
@@ -78,6 +79,16 @@ def pinned_versions(lock: Path, python: str) -> dict[str, str]:
             assert name not in versions, f"{name} is pinned twice for Python {python}"
             versions[name] = str(requirement.specifier).removeprefix("==")
     return versions
+
+
+def test_an_installation_has_every_package() -> None:
+    setuptools = PYPROJECT["tool"]["setuptools"]
+    found = {
+        ".".join([package, *file.parent.relative_to(REPOSITORY / folder).parts])
+        for package, folder in setuptools["package-dir"].items()
+        for file in (REPOSITORY / folder).rglob("__init__.py")
+    }
+    assert sorted(setuptools["packages"]) == sorted(found)
 
 
 def test_there_is_a_lock_for_each_variant() -> None:
