@@ -32,7 +32,7 @@ def _ray_module(name: str) -> Any:
 
 def _load(arguments: argparse.Namespace) -> Config:
     config = load_config(arguments.config, arguments.options).config
-    configure_logging(config.run.log_level)
+    configure_logging(config.run, "ray")
     return config
 
 

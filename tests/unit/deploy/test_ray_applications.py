@@ -9,6 +9,7 @@ import pytest
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
+from agent_r1.cli.main import main
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1_deploy.ray.applications import actor_options, serve_config
 from agent_r1_deploy.ray.learner import Losses, final_status, learner_arguments
@@ -46,6 +47,11 @@ def test_ray_accepts_the_configuration():
 def test_the_committed_configuration_is_that_of_the_example():
     committed = REPOSITORY / "deploy" / "ray" / "serve.yaml"
     assert yaml.safe_load(committed.read_text()) == serve_config(load())
+
+
+def test_the_command_prints_the_configuration(capsys: pytest.CaptureFixture[str]):
+    assert main(["ray", "apps", str(EXAMPLE), "--set", REDIS]) == 0
+    assert yaml.safe_load(capsys.readouterr().out) == serve_config(load())
 
 
 def test_a_changed_key_of_a_tool_changes_its_application_alone():
