@@ -1,19 +1,12 @@
-"""The training engine, for real: against plain torch, over micro-batches, ranks and ZeRO stages."""
+"""The training engine, for real: against plain torch, over micro-batches and ZeRO stages."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -25,59 +18,18 @@ from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
 from agent_r1.learner.engine.microbatches import build_microbatch, scoring_sample
 from agent_r1.learner.engine.model import check_packing, load_causal_model
-from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.ranks.group import RankGroup
-from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.objective import Aggregation
-from agent_r1_deploy.local_redis import free_port
 from agent_r1_service.config import ModelConfig
 from tests.support import two_ranks
-from tests.support.tiny_models import make_samples, save_model, with_values
-
-END_TIMEOUT_S = 20.0
-LAUNCHER_END_S = 60.0
-SAMPLES = make_samples(two_ranks.COUNT, seed=two_ranks.SEED)
+from tests.support.engines import SAMPLES, gradient, make_engine, relative_distance
+from tests.support.tiny_models import save_model, with_values
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory) -> Path:
     return save_model(tmp_path_factory.mktemp("engine") / "model")
-
-
-def make_engine(
-    model_dir: Path, reference: bool = False, critic: bool = False, **settings: Any
-) -> DeepSpeedPolicyEngine:
-    """An engine of one rank on the CPU."""
-    model = ModelConfig(
-        path=str(model_dir),
-        max_context=512,
-        dtype=settings.pop("dtype", "float32"),
-        attention=settings.pop("attention", "sdpa"),
-    )
-    total_steps, warmup = settings.pop("total_steps", None), settings.pop("critic_warmup_steps", 0)
-    group = settings.pop("group", None)
-    table = EngineConfig.model_validate({**two_ranks.SETTINGS, **settings})
-    setup = CriticSetup(model, two_ranks.CRITIC_LR, warmup) if critic else None
-    return DeepSpeedPolicyEngine(
-        EngineSetup(model, table, with_reference=reference, critic=setup),
-        total_steps=total_steps,
-        group=group,
-    )
-
-
-def gradient(
-    model_dir: Path, samples: list[TrainSample], spec: LossSpec, **settings: Any
-) -> np.ndarray:
-    """The gradient of one optimizer batch, unclipped."""
-    reference = spec.kl_coef > 0
-    engine = make_engine(model_dir, reference, **{**two_ranks.SHOWS_GRADIENT, **settings})
-    return two_ranks.gradient(engine, samples, spec)
-
-
-def relative_distance(ours: np.ndarray, expected: np.ndarray) -> float:
-    """Norm of the difference over the norm of what is expected."""
-    return float(np.linalg.norm(ours - expected) / np.linalg.norm(expected))
 
 
 def plain_loss(model: Any, samples: list[TrainSample]) -> torch.Tensor:
@@ -534,157 +486,3 @@ def test_running_out_of_memory_names_the_keys_in_order(model_dir: Path):
     spec = LossSpec(policy_loss=f"{__name__}:{exhausting_loss.__name__}")
     with pytest.raises(EngineError, match=rf"out of memory on cpu.*learner\.{keys}"):
         engine.train_batch(SAMPLES, spec)
-
-
-# Two ranks, in processes of their own
-
-
-class Leader:
-    """A `tests.support.two_ranks` process and the lines it prints."""
-
-    def __init__(
-        self, mode: str, model_dir: Path, *launcher: str, place: RankPlace | None = None
-    ) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, *launcher, "-m", "tests.support.two_ranks", mode, str(model_dir)],
-            cwd=Path(__file__).resolve().parents[2],
-            # DeepSpeed prints what it finds where it is not told.
-            env={
-                **os.environ,
-                "OMP_NUM_THREADS": "1",
-                "DS_ACCELERATOR": "cpu",
-                **({} if place is None else place.environment()),
-            },
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-
-    def answer(self) -> dict[str, Any]:
-        """Return the next line; the test's own timeout bounds the wait."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        assert line, f"two_ranks ended with exit code {self.process.wait()}"
-        return json.loads(line)
-
-    def end(self) -> None:
-        """Kill -9, and close the pipes."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-@pytest.fixture
-def leaders() -> Iterator[list[Leader]]:
-    started: list[Leader] = []
-    yield started
-    for leader in started:
-        leader.end()
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def listening(pid: int) -> set[str]:
-    """Return the addresses a process listens on."""
-    connections = psutil.Process(pid).net_connections("inet")
-    return {one.laddr.ip for one in connections if one.status == psutil.CONN_LISTEN}
-
-
-@pytest.mark.slow
-def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
-    model_dir: Path, tmp_path: Path, leaders: list[Leader]
-):
-    single = [
-        make_engine(model_dir, reference=True, critic=True, zero_stage=stage) for stage in range(4)
-    ]
-    for stage, engine in enumerate(single):
-        two_ranks.train_and_save(engine, two_ranks.state_of_one(model_dir, stage))
-    went_on = [two_ranks.go_on(engine) for engine in single]
-    leader = Leader("compare", model_dir)
-    leaders.append(leader)
-    # meanwhile, one rank
-    expected = two_ranks.train(make_engine(model_dir, reference=True, critic=True), tmp_path)
-    one_rank = gradient(model_dir, SAMPLES, two_ranks.SPEC)
-    (worker,) = leader.answer()["workers"]
-    probe = leader.answer()
-    assert probe["microbatches"] > 1
-    assert relative_distance(np.array(probe["gradient"]), one_rank) <= 1e-5
-    for stage in range(4):
-        found = leader.answer()
-        assert found["stage"] == stage
-        for key in ("losses", "grad_norms", "kl", "value_losses", "filtered"):
-            assert found[key] == pytest.approx(expected[key], rel=1e-3, abs=1e-6), (stage, key)
-        assert found["repeated_loss"] == pytest.approx(found["losses"][-1], rel=1e-5)
-        assert found["repeated_value_loss"] == pytest.approx(found["value_losses"][-1], rel=1e-5)
-        # Resumed by two ranks from one, and by one from two: as one that was never interrupted.
-        single[stage].load_state(two_ranks.state_of_two(model_dir, stage))
-        assert single[stage].optimizer_steps == two_ranks.STEPS - 1
-        for resumed in (found["resumed"], two_ranks.go_on(single[stage])):
-            for key, values in went_on[stage].items():
-                assert resumed[key] == pytest.approx(values, rel=1e-3), (stage, key)
-        np.testing.assert_allclose(found["values"], expected["values"], atol=2e-3)
-        # 3 steps, and of the 2 of a half filtered batch one; the critic takes both.
-        assert found["steps"] == expected["steps"] == two_ranks.STEPS + 1
-        assert found["nothing"] == expected["nothing"] == 0
-        np.testing.assert_allclose(found["logprobs"], expected["logprobs"], atol=2e-3)
-        assert found["tensors"] == [list(pair) for pair in expected["tensors"]]
-    assert leader.answer() == {"done": True}
-    assert is_alive(worker)
-    assert listening(leader.process.pid) | listening(worker) == {"127.0.0.1"}
-    leader.end()  # kill -9
-    deadline = time.monotonic() + END_TIMEOUT_S
-    while is_alive(worker) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not is_alive(worker)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("mode", "message", "exit_code"),
-    [
-        ("lose", "rank 1 ended with exit code -9", -9),
-        ("fail", "rank 1: ArithmeticError: this loss fails on rank 1", 1),
-    ],
-)
-def test_a_lost_rank_ends_the_engine_with_a_message(
-    model_dir: Path, leaders: list[Leader], mode: str, message: str, exit_code: int
-):
-    leaders.append(Leader(mode, model_dir))
-    answer = leaders[0].answer()
-    assert len(answer["errors"]) >= 2
-    assert all(message in error for error in answer["errors"])
-    assert answer["exit_codes"] == [exit_code]
-
-
-@pytest.mark.slow
-def test_a_lost_rank_that_rank_0_did_not_start_is_named(model_dir: Path, leaders: list[Leader]):
-    port = free_port()
-    for rank in range(2):
-        place = RankPlace(rank, 2, rank, "127.0.0.1", port)
-        leaders.append(Leader("outlive", model_dir, place=place))
-    first, second = leaders
-    assert first.answer() == {"trained": True}
-    assert listening(first.process.pid) | listening(second.process.pid) == {"127.0.0.1"}
-    second.end()  # kill -9
-    assert first.process.stdin is not None
-    first.process.stdin.write(b"\n")
-    first.process.stdin.flush()
-    errors = first.answer()["errors"]
-    assert len(errors) == 2
-    assert all("rank 1 ended" in error for error in errors)
-
-
-@pytest.mark.slow
-def test_the_ranks_of_torchrun_train_and_end_in_order(model_dir: Path, leaders: list[Leader]):
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    leaders.append(Leader("end", model_dir, *torchrun))
-    expected = make_engine(model_dir, **two_ranks.SHOWS_GRADIENT).train_batch(SAMPLES, LossSpec())
-    assert leaders[0].answer()["loss"] == pytest.approx(expected["loss/total"], rel=1e-5)
-    assert leaders[0].process.wait(timeout=LAUNCHER_END_S) == 0

@@ -1,4 +1,4 @@
-"""Rank 0 of a learner of two ranks, for test_deepspeed_engine.py: prints one JSON line per answer.
+"""Rank 0 of a learner of two ranks, for test_two_ranks.py: prints one JSON line per answer.
 
     python -m tests.support.two_ranks compare|lose|fail|outlive|end MODEL_DIR
 
@@ -21,21 +21,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from safetensors.torch import load_file
+from agent_r1_service.imports import quick_imports
 
-from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
-from agent_r1.learner.config import EngineConfig
-from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
-from agent_r1.learner.engine.microbatches import plan_microbatches
-from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-from agent_r1.learner.engine.ranks.group import RankGroup
-from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-from agent_r1.learner.engine.ranks.place import RankPlace, read_place
-from agent_r1.learner.engine.ranks.worker import follow
-from agent_r1_service.config import ModelConfig
-from tests.support.tiny_models import make_samples, with_values
+with quick_imports():
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file
+
+    from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
+    from agent_r1.learner.config import EngineConfig
+    from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
+    from agent_r1.learner.engine.microbatches import plan_microbatches
+    from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+    from agent_r1.learner.engine.ranks.group import RankGroup
+    from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
+    from agent_r1.learner.engine.ranks.place import RankPlace, read_place
+    from agent_r1.learner.engine.ranks.worker import follow
+    from agent_r1_service.config import ModelConfig
+    from tests.support.tiny_models import make_samples, with_values
 
 SEED = 11
 COUNT = 7

@@ -1,0 +1,53 @@
+"""Real training engines of one rank on the CPU, and what tests compare of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.interface import LossSpec, TrainSample
+from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
+from agent_r1_service.config import ModelConfig
+from tests.support import two_ranks
+from tests.support.tiny_models import make_samples
+
+SAMPLES = make_samples(two_ranks.COUNT, seed=two_ranks.SEED)
+
+
+def make_engine(
+    model_dir: Path, reference: bool = False, critic: bool = False, **settings: Any
+) -> DeepSpeedPolicyEngine:
+    """An engine of one rank on the CPU."""
+    model = ModelConfig(
+        path=str(model_dir),
+        max_context=512,
+        dtype=settings.pop("dtype", "float32"),
+        attention=settings.pop("attention", "sdpa"),
+    )
+    total_steps, warmup = settings.pop("total_steps", None), settings.pop("critic_warmup_steps", 0)
+    group = settings.pop("group", None)
+    table = EngineConfig.model_validate({**two_ranks.SETTINGS, **settings})
+    setup = CriticSetup(model, two_ranks.CRITIC_LR, warmup) if critic else None
+    return DeepSpeedPolicyEngine(
+        EngineSetup(model, table, with_reference=reference, critic=setup),
+        total_steps=total_steps,
+        group=group,
+    )
+
+
+def gradient(
+    model_dir: Path, samples: list[TrainSample], spec: LossSpec, **settings: Any
+) -> np.ndarray:
+    """The gradient of one optimizer batch, unclipped."""
+    reference = spec.kl_coef > 0
+    engine = make_engine(model_dir, reference, **{**two_ranks.SHOWS_GRADIENT, **settings})
+    return two_ranks.gradient(engine, samples, spec)
+
+
+def relative_distance(ours: np.ndarray, expected: np.ndarray) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    return float(np.linalg.norm(ours - expected) / np.linalg.norm(expected))
