@@ -6,7 +6,6 @@ Its deaths are the last tests here: they end the engine that all tests share.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import os
 import signal
 from collections.abc import Callable
@@ -41,6 +40,8 @@ pytestmark = pytest.mark.vllm
 
 PARITY = 1e-4
 CANARY = list(range(2, 60))
+LOAD_TIMEOUT_S = 10.0
+"""Of an engine that will not answer; its own start loads weights, and must keep it too."""
 
 
 class NoServers:
@@ -282,10 +283,11 @@ def test_a_caller_that_gives_up_leaves_the_load_complete(engine: LiveEngine):
     assert canary_distance(engine, manifest.policy_version) <= PARITY
 
 
-def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(engine: LiveEngine):
+def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(
+    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+):
     manifest = engine.publish(build_model(91))
     policy = engine.policy
-    update = policy.engine.update_weights
 
     async def fail(request: object) -> None:
         raise RuntimeError("no space left")
@@ -300,24 +302,10 @@ def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(engine: Liv
         with pytest.raises(EngineDeadError, match=r"running was cut off: .*half-way"):
             await running
 
-    async def mend() -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
-        await update(WeightTransferUpdateRequest({}))
-        await policy.engine.finish_weight_update(str(policy.policy_version))
-        await policy.engine.resume_generation()
-        policy._death = None
-        await policy.load_weights(manifest)
-
-    policy.engine.update_weights = fail
-    try:
-        engine.run(load_with_a_request_in_flight())
-        assert "start the rollout service again" in str(policy.death)
-    finally:
-        policy.engine.update_weights = update
-        # The other tests continue with this engine.
-        engine.run(mend())
-    assert canary_distance(engine, manifest.policy_version) <= PARITY
+    monkeypatch.setattr(policy.engine, "update_weights", fail)
+    engine.run(load_with_a_request_in_flight())
+    assert "start the rollout service again" in str(policy.death)
+    engine.run(policy.stop())
 
 
 def test_a_killed_engine_says_what_to_lower_and_refuses_more_work(engine: LiveEngine):
@@ -354,12 +342,11 @@ def test_an_engine_that_hangs_when_new_weights_come_is_killed_as_an_idle_one_is(
 
 @pytest.mark.slow
 def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
-    engine: LiveEngine, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    engine = LiveEngine(tmp_path, load_timeout_s=LOAD_TIMEOUT_S)
     policy = engine.policy
     manifest = engine.publish(build_model(101))
-    settings = dataclasses.replace(policy._settings, load_timeout_s=1.0)
-    monkeypatch.setattr(policy, "_settings", settings)
     (process,) = policy.engine.engine_core.resources.engine_manager.processes
     pause = policy.engine.pause_generation
 
@@ -375,4 +362,4 @@ def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
     assert process.exitcode == -signal.SIGKILL
     with pytest.raises(EngineDeadError):
         engine.run(policy.probe())
-    engine.run(policy.stop())
+    engine.close()

@@ -29,7 +29,7 @@ T = TypeVar("T")
 class LiveEngine:
     """A started VllmPolicy, and the transformers models of the versions it was given."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, daemon=True)
@@ -42,6 +42,7 @@ class LiveEngine:
                 max_context=MAX_CONTEXT,
                 max_num_seqs=32,
                 kv_cache_gib=0.25,
+                **settings,
             )
         )
         self.run(self.policy.start())
