@@ -293,7 +293,7 @@ class ToolDirectory:
 
     def answering(self) -> dict[str, int]:
         """Return, by tool, the number of instances whose breaker is closed."""
-        now = self._clock()
+        now = self.clock()
         return {
             name: sum(one.open_until <= now for one in tool.endpoints.values())
             for name, tool in self._tools.items()
