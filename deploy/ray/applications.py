@@ -69,11 +69,6 @@ def serve_config(config: Config) -> dict[str, Any]:
     }
 
 
-def prefix(run_id: str) -> str:
-    """Return what the names of a run's applications begin with."""
-    return f"{run_id}-"
-
-
 def _application(
     config: Config,
     service: str,
@@ -83,7 +78,7 @@ def _application(
 ) -> dict[str, Any]:
     stop_timeout_s = config.ray.stop_timeout_s
     return {
-        "name": f"{prefix(config.run.id)}{service}",
+        "name": f"{config.run.id}-{service}",
         "route_prefix": f"/{config.run.id}/{service}",
         "import_path": BUILD,
         "args": {

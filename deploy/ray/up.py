@@ -24,7 +24,7 @@ from ray.dashboard.utils import get_address_for_submission_client
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from agent_r1.config.run import Config, ConfigError
-from agent_r1_deploy.ray.applications import prefix, require_redis, serve_config
+from agent_r1_deploy.ray.applications import require_redis, serve_config
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 
 ADDRESS_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
@@ -95,22 +95,26 @@ class Cluster:
 
     def _put(self, wanted: dict[str, Any]) -> None:
         # The server takes the whole list: other runs' applications must be in it.
-        found = self._serve.get_serve_details().get("applications", {})
-        others = [
-            one["deployed_app_config"]
-            for name, one in found.items()
-            if not name.startswith(prefix(self._config.run.id)) and one.get("deployed_app_config")
-        ]
+        others = [one["deployed_app_config"] for one in self._applications(of_the_run=False)]
         applications = [*others, *wanted["applications"]]
         self._serve.deploy_applications({**wanted, "applications": applications})
 
+    def _applications(self, *, of_the_run: bool) -> list[dict[str, Any]]:
+        """Return what Serve says of the applications of the run, or of all others."""
+        found = self._serve.get_serve_details().get("applications", {}).values()
+        run_id = self._config.run.id
+        return [
+            one
+            for one in found
+            if (config := one.get("deployed_app_config"))
+            and ((config.get("args") or {}).get("run_id") == run_id) == of_the_run
+        ]
+
     def states(self) -> dict[str, str]:
         """Return the state of each of the run's applications, with what is wrong with it."""
-        found = self._serve.get_serve_details().get("applications", {})
         return {
-            name: " ".join([one["status"], *one.get("message", "").split()])
-            for name, one in found.items()
-            if name.startswith(prefix(self._config.run.id))
+            one["deployed_app_config"]["name"]: " ".join([one["status"], *one["message"].split()])
+            for one in self._applications(of_the_run=True)
         }
 
     async def follow(self, job: str) -> int:
