@@ -28,7 +28,7 @@ from agent_r1.learner.engine.microbatches import (
 )
 from agent_r1.learner.engine.ranks.group import RankGroup
 from agent_r1.learner.engine.ranks.life import STOP
-from agent_r1.learner.engine.ranks.messages import EngineSetup, MicroBatch, RankBatch
+from agent_r1.learner.engine.ranks.messages import EngineSetup, MicroBatch, RankBatch, TrainReply
 from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.learner.weights import snapshot
 from agent_r1.learner.weights.snapshot import Weights
@@ -112,9 +112,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         return metrics
 
     def _train(self, samples: Sequence[TrainSample], orders: list[RankBatch]) -> dict[str, float]:
-        with self._group.guard():
-            self._group.send("train", orders)
-            reply = self._group.engine.train(orders[0])
+        reply: TrainReply = self._group.call("train", orders)
         if reply.not_finite:
             names = [samples[i].name or f"sample {i}" for i in reply.not_finite]
             self._group.fail(
@@ -155,9 +153,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             for share in cut_evenly(samples, range(len(samples)), self._config)
         ]
         orders: list[tuple[Model, list[MicroBatch]]] = [(model, batches) for batches in cut]
-        with self._group.guard():
-            self._group.send("score", orders)
-            flat = self._group.gather(self._group.engine.score(orders[0]))
+        flat = self._group.call("score", orders)
         return scatter_back(cut, flat, [sample.loss_mask for sample in samples])
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
@@ -166,19 +162,13 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             [build_value_batch(samples, indices, packed=packed) for indices in share]
             for share in cut_evenly(samples, range(len(samples)), self._config)
         ]
-        with self._group.guard():
-            self._group.send("values", cut)
-            flat = self._group.gather(self._group.engine.values(cut[0]))
+        flat = self._group.call("values", cut)
         return scatter_back(cut, flat, [value_mask(sample) for sample in samples])
 
     # Weights and state
 
     def _collect(self) -> Weights:
-        with self._group.guard(fatal=False):
-            self._group.send("collect")
-            weights = self._group.engine.collect()
-        assert weights is not None  # rank 0 has them all
-        return weights
+        return self._group.call("collect", fatal=False)
 
     def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
         return snapshot.write_snapshot(directory, run_id, policy_version, self._collect())
@@ -195,22 +185,16 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         require_space(what, directory, need, remedy)
         directory.mkdir(parents=True, exist_ok=True)
         with report_full_disk(what, directory, need, remedy):
-            with self._group.guard(fatal=False):
-                self._group.send("save", [directory] * self._config.ranks)
-                self._group.engine.save(directory)
+            self._group.call("save", [directory] * self._config.ranks, fatal=False)
             durable.seal(directory, self._setup.facts())
 
     def load_state(self, directory: Path) -> None:
-        method, facts = "load", self._setup.facts()
-        if checkpoint_io.is_old(directory):
-            method, facts = (
-                "load_old",
-                facts | {f"{self._setup.table_name}.ranks": self._config.ranks},
-            )
+        ranks, facts = self._config.ranks, self._setup.facts()
+        old = checkpoint_io.is_old(directory)
+        if old:
+            facts[f"{self._setup.table_name}.ranks"] = ranks
         durable.check_seal(directory, facts)
-        with self._group.guard():
-            self._group.send(method, [directory] * self._config.ranks)
-            getattr(self._group.engine, method)(directory)
+        self._group.call("load_old" if old else "load", [directory] * ranks)
 
     def snapshot_bytes(self) -> int:
         bytes_per_weight = 2 if self._setup.model.dtype == "bfloat16" else 4

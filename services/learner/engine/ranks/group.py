@@ -23,20 +23,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch.distributed as dist
 
-from agent_r1.learner.engine.interface import EngineError, FloatArray
-from agent_r1.learner.engine.ranks.join import (
-    Groups,
-    check_machine,
-    choose_device,
-    connect,
-    join,
-    listen,
-    meet_others,
-)
+from agent_r1.learner.engine.interface import EngineError
+from agent_r1.learner.engine.ranks.join import Groups, check_machine, choose_device, join
 from agent_r1.learner.engine.ranks.life import BEAT_S, END, LOST, STOP, Lifeline
+from agent_r1.learner.engine.ranks.meeting import connect, listen, meet_others
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
-from agent_r1.learner.engine.ranks.wire import BUILD, receive, send
+from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, receive, send
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED
 from agent_r1_service.imports import quick_imports
 
@@ -143,8 +136,8 @@ class RankGroup:
             ValueError: the model cannot be loaded or trained.
             EngineError: a rank failed.
         """
-        with self.guard():
-            self.send(BUILD)
+        with self._guard():
+            self._send(BUILD)
             self._engine = build_engine(self._place, setup)
 
     @property
@@ -155,31 +148,37 @@ class RankGroup:
 
     # Commands
 
-    def send(self, method: str, arguments: Sequence[Any] | None = None) -> None:
-        """Let the other ranks call a method of their RankEngine; use inside `guard`.
+    def call(
+        self, method: str, arguments: Sequence[Any] | None = None, *, fatal: bool = True
+    ) -> Any:
+        """Call a method of every rank's RankEngine; rank 0's too, since they hold collectives.
 
         Args:
-            method: its name; rank 0 calls its own part's next, since both may hold collectives.
+            method: its name.
             arguments: its one argument, per rank; None calls it without.
-        """
-        for rank in range(1, self._ranks):
-            send(rank, self._control, method, None if arguments is None else arguments[rank])
-
-    def gather(self, own: list[FloatArray]) -> list[list[FloatArray]]:
-        """Return what every rank's call of `score` or `values` came to, rank 0's first."""
-        return [own, *(receive(rank, self._control)[1] for rank in range(1, self._ranks))]
-
-    @contextmanager
-    def guard(self, *, fatal: bool = True) -> Iterator[None]:
-        """Give the block the ranks; an error in it ends them and is reported with their own.
-
-        Args:
             fatal: an error leaves even a single rank in an undefined state. Several ranks are
                 out of step after any error.
 
+        Returns:
+            What rank 0's came to; of a method in GATHERED, what every rank's came to.
+
         Raises:
-            EngineError: a rank failed, now or in an earlier block.
+            EngineError: a rank failed, now or in an earlier call.
         """
+        with self._guard(fatal):
+            self._send(method, arguments)
+            own = getattr(self.engine, method)(*([] if arguments is None else arguments[:1]))
+            if method not in GATHERED:
+                return own
+            return [own, *(receive(rank, self._control)[1] for rank in range(1, self._ranks))]
+
+    def _send(self, method: str, arguments: Sequence[Any] | None = None) -> None:
+        for rank in range(1, self._ranks):
+            send(rank, self._control, method, None if arguments is None else arguments[rank])
+
+    @contextmanager
+    def _guard(self, fatal: bool = True) -> Iterator[None]:
+        """Give the block the ranks; an error in it ends them and is reported with their own."""
         with self._busy:
             self.check()
             try:

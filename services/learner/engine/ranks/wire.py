@@ -26,8 +26,10 @@ from agent_r1.learner.engine.ranks.messages import (
 
 BUILD = "build"
 """Build the next engine; every other command is a method of RankEngine."""
+GATHERED = ("score", "values")
+"""Commands whose results rank 0 waits for."""
 RESULTS = "results"
-"""What a rank answers to `score` and `values`."""
+"""What a rank answers to them."""
 ARGUMENTS: dict[str, TypeAdapter[Any]] = {
     BUILD: TypeAdapter(None),
     "train": TypeAdapter(RankBatch),

@@ -18,18 +18,17 @@ from typing import Any, NoReturn
 
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.engine.ranks.group import build_engine
-from agent_r1.learner.engine.ranks.join import check_machine, connect, join, meet_rank_0, refuse
+from agent_r1.learner.engine.ranks.join import check_machine, join
 from agent_r1.learner.engine.ranks.life import END, LOST, STOP, Lifeline
+from agent_r1.learner.engine.ranks.meeting import connect, meet_rank_0, refuse
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
-from agent_r1.learner.engine.ranks.wire import BUILD, RESULTS, receive, send
+from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, RESULTS, receive, send
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1_service.files.writing import DiskFullError
 
 logger = logging.getLogger(__name__)
 
-GATHERED = ("score", "values")
-"""Commands whose results rank 0 waits for."""
 VERDICT_S = 3.0
 """A rank that has failed waits so long for rank 0 to say what came first; then its own end lets
 collectives fail that other ranks wait in."""
