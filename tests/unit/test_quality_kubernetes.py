@@ -45,6 +45,12 @@ OF_NO_SERVICE = {"redis", "elasticsearch", "copy", "stop-learner"}
 NAMESPACE, RELEASE = "there", "mine"
 
 
+KUBERAY = {
+    file.stem: yaml.safe_load(file.read_text())
+    for file in sorted((KUBERNETES / "kuberay").glob("*.yaml"))
+}
+
+
 def values_of(name: str) -> dict[str, Any]:
     return yaml.safe_load(VALUES[name].read_text())
 
@@ -65,7 +71,8 @@ def has_key(model: type[BaseModel], path: list[str]) -> bool:
 
 
 def test_every_variable_of_the_configuration_is_a_key_of_it() -> None:
-    everything = TEXT + "".join(file.read_text() for file in VALUES.values())
+    texts = (file.read_text() for file in VALUES.values())
+    everything = "".join([TEXT, *texts, json.dumps(KUBERAY)])
     named = set(re.findall(r"\bAGENT_R1__([A-Z0-9_]+)\b", everything))
     assert {"RUN__ID", "LEARNER__RANKS", "ROLLOUT__SERVER_ID"} <= named
     for name in named:
@@ -120,6 +127,41 @@ def test_the_profile_that_the_sandboxes_name_is_the_one_that_is_put_on_the_nodes
     assert f"/seccomp/{Path(profile).parent}/" in manifest
     (source,) = re.findall(rf"--from-file {Path(profile).name}=(\S+)", manifest)
     assert (REPOSITORY / source).is_file()
+
+
+# --- KubeRay -------------------------------------------------------------------------------------
+
+
+def test_ray_serves_on_kubernetes_what_it_serves_elsewhere() -> None:
+    elsewhere = yaml.safe_load((REPOSITORY / "deploy" / "ray" / "serve.yaml").read_text())
+    here = yaml.safe_load(KUBERAY["rayservice"]["spec"]["serveConfigV2"])
+    here["http_options"]["host"] = elsewhere["http_options"]["host"]
+    for application in here["applications"]:
+        assert application["args"]["redis_url"] == "redis://run-redis:6379/0"
+        application["args"]["redis_url"] = "redis://redis:6379/0"
+    assert here == elsewhere
+
+
+def test_the_job_of_ray_is_a_command_whose_ranks_have_nodes() -> None:
+    job, cluster = KUBERAY["rayjob"]["spec"], KUBERAY["raycluster"]
+    arguments = build_parser().parse_args(job["entrypoint"].split()[1:])
+    file = REPOSITORY / Path(arguments.config).relative_to("/app")
+    config = load_config(file, arguments.options, environ={}).config
+    (group,) = cluster["spec"]["workerGroupSpecs"]
+    assert group["replicas"] == config.learner.ranks
+    assert job["clusterSelector"] == {"ray.io/cluster": cluster["metadata"]["name"]}
+
+
+def test_nodes_of_ray_have_the_image_and_the_release_of_the_lock() -> None:
+    lock = (REPOSITORY / "deploy" / "constraints" / "cpu.txt").read_text()
+    (version,) = re.findall(r"^ray==(\S+)", lock, re.M)
+    for spec in (KUBERAY["raycluster"]["spec"], KUBERAY["rayservice"]["spec"]["rayClusterConfig"]):
+        assert spec["rayVersion"] == version
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            (container,) = group["template"]["spec"]["containers"]
+            assert (
+                container["image"] == f"agent-r1-cpu:{DEFAULTS['image']['tag']}"
+            )  # the whole lock
 
 
 # --- As helm renders it --------------------------------------------------------------------------
