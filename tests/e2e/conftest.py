@@ -12,11 +12,15 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.otlp_receiver import ReceivedSpan, receiving
+from tests.support.prometheus import scrape, watching
 from tests.support.runs import (
     alive,
     descendants,
@@ -138,6 +142,13 @@ class FailedRun:
     folder: Path
     output: str
     returncode: int
+    metrics: dict[str, str]
+    """What the services answered to `GET /metrics` while it trained, by job."""
+    prometheus: dict[str, Any] | None
+    """What a Prometheus that watched it knows: `metadata`, `rules`, and the results of the
+    dashboards' `queries`; None where there is no Prometheus."""
+    spans: list[ReceivedSpan]
+    """What its services sent to an OpenTelemetry collector."""
 
 
 @pytest.fixture(scope="session")
@@ -161,8 +172,24 @@ def failed_run(
         "evaluation.before": "false",
     }
     run_dir = folder / "run"
-    with started("train", config, "--run-dir", run_dir, *set_options(options)) as process:
+    with (
+        receiving() as collector,
+        started(
+            "train",
+            config,
+            "--run-dir",
+            run_dir,
+            *set_options({**options, "run.otlp_endpoint": collector.url}),
+        ) as process,
+    ):
         wait_until(lambda: len(steps(run_dir)) >= STEPS, f"step {STEPS}", process)
+        pages = scrape(run_dir)
+
+        def wait(condition: Callable[[], bool], what: str) -> None:
+            wait_until(condition, what, process)
+
+        with watching(run_dir, folder / "prometheus", wait) as prometheus:
+            known = None if prometheus is None else prometheus.look()
         breaks.touch()
         output, _ = process.communicate(timeout=FAIL_TIMEOUT_S)
-    return FailedRun(run_dir, output, process.returncode)
+    return FailedRun(run_dir, output, process.returncode, pages, known, collector.spans)

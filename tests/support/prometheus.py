@@ -84,6 +84,10 @@ class Prometheus:
     def __init__(self, url: str) -> None:
         self._client = httpx.Client(base_url=url, timeout=ANSWER_TIMEOUT_S, trust_env=False)
 
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
     def get(self, path: str, **parameters: str) -> Any:
         """Return `data` of an answer of its API."""
         answer = self._client.get(f"/api/v1/{path}", params=parameters)
@@ -158,10 +162,11 @@ def watching(
     with (folder / "log").open("wb") as log:
         arguments = [command, *(f"--{name}={value}" for name, value in options.items())]
         process = subprocess.Popen(arguments, stdout=log, stderr=log)
+    found = Prometheus(f"http://127.0.0.1:{port}")
     try:
-        found = Prometheus(f"http://127.0.0.1:{port}")
         wait_until(lambda: found.jobs_up() >= JOBS, "Prometheus to see every service")
         yield found
     finally:
+        found.close()
         process.kill()
         process.wait()
