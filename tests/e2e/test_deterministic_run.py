@@ -19,7 +19,8 @@ TOLERANCE = 1e-5
 # What a clock or a queue says differs between any two runs.
 OF_TIME = ("time/", "throughput/", "push/", "queue/", "learn/tokens_per_s", "tools/latency")
 # A run that was disturbed has asked again, and pushed again when it was resumed; the step that was
-# being pushed when it was stopped has no version and no canary. Only one of the runs evaluates.
+# being pushed when it was stopped has the version before, and no canary. Only one of the runs
+# evaluates.
 OF_DISTURBANCE = ("results/", "policy/version", "canary/", "eval/")
 
 
