@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def quick_imports() -> Iterator[None]:
+def quick_imports() -> Generator[None]:
     """Collect no garbage inside, and let no later collection look at what was imported inside.
 
     Modules live as long as the process. Looking at them again and again takes a third of the CPU
