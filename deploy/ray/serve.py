@@ -13,12 +13,12 @@ import json
 import math
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from pydantic import PositiveFloat
 from ray import serve
-from ray.serve import Application
+from ray.serve import Application, Deployment
 from ray.serve.config import AutoscalingContext
 from starlette.requests import Request
 from starlette.responses import Response
@@ -124,7 +124,7 @@ class Replica:
         self._folder.cleanup()
 
 
-DEPLOYMENT = serve.deployment(Replica)
+DEPLOYMENT = cast(Deployment, serve.deployment(Replica))  # it says that it returns a function
 
 
 def count_servers(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:

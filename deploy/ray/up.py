@@ -21,6 +21,7 @@ from typing import Any
 import ray
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.dashboard.utils import get_address_for_submission_client
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from agent_r1.config.run import Config, ConfigError
@@ -55,6 +56,11 @@ class Cluster:
         try:
             self._jobs = JobSubmissionClient(address)
             self._serve = ServeSubmissionClient(address)
+        except AuthenticationError as exc:
+            raise ConfigError(
+                f"the Ray cluster at {address} refuses this command without its token; set "
+                "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN_PATH to the file that holds it"
+            ) from exc
         except (ConnectionError, RuntimeError) as exc:
             raise ConfigError(
                 f"no Ray cluster answers at {address} ({exc}); start it, or correct RAY_ADDRESS"

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import AuthenticationError
 from ray.job_submission import JobStatus
 
 from agent_r1.config.run import Config, ConfigError, load_config
@@ -98,13 +99,22 @@ def test_a_job_runs_the_configuration_that_is_sent_with_it(serve: FakeServe, job
     assert cluster.running_job() is None
 
 
-@pytest.mark.parametrize("error", [ConnectionError("refused"), RuntimeError("unauthorized")])
-def test_a_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch, error: Exception):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionError("refused"), "no Ray cluster answers at http://head"),
+        (RuntimeError("not found"), "no Ray cluster answers at http://head"),
+        (AuthenticationError("no"), "http://head refuses .* RAY_AUTH_TOKEN_PATH"),
+    ],
+)
+def test_a_cluster_that_cannot_be_used_is_named(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+):
     def refuse(address: str) -> None:
         raise error
 
     monkeypatch.setattr(up, "JobSubmissionClient", refuse)
-    with pytest.raises(ConfigError, match="no Ray cluster answers at http://head"):
+    with pytest.raises(ConfigError, match=message):
         up.Cluster("http://head", load("demo"))
 
 
