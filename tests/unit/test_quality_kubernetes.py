@@ -65,9 +65,9 @@ def has_key(model: type[BaseModel], path: list[str]) -> bool:
         return has_key(ToolConfig, below[1:])
     if name not in model.model_fields:
         return False
-    inner = model.model_fields[name].annotation
+    inner: Any = model.model_fields[name].annotation
     is_table = isinstance(inner, type) and issubclass(inner, BaseModel)
-    return has_key(inner, below) if is_table and below else not below
+    return not below or (is_table and has_key(inner, below))
 
 
 def test_every_variable_of_the_configuration_is_a_key_of_it() -> None:
