@@ -241,7 +241,7 @@ def down(config: Config) -> int:
             print(f"stopping job {job}", flush=True)
             cluster.stop(job)
         cluster.remove_applications()
-    print(f"nothing of the run {config.run.id} is left on {cluster.address}")
+    print(f"the services of the run {config.run.id} end on {cluster.address}")
     return 0
 
 
