@@ -1,10 +1,10 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
+.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
 BIN := .venv/bin
 
 help: ## list the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: ## install exactly the locked packages into .venv (a second run ends at once)
 	@scripts/setup
@@ -27,6 +27,9 @@ test-docker: ## build the images, run the demo in containers, kill and replace s
 
 images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them, IMAGES="tools cpu" chooses
 	@REGISTRY="$(REGISTRY)" TAG="$(TAG)" PUSH="$(PUSH)" IMAGES="$(IMAGES)" scripts/images
+
+test-k8s: setup ## run the demo on a Kubernetes cluster and replace pods in mid-run; needs docker, kubectl and helm
+	@scripts/test_k8s
 
 test-hosts: setup ## train on network namespaces that share nothing, over slow and lossy links
 	@$(BIN)/python scripts/test_hosts

@@ -59,8 +59,8 @@ def test_links_into_a_page_name_one_of_its_headings(paper: Path) -> None:
 
 @pytest.mark.parametrize("paper", PAPERS, ids=relative)
 def test_make_targets_that_are_named_exist(paper: Path) -> None:
-    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
-    named = set(re.findall(r"(?:`|^)make ([a-z-]+)", paper.read_text(), re.MULTILINE))
+    targets = set(re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE))
+    named = set(re.findall(r"(?:`|^)make ([a-z0-9-]+)", paper.read_text(), re.MULTILINE))
     assert named <= targets
 
 
