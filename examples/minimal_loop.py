@@ -38,7 +38,6 @@ from agent_r1_proto.tasks import Task
 from agent_r1_service.files.tasks import read_task_file
 
 CONFIG = Path(__file__).parent / "tiny_world" / "run.toml"
-SEARCH_TIMEOUT_S = 10.0
 
 
 @dataclass
@@ -77,10 +76,10 @@ async def sample(
         rollout.answer = turn.answer
         if turn.answer is not None or not turn.calls or turn.calls[0].error:
             break
-        context = CallContext(name, number, None, SEARCH_TIMEOUT_S)
+        context = CallContext(name, number, None, timeout_s=10.0)
         result = await tool.call(turn.calls[0].arguments, context)
-        text = result if isinstance(result, str) else result.text()
-        rollout.append(chat.encode_reply(["tool"], [chat.encode_text(text)]))
+        text = chat.encode_text(result if isinstance(result, str) else result.text())
+        rollout.append(chat.encode_reply(["tool"], [text]))
     return rollout
 
 
@@ -119,7 +118,7 @@ async def train(config_file: Path, steps: int, questions: int, group_size: int) 
     try:
         for step in range(1, steps + 1):
             samples, rewards = list[TrainSample](), list[float]()
-            batch = [next(tasks) for _ in range(questions)]
+            batch = list(itertools.islice(tasks, questions))
             attempts = [
                 sample(policy, chat, tool, config.env, task, seed)
                 for task, seed in itertools.product(batch, range(group_size))

@@ -117,8 +117,7 @@ def _same_home(config: Config, before: Node | None, now: Node) -> Node:
 def final_status(ended: Sequence[Ended | None]) -> int | None:
     """Return the exit status of a learner that is not to be started again; None where it is.
 
-    A rank whose node is shut down is told to stop, and ends with 0 as all do then: only the status
-    of the run says that it has finished.
+    Ranks whose node is shut down are told to stop, and end with the status of an interruption.
     """
     if not ended:
         return None

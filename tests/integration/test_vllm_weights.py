@@ -24,7 +24,7 @@ from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
-from tests.support.learner_fakes import http_transport
+from tests.support.learner_fakes import eventually, http_transport
 from tests.support.live_engine import LiveEngine, shared_engine
 from tests.support.snapshot_files import (
     EMBEDDING,
@@ -358,7 +358,7 @@ def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
     with pytest.raises(EngineDeadError, match=r"half-way \(TimeoutError"):
         engine.run(policy.load_weights(manifest))
     assert not policy.is_loading
-    process.join(10.0)
+    engine.run(eventually(lambda: process.exitcode is not None))  # vLLM waits for it too
     assert process.exitcode == -signal.SIGKILL
     with pytest.raises(EngineDeadError):
         engine.run(policy.probe())

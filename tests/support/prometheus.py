@@ -90,10 +90,9 @@ class Prometheus:
 
     def get(self, path: str, **parameters: str) -> Any:
         """Return `data` of an answer of its API."""
-        answer = self._client.get(f"/api/v1/{path}", params=parameters)
-        body = answer.json()
-        assert body["status"] == "success", body
-        return body["data"]
+        return (
+            self._client.get(f"/api/v1/{path}", params=parameters).raise_for_status().json()["data"]
+        )
 
     def look(self) -> dict[str, Any]:
         """Return `metadata` and `rules`, and the results of our dashboards' `queries`."""
@@ -107,7 +106,7 @@ class Prometheus:
 
     def jobs_up(self) -> set[str]:
         """Return the jobs of which a target has answered."""
-        with contextlib.suppress(httpx.TransportError):
+        with contextlib.suppress(httpx.HTTPError):  # it answers 503 until it has started
             targets = self.get("targets")["activeTargets"]
             return {one["labels"]["job"] for one in targets if one["health"] == "up"}
         return set()
