@@ -28,9 +28,22 @@ from tests.support.learner_fakes import (
     training_spec,
     write_tasks,
 )
-from tests.support.s3_server import ACCESS_KEY, BUCKET, SECRET_KEY, S3Server, s3_server
+from tests.support.s3_server import (
+    ACCESS_KEY,
+    BUCKET,
+    SECRET_KEY,
+    S3Server,
+    s3_server,
+    unload_moto,
+)
 
 URL = f"s3://{BUCKET}/team"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _moto_is_only_here() -> Iterator[None]:
+    yield
+    unload_moto()
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
@@ -66,6 +67,17 @@ class S3Server:
         backend = get_backend("s3")["123456789012"]["aws"]
         keys = backend.buckets[BUCKET].keys
         return {name: keys[name].value for name in keys if name.startswith(prefix)}
+
+
+def unload_moto() -> None:
+    """Take moto and what it brings out of this process, for tests that start vLLM here later.
+
+    A CPU engine looks at every object in every loaded module, and Flask's proxies raise when they
+    are looked at outside a request.
+    """
+    for name in list(sys.modules):
+        if name.partition(".")[0] in ("flask", "flask_cors", "moto", "werkzeug"):
+            del sys.modules[name]
 
 
 @contextlib.contextmanager
