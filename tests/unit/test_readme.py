@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 
 from agent_r1 import Tool
-from agent_r1.cli.main import build_parser
+from agent_r1.cli.parser import build_parser
 from agent_r1.tools.base import CallContext
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from agent_r1.cli.main import build_parser
+from agent_r1.cli.parser import build_parser
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, load_config
 from agent_r1.learner.prompts import PromptOrder
