@@ -53,8 +53,12 @@ def serve_config(config: Config) -> dict[str, Any]:
     ]
     reward = _application(config, "reward", table.reward_replicas, table.reward_resources)
     rollout = _application(config, "rollout", table.rollout_replicas, table.rollout_resources)
+    (deployment,) = rollout["deployments"]
+    if config.rollout.tensor_parallel_size > 1:
+        # One bundle: an actor sees the GPUs of its own bundle alone, and the engine needs them all.
+        deployment["placement_group_bundles"] = [dict(table.rollout_resources)]
+        deployment["placement_group_strategy"] = "STRICT_PACK"
     if table.max_rollout_replicas is not None:
-        (deployment,) = rollout["deployments"]
         del deployment["num_replicas"]
         rollout["args"]["samples_per_server"] = table.samples_per_server
         deployment["autoscaling_config"] = {

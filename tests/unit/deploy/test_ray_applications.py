@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import yaml
-from ray.serve.schema import ServeDeploySchema
+from ray.serve._private.config import ReplicaConfig
+from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 
 from agent_r1.cli.main import main
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1_deploy.ray.applications import actor_options, serve_config
 from agent_r1_deploy.ray.learner import Losses, final_status, learner_arguments
 from agent_r1_deploy.ray.ranks import Ended
+from agent_r1_deploy.ray.serve import Replica
 from agent_r1_deploy.ray.up import cpus_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -70,6 +72,34 @@ def test_rollout_servers_are_scaled_between_two_bounds():
     assert "num_replicas" not in deployment
     scaling = deployment["autoscaling_config"]
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (1, 4)
+
+
+PARALLEL = ("rollout.tensor_parallel_size=4", "ray.rollout_resources={CPU = 8, GPU = 4, fast = 1}")
+
+
+def test_a_server_of_several_gpus_asks_for_a_placement_group_of_all_of_them():
+    (deployment,) = applications(*PARALLEL)["rollout"]["deployments"]
+    assert deployment["placement_group_bundles"] == [{"CPU": 8, "GPU": 4, "fast": 1}]
+    assert deployment["placement_group_strategy"] == "STRICT_PACK"  # on one node
+    assert deployment["ray_actor_options"]["num_gpus"] == 4
+    for others in (applications()["rollout"], applications(*PARALLEL)["search"]):
+        assert not [key for key in others["deployments"][0] if "placement" in key]
+
+
+def test_ray_can_place_a_server_of_several_gpus():
+    serve = {"ray.max_rollout_replicas=4", *PARALLEL}
+    parsed = ServeDeploySchema.model_validate(serve_config(load(*serve)))
+    (deployment,) = next(a for a in parsed.applications if "rollout" in a.name).deployments
+    options = deployment.ray_actor_options
+    assert isinstance(options, RayActorOptionsSchema)
+    # What a replica asks for must fit into the first bundle of its group.
+    placed = ReplicaConfig.create(
+        Replica,
+        ray_actor_options=options.model_dump(exclude_unset=True),
+        placement_group_bundles=deployment.placement_group_bundles,
+        placement_group_strategy=deployment.placement_group_strategy,
+    )
+    assert placed.resource_dict == {"CPU": 8, "GPU": 4, "fast": 1}
 
 
 def test_a_redis_that_nodes_cannot_find_or_with_a_password_is_refused():
