@@ -51,7 +51,15 @@ CASES: dict[str, tuple[list[dict[str, str]], str, str]] = {
         "60m",
     ),
     "ToolDown": ([rollout("rollout_tool_instances", "1x10 0x10", ',tool="search"')], "10m", "14m"),
-    "ServiceDown": ([{"series": f"up{{{ROLLOUT}}}", "values": "1x10 0x10"}], "10m", "15m"),
+    # The second is no service of ours, in a Prometheus that watches others too.
+    "ServiceDown": (
+        [
+            {"series": f"up{{{ROLLOUT}}}", "values": "1x10 0x10"},
+            {"series": 'up{job="node",instance="n:1"}', "values": "0x20"},
+        ],
+        "10m",
+        "15m",
+    ),
     "ServiceRestarts": (
         [rollout("launcher_service_starts_total", "1x20 2 4x20", ',service="reward"')],
         "20m",
