@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import get_args
 
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
-from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
+from agent_r1.rollout.tool_calls.outages import OUTAGES
+from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory
 from agent_r1_proto.weights import LoadReply
 from agent_r1_service.metrics import LATENCY_BUCKETS, WORK_BUCKETS, Metric, MetricsPage
 
@@ -98,6 +100,16 @@ KV_CACHE = Metric(
     "agent_r1_rollout_kv_cache_used_ratio", "gauge", "Share of the engine's KV cache in use."
 )
 
+FAILURE_KINDS = (
+    *OUTAGES,
+    "env_error",
+    "env_timeout",
+    "policy_error",
+    "trajectory_timeout",
+    "unknown_tool_in_task",
+)
+"""What the reason of a FAILED attempt begins with."""
+
 
 class RolloutMetrics:
     """Counts what ends on one rollout server.
@@ -116,6 +128,11 @@ class RolloutMetrics:
         self._call_seconds = page.histogram(TOOL_CALL_SECONDS)
         self._fetch = page.histogram(WEIGHT_FETCH_SECONDS)
         self._pause = page.histogram(WEIGHT_PAUSE_SECONDS)
+        # A counter that begins at 1 is no change to Prometheus: the first time would not show.
+        for kind in FAILURE_KINDS:
+            self._failed_attempts.labels(kind)
+        for status in get_args(Status):
+            self._trajectories.labels(status)
 
     def watch(
         self,
@@ -164,6 +181,8 @@ class RolloutMetrics:
         version = call.version or ""
         self._calls.labels(tool, version, call.status).inc()
         if version:
+            for other in ("ok", "error", "failed"):
+                self._calls.labels(tool, version, other)
             self._call_seconds.labels(tool, version).observe(call.latency_ms / 1000)
 
     def note_load(self, load: LoadReply) -> None:

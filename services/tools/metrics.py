@@ -47,6 +47,8 @@ class ToolMetrics:
         self.page = MetricsPage("tool")
         self._given = given
         self._calls = self.page.counter(CALLS)
+        for status in ("ok", "error"):  # at 0: from nothing to 1 is no change to Prometheus
+            self._calls.labels(*given, status)
         self._seconds = self.page.histogram(REQUEST_SECONDS).labels(*given)
         self.page.read(IN_FLIGHT, lambda: {given: in_flight()})
         self.page.read(SESSIONS, lambda: {given: sessions()})

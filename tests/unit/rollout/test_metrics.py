@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from agent_r1.rollout import agent_loop
 from agent_r1.rollout import metrics as rollout_metrics
-from agent_r1.rollout.metrics import RolloutMetrics
+from agent_r1.rollout.metrics import FAILURE_KINDS, RolloutMetrics
 from agent_r1.rollout.policy import EngineWork
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1_proto.tools import ToolSpec
@@ -73,7 +75,27 @@ def test_an_attempt_that_is_made_again_is_counted_by_the_kind_of_its_failure() -
     metrics.note_attempt(failed, published=False)
     found = values(metrics)
     assert found['agent_r1_rollout_failed_attempts_total{kind="tool_timeout"}'] == 1
-    assert not any(name.startswith("agent_r1_rollout_trajectories_total") for name in found)
+    assert found['agent_r1_rollout_trajectories_total{status="FAILED"}'] == 0
+
+
+def test_what_has_not_happened_yet_is_zero_so_that_the_first_time_is_a_change() -> None:
+    metrics, _ = make_metrics()
+    before = values(metrics)
+    failed = "agent_r1_rollout_failed_attempts_total"
+    assert before[f'{failed}{{kind="tool_timeout"}}'] == 0
+    assert before['agent_r1_rollout_trajectories_total{status="TRUNCATED"}'] == 0
+    metrics.note_attempt(trajectory(calls=[call("ok", "2")]), published=True)
+    total = "agent_r1_rollout_tool_calls_total"
+    found = values(metrics)
+    assert found[f'{total}{{status="error",tool="search",version="2"}}'] == 0
+    assert found[f'{total}{{status="failed",tool="search",version="2"}}'] == 0
+
+
+def test_every_kind_of_failure_of_the_agent_loop_is_known() -> None:
+    source = Path(agent_loop.__file__).read_text()
+    named = set(re.findall(r'(?:AttemptFailedError\(|reason =)\s*f"(\w+): ', source))
+    assert {"env_error", "policy_error", "trajectory_timeout"} <= named
+    assert named <= set(FAILURE_KINDS)
 
 
 def test_what_the_server_and_its_engine_do_is_read_when_it_is_asked_for() -> None:

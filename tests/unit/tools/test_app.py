@@ -452,10 +452,13 @@ async def test_a_drain_that_takes_too_long_ends(caplog: pytest.LogCaptureFixture
 async def test_metrics_count_calls_by_how_they_ended():
     tool = Scripted()
     async with client_of(tool) as client:
+        before = (await client.get("/metrics")).text
         for what in ("a", "b", "error", "outage"):
             await post_calls(client, a_call(what))
         text = (await client.get("/metrics")).text
     labels = 'tool="scripted",version="7"'
+    for status in ("ok", "error"):  # at 0 before, or the first would be no change
+        assert f'agent_r1_tool_calls_total{{status="{status}",{labels}}} 0.0' in before
     assert f'agent_r1_tool_calls_total{{status="ok",{labels}}} 2.0' in text
     assert f'agent_r1_tool_calls_total{{status="error",{labels}}} 1.0' in text
     assert f'agent_r1_tool_calls_total{{status="503",{labels}}} 1.0' in text
