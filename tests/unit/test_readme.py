@@ -17,7 +17,7 @@ from agent_r1.tools.base import CallContext
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAPERS = [
     *sorted(REPOSITORY.glob("*.md")),
-    *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "docs").rglob("*.md")),
     *sorted(REPOSITORY.glob("[!.]*/README.md")),
     *sorted((REPOSITORY / "examples").glob("*/README.md")),
 ]
