@@ -11,6 +11,7 @@ import re
 import shutil
 import signal
 import subprocess
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ TEXT = "".join(TEMPLATES.values())
 DEFAULTS: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
 COMPOSE = (REPOSITORY / "docker-compose.yml").read_text()
 DOCKERFILE = (REPOSITORY / "deploy" / "docker" / "Dockerfile").read_text()
+OBSERVE = REPOSITORY / "deploy" / "observe"
 OF_NO_SERVICE = {"redis", "elasticsearch", "copy", "stop-learner"}
 NAMESPACE, RELEASE = "there", "mine"
 
@@ -297,6 +299,51 @@ def test_ranks_are_the_pods_of_the_job_times_those_of_each() -> None:
     assert environment["AGENT_R1__LEARNER__RANKS"] == "16"
     assert {"--nnodes=2", "--nproc-per-node=8"} <= set(container["command"])
     assert "WORLD_SIZE" not in environment  # torchrun sets it
+
+
+OBSERVED = ("observe.dashboards.enabled=true", "observe.rules.enabled=true")
+
+
+def observing(*options: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Return what is there for Grafana and for the Prometheus operator, by kind and name."""
+    found: dict[str, dict[str, dict[str, Any]]] = {"ConfigMap": {}, "PrometheusRule": {}}
+    for one in render(["cpu"], *(word for option in options for word in ("--set", option))):
+        if "dashboard" in one["metadata"]["name"] or one["kind"] == "PrometheusRule":
+            found[one["kind"]][one["metadata"]["name"]] = one
+    return found
+
+
+def test_grafana_finds_every_dashboard_as_it_is() -> None:
+    maps = observing(*OBSERVED)["ConfigMap"]
+    files = {file.stem: file for file in OBSERVE.glob("grafana/dashboards/*.json")}
+    assert maps.keys() == {f"{RELEASE}-dashboard-{name}" for name in files}
+    for name, file in files.items():
+        one = maps[f"{RELEASE}-dashboard-{name}"]
+        assert one["data"] == {f"agent-r1-{name}.json": file.read_text()}
+        assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_the_prometheus_operator_gets_the_alerts_with_their_own_templates() -> None:
+    label = "observe.rules.labels.release=prometheus"
+    (rule,) = observing(*OBSERVED, label)["PrometheusRule"].values()
+    assert rule["spec"] == yaml.safe_load((OBSERVE / "alerts.yml").read_text())
+    assert "{{ $labels.job }}" in json.dumps(rule["spec"])
+    assert rule["metadata"]["labels"]["release"] == "prometheus"
+
+
+def test_nothing_is_there_for_grafana_where_nobody_asked() -> None:
+    assert observing() == {"ConfigMap": {}, "PrometheusRule": {}}
+
+
+def test_a_packaged_chart_has_dashboards_and_alerts(tmp_path: Path) -> None:
+    helm("package", str(CHART), "--destination", str(tmp_path))
+    (package,) = tmp_path.glob("*.tgz")
+    with tarfile.open(package) as archive:
+        kept = {name: archive.extractfile(name) for name in archive.getnames()}
+    for name, file in kept.items():
+        assert file is not None, name  # no link: what it names is not in the package
+    assert "agent-r1/files/alerts.yml" in kept
+    assert "agent-r1/files/dashboards/learning.json" in kept
 
 
 @pytest.mark.parametrize(
