@@ -63,6 +63,11 @@ def canary_distance(engine: LiveEngine, version: int) -> float:
     return max(abs(a - b) for a, b in zip(held, expected, strict=True))
 
 
+async def other_tasks() -> set[asyncio.Task[Any]]:
+    current = asyncio.current_task()
+    return {task for task in asyncio.all_tasks() if task is not current}
+
+
 def test_three_pushes_to_a_tied_model_keep_parity(engine: LiveEngine):
     assert engine.models[0].config.tie_word_embeddings
     assert canary_distance(engine, engine.policy.policy_version) <= PARITY
@@ -338,6 +343,7 @@ def test_an_engine_that_hangs_when_new_weights_come_is_killed_as_an_idle_one_is(
         engine.run(watch(policy, 2.0))
     loading.cancel()
     engine.run(policy.stop())
+    assert engine.run(other_tasks()) == set()  # the load has ended with the sampler
 
 
 @pytest.mark.slow

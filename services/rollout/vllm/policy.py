@@ -70,7 +70,7 @@ class VllmPolicy(Policy):
         self._num_probes = 0
         self._death: str | None = "the sampler has not been started"
         self._load_lock = asyncio.Lock()
-        self._loading: asyncio.Future[LoadTiming] | None = None
+        self._loads: set[asyncio.Task[LoadTiming]] = set()
         self._is_loading = False
         self.engine: Any = None
         """vLLM's own; None before `start` and after `stop`."""
@@ -214,8 +214,10 @@ class VllmPolicy(Policy):
 
     async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
         # Shielded: a caller that gives up must not leave the engine paused.
-        self._loading = asyncio.ensure_future(self._load_next(manifest))
-        return await asyncio.shield(self._loading)
+        loading = asyncio.create_task(self._load_next(manifest))
+        self._loads.add(loading)
+        loading.add_done_callback(self._loads.discard)
+        return await asyncio.shield(loading)
 
     async def _load_next(self, manifest: WeightManifest) -> LoadTiming:
         async with self._load_lock, self._engine_errors():
@@ -254,6 +256,10 @@ class VllmPolicy(Policy):
     async def stop(self) -> None:
         engine, self.engine = self.engine, None
         self._death = self._death or "the sampler was stopped"
+        loads = list(self._loads)
+        for loading in loads:
+            loading.cancel()
+        await asyncio.gather(*loads, return_exceptions=True)
         if engine is None:
             return
         if not engine.errored:
