@@ -119,7 +119,7 @@ async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightMa
     config = LearnerConfig(transport="http", push="delta", dense_every=steps + 1)
     manifests: list[WeightManifest] = []
     async with (
-        LearnerServer(config.weights_server, None) as server,
+        LearnerServer(config.server, None) as server,
         HttpTransport(config, server) as learner,
         Servers(folder / "pulled") as servers,
     ):
@@ -158,7 +158,7 @@ async def measure_fetchers(directory: Path, version: int) -> list[dict[str, floa
     config = LearnerConfig(transport="http")
     for count in FETCHERS:
         async with (
-            LearnerServer(config.weights_server, None) as server,
+            LearnerServer(config.server, None) as server,
             HttpTransport(config, server) as learner,
             Servers(directory.parent / "pulled") as servers,
         ):

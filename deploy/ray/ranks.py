@@ -76,7 +76,7 @@ class Rank:
         """Run the rank to its end."""
         host = json.dumps(own_address(redis_url))
         self._process = await Process.start(
-            [*arguments, "--set", f"learner.weights_server.host={host}"],
+            [*arguments, "--set", f"learner.server.host={host}"],
             stop_timeout_s=self._stop_timeout_s,
             environment=place.environment(),
         )

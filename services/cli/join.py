@@ -178,7 +178,7 @@ def _usable(offer: JoinOffer, address: str) -> str:
     if is_loopback(urlsplit(offer.url).hostname or "") and not is_loopback(address):
         raise ConfigError(
             f"the learner serves at {offer.url}, where only its own host reaches it; set "
-            "learner.weights_server.host there to an address of the network"
+            "learner.server.host there to an address of the network"
         )
     return offer.url
 

@@ -320,7 +320,7 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
     if config.data is None:
         raise ConfigError("table [data] is missing; the learner needs data.train")
     if config.learner.transport == "http":
-        _check_listen(config, config.learner.weights_server, "learner.weights_server")
+        _check_listen(config, config.learner.server, "learner.server")
     with quick_imports():
         from agent_r1.learner import main as learner
     from agent_r1.learner import outcome

@@ -363,7 +363,7 @@ def listeners(config: Config, *, trains: bool) -> Iterator[tuple[str, ListenConf
     yield "reward", config.reward
     yield "rollout", config.rollout
     if trains:
-        yield "learner.weights_server", config.learner.weights_server
+        yield "learner.server", config.learner.server
         yield "placement.metrics_server", config.placement.metrics_server
 
 

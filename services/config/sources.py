@@ -37,6 +37,9 @@ LONGEST_LIST = 16
 
 Key = tuple[str, ...]
 
+RENAMED: dict[Key, Key] = {("learner", "weights_server"): ("learner", "server")}
+"""Keys that had another name before."""
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; says value, limit and remedy."""
@@ -138,7 +141,10 @@ def known_keys(tables: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
 
 
 def _unknown(tables: type[BaseModel], prefix: Key, name: str, source: str, known: list[str]) -> str:
-    """Say that a name is no key of a table, and which known one is the nearest."""
+    """Say that a name is no key of a table, and which known one it was or is the nearest to."""
+    key = (*prefix, name)
+    if key in RENAMED:
+        return f"{dotted(key)} ({source}) is called {dotted(RENAMED[key])} now"
     where = f" in table [{dotted(prefix)}]" if prefix else ""
     message = f"unknown {'key' if prefix else 'table'} {name!r}{where} ({source})"
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)

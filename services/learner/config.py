@@ -195,8 +195,9 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     transport: TransportName = "file"
     """How weights reach the rollout servers. `file`: through `weights_dir`, a folder that all see
     under the same path. `http`: servers pull them from the learner, and from each other."""
-    weights_server: ListenConfig = ListenConfig()
-    """Where the learner listens: for `GET /metrics`, and with transport = "http" for pulls."""
+    server: ListenConfig = ListenConfig()
+    """Where the learner listens: for `GET /metrics`, for services that join the run, and with
+    transport = "http" for pulls of weights."""
     push: Literal["dense", "delta"] = "dense"
     """What servers pull with transport = "http". `delta`: those that hold the version before pull
     what has changed since, without loss; in bfloat16 that is a small part."""

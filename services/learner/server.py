@@ -18,7 +18,7 @@ from agent_r1_service.http.api import Route, describe, json_response
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import RunToken
 
-NAME = "learner.weights_server"
+NAME = "learner.server"
 
 
 class LearnerHealth(Message):
@@ -34,7 +34,7 @@ class LearnerServer(AbstractAsyncContextManager["LearnerServer"]):
     """Serves an application while its context lasts; routes may be added meanwhile.
 
     Args:
-        listen: where (`learner.weights_server`).
+        listen: where (`learner.server`).
         token: what every request must have.
     """
 

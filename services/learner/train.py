@@ -245,7 +245,7 @@ class Learner:
         spec = self._spec
         self._stop_signal = stop_signal = StopSignal()
         try:
-            async with LearnerServer(spec.learner.weights_server, find_token(spec.run)) as server:
+            async with LearnerServer(spec.learner.server, find_token(spec.run)) as server:
                 on_up(server.url)
                 return await self._train(stop_signal, server)
         except StopRequested:

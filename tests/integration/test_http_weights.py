@@ -238,7 +238,7 @@ async def test_a_pull_that_ended_early_is_continued_by_the_next(
         source.cut.update({20: 1})
         fetcher = await servers.start("one")
         newest = source.newest(1)
-        with pytest.raises(WeightsRefusedError, match=r"does not arrive.*learner\.weights_server"):
+        with pytest.raises(WeightsRefusedError, match=r"does not arrive.*learner\.server"):
             await fetch(fetcher, newest)
         before = source.asked.copy()
         manifest = await fetch(fetcher, newest)

@@ -60,7 +60,7 @@ def learner(
     async def offer() -> None:
         async with (
             await Broker.connect(redis_url, config.run.id) as broker,
-            LearnerServer(learner_config.weights_server, RunToken(TOKEN)) as server,
+            LearnerServer(learner_config.server, RunToken(TOKEN)) as server,
             make_transport(learner_config, server) as open_transport,
         ):
             await RunOffer(spec, Registry(broker), open_transport).prepare()

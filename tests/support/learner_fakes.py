@@ -59,7 +59,7 @@ async def http_transport(
 ) -> AsyncIterator[HttpTransport]:
     """Serve published versions as the learner does."""
     async with (
-        LearnerServer(config.weights_server, token) as server,
+        LearnerServer(config.server, token) as server,
         HttpTransport(config, server) as transport,
     ):
         yield transport

@@ -51,9 +51,9 @@ class RunOnHosts:
         self._rank_hosts = [learner, *other_ranks]
         self._options = [
             'learner.transport="http"',
-            "learner.weights_server.host=0.0.0.0",
-            f"learner.weights_server.advertise_host={learner.name}",
-            "learner.weights_server.port=8100",
+            "learner.server.host=0.0.0.0",
+            f"learner.server.advertise_host={learner.name}",
+            "learner.server.port=8100",
             "rollout.kv_cache_gib=0.5",
             f"learner.ranks={len(self._rank_hosts)}",
             f"run.dir={RUN_DIR}",

@@ -413,7 +413,7 @@ def test_prometheus_asks_every_container_of_every_service() -> None:
     assert named == {"search", "python", "code", "tool", "reward"}
     assert named <= FILES["plugins-gpu"].keys()
     learner = FILES["gpu"]["learner"]["environment"]
-    port = learner["AGENT_R1__LEARNER__WEIGHTS_SERVER__PORT"]
+    port = learner["AGENT_R1__LEARNER__SERVER__PORT"]
     assert jobs["learner"]["static_configs"] == [{"targets": [f"learner:{port}"]}]
     (rollout,) = jobs["rollout"]["http_sd_configs"]
     assert (rollout["url"], rollout["authorization"]) == (f"http://learner:{port}/targets", token)

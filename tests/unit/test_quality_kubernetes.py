@@ -230,7 +230,7 @@ def test_every_service_is_a_command_that_starts_with_its_variables(kind: str) ->
         tables = {
             "rollout": config.rollout,
             "reward": config.reward,
-            "learner": config.learner.weights_server,
+            "learner": config.learner.server,
         }
         listen = tables.get(component, tool)
         assert listen is not None

@@ -128,7 +128,7 @@ class Download:
                 if time.monotonic() - self._last_chunk > STALL_TIMEOUT_S:
                     raise TransferError(
                         f"{self.file.path.name} does not arrive for {STALL_TIMEOUT_S:g} s: {exc}; "
-                        "see whether the learner runs and its learner.weights_server can be "
+                        "see whether the learner runs and its learner.server can be "
                         "reached from here"
                     ) from exc
                 await asyncio.sleep(RETRY_S)

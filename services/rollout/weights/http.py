@@ -162,7 +162,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
         except httpx.HTTPError as exc:
             raise WeightsRefusedError(
                 f"the manifest {url} cannot be read ({type(exc).__name__} {exc}); see whether the "
-                "learner runs and its learner.weights_server can be reached from here"
+                "learner runs and its learner.server can be reached from here"
             ) from exc
         except ValidationError as exc:
             raise WeightsRefusedError(

@@ -264,7 +264,7 @@ def test_a_run_is_resumed_from_a_url_into_a_folder_of_this_machine(
         (["rollout"], "rollout"),
         (["reward"], "reward"),
         (["search"], "tools.search"),
-        (["learner", "--set", "learner.transport=http"], "learner.weights_server"),
+        (["learner", "--set", "learner.transport=http"], "learner.server"),
     ],
 )
 def test_a_service_for_other_machines_without_a_token_connects_to_nothing(

@@ -210,7 +210,7 @@ def test_port_zero_needs_no_check():
 def test_listeners_are_what_this_run_starts(folder: Path):
     keys = [key for key, _ in config_machine.listeners(load(folder), trains=True)]
     assert keys[:3] == ["tools.search", "reward", "rollout"]
-    assert keys[3:] == ["learner.weights_server", "placement.metrics_server"]
+    assert keys[3:] == ["learner.server", "placement.metrics_server"]
     remote = load(folder, "tools.search.url=http://h:1")
     keys = [key for key, _ in config_machine.listeners(remote, trains=False)]
     assert keys == ["reward", "rollout"]

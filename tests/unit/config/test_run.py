@@ -100,6 +100,7 @@ def test_other_variables_of_ours_are_left_alone(file: Path):
         ("learner.stepz=3", ["unknown key 'stepz' in table [learner]", "'steps'"]),
         ("tools.search.topk=3", ["unknown key 'topk' in table [tools.search]", "'top_k'"]),
         ("rollout.max_turns=3", ["did you mean env.max_turns?"]),
+        ("learner.weights_server.port=1", ["weights_server (--set", "learner.server now"]),
         ("learner.steps", ["is not KEY=VALUE"]),
         ("=3", ["is not KEY=VALUE"]),
         ("learner=3", ["learner (3, --set learner) must be a table"]),
@@ -129,6 +130,7 @@ def test_a_wrong_option_is_explained(file: Path, option: str, parts: list[str]):
         ("AGENT_R1__LEARNR__STEPS", ["unknown table 'learnr'", "'learner'"]),
         ("agent_r1__env__maxturns", ["'max_turns'"]),
         ("AGENT_R1__TOOLS__SEARCH__TOPK", ["'top_k'"]),
+        ("AGENT_R1__LEARNER__WEIGHTS_SERVER__PORT", ["weights_server (var", "learner.server now"]),
     ],
 )
 def test_an_unknown_variable_is_refused(file: Path, variable: str, parts: list[str]):
@@ -143,6 +145,7 @@ def test_an_unknown_variable_is_refused(file: Path, variable: str, parts: list[s
     [
         ("[run\n", ["does not parse", "line 1"]),
         ("[model]\npath = 'm'\npth = 'x'\n", ["unknown key 'pth' in table [model]", "'path'"]),
+        ("[learner.weights_server]\nport = 1\n", ["weights_server (", "learner.server now"]),
         ("run = 3\n", ["run (3, ", "must be a table"]),
         ("[run]\nid = 'a'\n", ["model is required"]),
         ("[model]\npath='m'\n[tools]\nsearch = 1\n", ["tools.search (1, ", "must be a table"]),
