@@ -15,6 +15,7 @@ import pytest
 
 from agent_r1.cli import evaluate as cli_evaluate
 from agent_r1.cli import main as cli
+from agent_r1.cli.parser import METHODS
 from agent_r1.config.code import Findings
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.config import Method
@@ -84,7 +85,7 @@ def command(file: Path, *more: str) -> list[str]:
 
 
 def test_the_commands_methods_are_the_evaluations():
-    assert get_args(Method) == cli.METHODS
+    assert get_args(Method) == METHODS
 
 
 @pytest.mark.parametrize("name", ["evaluate", "compare"])
