@@ -66,6 +66,11 @@ class Turn(Message):
     finish_reason: str
     """vLLM's: "stop" or "length"."""
     calls: list[ToolCallRecord] = []
+    process_reward: float | None = None
+    """What ToolEnv gave the turn beside its calls; None when it gave nothing."""
+    state_key: str = ""
+    """ToolEnv's name for the state in which the turn was taken; "" for the first turn, and where it
+    gave none."""
 
 
 class Trajectory(StreamMessage):
@@ -76,7 +81,7 @@ class Trajectory(StreamMessage):
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "1.2"
+    SCHEMA_VERSION: ClassVar[str] = "1.3"
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""

@@ -15,6 +15,7 @@ from pydantic import Field, JsonValue, model_validator
 from agent_r1.learner.objective import (
     GROUP_ADVANTAGES,
     RATIO_LOSSES,
+    TURN_ADVANTAGES,
     ObjectiveConfig,
     PositiveFloat,
     PositiveInt,
@@ -285,7 +286,7 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
 
     @model_validator(mode="after")
     def _check_batch(self) -> Self:
-        if self.advantage in GROUP_ADVANTAGES and self.group_size < 2:
+        if self.advantage in (*GROUP_ADVANTAGES, *TURN_ADVANTAGES) and self.group_size < 2:
             raise ValueError(
                 f"learner.group_size ({self.group_size}) must be >= 2 with advantage = "
                 f'"{self.advantage}": a group of one has nothing to be compared with; raise '

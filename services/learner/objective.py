@@ -29,6 +29,9 @@ Algorithm = Literal[
     "reinforce_pp_baseline",
     "rloo",
     "remax",
+    "turn_ppo",
+    "mt_grpo",
+    "gigpo",
     "dapo",
     "gspo",
     "cispo",
@@ -37,6 +40,10 @@ Algorithm = Literal[
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
 """Advantages that compare the trajectories of a group, a group of one having none, and that are the
 same on every action token of a trajectory."""
+TURN_ADVANTAGES = ("mt_grpo", "gigpo")
+"""Advantages that compare the trajectories of a group, and their turns."""
+CRITIC_ADVANTAGES = ("gae", "turn_gae")
+"""Advantages that need the values of a critic."""
 RATIO_LOSSES = ("ppo", "gspo", "cispo")
 """Losses whose own ratio corrects for samples of older weights, where it starts at the rollout's
 log-probabilities."""
@@ -50,6 +57,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "reinforce_pp_baseline": {"advantage": "reinforce_pp_baseline"},
     "rloo": {"advantage": "rloo"},
     "remax": {"advantage": "remax"},
+    "turn_ppo": {"advantage": "turn_gae"},
+    "mt_grpo": {"advantage": "mt_grpo"},
+    "gigpo": {"advantage": "gigpo"},
     "dapo": {
         "advantage": "grpo",
         "clip_high": 0.28,
@@ -76,14 +86,18 @@ class ObjectiveConfig(StrictConfig):
     algorithm: Algorithm = "grpo"
     """Preset over the keys below; each of them can be given its own value."""
     advantage: str = "grpo"
-    """Advantage estimator: gae, grpo, rloo, reinforce_pp, reinforce_pp_baseline, remax, or
-    `module:function` found through `run.plugins`."""
+    """Advantage estimator: gae, grpo, rloo, reinforce_pp, reinforce_pp_baseline, remax, turn_gae,
+    mt_grpo, gigpo, or `module:function` found through `run.plugins`."""
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Discount per action token; gae, reinforce_pp and remax read it."""
+    """Discount per action token; gae, reinforce_pp and remax read it. For turn_gae and gigpo it is
+    the discount per turn."""
     lam: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """GAE's lambda."""
+    """GAE's lambda, for gae and turn_gae."""
     normalize_std: bool = True
-    """Divide GRPO advantages by the group's sample std; False is Dr. GRPO."""
+    """Divide the advantages of grpo, mt_grpo and gigpo by the sample std of what is compared; False
+    is Dr. GRPO."""
+    turn_coef: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of a turn's own advantage beside that of its trajectory, for mt_grpo and gigpo."""
     process_rewards: Literal["none", "batch", "trajectory"] = "none"
     """How process rewards are scaled before the outcome is added: `batch` and `trajectory` divide
     them by the largest absolute reverse cumulative sum of the batch (as PRIME does) or of each
@@ -147,7 +161,8 @@ class ObjectiveConfig(StrictConfig):
     and for a policy_loss of your own that does not say it has no gradient there."""
 
     critic_path: str | None = None
-    """Model directory the critic's backbone starts from; None is model.path. For advantage gae."""
+    """Model directory the critic's backbone starts from; None is model.path. For advantage
+    gae and turn_gae."""
     critic_lr: PositiveFloat = 1e-5
     """Learning rate of the critic after warm-up. It follows the schedule of `lr`, from the first
     step of the run on."""
@@ -198,12 +213,14 @@ class ObjectiveConfig(StrictConfig):
             )
         if self.policy_loss in ("cispo", "reinforce"):
             self._refuse("dual_clip", because=f'policy_loss "{self.policy_loss}"')
-        if self.advantage != "gae":
+        if self.advantage not in CRITIC_ADVANTAGES:
             self._refuse("critic_path", "critic_lr", "critic_warmup_steps", "value_clip", "lam")
-        if self.advantage in GROUP_ADVANTAGES:
+        if self.advantage in (*GROUP_ADVANTAGES, "mt_grpo"):
             self._refuse("gamma")
-        if self.advantage != "grpo" and not own:
+        if self.advantage not in ("grpo", *TURN_ADVANTAGES) and not own:
             self._refuse("normalize_std")
+        if self.advantage not in TURN_ADVANTAGES and not own:
+            self._refuse("turn_coef")
         if self.aggregation != "fixed_length":
             self._refuse("fixed_length", because=f'aggregation "{self.aggregation}"')
         if self.kl == "none":
@@ -219,8 +236,8 @@ class ObjectiveConfig(StrictConfig):
         if not own and self.advantage not in GROUP_ADVANTAGES:
             raise ValueError(
                 "learner.drop_equal_groups = true leaves out groups whose rewards are all equal, "
-                f'and those teach with learner.advantage "{self.advantage}", which does not '
-                "compare the trajectories of a group; set drop_equal_groups = false, or "
+                f'and those teach with learner.advantage "{self.advantage}", which compares '
+                "more than the trajectories of a group; set drop_equal_groups = false, or "
                 f"use one of the advantages {', '.join(GROUP_ADVANTAGES)}"
             )
         if self.kl == "reward":
@@ -245,11 +262,12 @@ class ObjectiveConfig(StrictConfig):
                 "advantage_mask = true leaves at 0, so nothing would change; set advantage_mask = "
                 "false too"
             )
-        if self.loss_mask and not self.advantage_mask and self.advantage in GROUP_ADVANTAGES:
+        one_number = (*GROUP_ADVANTAGES, *TURN_ADVANTAGES, "turn_gae")
+        if self.loss_mask and not self.advantage_mask and self.advantage in one_number:
             raise ValueError(
                 f'learner.advantage_mask = false changes nothing with advantage "{self.advantage}" '
-                "(one number a trajectory) as long as learner.loss_mask is true; set loss_mask = "
-                'false too, or use advantage "gae" or "reinforce_pp"'
+                "(one number a trajectory or turn) as long as learner.loss_mask is true; set "
+                'loss_mask = false too, or use advantage "gae" or "reinforce_pp"'
             )
         return self
 
@@ -266,7 +284,7 @@ class ObjectiveConfig(StrictConfig):
     @property
     def has_critic(self) -> bool:
         """Whether a critic is trained beside the policy."""
-        return self.advantage == "gae"
+        return self.advantage in CRITIC_ADVANTAGES
 
     @property
     def has_greedy_baseline(self) -> bool:

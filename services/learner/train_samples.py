@@ -1,9 +1,9 @@
 """From rewarded groups to what the loss sees: train.py --Group--> TrainSample --> engine.
 
-Rewards become token rewards (process rewards on the token that closes a call, the outcome on the
-last sampled token), the chosen estimator turns them into advantages. Runs in the engine's thread:
-some objectives need the learner's own log-probabilities, the reference's or the critic's values
-first.
+Rewards become token rewards (process rewards on the token that closes a call or a turn, the outcome
+on the last sampled token), and the chosen estimator turns them into advantages. Runs in the
+engine's thread: some objectives need the learner's own log-probabilities, the reference's or the
+critic's values first.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from agent_r1.learner.engine.interface import FloatArray, LossSpec, PolicyEngine
 from agent_r1.learner.groups import Group
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.trajectory import Turn
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray64 = npt.NDArray[np.float64]
@@ -44,10 +45,13 @@ class Prepared:
 
 
 def process_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:
-    """Return [T] the process reward of each call on the sampled token that closes it."""
+    """Return [T] the process reward of each call on the sampled token that closes it, and that of
+    each turn on its last one."""
     rewards = np.zeros(len(scored.trajectory.token_ids), dtype=np.float64)
-    for call in scored.trajectory.calls():
-        rewards[call.end_token_index] += call.process_reward or 0.0
+    for turn in scored.trajectory.turns:
+        rewards[turn.end - 1] += turn.process_reward or 0.0
+        for call in turn.calls:
+            rewards[call.end_token_index] += call.process_reward or 0.0
     return rewards
 
 
@@ -263,18 +267,27 @@ class _Batch:
             credit_masks=self._credit_masks,
             values=self._values,
             greedy_rewards=greedy_rewards,
+            turn_starts=[np.array([t.start for t in turns], np.int64) for turns in self._turns()],
+            state_keys=[[turn.state_key for turn in turns] for turns in self._turns()],
         )
         options = AdvantageOptions(
-            gamma=config.gamma, lam=config.lam, normalize_std=config.normalize_std
+            gamma=config.gamma,
+            lam=config.lam,
+            normalize_std=config.normalize_std,
+            turn_coef=config.turn_coef,
         )
         result = find_advantage(config.advantage)(batch, options)
         _check_result(result, batch, config.advantage)
         _refuse_not_finite("advantage", self._scored, result.advantages)
         return result
 
+    def _turns(self) -> list[list[Turn]]:
+        return [scored.trajectory.turns for scored in self._scored]
+
     def prepare(self) -> Prepared:
         """Return the samples with their advantages."""
         result = self._advantages()
+        self._metrics |= result.metrics
         overlong = 0
         for index, (scored, advantages) in enumerate(
             zip(self._scored, result.advantages, strict=True)
@@ -283,6 +296,8 @@ class _Batch:
             if self._values is not None:
                 assert result.returns is not None
                 self._update(index, returns=result.returns[index], old_values=self._values[index])
+            if result.value_masks is not None:
+                self._update(index, value_mask=result.value_masks[index])
             if self._config.drop_overlong and scored.trajectory.status == "TRUNCATED":
                 overlong += 1
                 nothing = np.zeros_like(self._samples[index].loss_mask)

@@ -167,16 +167,7 @@ class AgentLoop:
             if outcome.result is not None:
                 results.append(outcome.result)
         step = await self._step(env, number, turn, results)
-        if step.process_rewards:
-            pairs = zip(outcomes, step.process_rewards, strict=True)
-            record.set_calls(
-                [
-                    o.record.model_copy(
-                        update={"process_reward": None if reward is None else float(reward)}
-                    )
-                    for o, reward in pairs
-                ]
-            )
+        record.add_step(step)
         return step
 
     # -- prompt and turns ------------------------------------------------------------------------

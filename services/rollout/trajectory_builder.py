@@ -9,9 +9,11 @@ import hashlib
 
 import numpy as np
 
+from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.policy import Generation
 from agent_r1_proto.tasks import RolloutKey, RolloutTask
 from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory, Turn, VersionSpan
+from agent_r1_service.unicode import repair_text
 
 
 def derive_seed(run_seed: int, key: RolloutKey, turn: int) -> int:
@@ -45,6 +47,7 @@ class TrajectoryBuilder:
         self.turns: list[Turn] = []
         self.version_spans: list[VersionSpan] = []
         self._logprobs: list[tuple[int, list[float]]] = []
+        self._state_key = ""
 
     def add_prompt(self, token_ids: list[int]) -> None:
         """Begin with the prompt."""
@@ -75,6 +78,7 @@ class TrajectoryBuilder:
                 end=len(self.token_ids),
                 text=text,
                 finish_reason=generation.finish_reason,
+                state_key=self._state_key,
             )
         )
         return start
@@ -82,6 +86,18 @@ class TrajectoryBuilder:
     def set_calls(self, calls: list[ToolCallRecord]) -> None:
         """Attach the calls of the last turn."""
         self.turns[-1] = self.turns[-1].model_copy(update={"calls": calls})
+
+    def add_step(self, step: EnvStep) -> None:
+        """Keep what the environment gave the last turn and its calls, and where they led."""
+        turn = self.turns[-1]
+        changes: dict[str, object] = {"process_reward": _float(step.turn_reward)}
+        if step.process_rewards:
+            changes["calls"] = [
+                call.model_copy(update={"process_reward": _float(reward)})
+                for call, reward in zip(turn.calls, step.process_rewards, strict=True)
+            ]
+        self.turns[-1] = turn.model_copy(update=changes)
+        self._state_key = repair_text(step.state_key)
 
     def finish(
         self, rollout: RolloutTask, status: Status, reason: str, **facts: object
@@ -108,6 +124,11 @@ class TrajectoryBuilder:
                 **facts,
             }
         )
+
+
+def _float(reward: float | None) -> float | None:
+    """Return a reward as the message holds it; an environment may give any kind of number."""
+    return None if reward is None else float(reward)
 
 
 def failed_trajectory(rollout: RolloutTask, reason: str) -> Trajectory:

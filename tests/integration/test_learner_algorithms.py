@@ -18,6 +18,7 @@ from agent_r1.learner.train import Learner
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.trajectory import Turn
 from agent_r1_proto.weights import LoadReply, LoadRequest
 from agent_r1_service.config import ModelConfig
 from tests.support.builders import trajectory
@@ -48,6 +49,10 @@ def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
         action_mask=ACTIONS,
         rollout_logprobs=np.where(ACTIONS, -5.0, 0.0).astype(np.float32),
         temperature=rollout.sampling.temperature,
+        turns=[
+            Turn(start=3, end=7, text="x", finish_reason="stop", process_reward=rng.random()),
+            Turn(start=10, end=14, text="y", finish_reason="stop", state_key="found"),
+        ],
     )
     right = float(key.sample_index % 2)
     return ScoredTrajectory(
@@ -114,7 +119,8 @@ async def test_every_algorithm_learns_through_the_learner(
     assert moved(tmp_path / "run", model_dir) > 1e-4
     greedy = [task for task in services.seen if task.sampling.temperature == 0.0]
     assert len(greedy) == (4 if algorithm == "remax" else 0)  # one a group
-    assert ("loss/value" in lines[0]) == (algorithm == "ppo")
+    assert ("loss/value" in lines[0]) == (algorithm in ("ppo", "turn_ppo"))
+    assert ("advantage/shared_states" in lines[0]) == (algorithm == "gigpo")
 
 
 @pytest.mark.parametrize(

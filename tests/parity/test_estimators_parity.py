@@ -185,7 +185,7 @@ def verl_advantages(verl: Any, name: str, scene: Scene, options: AdvantageOption
 )
 def test_advantages_agree(verl: Any, name: str, options: AdvantageOptions, seed: int):
     scene = Scene(seed)
-    ours, our_returns = find_advantage(name)(scene.batch(), options)
+    ours, our_returns, *_ = find_advantage(name)(scene.batch(), options)
     theirs, their_returns = verl_advantages(verl, name, scene, options)
     expected = theirs.numpy()[scene.mask]
     np.testing.assert_allclose(masked(ours, scene), expected, atol=TOLERANCE, rtol=TOLERANCE)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.objective import PRESETS, TURN_ADVANTAGES
 from agent_r1.reward.components import BUILT_IN, ON_REQUEST
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
@@ -25,6 +26,12 @@ DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "add-a-reward.md").re
 def block(language: str) -> str:
     (found,) = re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
     return found
+
+
+def names_in_table(section: str) -> set[str]:
+    text = DOCUMENT.partition(f"## {section}\n")[2].partition("\n## ")[0]
+    first_cells = re.findall(r"^\| (`.*?) \|", text, re.M)
+    return set(re.findall(r"`(\w+)`", "".join(first_cells)))
 
 
 @pytest.fixture
@@ -66,5 +73,10 @@ async def test_the_environment_of_the_example_pays_for_new_calls():
 
 
 def test_the_table_lists_every_built_in_component():
-    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", DOCUMENT, re.M))))
-    assert listed == {*BUILT_IN, *ON_REQUEST}
+    assert names_in_table("Built-in components") == {*BUILT_IN, *ON_REQUEST}
+
+
+def test_the_table_lists_every_algorithm_that_credits_turns():
+    turns = {*TURN_ADVANTAGES, "turn_gae"}
+    by_turn = {name for name, preset in PRESETS.items() if preset.get("advantage") in turns}
+    assert names_in_table("Credit by turn") == by_turn

@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from agent_r1.learner.algorithms.advantages import AdvantageEstimator
 from agent_r1.learner.algorithms.advantages.gae import gae_advantages
+from agent_r1.learner.algorithms.advantages.gigpo import gigpo_advantages
 from agent_r1.learner.algorithms.advantages.grpo import grpo_advantages
+from agent_r1.learner.algorithms.advantages.mt_grpo import mt_grpo_advantages
 from agent_r1.learner.algorithms.advantages.reinforce_pp import reinforce_pp_advantages
 from agent_r1.learner.algorithms.advantages.reinforce_pp_baseline import (
     reinforce_pp_baseline_advantages,
 )
 from agent_r1.learner.algorithms.advantages.remax import remax_advantages
 from agent_r1.learner.algorithms.advantages.rloo import rloo_advantages
+from agent_r1.learner.algorithms.advantages.turn_gae import turn_gae_advantages
 from agent_r1_service.user_code import check_call, import_named
 
 if TYPE_CHECKING:
@@ -33,6 +36,9 @@ ADVANTAGES: dict[str, AdvantageEstimator] = {
     "reinforce_pp": reinforce_pp_advantages,
     "reinforce_pp_baseline": reinforce_pp_baseline_advantages,
     "remax": remax_advantages,
+    "turn_gae": turn_gae_advantages,
+    "mt_grpo": mt_grpo_advantages,
+    "gigpo": gigpo_advantages,
 }
 """Every estimator by the name `learner.advantage` takes."""
 

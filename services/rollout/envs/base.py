@@ -52,6 +52,12 @@ class EnvStep:
     """What the model sees of each call: one text per call, in call order. Cut to the limits."""
     process_rewards: Sequence[float | None] = ()
     """Reward of each call, placed on the token that closes it; empty: none."""
+    turn_reward: float | None = None
+    """Reward of the turn beside those of its calls, placed on its last token."""
+    state_key: str = ""
+    """Names the state that the turn led to, for estimators that compare turns taken in the same
+    state (advantage "gigpo"): trajectories of a group with equal keys are in the same state. "" is
+    a state like no other."""
     message: str | None = None
     """Text shown as a message of role user after the observations; see `ToolEnv.sends_messages`."""
     done: bool = False

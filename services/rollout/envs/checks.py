@@ -54,6 +54,15 @@ def _check_kinds(name: str, step: EnvStep) -> None:
             f"{name} returned process_rewards = {_shown(step.process_rewards)}; they must be a "
             "list of finite numbers or None, one per call"
         )
+    if step.turn_reward is not None and not _is_reward(step.turn_reward):
+        raise WrongStepError(
+            f"{name} returned turn_reward = {_shown(step.turn_reward)}; it must be a finite number "
+            "or None"
+        )
+    if not isinstance(step.state_key, str):
+        raise WrongStepError(
+            f"{name} returned state_key = {_shown(step.state_key)}; it must be a text"
+        )
     if not isinstance(step.message, str | None):
         raise WrongStepError(
             f"{name} returned message = {_shown(step.message)}; it must be a text or None"

@@ -73,7 +73,7 @@ def test_a_null_cap_of_an_earlier_version_is_no_cap():
     assert LearnerConfig.model_validate({"importance_cap": None}).importance_cap == "none"
 
 
-@pytest.mark.parametrize("advantage", ["gae", "reinforce_pp", "remax"])
+@pytest.mark.parametrize("advantage", ["gae", "reinforce_pp", "remax", "mt_grpo", "gigpo"])
 def test_groups_of_equal_rewards_are_not_dropped_where_they_teach(advantage: str):
     with pytest.raises(ValueError, match=rf'those teach with learner.advantage "{advantage}"'):
         LearnerConfig.model_validate({"advantage": advantage, "drop_equal_groups": True})

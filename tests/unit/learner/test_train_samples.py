@@ -12,9 +12,15 @@ from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import FloatArray, Model, TrainSample
 from agent_r1.learner.groups import Group, Slot
 from agent_r1.learner.stop_rules import RunFailedError
-from agent_r1.learner.train_samples import Prepared, build_samples, loss_spec, outcome_rewards
+from agent_r1.learner.train_samples import (
+    Prepared,
+    build_samples,
+    loss_spec,
+    outcome_rewards,
+    process_rewards,
+)
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
-from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from tests.support.builders import rollout_task, scored
 
 
@@ -121,6 +127,49 @@ def test_gae_runs_over_sampled_tokens_or_over_all_after_the_prompt():
     assert unmasked.returns is not None
     assert unmasked.returns.tolist() == [0, 0, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 1]
     assert unmasked.loss_mask.tolist() == ACTIONS.tolist()
+
+
+def turned(index: int, total: float, *worth: float, key: str = "found") -> ScoredTrajectory:
+    """`two_turns`, with a turn on each side of the tool text; the first got a process reward."""
+    turns = [
+        Turn(
+            start=2, end=4, text="x", finish_reason="stop", process_reward=next(iter(worth), None)
+        ),
+        Turn(start=6, end=8, text="y", finish_reason="stop", state_key=key),
+    ]
+    return two_turns(index, total, turns=turns)
+
+
+def test_the_reward_of_a_turn_lies_on_its_last_token():
+    prepared = build(pair(turned(0, 1.0, 0.5), turned(1, 1.0)), advantage="grpo")
+    # Totals 1.5 and 1, sampled deviation 1 / sqrt 2: the sum of both kinds of reward is compared.
+    assert prepared.advantages == pytest.approx([0.70711, -0.70711], abs=1e-4)
+    assert process_rewards(turned(0, 1.0, 0.5)).tolist() == [0, 0, 0, 0.5, 0, 0, 0, 0]
+
+
+def test_turn_ppo_credits_turns_and_trains_its_critic_before_each():
+    group = pair(turned(0, 1.0), turned(1, 0.0))
+    prepared = build(group, Scorer(value=0.5), algorithm="turn_ppo", gamma=0.5)
+    winner = prepared.samples[0]
+    assert winner.value_mask is not None
+    assert np.flatnonzero(winner.value_mask).tolist() == [2, 6]
+    assert winner.returns is not None
+    # Reward-to-go: 1 at the second turn, half of it at the first.
+    assert winner.returns.tolist() == [0, 0, 0.5, 0, 0, 0, 1.0, 0]
+    # Against the value, before whitening: 0 and 0.5; the other's -0.5 and -0.5.
+    first, second = winner.advantages[2], winner.advantages[6]
+    assert winner.advantages.tolist() == [0, 0, first, first, 0, 0, second, second]
+    # Mean -.125; sample variance (.015625 + .390625 + 2 * .140625) / 3 = .229167, root .478714.
+    assert [first, second] == pytest.approx([0.26112, 1.30558], abs=1e-4)
+
+
+def test_gigpo_compares_the_states_that_the_environment_names():
+    found = build(pair(turned(0, 1.0), turned(1, 0.0)), algorithm="gigpo")
+    assert found.metrics["advantage/shared_states"] == 1.0
+    # Trajectories and their turns differ alike: 1 / sqrt 2 deviations each.
+    assert found.advantages == pytest.approx([1.41421, -1.41421], abs=1e-4)
+    lost = build(pair(turned(0, 1.0), turned(1, 0.0, key="lost")), algorithm="gigpo")
+    assert lost.metrics["advantage/shared_states"] == 0.0
 
 
 def test_the_kl_goes_into_the_reward_token_by_token():

@@ -504,7 +504,9 @@ class Scored(ToolEnv):
     async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
         step = await super().step(turn, results)
         found = [self.bonus if result.data == "hit" else None for result in results]
-        step = replace(step, process_rewards=found)
+        missed = sum(result.data == "miss" for result in results)
+        key = f"{missed} missed \ud83d"
+        step = replace(step, process_rewards=found, turn_reward=-missed, state_key=key)
         if any(result.data == "goal" for result in results):
             return replace(step, done=True, reason="goal")
         return step
@@ -527,6 +529,10 @@ async def test_environment_rewards_calls_and_ends_the_trajectory(chat: ChatForma
         trajectory = await built.loop.run(rollout_task())
     assert (trajectory.status, trajectory.reason) == ("COMPLETED", "goal")
     assert [call.process_reward for call in trajectory.calls()] == [0.5, None, None]
+    assert [turn.process_reward for turn in trajectory.turns] == [-1.0, 0.0]
+    # Where the first turn led, half a surrogate pair replaced.
+    keys = [turn.state_key for turn in trajectory.turns]
+    assert keys == ["", "1 missed \N{REPLACEMENT CHARACTER}"]
 
 
 def announced(*servers: FakeToolServer) -> ToolState:
@@ -643,6 +649,14 @@ def returning(step: Any) -> type[ToolEnv]:
         (
             returning(EnvStep(done=True, process_rewards=0.5)),  # type: ignore[arg-type]
             "Mine.step returned process_rewards = 0.5; they must be a list",
+        ),
+        (
+            returning(EnvStep(done=True, turn_reward=float("inf"))),
+            "Mine.step returned turn_reward = inf; it must be a finite number or None",
+        ),
+        (
+            returning(EnvStep(done=True, state_key=("a", 1))),  # type: ignore[arg-type]
+            "Mine.step returned state_key = ('a', 1); it must be a text",
         ),
         (
             returning(EnvStep(observations="found")),

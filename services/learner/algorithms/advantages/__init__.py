@@ -8,7 +8,7 @@ trajectory where its credit mask is True ("packed"), G = group size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -40,6 +40,12 @@ class AdvantageBatch:
     greedy_rewards: Sequence[npt.NDArray[np.floating]] | None = None
     """[N][P'] rewards of the credited tokens of the greedy answer to the same prompt, made as
     token_rewards are but for the KL penalty. None when there are no greedy answers."""
+    turn_starts: Sequence[npt.NDArray[np.int64]] | None = None
+    """[N][K] the first sampled token of each turn of the model, rising. A turn ends where the next
+    one starts. None where nobody asked for turns."""
+    state_keys: Sequence[Sequence[str]] | None = None
+    """[N][K] names the state in which the turn was taken; "" is a state like no other. All
+    trajectories of a group take their first turn in the same state."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -51,6 +57,10 @@ class AdvantageBatch:
                 _check_values(i, self.values[i], mask)
             if self.greedy_rewards is not None:
                 _check_greedy(i, self.greedy_rewards[i])
+            if self.turn_starts is not None:
+                _check_turns(i, self.turn_starts[i], mask)
+            if self.turn_starts is not None and self.state_keys is not None:
+                _check_keys(i, len(self.turn_starts[i]), len(self.state_keys[i]))
 
     def _check_counts(self) -> None:
         counts = {
@@ -62,6 +72,10 @@ class AdvantageBatch:
             counts["value arrays"] = len(self.values)
         if self.greedy_rewards is not None:
             counts["greedy reward arrays"] = len(self.greedy_rewards)
+        if self.turn_starts is not None:
+            counts["lists of turns"] = len(self.turn_starts)
+        if self.state_keys is not None:
+            counts["lists of state keys"] = len(self.state_keys)
         if len(set(counts.values())) != 1:
             found = ", ".join(f"{count} {name}" for name, count in counts.items())
             raise ValueError(f"an advantage batch has {found}; there must be one per trajectory")
@@ -115,6 +129,23 @@ def _check_greedy(i: int, rewards: npt.NDArray[np.floating]) -> None:
     _check_finite(i, "a greedy reward", rewards)
 
 
+def _check_turns(i: int, starts: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> None:
+    first = int(np.argmax(mask))
+    inside = len(starts) and starts[0] == first and starts[-1] < len(mask) and mask[starts].all()
+    if not inside or np.any(np.diff(starts) <= 0):
+        raise ValueError(
+            f"trajectory {i} has turns that start at {list(starts)}; they must rise from its first "
+            f"credited token ({first}), each on a credited one"
+        )
+
+
+def _check_keys(i: int, num_turns: int, num_keys: int) -> None:
+    if num_keys != num_turns:
+        raise ValueError(
+            f"trajectory {i} has {num_keys} state keys for {num_turns} turns; give one per turn"
+        )
+
+
 def _check_finite(i: int, what: str, numbers: npt.NDArray[np.floating]) -> None:
     broken = np.flatnonzero(~np.isfinite(numbers))
     if len(broken):
@@ -131,11 +162,14 @@ class AdvantageOptions:
     """Settings of the estimators; each reads those its formula has."""
 
     gamma: float = 1.0
-    """Discount per packed token, from 0 to 1: GAE, REINFORCE++ and ReMax."""
+    """Discount per packed token, from 0 to 1: GAE, REINFORCE++ and ReMax; per turn: turn-level GAE
+    and GiGPO."""
     lam: float = 1.0
     """Lambda of GAE, from 0 (bootstrapped) to 1 (reward-to-go minus value)."""
     normalize_std: bool = True
-    """GRPO: divide by the group's sample std; False is Dr. GRPO."""
+    """GRPO, MT-GRPO and GiGPO: divide by the group's sample std; False is Dr. GRPO."""
+    turn_coef: float = 1.0
+    """MT-GRPO and GiGPO: weight of the advantage of turns beside that of trajectories."""
 
     def __post_init__(self) -> None:
         for name, value in (("gamma", self.gamma), ("lam", self.lam)):
@@ -150,6 +184,10 @@ class Advantages(NamedTuple):
     """[N][T] exactly 0.0 outside the credit mask."""
     returns: list[npt.NDArray[np.float32]] | None = None
     """[N][T] what the critic learns to predict, 0.0 outside the credit mask; None without one."""
+    value_masks: list[npt.NDArray[np.bool_]] | None = None
+    """[N][T] the tokens at which the critic learns; None: at every credited one."""
+    metrics: Mapping[str, float] = {}
+    """What the estimator reports of the batch, by metric name."""
 
 
 class AdvantageEstimator(Protocol):

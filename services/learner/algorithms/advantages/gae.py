@@ -8,6 +8,8 @@ Source: arXiv:1506.02438, equation 16; whitened advantages as in PPO implementat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -32,18 +34,27 @@ def generalized_advantages(
     return np.array(advantages[::-1], dtype=np.float64)
 
 
+def values_of(batch: AdvantageBatch, name: str) -> Sequence[npt.NDArray[np.floating]]:
+    """Return [N][T] the critic's values, for the estimator `name`.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if batch.values is None:
+        raise ValueError(
+            f'advantage = "{name}" needs the values of a critic and the batch has none; train with '
+            "a critic or choose another estimator"
+        )
+    return batch.values
+
+
 def gae_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Advantages:
     """Return whitened advantages, and as returns the advantages before whitening plus the values.
 
     Raises:
         ValueError: the batch has no values.
     """
-    if batch.values is None:
-        raise ValueError(
-            'advantage = "gae" needs the values of a critic and the batch has none; train with a '
-            "critic or choose another estimator"
-        )
-    values = gather(batch.values, batch.credit_masks)
+    values = gather(values_of(batch, "gae"), batch.credit_masks)
     advantages = [
         generalized_advantages(rewards, values_P, options)
         for rewards, values_P in zip(

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 
 def apply_by_group(
     function: Callable[[list[float]], list[float]],
     rewards_N: Sequence[float],
-    group_ids_N: Sequence[int],
+    group_ids_N: Sequence[Hashable],
 ) -> list[float]:
     """Return [N] `function` of each group's rewards, back in the order of the batch."""
-    members: dict[int, list[int]] = {}
+    members: dict[Hashable, list[int]] = {}
     for i, group_id in enumerate(group_ids_N):
         members.setdefault(group_id, []).append(i)
     results = [0.0] * len(rewards_N)

@@ -25,6 +25,8 @@ def make_batch(**changes: Any) -> AdvantageBatch:
         "credit_masks": [MASK, MASK],
         "values": [REWARDS, REWARDS],
         "greedy_rewards": [np.array([0.0]), np.array([1.0])],
+        "turn_starts": [np.array([1, 3]), np.array([1])],
+        "state_keys": [["", "found"], [""]],
     }
     return AdvantageBatch(**(fields | changes))
 
@@ -40,6 +42,8 @@ def test_unequal_counts_are_an_error(field: str):
         make_batch(**{field: getattr(make_batch(), field)[:1]})
     with pytest.raises(ValueError, match="2 value arrays, 3 greedy reward arrays"):
         make_batch(greedy_rewards=[np.zeros(1)] * 3)
+    with pytest.raises(ValueError, match="1 lists of turns, 2 lists of state keys"):
+        make_batch(turn_starts=[np.array([1])])
 
 
 def test_an_empty_batch_is_an_error():
@@ -78,6 +82,17 @@ def test_what_is_not_finite_is_an_error_that_names_the_trajectory(number: float)
         make_batch(values=[REWARDS, broken])
     with pytest.raises(ValueError, match=f"trajectory 1 has a greedy reward of {number}"):
         make_batch(greedy_rewards=[np.zeros(1), np.array([0.0, number])])
+
+
+@pytest.mark.parametrize("starts", [[], [0, 3], [3], [1, 2], [1, 1], [1, 4]])
+def test_turns_start_on_credited_tokens_from_the_first_on(starts: list[int]):
+    with pytest.raises(ValueError, match=r"trajectory 1 has turns .* first credited token \(1\)"):
+        make_batch(turn_starts=[np.array([1]), np.array(starts, np.int64)], state_keys=None)
+
+
+def test_every_turn_has_a_state_key():
+    with pytest.raises(ValueError, match="trajectory 1 has 2 state keys for 1 turns"):
+        make_batch(state_keys=[["", "found"], ["", "found"]])
 
 
 @pytest.mark.parametrize("greedy", [np.zeros(0), np.zeros((1, 2))])

@@ -28,7 +28,7 @@ def test_two_trajectories_by_hand():
         credit_masks=[mask, np.array([True])],
         values=[np.array([9.0, 0.2, 9.0, 0.6]), np.array([0.3])],
     )
-    advantages, returns = gae_advantages(batch, AdvantageOptions(gamma=0.9, lam=0.5))
+    advantages, returns, *_ = gae_advantages(batch, AdvantageOptions(gamma=0.9, lam=0.5))
     np.testing.assert_allclose(advantages[0], [0, 0.97920, 0, 0.04038], atol=1e-5)
     np.testing.assert_allclose(advantages[1], [-1.01958], atol=1e-5)
     assert returns is not None

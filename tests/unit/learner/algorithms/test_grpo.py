@@ -84,7 +84,7 @@ def make_batch(groups: list[int], totals: list[list[float]]) -> AdvantageBatch:
 def test_every_credited_token_gets_the_advantage_and_other_tokens_exactly_zero():
     # group 7: rewards 1 and 0, mean 0.5, sample std sqrt(0.5) = 0.70711; 0.5 / 0.70711 = 0.70711
     batch = make_batch([7, 7], [[0.0, 1.0], [0.0, 0.0]])
-    advantages, returns = grpo_advantages(batch, AdvantageOptions())
+    advantages, returns, *_ = grpo_advantages(batch, AdvantageOptions())
     np.testing.assert_allclose(advantages[0], [0, 0.70711, 0, 0.70711], atol=1e-4)
     np.testing.assert_allclose(advantages[1], [0, -0.70711, 0, -0.70711], atol=1e-4)
     assert advantages[0][0] == advantages[0][2] == 0.0

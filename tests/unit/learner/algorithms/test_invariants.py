@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from agent_r1.learner.algorithms import ADVANTAGES
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
 from agent_r1.learner.algorithms.advantages.packing import gather, rewards_to_go, whiten
+from agent_r1.learner.objective import CRITIC_ADVANTAGES
 
 NUMBER = st.floats(-10, 10)
 # A trajectory: group, greedy reward, and for each sampled token its reward and value.
@@ -20,13 +21,20 @@ TRAJECTORY = st.tuples(
 )
 TRAJECTORIES = st.lists(TRAJECTORY, min_size=1, max_size=6)
 OPTIONS = st.builds(
-    AdvantageOptions, gamma=st.floats(0, 1), lam=st.floats(0, 1), normalize_std=st.booleans()
+    AdvantageOptions,
+    gamma=st.floats(0, 1),
+    lam=st.floats(0, 1),
+    normalize_std=st.booleans(),
+    turn_coef=st.floats(0, 2),
 )
 every_estimator = pytest.mark.parametrize("name", sorted(ADVANTAGES))
 
 
 def build_batch(trajectories, tool_tokens) -> AdvantageBatch:
-    """Lay trajectories out with `tool_tokens()` tokens of other text around every sampled one."""
+    """Lay trajectories out with `tool_tokens()` tokens of other text around every sampled one.
+
+    Every second sampled token begins a turn; every second turn is taken in the state "again".
+    """
     masks, rewards, values = [], [], []
     for _, _, sampled in trajectories:
         rows: list[tuple[bool, float, float]] = []
@@ -39,7 +47,10 @@ def build_batch(trajectories, tool_tokens) -> AdvantageBatch:
         masks.append(mask)
         rewards.append(reward_row)
         values.append(value_row)
+    starts = [np.flatnonzero(mask)[::2] for mask in masks]
     return AdvantageBatch(
+        turn_starts=starts,
+        state_keys=[["again" if k % 2 else "" for k in range(len(row))] for row in starts],
         group_ids=[group for group, _, _ in trajectories],
         token_rewards=rewards,
         credit_masks=masks,
@@ -53,13 +64,13 @@ def build_batch(trajectories, tool_tokens) -> AdvantageBatch:
 def test_tool_tokens_change_no_advantage_and_have_none(name: str, trajectories, options, data):
     plain = build_batch(trajectories, lambda: 0)
     spaced = build_batch(trajectories, lambda: data.draw(st.integers(0, 4)))
-    expected, expected_returns = ADVANTAGES[name](plain, options)
-    found, found_returns = ADVANTAGES[name](spaced, options)
+    expected, expected_returns, *_ = ADVANTAGES[name](plain, options)
+    found, found_returns, *_ = ADVANTAGES[name](spaced, options)
     for array, mask, unspaced in zip(found, spaced.credit_masks, expected, strict=True):
         assert array.dtype == np.float32
         np.testing.assert_array_equal(array[mask], unspaced)
         np.testing.assert_array_equal(array[~mask], 0.0)
-    assert (found_returns is None) == (expected_returns is None) == (name != "gae")
+    assert (found_returns is None) == (expected_returns is None) == (name not in CRITIC_ADVANTAGES)
     for array, mask, unspaced in zip(
         found_returns or [], spaced.credit_masks, expected_returns or [], strict=False
     ):

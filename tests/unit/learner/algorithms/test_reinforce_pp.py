@@ -18,7 +18,7 @@ def test_discounted_rewards_to_go_are_whitened_over_the_batch():
     # variance (0 + 0.25 + 0.25) / 2 = 0.25, so 0, 1 and -1
     rewards = [np.array([0.0, 0.0, 0.0, 1.0]), np.array([0.0])]
     masks = [np.array([False, True, False, True]), np.array([True])]
-    advantages, returns = reinforce_pp_advantages(
+    advantages, returns, *_ = reinforce_pp_advantages(
         AdvantageBatch([1, 2], rewards, masks), AdvantageOptions(gamma=0.5)
     )
     np.testing.assert_allclose(advantages[0], [0, 0, 0, 1], atol=1e-6)

@@ -47,7 +47,7 @@ def test_finding_an_estimator_does_not_wait_for_torch():
     [
         (
             "grop",
-            r'learner.advantage \("grop"\) is unknown; did you mean "grpo"\? .* gae, grpo, re',
+            r'learner.advantage \("grop"\) is unknown; did you mean "grpo"\? .* gae, gigpo, grpo',
         ),
         ("zzz", r'learner.advantage \("zzz"\) is unknown; choose one of gae, .*module:function'),
         (":function", "is unknown"),
