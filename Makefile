@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push clean
+.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -66,6 +66,10 @@ bench-push: setup ## measure pushes over HTTP: deltas, and 1 to 8 servers, into 
 
 bench-step: setup ## measure the parts of a training step of a 90M model
 	@$(BIN)/python scripts/bench_step.py
+
+profile: setup ## show where the time of a training step goes, in every process, into runs/profile
+	@$(BIN)/python scripts/profile_run.py --model tiny
+	@$(BIN)/python scripts/profile_run.py --model 90m
 
 clean: ## remove .venv and the tools' caches, but keep runs
 	rm -rf .venv .pytest_cache .ruff_cache .import_linter_cache .hypothesis build *.egg-info

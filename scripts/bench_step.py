@@ -32,8 +32,8 @@ def chance(request: ScoreRequest) -> float:
     return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] / 256
 
 
-def train(model: Path, run_dir: Path, steps: int) -> None:
-    """Run the steps, without evaluation and checkpoints."""
+def train_command(model: Path, run_dir: Path, steps: int) -> list[str]:
+    """Return the command that runs the steps, without evaluation and checkpoints."""
     data = OUT / "world"
     settings = {
         "run.plugins": json.dumps([str(Path(__file__).parent)]),
@@ -52,24 +52,30 @@ def train(model: Path, run_dir: Path, steps: int) -> None:
     command = [Path(sys.executable).with_name("agent-r1"), "train", config, "--run-dir", run_dir]
     for key, value in settings.items():
         command += ["--set", f"{key}={value}"]
-    shutil.rmtree(run_dir, ignore_errors=True)
-    subprocess.run([str(part) for part in command], check=True)
+    return [str(part) for part in command]
 
 
-def main() -> None:
-    """Train and print what a step was spent on."""
+def prepare_model() -> Path:
+    """Generate the questions and the random model, unless they are there; return the model."""
     from bench_rollout import make_random_model, make_world
 
-    parser = argparse.ArgumentParser(description="Measure the parts of a step of a 90M model.")
-    parser.add_argument("--steps", type=int, default=6, help="steps of the run")
-    steps = parser.parse_args().steps
     model = OUT / "random90m_model"
     OUT.mkdir(parents=True, exist_ok=True)
     if not (OUT / "world" / "train.jsonl").exists():
         make_world(OUT / "world")
     if not model.exists():
         make_random_model(model)
-    train(model, OUT / "step", steps)
+    return model
+
+
+def main() -> None:
+    """Train and print what a step was spent on."""
+    parser = argparse.ArgumentParser(description="Measure the parts of a step of a 90M model.")
+    parser.add_argument("--steps", type=int, default=6, help="steps of the run")
+    steps = parser.parse_args().steps
+    model = prepare_model()
+    shutil.rmtree(OUT / "step", ignore_errors=True)
+    subprocess.run(train_command(model, OUT / "step", steps), check=True)
     summary = json.loads((OUT / "step" / "summary.json").read_text(encoding="utf-8"))
     size = (model / "model.safetensors").stat().st_size
     print(f"{size / 1e6:.0f} MB of weights, {summary['steps']} steps, medians:")

@@ -1,0 +1,50 @@
+"""The parts of a step that sampled stacks are sorted into."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "scripts" / "profile_parts.py"
+STEP = "run_busy_loop (vllm/v1/engine/core.py:1);EngineCore.step (vllm/v1/engine/core.py:2)"
+
+
+@pytest.fixture(scope="module")
+def parts():
+    spec = importlib.util.spec_from_file_location("profile_parts", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_samples_are_counted_by_part(parts):
+    lines = [
+        f"{STEP};Scheduler.schedule (vllm/v1/core/sched/scheduler.py:3) 4",
+        f"{STEP};Scheduler.schedule (vllm/v1/core/sched/scheduler.py:7) 2",
+        f"{STEP};GPUModelRunner._model_forward (vllm/v1/worker/gpu_model_runner.py:2) 5",
+        "gc (collect.py:1) 1",
+    ]
+
+    assert parts.count_parts("engine", lines) == {
+        "scheduler": 4 + 2,
+        "model": 5,
+        parts.OTHER: 1,
+    }
+
+
+def test_the_innermost_known_frame_decides(parts):
+    forward = f"{STEP};GPUModelRunner._model_forward (gpu_model_runner.py:1)"
+    inside = f"{forward};Qwen2ForCausalLM.compute_logits (qwen2.py:2);mm (linear.py:3)"
+
+    assert parts.count_parts("engine", [f"{inside} 1"]) == {"output layer": 1}
+
+
+def test_a_thread_that_waits_takes_no_time(parts):
+    waiting = "process_output_sockets (vllm/v1/engine/core.py:1);Condition.wait (threading.py:2)"
+    working = "process_output_sockets (vllm/v1/engine/core.py:1);encode (msgpack.py:2)"
+
+    counts = parts.count_parts("engine", [f"{waiting} 9", f"{working} 2"])
+
+    assert counts == {"messages to and from the server": 2}
