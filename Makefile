@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push profile clean
+.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push bench-path profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -63,6 +63,9 @@ bench-tools: setup ## compare calls to tools and to search with plain requests, 
 
 bench-push: setup ## measure pushes over HTTP: deltas, and 1 to 8 servers, into runs/bench/push.json
 	@$(BIN)/python scripts/bench_push.py
+
+bench-path: setup ## measure the path of a trajectory through Redis, into runs/bench/path.json
+	@$(BIN)/python scripts/bench_path.py
 
 bench-step: setup ## measure the parts of a training step of a 90M model
 	@$(BIN)/python scripts/bench_step.py

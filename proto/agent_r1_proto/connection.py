@@ -10,12 +10,14 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
 
 from redis import exceptions as redis_errors
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import ResponseError
+
+from agent_r1_proto.shared_commits import SharedCommits
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +117,11 @@ class RedisConnection:
     """Seconds after which entries of a silent consumer go to another one."""
     max_processing_failures: int = 3
     """Failed processings of one entry before it is dead-lettered."""
+    _commits: SharedCommits = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Prepare the transactions."""
+        self._commits = SharedCommits(self.redis)
 
     @classmethod
     async def connect(
@@ -165,7 +172,13 @@ class RedisConnection:
         await self.retrying(forget, "forget run")
 
     async def transact(self, fill: Callable[[Any], object], what: str) -> list[Any]:
-        """Run the commands that `fill` puts on a pipeline in one MULTI; see `retrying`."""
+        """Run the commands that `fill` puts on a pipeline in one MULTI; see `retrying`.
+
+        Transactions of other tasks may be in the same MULTI. `fill` runs again for another try.
+        """
+        answers = await self._commits.join(fill)
+        if answers is not None:
+            return answers
 
         async def run() -> list[Any]:
             async with self.redis.pipeline(transaction=True) as pipe:

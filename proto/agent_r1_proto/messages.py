@@ -1,9 +1,9 @@
-"""What all messages share: strictness, numpy array fields, and the stream-entry encoding.
+"""What all messages share: strictness, and the encoding of stream entries.
 
 Every service reads and writes stream entries through `encode_entry` and `decode_entry`. An entry
-has the fields `schema` ("trajectory/1.0"), `key`, `meta` (the message as JSON without its arrays)
-`lengths` (values per array) and one little-endian bytes field per array, named `array:<field>`;
-masks are packed eight to a byte. No pickle, no JSON lists of numbers.
+has the fields `schema` ("trajectory/2.0"), `key`, `meta` (the message as JSON without its arrays)
+`lengths` and `widths` (values per array, bytes per value) and one bytes field per array, named
+`array:<field>` (arrays.py). No pickle, no JSON lists of numbers.
 """
 
 from __future__ import annotations
@@ -11,110 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Self, TypeVar
+from functools import cache
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    PlainSerializer,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import from_json
+
+from agent_r1_proto.arrays import Array, ArrayKind, SentWhere
 
 ARRAY_FIELD_PREFIX = "array:"
-
-
-@dataclass(frozen=True)
-class ArrayKind:
-    """How one array field looks in memory and on the wire.
-
-    `dtype` is the little-endian numpy dtype in memory; a boolean array is bit-packed on the wire.
-    """
-
-    dtype: np.dtype[Any]
-
-    def check(self, value: object) -> npt.NDArray[Any]:
-        """Return `value` as a read-only one-dimensional array of this dtype.
-
-        Raises:
-            ValueError: the value has another dtype kind or more than one dimension.
-        """
-        array = np.asarray(value)
-        if array.ndim != 1:
-            raise ValueError(f"array has {array.ndim} dimensions; expected 1 ([T])")
-        if array.size == 0:
-            array = array.astype(self.dtype)
-        if array.dtype != self.dtype:
-            same_kind = np.can_cast(array.dtype, self.dtype, casting="same_kind")
-            integral = array.dtype.kind in "iu" and self.dtype.kind == "i"
-            if not (same_kind or integral):
-                raise ValueError(f"array dtype {array.dtype} cannot be stored as {self.dtype}")
-            converted = array.astype(self.dtype)
-            if integral and not np.array_equal(converted, array):
-                raise ValueError(f"array values do not fit {self.dtype}")
-            array = converted
-        else:
-            array = array.copy() if array.flags.writeable else array
-        array.setflags(write=False)
-        return array
-
-    def to_bytes(self, array: npt.NDArray[Any]) -> bytes:
-        """Encode: little-endian values, or bits packed eight to a byte (little bit order)."""
-        if self.dtype == np.dtype(np.bool_):
-            return np.packbits(array, bitorder="little").tobytes()
-        return array.astype(self.dtype.newbyteorder("<"), copy=False).tobytes()
-
-    def from_bytes(self, data: bytes, length: int) -> npt.NDArray[Any]:
-        """Decode `length` values.
-
-        Raises:
-            ValueError: the number of bytes does not fit `length` values.
-        """
-        is_mask = self.dtype == np.dtype(np.bool_)
-        expected = (length + 7) // 8 if is_mask else length * self.dtype.itemsize
-        if len(data) != expected:
-            raise ValueError(
-                f"array field has {len(data)} bytes; {length} values need {expected} bytes"
-            )
-        if is_mask:
-            packed = np.frombuffer(data, dtype=np.uint8)
-            return np.unpackbits(packed, count=length, bitorder="little").astype(np.bool_)
-        return np.frombuffer(data, dtype=self.dtype.newbyteorder("<")).astype(self.dtype)
-
-
-INT32 = ArrayKind(np.dtype(np.int32))
-FLOAT32 = ArrayKind(np.dtype(np.float32))
-BOOL = ArrayKind(np.dtype(np.bool_))
-
-
-def _array_to_list(array: npt.NDArray[Any]) -> list[Any]:
-    return array.tolist()
-
-
-Int32Array = Annotated[
-    npt.NDArray[np.int32],
-    BeforeValidator(INT32.check),
-    PlainSerializer(_array_to_list, when_used="json"),
-    WithJsonSchema({"type": "array", "items": {"type": "integer"}, "x-wire": "int32 bytes"}),
-    INT32,
-]
-Float32Array = Annotated[
-    npt.NDArray[np.float32],
-    BeforeValidator(FLOAT32.check),
-    PlainSerializer(_array_to_list, when_used="json"),
-    WithJsonSchema({"type": "array", "items": {"type": "number"}, "x-wire": "float32 bytes"}),
-    FLOAT32,
-]
-BoolArray = Annotated[
-    npt.NDArray[np.bool_],
-    BeforeValidator(BOOL.check),
-    PlainSerializer(_array_to_list, when_used="json"),
-    WithJsonSchema({"type": "array", "items": {"type": "boolean"}, "x-wire": "packed bits"}),
-    BOOL,
-]
 
 
 class Message(BaseModel):
@@ -144,19 +50,8 @@ class StreamMessage(Message):
 
     SCHEMA_NAME: ClassVar[str]
     SCHEMA_VERSION: ClassVar[str]
-
-    @classmethod
-    def array_kinds(cls) -> dict[str, ArrayKind]:
-        """Return the array fields of this message, nested ones as `outer.inner`."""
-        kinds: dict[str, ArrayKind] = {}
-        for name, field in cls.model_fields.items():
-            for item in field.metadata:
-                if isinstance(item, ArrayKind):
-                    kinds[name] = item
-            nested = field.annotation
-            if isinstance(nested, type) and issubclass(nested, StreamMessage):
-                kinds |= {f"{name}.{inner}": kind for inner, kind in nested.array_kinds().items()}
-        return kinds
+    OLDEST_MAJOR: ClassVar[int] = 1
+    """The oldest major version that this class still reads."""
 
     def stream_key(self) -> str:
         """Return the key of the entry: what the message is about, for logs and dead letters."""
@@ -176,38 +71,80 @@ class NewerSchemaError(Exception):
     """A stream entry of a newer major schema: this reader must be upgraded; leave it pending."""
 
 
-def _array_at(message: StreamMessage, path: str) -> npt.NDArray[Any]:
+@dataclass(frozen=True)
+class ArrayField:
+    """One array of a message, `outer.inner` where it is a nested message's."""
+
+    path: str
+    kind: ArrayKind
+    mask: str | None
+    """Path of the mask where its other values are 0; None: all are sent."""
+    entry_field: bytes
+
+    def of(self, message: StreamMessage) -> Array:
+        """Return the values that are sent."""
+        array = _at(message, self.path)
+        return array if self.mask is None else array[_at(message, self.mask)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The arrays of one message class, and what `meta` leaves out for them."""
+
+    arrays: tuple[ArrayField, ...]
+    left_out: dict[str, Any]
+
+
+def _at(message: StreamMessage, path: str) -> Array:
     value: Any = message
     for name in path.split("."):
         value = getattr(value, name)
     return value
 
 
-def _nested(paths: Iterable[str]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path in paths:
-        *outer, last = path.split(".")
-        level = tree
+def _array_fields(cls: type[StreamMessage], prefix: str = "") -> Iterable[ArrayField]:
+    for name, field in cls.model_fields.items():
+        path = prefix + name
+        kind = next((one for one in field.metadata if isinstance(one, ArrayKind)), None)
+        sent = next((one for one in field.metadata if isinstance(one, SentWhere)), None)
+        if kind is not None:
+            mask = prefix + sent.mask if sent else None
+            yield ArrayField(path, kind, mask, (ARRAY_FIELD_PREFIX + path).encode())
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, StreamMessage):
+            yield from _array_fields(field.annotation, f"{path}.")
+
+
+@cache
+def layout_of(cls: type[StreamMessage]) -> Layout:
+    """Return where the arrays of a message class are; masks come before what they mask."""
+    arrays = sorted(_array_fields(cls), key=lambda array: array.mask is not None)
+    left_out: dict[str, Any] = {}
+    for array in arrays:
+        *outer, last = array.path.split(".")
+        level = left_out
         for name in outer:
             level = level.setdefault(name, {})
         level[last] = True
-    return tree
+    return Layout(tuple(arrays), left_out)
 
 
 def encode_entry(message: StreamMessage) -> dict[bytes, bytes]:
     """Encode a message as the fields of one stream entry."""
-    kinds = message.array_kinds()
-    arrays = {path: _array_at(message, path) for path in kinds}
+    layout = layout_of(type(message))
     fields = {
         b"schema": f"{message.SCHEMA_NAME}/{message.SCHEMA_VERSION}".encode(),
         b"key": message.stream_key().encode(),
-        b"meta": message.model_dump_json(exclude=_nested(kinds)).encode(),
+        b"meta": message.model_dump_json(exclude=layout.left_out).encode(),
     }
-    if kinds:
-        lengths = {path: len(array) for path, array in arrays.items()}
-        fields[b"lengths"] = json.dumps(lengths).encode()
-    for path, kind in kinds.items():
-        fields[(ARRAY_FIELD_PREFIX + path).encode()] = kind.to_bytes(arrays[path])
+    lengths: dict[str, int] = {}
+    widths: dict[str, int] = {}
+    for array in layout.arrays:
+        values = array.of(message)
+        width = array.kind.width(values)
+        lengths[array.path], widths[array.path] = len(values), width
+        fields[array.entry_field] = array.kind.to_bytes(values, width)
+    if layout.arrays:
+        fields |= {b"lengths": json.dumps(lengths).encode(), b"widths": json.dumps(widths).encode()}
     return fields
 
 
@@ -223,6 +160,24 @@ def _split_schema(raw: bytes | None) -> tuple[str, int, int]:
         return name, int(major), int(minor)
     except (ValueError, UnicodeDecodeError) as exc:
         raise EntryError(f"stream entry has schema {raw!r}; expected name/major.minor") from exc
+
+
+def _decode_arrays(cls: type[StreamMessage], fields: Mapping[bytes, bytes]) -> dict[str, Array]:
+    lengths: dict[str, int] = from_json(fields.get(b"lengths", b"{}"))
+    widths: dict[str, int] = from_json(fields.get(b"widths", b"{}"))
+    arrays: dict[str, Array] = {}
+    for array in layout_of(cls).arrays:
+        raw = fields.get(array.entry_field)
+        if raw is None:
+            raise EntryError(f"{cls.SCHEMA_NAME} entry lacks the array {array.path!r}")
+        width = widths.get(array.path, array.kind.dtype.itemsize)
+        values = array.kind.from_bytes(raw, lengths[array.path], width)
+        mask = None if array.mask is None else arrays[array.mask]
+        if mask is not None and len(values) != len(mask):  # version 1 sent the others' zeros too
+            sent, values = values, np.zeros(len(mask), array.kind.dtype)
+            values[mask] = sent
+        arrays[array.path] = values
+    return arrays
 
 
 def decode_entry(cls: type[M], fields: Mapping[bytes, bytes]) -> M:
@@ -241,20 +196,16 @@ def decode_entry(cls: type[M], fields: Mapping[bytes, bytes]) -> M:
             f"{name}/{major}.{minor} is newer than {cls.SCHEMA_VERSION}, the newest this reader "
             "knows; upgrade this service"
         )
-    if major < own_major:
+    if major < cls.OLDEST_MAJOR:
         raise EntryError(f"{name}/{major}.{minor} is older than {cls.SCHEMA_VERSION}")
     try:
-        values: dict[str, Any] = json.loads(fields[b"meta"])
-        lengths: dict[str, int] = json.loads(fields.get(b"lengths", b"{}"))
-        for path, kind in cls.array_kinds().items():
-            raw = fields.get((ARRAY_FIELD_PREFIX + path).encode())
-            if raw is None:
-                raise EntryError(f"{name} entry lacks the array {path!r}")
+        values: dict[str, Any] = from_json(fields[b"meta"])
+        for path, array in _decode_arrays(cls, fields).items():
             *outer, last = path.split(".")
             level = values
             for outer_name in outer:
                 level = level[outer_name]
-            level[last] = kind.from_bytes(raw, lengths[path])
+            level[last] = array
         # A newer minor may add a field to a message that is strict where users write it.
         return cls.model_validate(values, extra="ignore")
     except EntryError:

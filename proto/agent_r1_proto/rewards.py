@@ -28,7 +28,7 @@ class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "1.3"
+    SCHEMA_VERSION: ClassVar[str] = "2.0"
 
     trajectory: Trajectory
     reward: Reward | None

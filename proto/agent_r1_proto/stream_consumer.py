@@ -4,7 +4,7 @@
 
 What it promises (the learner's ledger does the rest, see docs/architecture.md):
 
-- publish, acknowledge and delete happen in one MULTI, so a finished entry is never half done;
+- publish, acknowledge and delete happen in one MULTI, so no entry that led to another is half done;
 - entries in flight are leased: the lease is renewed while the consumer lives, and the entries of a
   dead consumer go to another one after `lease_s`;
 - an entry that cannot be parsed is dead-lettered with a reason; one of a newer major schema stays
@@ -160,12 +160,26 @@ class StreamConsumer(Generic[M]):
         self, entry: Entry[M], publish: Sequence[tuple[str, StreamMessage]] = ()
     ) -> None:
         """Publish what the entry led to, and acknowledge and delete it, in one MULTI."""
-        await self._replace([entry.entry_id], publish, "finish")
+        if publish:
+            await self._replace([entry.entry_id], publish, "finish")
+        else:
+            await self.finish_many([entry])
 
     async def finish_many(self, entries: Sequence[Entry[M]]) -> None:
         """Acknowledge and delete entries that lead to nothing further."""
-        if entries:
-            await self._replace([entry.entry_id for entry in entries], (), "finish")
+        if not entries:
+            return
+        ids = [entry.entry_id for entry in entries]
+
+        async def remove() -> None:
+            # No MULTI: a full Redis refuses every command of one, and this makes room. What is
+            # deleted first and never acknowledged is forgotten by whoever gets it next.
+            async with self.broker.redis.pipeline(transaction=False) as pipe:
+                self._remove(pipe, ids)
+                await pipe.execute()
+
+        await self.broker.retrying(remove, f"finish {self.stream}")
+        self._in_flight.difference_update(ids)
 
     async def fail(
         self, entry: Entry[M], reason: str, publish: Sequence[tuple[str, StreamMessage]] = ()
@@ -239,12 +253,15 @@ class StreamConsumer(Generic[M]):
                 pipe.incr(keys.dead_letter_count)
             for stream, fields in encoded:
                 pipe.xadd(stream, fields)
-            pipe.xack(self.stream, self.group, *ids)
-            pipe.xdel(self.stream, *ids)
-            pipe.hdel(keys.failures(self.stream), *ids)
+            self._remove(pipe, ids)
 
         await self.broker.transact(commit, f"{what} {self.stream}")
         self._in_flight.difference_update(ids)
+
+    def _remove(self, pipe: Any, ids: Sequence[str]) -> None:
+        pipe.xdel(self.stream, *ids)
+        pipe.xack(self.stream, self.group, *ids)
+        pipe.hdel(self.broker.keys.failures(self.stream), *ids)
 
     async def _ensure_group(self) -> None:
         async def create() -> None:

@@ -13,7 +13,8 @@ from typing import Annotated, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, JsonValue, model_validator
 
-from agent_r1_proto.messages import BoolArray, Float32Array, Int32Array, Message, StreamMessage
+from agent_r1_proto.arrays import BoolArray, Float32Array, Int32Array, SentWhere
+from agent_r1_proto.messages import Message, StreamMessage
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.tools import ResultPart
 
@@ -81,7 +82,7 @@ class Trajectory(StreamMessage):
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "1.3"
+    SCHEMA_VERSION: ClassVar[str] = "2.0"
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""
@@ -89,7 +90,7 @@ class Trajectory(StreamMessage):
     """[T] prompt, sampled and tool tokens, in order."""
     action_mask: BoolArray
     """[T] True where the policy sampled the token; False for prompt and tool tokens."""
-    rollout_logprobs: Float32Array
+    rollout_logprobs: Annotated[Float32Array, SentWhere("action_mask")]
     """[T] natural-log probability under the sampling policy; 0.0 where action_mask is False."""
     prompt_length: Annotated[int, Field(ge=0)]
     """Tokens before the first turn."""
@@ -121,7 +122,7 @@ class Trajectory(StreamMessage):
                 f"prompt_length ({self.prompt_length}) must not exceed {num_tokens} tokens nor "
                 "reach a sampled token"
             )
-        if np.any(self.rollout_logprobs[~self.action_mask] != 0.0):
+        if np.any((self.rollout_logprobs != 0.0) & ~self.action_mask):
             raise ValueError("rollout_logprobs must be 0.0 where action_mask is False")
         if not np.all(np.isfinite(self.rollout_logprobs)):
             raise ValueError("rollout_logprobs holds a value that is not finite")

@@ -10,6 +10,7 @@ import base64
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent_r1_proto.messages import StreamMessage, decode_entry, encode_entry
@@ -43,10 +44,12 @@ EXAMPLES: dict[str, StreamMessage] = {
     "trajectory-1.1": trajectory(policy_version=4, calls=[CALL_WITH_DATA]),
     "trajectory-1.2": trajectory(rollout_task(traceparent=TRACEPARENT), policy_version=4),
     "trajectory-1.3": trajectory(policy_version=4, turns=[TURN]),
+    "trajectory-2.0": trajectory(policy_version=4, token_ids=np.array([7, 300, 151_935, 0, 9])),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
     "scored_trajectory-1.2": scored(rollout_task(traceparent=TRACEPARENT), total=0.25),
     "scored_trajectory-1.3": scored(policy_version=4, turns=[TURN], total=0.25),
+    "scored_trajectory-2.0": scored(policy_version=4, calls=[CALL], token_ids=np.arange(5) + 300),
 }
 """By schema and the version that first could write them."""
 CLASSES: dict[str, type[StreamMessage]] = {

@@ -89,7 +89,7 @@ def test_a_letter_is_shown_in_full_with_its_arrays_as_sizes(
     text = capsys.readouterr().out
     assert "reason  broken" in text
     num_tokens = len(scored().trajectory.token_ids)
-    assert f"array:trajectory.token_ids  {4 * num_tokens} bytes" in text
+    assert f"array:trajectory.token_ids  {num_tokens} bytes" in text
     assert '"status": "COMPLETED"' in text
 
 

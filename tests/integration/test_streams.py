@@ -396,6 +396,65 @@ async def test_a_full_redis_pauses_the_publisher_until_there_is_room(
     assert "redis is away or full" in caplog.text
 
 
+async def test_what_makes_room_in_a_full_redis_does_not_wait_for_what_needs_room(
+    redis_server: RedisServer, run_id: str
+):
+    async with await Broker.connect(redis_server.url, run_id) as broker:
+        await broker.publish(broker.keys.tasks, rollout_task())
+        async with tasks_consumer(broker, "a") as consumer:
+            entries = await consumer.read(1, 1.0)
+            await broker.redis.config_set("maxmemory", "1")
+            publishing = asyncio.create_task(broker.publish(broker.keys.tasks, rollout_task()))
+            finishing = asyncio.create_task(consumer.finish_many(entries))
+            await asyncio.wait_for(finishing, WAIT_S)
+            assert not publishing.done()
+            await broker.redis.config_set("maxmemory", "0")
+            await asyncio.wait_for(publishing, WAIT_S)
+
+
+async def commits(broker: Broker) -> int:
+    """Return how many MULTIs the server has executed."""
+    statistics = await broker.redis.info("commandstats")
+    return statistics.get("cmdstat_exec", {"calls": 0})["calls"]
+
+
+async def test_publishers_at_the_same_time_share_transactions(
+    redis_server: RedisServer, run_id: str
+):
+    async with await Broker.connect(redis_server.url, run_id) as broker:
+        before = await commits(broker)
+        tasks = [rollout_task(group_id=index) for index in range(128)]
+        await asyncio.gather(*(broker.publish(broker.keys.tasks, task) for task in tasks))
+        assert await broker.depth(broker.keys.tasks) == 128
+        assert await commits(broker) - before == 2  # 64 at a time
+
+
+async def test_one_transaction_that_fails_fails_no_other(broker: Broker):
+    await broker.redis.set(broker.keys.scored, "not a stream")
+    names = [broker.keys.tasks, broker.keys.scored, broker.keys.trajectories]
+    results = await asyncio.gather(
+        *(broker.publish(name, rollout_task()) for name in names), return_exceptions=True
+    )
+    assert [result is None for result in results] == [True, False, True]
+    assert "WRONGTYPE" in str(results[1])
+    # They may be there twice: what may not have arrived is sent again.
+    assert await broker.depth(broker.keys.tasks) >= 1
+    assert await broker.depth(broker.keys.trajectories) >= 1
+
+
+async def test_a_publisher_cancelled_before_its_turn_publishes_nothing(broker: Broker):
+    stays, goes = (
+        asyncio.create_task(broker.publish(broker.keys.tasks, rollout_task(group_id=group)))
+        for group in (1, 2)
+    )
+    await asyncio.sleep(0)  # both have asked, and nothing has been sent
+    goes.cancel()
+    await asyncio.wait({stays, goes})
+    async with tasks_consumer(broker, "a") as consumer:
+        entries = await consumer.read(8, 0.0)
+    assert [entry.message.key.group_id for entry in entries] == [1]
+
+
 async def test_a_rollout_server_is_known_until_its_announcement_expires(broker: Broker):
     registry = Registry(broker)
     server = RolloutServer(

@@ -10,44 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from agent_r1_proto.messages import (
-    BOOL,
-    FLOAT32,
-    INT32,
-    EntryError,
-    NewerSchemaError,
-    decode_entry,
-    encode_entry,
-)
+from agent_r1_proto.messages import EntryError, NewerSchemaError, decode_entry, encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutTask, Task
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, VersionSpan
 from tests.support.builders import rollout_task, scored, trajectory
-
-
-@given(st.lists(st.integers(-(2**31), 2**31 - 1)))
-def test_int32_bytes_round_trip(values: list[int]):
-    array = INT32.check(np.array(values, dtype=np.int64))
-    assert INT32.from_bytes(INT32.to_bytes(array), len(values)).tolist() == values
-
-
-@given(st.lists(st.booleans()))
-def test_masks_take_one_bit_a_token_and_round_trip(values: list[bool]):
-    data = BOOL.to_bytes(BOOL.check(np.array(values, dtype=np.bool_)))
-    assert len(data) == (len(values) + 7) // 8
-    assert BOOL.from_bytes(data, len(values)).tolist() == values
-
-
-def test_arrays_are_little_endian_on_the_wire():
-    assert INT32.to_bytes(INT32.check([1])) == b"\x01\x00\x00\x00"
-    assert FLOAT32.to_bytes(FLOAT32.check([1.0])) == b"\x00\x00\x80\x3f"
-    # bits 0 and 2 of the first byte: 1 + 4
-    assert BOOL.to_bytes(BOOL.check(np.array([True, False, True]))) == b"\x05"
-
-
-def test_a_value_beyond_int32_is_refused():
-    with pytest.raises(ValueError, match="do not fit int32"):
-        INT32.check([2**31])
 
 
 @given(num_sampled=st.integers(0, 40), prompt_length=st.integers(0, 20))
@@ -102,8 +69,31 @@ def test_garbage_is_an_entry_error(change: dict[bytes, bytes], message: str):
 def test_a_short_array_is_an_entry_error():
     fields = encode_entry(trajectory())
     fields[b"array:token_ids"] = fields[b"array:token_ids"][:-1]
-    with pytest.raises(EntryError, match="19 bytes; 5 values need 20"):
+    with pytest.raises(EntryError, match="4 bytes; 5 values need 5"):
         decode_entry(Trajectory, fields)
+
+
+def test_only_sampled_tokens_send_a_logprob():
+    fields = encode_entry(trajectory(prompt_length=1000, num_sampled=3))
+    # 3 float32 values, and 1003 ids below 1003 in 2 bytes each
+    assert len(fields[b"array:rollout_logprobs"]) == 12
+    assert len(fields[b"array:token_ids"]) == 2006
+
+
+def test_logprobs_that_fit_neither_mask_nor_tokens_are_an_entry_error():
+    fields = encode_entry(trajectory(prompt_length=4, num_sampled=3))
+    lengths = json.loads(fields[b"lengths"]) | {"rollout_logprobs": 2}
+    cut = {b"lengths": json.dumps(lengths).encode(), b"array:rollout_logprobs": bytes(8)}
+    with pytest.raises(EntryError, match="does not parse"):
+        decode_entry(Trajectory, fields | cut)
+
+
+@pytest.mark.parametrize("width", [0, 5, "2"])
+def test_a_width_that_no_value_has_is_an_entry_error(width: object):
+    fields = encode_entry(trajectory())
+    widths = json.loads(fields[b"widths"]) | {"token_ids": width}
+    with pytest.raises(EntryError, match="does not parse"):
+        decode_entry(Trajectory, fields | {b"widths": json.dumps(widths).encode()})
 
 
 def test_a_user_typo_in_a_task_is_an_error():
