@@ -271,7 +271,7 @@ class Learner:
                     stop_signal=stop_signal,
                 )
                 learner_page(run).add_route(server.app)
-                server.serve_targets(partial(scrape_targets, run))
+                server.serve_targets(partial(scrape_targets, run, server.url))
                 return await _train_to_an_end(run)
 
 

@@ -11,7 +11,10 @@ import pytest
 
 from agent_r1.learner.reporting import prometheus
 from agent_r1.learner.train import Learner
+from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.streams import Broker
+from agent_r1_proto.tool_pool import ToolInstance
+from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.metrics import metrics_of
 from tests.support.learner_fakes import FakeEngine, FakeServices, eventually, training_spec
 from tests.support.prometheus import series_of
@@ -20,7 +23,12 @@ from tests.support.runs import steps
 pytestmark = pytest.mark.redis
 
 
-async def test_a_learner_exports_every_metric_and_names_its_rollout_servers(
+def search_at(url: str) -> ToolInstance:
+    spec = ToolSpec(name="search", version="1", description="finds", parameters={"type": "object"})
+    return ToolInstance(instance="search-1", url=url, spec=spec, capacity=8)
+
+
+async def test_a_learner_exports_every_metric_and_names_who_is_announced(
     tmp_path: Path, redis_url: str, run_id: str
 ):
     folder = tmp_path / "run"
@@ -31,6 +39,7 @@ async def test_a_learner_exports_every_metric_and_names_its_rollout_servers(
         await Broker.connect(redis_url, run_id) as broker,
         FakeServices(broker).running() as services,
     ):
+        await ToolRegistry(broker, run_id).announce(search_at("http://10.0.0.4:8400"), 60.0)
         training = asyncio.create_task(learner.run(urls.append))
         await eventually(lambda: len(steps(folder)) >= 2, training)
         (server,) = await services.registry.rollout_servers()
@@ -49,5 +58,12 @@ async def test_a_learner_exports_every_metric_and_names_its_rollout_servers(
     assert 'agent_r1_queue_entries{stream="tasks"}' in page
     assert 'agent_r1_learner_activity_seconds_total{activity="learning"}' in page
     assert health.json() == {"status": "ok"}
-    address = server.url.removeprefix("http://").rstrip("/")
-    assert targets == [{"targets": [address], "labels": {"job": "rollout", "run": run_id}}]
+    addresses = {
+        "learner": urls[0].removeprefix("http://"),
+        "rollout": server.url.removeprefix("http://").rstrip("/"),
+        "tools": "10.0.0.4:8400",
+    }
+    assert targets == [
+        {"targets": [address], "labels": {"job": job, "run": run_id}}
+        for job, address in addresses.items()
+    ]

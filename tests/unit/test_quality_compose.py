@@ -417,6 +417,9 @@ def test_prometheus_asks_every_container_of_every_service() -> None:
     assert jobs["learner"]["static_configs"] == [{"targets": [f"learner:{port}"]}]
     (rollout,) = jobs["rollout"]["http_sd_configs"]
     assert (rollout["url"], rollout["authorization"]) == (f"http://learner:{port}/targets", token)
+    # The others of the learner's answer are asked by their names.
+    (only,) = jobs["rollout"]["relabel_configs"]
+    assert only == {"source_labels": ["job"], "regex": "rollout", "action": "keep"}
     assert settings["rule_files"] == ["alerts.yml"]
     mounts = FILES["gpu"]["prometheus"]["volumes"]
     for name in ("prometheus.yml", "alerts.yml"):

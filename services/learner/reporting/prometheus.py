@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agent_r1.learner.assembly import TrainingRun
 from agent_r1.learner.groups import AcceptResult
+from agent_r1_proto.registry import ToolRegistry
 from agent_r1_service.metrics import Metric, MetricsPage, Value, scrape_target
 
 
@@ -128,10 +129,25 @@ def learner_page(run: TrainingRun) -> MetricsPage:
     return page
 
 
-async def scrape_targets(run: TrainingRun) -> list[dict[str, object]]:
-    """Return the rollout servers of a run, which come and go, for Prometheus to find."""
+async def scrape_targets(run: TrainingRun, url: str) -> list[dict[str, object]]:
+    """Return what Prometheus is to ask: this learner, and all that announces itself in Redis.
+
+    Args:
+        run: whose rollout servers and tools come and go.
+        url: of this learner's server.
+    """
+    run_id, pool = run.spec.run.id, run.spec.run.tool_pool
     servers = await run.registry.rollout_servers()
-    return [scrape_target(server.url, "rollout", run.spec.run.id) for server in servers]
+    tools = await ToolRegistry(run.broker, pool or run_id).read()
+    return [
+        scrape_target(url, "learner", run_id),
+        *(scrape_target(server.url, "rollout", run_id) for server in servers),
+        *(
+            scrape_target(instance.url, "tools", run_id)
+            for tool in tools.values()
+            for instance in tool.instances
+        ),
+    ]
 
 
 def _existing(folder: Path) -> Path:
