@@ -32,6 +32,8 @@ READ_BLOCK_S = 0.5
 """Longest one read waits, so that overdue questions are asked again in time."""
 CLEAN_UP_TIMEOUT_S = 5.0
 NO_RESULT = "no result in time"
+ATTEMPT = "evaluation_attempt"
+"""In a task's metadata: which of several answers is asked for; absent for the first."""
 GREEDY = SamplingParameters(temperature=0.0)
 
 
@@ -84,10 +86,12 @@ class _Question:
 def question_seed(seed: int, task: Task) -> int:
     """Return the sampling seed of a question, below 2**63.
 
-    It depends on nothing but the set's name and the task's id, so that part of a set, asked alone
-    or again, is sampled as it is in the whole.
+    It depends on nothing but the set's name, the task's id, and the number of the attempt, so that
+    part of a set, asked alone or again, is sampled as it is in the whole.
     """
     text = f"{seed}/{task.metadata.get('set', 'all')}/{task.id}"
+    if attempt := task.metadata.get(ATTEMPT):
+        text = f"{text}/{attempt}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 

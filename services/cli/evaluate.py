@@ -49,6 +49,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     config = _with_policy(loaded, arguments.method, arguments.policy)
     if arguments.method == "naive_rag":
         check_search(config)
+    _check_attempts(arguments.attempts, config)
     specs = config_checks.check(config, "evaluate").specs
     if arguments.method == "naive_rag" and SEARCH_TOOL in specs:
         check_spec(specs[SEARCH_TOOL], f"[tools.{SEARCH_TOOL}]")
@@ -57,7 +58,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")
     evaluation = Evaluation(
         sets=config.evaluation.sets,
-        questioning=questioning(config, arguments.method),
+        questioning=questioning(config, arguments.method, arguments.attempts),
         out=out,
         facts=evaluation_facts(config),
         overwrite=arguments.overwrite,
@@ -198,6 +199,16 @@ def _with_policy(config: Config, method: str, policy: str | None) -> Config:
     )
 
 
+def _check_attempts(attempts: int, config: Config) -> None:
+    if attempts < 1:
+        raise ConfigError(f"--attempts ({attempts}) must be 1 or more")
+    if attempts > 1 and config.evaluation.temperature == 0.0:
+        raise ConfigError(
+            f"--attempts ({attempts}) with evaluation.temperature 0 would get the same answer each "
+            "time; add --set evaluation.temperature=1"
+        )
+
+
 def check_search(config: Config) -> None:
     """Refuse a configuration whose search tool `naive_rag` cannot ask.
 
@@ -217,11 +228,12 @@ def check_search(config: Config) -> None:
         )
 
 
-def questioning(config: Config, method: str) -> QuestioningConfig:
+def questioning(config: Config, method: str, attempts: int = 1) -> QuestioningConfig:
     """Return how questions are asked under a configuration."""
     return QuestioningConfig.model_validate(
         {
             "method": method,
+            "attempts": attempts,
             "temperature": config.evaluation.temperature,
             "seed": config.run.seed,
             "max_questions": config.evaluation.max_questions,
@@ -263,7 +275,12 @@ def _tool_facts(tools: dict[str, dict[str, JsonValue]]) -> Iterator[tuple[str, J
 
 def again(arguments: argparse.Namespace) -> str:
     """Return the command that continues an evaluation."""
-    named = {"--policy": arguments.policy, "--method": arguments.method, "--out": arguments.out}
+    named = {
+        "--policy": arguments.policy,
+        "--method": arguments.method,
+        "--attempts": None if arguments.attempts == 1 else arguments.attempts,
+        "--out": arguments.out,
+    }
     return command_again(("evaluate", arguments.config), arguments.options, named)
 
 

@@ -221,6 +221,14 @@ def _add_evaluation(commands: _Commands) -> None:
         "untrained model that CONFIG names. naive_rag: one retrieval with the question, then one "
         "turn to answer",
     )
+    evaluate.add_argument(
+        "--attempts",
+        type=int,
+        default=1,
+        metavar="K",
+        help="sample K answers to each question, and report pass@k and pass^k as well; needs "
+        "evaluation.temperature > 0 (default: 1)",
+    )
     out_help = "JSON-lines file to write"
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE", help=out_help)
     overwrite_help = "start again and discard the answers in FILE"

@@ -19,11 +19,11 @@ from agent_r1.evaluation.config import Method
 from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ANSWERED, Status, Trajectory
-from agent_r1_service.evaluation_client import EvalResult
+from agent_r1_service.evaluation_client import ATTEMPT, EvalResult
 from agent_r1_service.files.writing import write_atomically
 
-Key = tuple[str, str]
-"""Set and id of a question."""
+Key = tuple[str, str, int]
+"""Set and id of a question, and the number of the attempt at it."""
 Facts = Mapping[str, JsonValue]
 """What was asked of whom, by dotted name: `method`, `policy`, `sets.hotpotqa`, `env.max_turns`."""
 
@@ -63,6 +63,8 @@ class Answer(Message):
     method: Method
     set: str
     id: str
+    attempt: int = 0
+    """Which of the answers to the question this is, from 0."""
     type: str | None = None
     """`metadata.type` of the task; None without one."""
     hops: str | None = None
@@ -109,13 +111,13 @@ class Answer(Message):
 
     @property
     def key(self) -> Key:
-        """Set and id."""
-        return self.set, self.id
+        """Set, id and attempt."""
+        return self.set, self.id, self.attempt
 
 
 def key_of(task: Task) -> Key:
-    """Return set and id of a task; one that names no set counts under `all`."""
-    return str(task.metadata.get("set", "all")), task.id
+    """Return set, id and attempt of a task; one that names no set counts under `all`."""
+    return str(task.metadata.get("set", "all")), task.id, int(str(task.metadata.get(ATTEMPT, 0)))
 
 
 def question_of(task: Task) -> str:
@@ -134,12 +136,13 @@ def make_answer(
     task: Task, result: EvalResult, method: Method, retrieval: Retrieved | None = None
 ) -> Answer:
     """Put a question and what came of it on one line."""
-    name, task_id = key_of(task)
+    name, task_id, attempt = key_of(task)
     gold = task.payload.get("answers")
     fields: dict[str, Any] = {
         "method": method,
         "set": name,
         "id": task_id,
+        "attempt": attempt,
         "type": _text(task.metadata.get("type")),
         "hops": _text(task.metadata.get("hops", task.metadata.get("hop"))),
         "question": question_of(task),

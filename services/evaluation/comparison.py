@@ -118,6 +118,12 @@ def compare_files(a: Path, b: Path) -> Comparison:
             f"{a} and {b} have no question in common (sets {_sets(first.values())} and "
             f"{_sets(second.values())}); compare two evaluations of the same sets"
         )
+    for path, answers in ((a, first), (b, second)):
+        if any(answer.attempt for answer in answers.values()):
+            raise ValueError(
+                f"{path} has several answers to a question (--attempts), and a comparison pairs "
+                "one with one; evaluate without --attempts to compare"
+            )
     for key in common:
         if first[key].question != second[key].question:
             raise ValueError(

@@ -25,6 +25,8 @@ class QuestioningConfig(StrictConfig):
     """Sampling temperature; 0.0 is greedy."""
     seed: int = 0
     """Each question's sampling seed derives from it, from the set's name and from the task's id."""
+    attempts: Annotated[int, Field(ge=1)] = 1
+    """Answers sampled for each question."""
     max_turns: Annotated[int, Field(ge=1)] | None = None
     """Overrides `env.max_turns`; None leaves it. `naive_rag` always has one turn."""
     max_questions: Annotated[int, Field(ge=1)] | None = None

@@ -35,7 +35,7 @@ from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import RedisConfig, RunConfig
-from agent_r1_service.evaluation_client import EvalClient, EvalResult
+from agent_r1_service.evaluation_client import ATTEMPT, EvalClient, EvalResult
 from agent_r1_service.files.tasks import read_sets
 from agent_r1_service.files.writing import hash_file
 from agent_r1_service.http.token import RunToken, find_token
@@ -85,7 +85,12 @@ class Evaluation:
         if not sets:
             raise ValueError("there is no set to evaluate; name a file under evaluation.sets")
         of_sets = read_sets(sets, questioning.max_questions)
-        self.questions = [task for tasks in of_sets.values() for task in tasks]
+        self.questions = [
+            task if attempt == 0 else _attempt_of(task, attempt)
+            for tasks in of_sets.values()
+            for task in tasks
+            for attempt in range(questioning.attempts)
+        ]
         for task in self.questions:
             question_of(task)
         if questioning.method == "naive_rag":
@@ -97,6 +102,7 @@ class Evaluation:
             "temperature": questioning.temperature,
             "max_turns": questioning.turns(),
             "max_questions": questioning.max_questions,
+            **({"attempts": questioning.attempts} if questioning.attempts > 1 else {}),
             **{f"sets.{name}": f"sha256:{hash_file(path)}" for name, path in sets.items()},
             **(facts or {}),
         }
@@ -205,3 +211,8 @@ class Evaluation:
         if refused:
             logger.warning("retrievals that the search tool refused count=%d", refused)
         return [with_passages(task, found[key_of(task)]) for task in tasks], found
+
+
+def _attempt_of(task: Task, attempt: int) -> Task:
+    """Return a question as it is asked once more."""
+    return task.model_copy(update={"metadata": {**task.metadata, ATTEMPT: attempt}})

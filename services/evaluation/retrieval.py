@@ -108,7 +108,7 @@ async def _search(
         ToolCall(
             name=SEARCH_TOOL,
             arguments={QUERY: query},
-            rollout_id="/".join(("naive_rag", *key_of(task))),
+            rollout_id="/".join(("naive_rag", *map(str, key_of(task)))),
             turn=0,
             tool_context=task.tool_context,
             timeout_s=timeout_s,

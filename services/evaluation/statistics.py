@@ -100,6 +100,32 @@ def paired_difference(
     return bootstrap_mean(differences.tolist(), resamples=resamples)
 
 
+def pass_at(k: int, passed: int, attempts: int) -> float:
+    """Return the chance that at least one of k attempts passes, without bias.
+
+    Args:
+        k: attempts that are drawn without replacement, at most `attempts`.
+        passed: attempts that passed.
+        attempts: attempts that were made.
+
+    Source: arXiv:2107.03374, equation 1.
+    """
+    return 1.0 - math.comb(attempts - passed, k) / math.comb(attempts, k)
+
+
+def pass_all(k: int, passed: int, attempts: int) -> float:
+    """Return the chance that each of k attempts passes (pass^k), without bias.
+
+    Args:
+        k: as in `pass_at`.
+        passed: as in `pass_at`.
+        attempts: as in `pass_at`.
+
+    Source: tau-bench, arXiv:2406.12045, section 4.
+    """
+    return math.comb(passed, k) / math.comb(attempts, k)
+
+
 def mcnemar_exact(only_first: int, only_second: int) -> float:
     """Return the two-sided p-value of the exact McNemar test.
 

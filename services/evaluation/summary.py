@@ -6,16 +6,29 @@ from the lines, so anyone can compute it again; the order of the lines does not 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 from agent_r1.evaluation.answers import Answer, Facts
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate, bootstrap_mean
+from agent_r1.evaluation.statistics import (
+    LEVEL,
+    RESAMPLES,
+    SEED,
+    Estimate,
+    bootstrap_mean,
+    pass_all,
+    pass_at,
+)
 
 MEASURES = ("em", "f1", "substring_match", "reward", "num_calls", "num_turns")
 """Numbers of a line that are averaged; `em` is the exact match."""
+RIGHT = ("exact_match", "math_equal", "all_tests_passed")
+"""Reward components that are 1.0 for a right answer; the first one that an answer has decides."""
 NO_CALLS = Estimate(0.0, 0.0, 0.0)
 """Of a tool that answered no call."""
 RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k")
@@ -26,15 +39,19 @@ class GroupScores:
     """Scores of some questions; those that failed count in `failed` only."""
 
     n: int
-    """Questions that were answered and scored."""
+    """Answers that were scored: one a question, or as many as `--attempts` says."""
     failed: int
-    """Questions without a scored answer."""
+    """Answers that were not."""
     measures: dict[str, Estimate | None]
     """Every name of `MEASURES`; None where no line has it."""
     components: dict[str, Estimate]
     """Every reward component by name."""
     calls: dict[str, Estimate]
     """Calls that a tool answered, by the tool's name: of every tool that answered one."""
+    pass_at: dict[str, Estimate]
+    """By k: the chance that one of k answers to a question is right; empty with one attempt."""
+    pass_all: dict[str, Estimate]
+    """By k: the chance that each of k answers is (pass^k)."""
 
     def record(self) -> dict[str, Any]:
         """Return the scores as JSON values."""
@@ -89,26 +106,48 @@ def _grouped(
 
 def _scores(answers: Sequence[Answer], tools: Sequence[str]) -> GroupScores:
     scored = [answer for answer in answers if not answer.failed]
+    questions = [list(members) for _, members in groupby(scored, key=lambda answer: answer.key[:2])]
     names = sorted({name for answer in scored for name in answer.components})
+    components = {name: _mean(questions, lambda a, n=name: a.components.get(n)) for name in names}
+    calls = {tool: _mean(questions, lambda a, t=tool: float(a.calls.get(t, 0))) for tool in tools}
     return GroupScores(
         n=len(scored),
         failed=len(answers) - len(scored),
-        measures={name: _estimate([getattr(a, name) for a in scored]) for name in MEASURES},
-        components={
-            name: bootstrap_mean([a.components[name] for a in scored if name in a.components])
-            for name in names
-        },
-        calls={
-            tool: bootstrap_mean([float(a.calls.get(tool, 0)) for a in scored])
-            for tool in tools
-            if scored
-        },
+        measures={name: _mean(questions, attrgetter(name)) for name in MEASURES},
+        components={name: mean for name, mean in components.items() if mean is not None},
+        calls={tool: mean for tool, mean in calls.items() if mean is not None},
+        pass_at=_pass_rates(questions, pass_at),
+        pass_all=_pass_rates(questions, pass_all),
     )
 
 
-def _estimate(values: Sequence[float | None]) -> Estimate | None:
-    known = [value for value in values if value is not None]
+def _mean(
+    questions: Sequence[Sequence[Answer]], value_of: Callable[[Answer], float | None]
+) -> Estimate | None:
+    """Estimate the mean over questions of their answers' means; None where none has a value."""
+    values = [[v for a in answers if (v := value_of(a)) is not None] for answers in questions]
+    known = [math.fsum(of_question) / len(of_question) for of_question in values if of_question]
     return bootstrap_mean(known) if known else None
+
+
+def _pass_rates(
+    questions: Sequence[Sequence[Answer]], rate: Callable[[int, int, int], float]
+) -> dict[str, Estimate]:
+    """Estimate `rate` for k = 1, 2, 4, ... over the questions that have so many answers."""
+    passed = [[p for a in answers if (p := _passes(a)) is not None] for answers in questions]
+    most = max(map(len, passed), default=0)
+    rates: dict[str, Estimate] = {}
+    for k in [] if most < 2 else sorted({*(1 << i for i in range(most.bit_length())), most}):
+        values = [rate(k, sum(p), len(p)) for p in passed if len(p) >= k]
+        if values:
+            rates[str(k)] = bootstrap_mean(values)
+    return rates
+
+
+def _passes(answer: Answer) -> bool | None:
+    """Whether an answer is right; None where nothing says so."""
+    known = [answer.components[name] for name in RIGHT if name in answer.components]
+    return known[0] == 1.0 if known else None
 
 
 def summary_record(facts: Facts, sets: dict[str, SetScores]) -> dict[str, Any]:
@@ -140,6 +179,8 @@ def _line(name: str, scores: GroupScores, names: ScoreNames) -> str:
     shown += [(title, scores.components.get(c)) for c, title in names.titles().items()]
     shown += [(tool, scores.calls.get(tool, NO_CALLS)) for tool in names.tools if scores.n]
     failed = f"  failed {scores.failed}" if scores.failed else ""
+    shown += [(f"pass@{k}", estimate) for k, estimate in scores.pass_at.items() if k != "1"]
+    shown += [(f"pass^{k}", estimate) for k, estimate in scores.pass_all.items() if k != "1"]
     text = "  ".join(f"{title} {_number(estimate)}" for title, estimate in shown)
     return f"{name:<24} {text}  n {scores.n}{failed}"
 

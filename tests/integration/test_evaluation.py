@@ -137,6 +137,27 @@ async def test_naive_rag_retrieves_once_over_http_and_leaves_one_turn(
     assert (progress[-1].stage, progress[-1].done) == ("answered", NUM_QUESTIONS)
 
 
+async def test_several_answers_to_a_question_have_seeds_of_their_own(
+    tmp_path: Path, questions: Path, redis_url: str, run_id: str
+):
+    evaluation = Evaluation(
+        sets={"held_out": questions},
+        questioning=questioning(attempts=3, temperature=1.0),
+        out=tmp_path / "answers.jsonl",
+    )
+    async with Answering(redis_url, run_id).at_work() as services:
+        connection = {"run": RunConfig(id=run_id), "redis": RedisConfig(url=redis_url)}
+        await asyncio.to_thread(evaluation.ask, **connection)
+    assert len(services.seen) == 3 * NUM_QUESTIONS
+    assert len({rollout.sampling.seed for rollout in services.seen}) == 3 * NUM_QUESTIONS
+    answers = read_answers(tmp_path / "answers.jsonl")
+    assert Counter(answer.attempt for answer in answers) == dict.fromkeys(range(3), NUM_QUESTIONS)
+    scores = evaluation.summarise()["held_out"]
+    # Half of the questions are right each time, the others never.
+    assert {k: rate.mean for k, rate in scores.pass_at.items()} == {"1": 0.5, "2": 0.5, "3": 0.5}
+    assert evaluation.left == []
+
+
 async def test_a_search_tool_that_is_away_asks_nobody_anything(
     tmp_path: Path,
     questions: Path,

@@ -153,7 +153,7 @@ def begun(out: Path, *answers: Answer, facts: Facts = FACTS) -> Path:
 def test_a_file_is_taken_over_by_the_same_evaluation(tmp_path: Path):
     out = begun(tmp_path / "new" / "a.jsonl", answer("q1"), answer("q2", set="t"))
     file = ResultFile(out, FACTS)
-    assert file.answers.keys() == {("s", "q1"), ("t", "q2")}
+    assert file.answers.keys() == {("s", "q1", 0), ("t", "q2", 0)}
     assert file.notes == []
     file.append(answer("q3"))
     assert [line.id for line in read_answers(out)] == ["q1", "q2", "q3"]
@@ -209,7 +209,7 @@ def test_a_half_written_last_line_is_dropped_with_a_note(tmp_path: Path, cut: in
     out = begun(tmp_path / "a.jsonl", answer("q1"), answer("q2"))
     out.write_bytes(out.read_bytes()[:-cut])
     file = ResultFile(out, FACTS)
-    assert file.answers.keys() == {("s", "q1")}
+    assert file.answers.keys() == {("s", "q1", 0)}
     assert "only half written" in file.notes[0]
     file.append(answer("q2"))
     assert [line.id for line in read_answers(out)] == ["q1", "q2"]
@@ -226,7 +226,7 @@ def test_a_malformed_line_in_the_middle_is_an_error(tmp_path: Path):
 def test_failed_questions_come_again(tmp_path: Path):
     out = begun(tmp_path / "a.jsonl", answer("q1"), answer("q2", failed=True))
     file = ResultFile(out, FACTS)
-    assert file.answers.keys() == {("s", "q1")}
+    assert file.answers.keys() == {("s", "q1", 0)}
     assert "1 failed questions will be asked again" in file.notes[0]
     assert [line.id for line in read_answers(out)] == ["q1"]
 

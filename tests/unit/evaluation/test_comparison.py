@@ -120,3 +120,10 @@ def test_one_set_is_not_shown_twice(tmp_path: Path):
     assert not any("all sets" in line for line in lines)
     assert lines[-2].split() == ["s", "failed", "1", "1"]
     assert lines[-1] == "left out: 1 failed"
+
+
+def test_a_file_with_several_answers_to_a_question_is_refused(tmp_path: Path):
+    a = write(tmp_path / "a.jsonl", [answer("1")])
+    b = write(tmp_path / "b.jsonl", [answer("1"), answer("1", attempt=1)])
+    with pytest.raises(ValueError, match=r"b\.jsonl has several answers .* without --attempts"):
+        compare_files(a, b)

@@ -43,7 +43,7 @@ async def test_every_question_is_searched_for_once():
             on_progress=lambda done, total: seen.append((done, total)),
         )
     assert len(found) == 10
-    assert found["s", "q3"] == Retrieved(
+    assert found["s", "q3", 0] == Retrieved(
         query="question 3?",
         status="ok",
         text='result of {"query": "question 3?"}',
@@ -71,7 +71,7 @@ async def test_what_the_tool_refuses_is_text_for_the_model():
 
     async with FakeToolServer(answer=too_long) as server:
         found = await retrieve(server.url, questions(1), timeout_s=5.0)
-    assert (found["s", "q0"].status, found["s", "q0"].text) == ("error", "Error: too long.")
+    assert (found["s", "q0", 0].status, found["s", "q0", 0].text) == ("error", "Error: too long.")
 
 
 async def test_a_short_outage_is_waited_for():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -15,6 +16,8 @@ from agent_r1.evaluation.statistics import (
     bootstrap_mean,
     mcnemar_exact,
     paired_difference,
+    pass_all,
+    pass_at,
 )
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12)
@@ -149,3 +152,12 @@ def test_mcnemar_is_a_symmetric_probability(b: int, c: int):
 def test_a_negative_count_is_refused():
     with pytest.raises(ValueError, match="must not be negative"):
         mcnemar_exact(-1, 2)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_pass_rates_are_shares_of_all_draws(k: int):
+    outcomes = [True, False, False, True]
+    draws = list(itertools.combinations(outcomes, k))
+    some, every = sum(map(any, draws)), sum(map(all, draws))
+    assert pass_at(k, 2, 4) == pytest.approx(some / len(draws))
+    assert pass_all(k, 2, 4) == pytest.approx(every / len(draws))

@@ -9,12 +9,13 @@ import pytest
 
 from agent_r1.evaluation.answers import CallLine, TurnLine
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1.evaluation.statistics import Estimate
+from agent_r1.evaluation.statistics import Estimate, bootstrap_mean
 from agent_r1.evaluation.summary import summarise_answers, summary_lines, summary_record
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_service.evaluation_client import (
+    ATTEMPT,
     EvalResult,
     SetScores,
     mean_over_sets,
@@ -56,6 +57,43 @@ def test_answers_are_averaged_per_set_type_and_hops():
     assert mean(s.hops["2"].measures["em"]) == 1.0
     wiki = summary["wiki"]
     assert (wiki.n, wiki.types, wiki.hops) == (1, {}, {})
+
+
+def test_several_attempts_at_a_question_are_averaged_first():
+    # "1" right in 1 of 4, "2" in 4 of 4, "3" never.
+    outcomes = {"1": [1.0, 0.0, 0.0, 0.0], "2": [1.0] * 4, "3": [0.0] * 4}
+    lines = [
+        answer(name, em, attempt=i) for name, ems in outcomes.items() for i, em in enumerate(ems)
+    ]
+    s = summarise_answers(lines)["s"]
+    assert s.n == 12
+    # (1/4 + 1 + 0) / 3; the interval is that of three questions, not of twelve answers.
+    assert mean(s.measures["em"]) == pytest.approx(5 / 12)
+    assert s.measures["em"] == bootstrap_mean([0.25, 1.0, 0.0])
+    # One of 2 of the first question: 1 - C(3,2)/C(4,2) = 1/2; one of 4: certain.
+    rates = {k: mean(rate) for k, rate in s.pass_at.items()}
+    assert rates == {"1": pytest.approx(5 / 12), "2": pytest.approx(1.5 / 3), "4": 2 / 3}
+    # Each of 2 of the first question: C(1,2) = 0.
+    rates = {k: mean(rate) for k, rate in s.pass_all.items()}
+    assert rates == {
+        "1": pytest.approx(5 / 12),
+        "2": pytest.approx(1 / 3),
+        "4": pytest.approx(1 / 3),
+    }
+    (line,) = summary_lines({"s": s}, ScoreNames((), ()))
+    assert "pass@4 0.667" in line
+    assert "pass^4 0.333" in line
+
+
+def test_a_task_of_another_kind_passes_by_its_own_component():
+    lines = [answer("1", None, components={"math_equal": 1.0}, attempt=i) for i in range(2)]
+    assert mean(summarise_answers(lines)["s"].pass_all["2"]) == 1.0
+    unknown = [answer("1", None, components={"style": 1.0}, attempt=i) for i in range(2)]
+    assert summarise_answers(unknown)["s"].pass_at == {}
+
+
+def test_one_answer_a_question_has_no_pass_rates():
+    assert summarise_answers(ANSWERS)["s"].pass_at == {}
 
 
 def test_the_order_of_the_lines_does_not_matter():
@@ -200,11 +238,13 @@ def test_a_missing_component_is_not_a_zero():
     assert (scores.em, scores.f1, scores.reward) == (None, None, 0.5)
 
 
-def test_the_seed_of_a_question_depends_on_set_and_id_alone():
+def test_the_seed_of_a_question_depends_on_set_id_and_attempt_alone():
     def seed(base: int, **changes: Any) -> int:
         fields: dict[str, Any] = {"id": "q", "prompt": "who?", "metadata": {"set": "s"}}
         return question_seed(base, Task(**(fields | changes)))
 
     assert seed(1) == seed(1, prompt="other", metadata={"set": "s", "type": "x"})
     assert 0 <= seed(1) < 2**63
-    assert len({seed(1), seed(2), seed(1, id="r"), seed(1, metadata={"set": "t"})}) == 4
+    again = {"set": "s", ATTEMPT: 1}
+    others = (seed(2), seed(1, id="r"), seed(1, metadata={"set": "t"}), seed(1, metadata=again))
+    assert len({seed(1), *others}) == 5
