@@ -128,7 +128,8 @@ class ObjectiveConfig(StrictConfig):
     fixed_length: PositiveInt = 1024
     """Length, in tokens, that aggregation `fixed_length` divides by."""
     kl: Literal["none", "loss", "reward"] = "none"
-    """Where the KL to the reference (the configured model) goes; none keeps no reference."""
+    """Where the KL to the reference (the configured model) goes; none keeps no reference. In the
+    reward it is taken off each token that the advantage mask leaves."""
     kl_coef: PositiveFloat = 1e-3
     """Weight of that KL."""
     kl_estimator: KlEstimator = "k3"
@@ -262,8 +263,9 @@ class ObjectiveConfig(StrictConfig):
                 "advantage_mask = true leaves at 0, so nothing would change; set advantage_mask = "
                 "false too"
             )
-        one_number = (*GROUP_ADVANTAGES, *TURN_ADVANTAGES, "turn_gae")
-        if self.loss_mask and not self.advantage_mask and self.advantage in one_number:
+        one_number = self.advantage in (*GROUP_ADVANTAGES, *TURN_ADVANTAGES, "turn_gae")
+        same_rewards = self.kl != "reward"
+        if self.loss_mask and not self.advantage_mask and one_number and same_rewards:
             raise ValueError(
                 f'learner.advantage_mask = false changes nothing with advantage "{self.advantage}" '
                 "(one number a trajectory or turn) as long as learner.loss_mask is true; set "

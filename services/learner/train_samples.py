@@ -160,10 +160,14 @@ class _Batch:
     def ask(self, engine: PolicyEngine) -> None:
         """Compute what the objective needs before the first optimizer step."""
         config = self._config
+        asked = self._samples
+        if config.kl == "reward" and not config.advantage_mask:  # tool text is penalized as well
+            masks = [mask | s.loss_mask for mask, s in zip(self._credit_masks, asked, strict=True)]
+            asked = [replace(s, loss_mask=mask) for s, mask in zip(asked, masks, strict=True)]
         if config.needs_learner_logprobs:
-            self._take_learner_logprobs(engine.token_logprobs(self._samples))
+            self._take_learner_logprobs(engine.token_logprobs(asked))
         if config.kl == "reward":
-            self._take_penalties(engine.token_logprobs(self._samples, "reference"))
+            self._take_penalties(engine.token_logprobs(asked, "reference"))
         if config.has_critic:
             for index, mask in enumerate(self._credit_masks):
                 learned = mask.copy()
@@ -213,8 +217,8 @@ class _Batch:
 
         config = self._config
         self._penalties = []
-        for scored, sample, reference in zip(
-            self._scored, self._samples, ref_logprobs, strict=True
+        for mask, sample, reference in zip(
+            self._credit_masks, self._samples, ref_logprobs, strict=True
         ):
             assert sample.old_logprobs is not None
             kl = kl_per_token(
@@ -222,7 +226,7 @@ class _Batch:
                 torch.from_numpy(reference),
                 config.kl_estimator,
             ).numpy()
-            self._penalties.append(np.where(scored.trajectory.action_mask, kl, 0.0))
+            self._penalties.append(np.where(mask, kl, 0.0))
         sampled = [
             kl[s.trajectory.action_mask]
             for kl, s in zip(self._penalties, self._scored, strict=True)

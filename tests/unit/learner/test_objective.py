@@ -107,6 +107,7 @@ def test_ablations_of_the_paper_are_allowed():
     LearnerConfig(algorithm="ppo", advantage_mask=False)
     LearnerConfig(algorithm="ppo", advantage_mask=False, loss_mask=False)
     LearnerConfig(algorithm="grpo", advantage_mask=False, loss_mask=False)
+    LearnerConfig(algorithm="grpo", advantage_mask=False, kl="reward")  # tool text is penalized
 
 
 def test_functions_of_the_users_are_names():

@@ -184,6 +184,17 @@ def test_the_kl_goes_into_the_reward_token_by_token():
     assert loss_spec(LearnerConfig.model_validate(keys)).kl_coef == 0.0  # not twice
 
 
+def test_without_the_advantage_mask_tool_text_is_penalized_as_well():
+    group = pair(two_turns(0, 1.0), two_turns(1, 1.0))
+    keys = {"algorithm": "ppo", "kl": "reward", "kl_coef": 0.1, "kl_estimator": "k1"}
+    scorer = Scorer(policy=-1.0, reference=-1.5)
+    sample = build(group, scorer, advantage_mask=False, **keys).samples[0]
+    assert sample.returns is not None
+    # 0.1 * 0.5 off each of the 6 tokens after the prompt; the reward-to-go at the first is 1 - 0.3
+    assert sample.returns[2:] == pytest.approx([0.7, 0.75, 0.8, 0.85, 0.9, 0.95])
+    assert sample.loss_mask.tolist() == ACTIONS.tolist()
+
+
 def test_importance_weights_are_capped_and_reported():
     group = pair(two_turns(0, 1.0), two_turns(1, 0.0))
     prepared = build(group, Scorer(policy=0.0), importance_cap=2.0)
