@@ -131,6 +131,11 @@ def test_the_profile_that_the_sandboxes_name_is_the_one_that_is_put_on_the_nodes
     assert (REPOSITORY / source).is_file()
 
 
+def test_dashboards_and_alerts_of_the_chart_are_those_of_everybody() -> None:
+    assert (CHART / "files" / "alerts.yml").resolve() == OBSERVE / "alerts.yml"
+    assert (CHART / "files" / "dashboards").resolve() == OBSERVE / "grafana" / "dashboards"
+
+
 # --- KubeRay -------------------------------------------------------------------------------------
 
 
