@@ -93,6 +93,10 @@ def print_transcript(record: dict[str, Any], console: Console) -> None:
             _line(console, f"       [{_call_note(call)}]", NOTE_STYLE)
             if call["text"]:
                 _block(console, call["text"], TOOL_STYLE)
+        if turn.get("process_reward") is not None:
+            _line(
+                console, f"       process reward of the turn {turn['process_reward']:g}", NOTE_STYLE
+            )
     if record["status"] != "COMPLETED":
         _line(console, f"       {record['status']}: {record['reason']}", BAD_STYLE)
     _line(console, f"       {outcome(record)}", NOTE_STYLE)

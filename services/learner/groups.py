@@ -115,8 +115,10 @@ def total_reward(scored: ScoredTrajectory) -> float:
 
 
 def process_reward(scored: ScoredTrajectory) -> float:
-    """Return the sum of the process rewards ToolEnv gave to the calls."""
-    return sum(call.process_reward or 0.0 for call in scored.trajectory.calls())
+    """Return the sum of the process rewards that ToolEnv gave to turns and calls."""
+    turns = scored.trajectory.turns
+    rewarded = [*turns, *(call for turn in turns for call in turn.calls)]
+    return sum(one.process_reward or 0.0 for one in rewarded)
 
 
 def failure_reason(scored: ScoredTrajectory) -> str | None:

@@ -54,6 +54,8 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "text": turn.text,
         "finish_reason": turn.finish_reason,
         "calls": [_call(call) for call in turn.calls],
+        "process_reward": turn.process_reward,
+        "state_key": turn.state_key,
     }
 
 

@@ -311,7 +311,7 @@ def record(**changes: Any) -> dict[str, Any]:
         "reason": "answer",
         "turns": [
             {"text": "<tool_call>Ann</tool_call>", "calls": [call]},
-            {"text": "<answer>Oslo</answer>", "calls": []},
+            {"text": "<answer>Oslo</answer>", "calls": [], "process_reward": 0.25},
         ],
         "reward": {"total": 1.0, "components": {"exact_match": 1.0}, "prediction": "Oslo"},
         "advantage": 0.5,
@@ -351,6 +351,7 @@ def test_show_tells_who_wrote_what(run_folder: Path, capsys: pytest.CaptureFixtu
     assert '[search {"query": "Ann"}, ok, version 3, 12 ms]' in text
     assert "tool<  Ann lives in Oslo." in text
     assert "model> <answer>Oslo</answer>" in text
+    assert "process reward of the turn 0.25" in text
     assert "reward 1 (exact_match 1); advantage +0.500; policy v2, v3" in text
     assert "group 8" not in text
 

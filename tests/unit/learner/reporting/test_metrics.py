@@ -83,6 +83,9 @@ def test_tool_calls_are_counted_per_trajectory():
 def test_process_rewards_are_added_to_the_outcome():
     record = member(0, 0, 1.0, calls=[call("ok", 0.25), call("ok", None), call("error", -0.125)])
     assert total_reward(record) == 1.125
+    (turn,) = record.trajectory.turns
+    turn = turn.model_copy(update={"process_reward": 0.5})
+    assert total_reward(member(0, 0, 1.0, turns=[turn])) == 1.625
 
 
 def test_a_failed_trajectory_has_no_total_reward():

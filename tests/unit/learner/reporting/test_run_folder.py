@@ -17,7 +17,7 @@ from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
 from agent_r1_proto.tools import ImagePart, TextPart
-from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from agent_r1_service.files.writing import DiskFullError
 from tests.support.builders import scored
 
@@ -201,15 +201,25 @@ def test_a_readable_trajectory_keeps_sampled_text_and_tool_text_apart():
         parts=[TextPart(text="born 1815"), ImagePart(media_type="image/png", data_base64="")],
         process_reward=0.25,
     )
-    record = readable(scored(calls=[call]), step=3, advantage=-0.5, trained=True)
+    turn = Turn(
+        start=2,
+        end=5,
+        text="<think>I know.</think><answer>Ada</answer>",
+        finish_reason="stop",
+        calls=[call],
+        process_reward=0.5,
+        state_key="found",
+    )
+    record = readable(scored(turns=[turn]), step=3, advantage=-0.5, trained=True)
     json.dumps(record, allow_nan=False)
-    turn = record["turns"][0]
-    assert turn["text"] == "<think>I know.</think><answer>Ada</answer>"
-    assert turn["calls"][0]["text"] == "born 1815\n[image/png]"
+    shown = record["turns"][0]
+    assert shown["text"] == turn.text
+    assert (shown["process_reward"], shown["state_key"]) == (0.5, "found")
+    assert shown["calls"][0]["text"] == "born 1815\n[image/png]"
     assert record["prompt"] == [{"role": "user", "content": "who?"}]
     assert record["mask_spans"] == [[2, 5]]
     assert record["version_spans"] == [[0, 2, 5]]
-    assert (record["process_reward"], record["advantage"], record["step"]) == (0.25, -0.5, 3)
+    assert (record["process_reward"], record["advantage"], record["step"]) == (0.75, -0.5, 3)
 
 
 def test_failed_trajectories_are_stored_too():
