@@ -304,6 +304,22 @@ def _add_reading(commands: _Commands) -> None:
     limit_help = "show at most N (default: 8)"
     show.add_argument("--limit", type=int, default=8, metavar="N", help=limit_help)
 
+    rescore = _add(
+        commands,
+        "rescore",
+        "rescore:rescore",
+        "score stored trajectories again with other rewards",
+        "Score the stored trajectories of a run with the [reward] of another configuration, and "
+        "compare: mean rewards, components, and the share of groups whose trajectories all have "
+        "the same reward, from which nothing is learned. Nothing is changed in the run folder.",
+    )
+    rescore.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+    config_help = f"{CONFIG_HELP}; without it, the run's own with --set"
+    rescore.add_argument("--config", type=Path, metavar="CONFIG", help=config_help)
+    _add_set(rescore)
+    out_help = "write both rewards of each trajectory there, as JSON lines"
+    rescore.add_argument("--out", type=Path, metavar="FILE", help=out_help)
+
     letters = _add_group(
         commands,
         "dead-letters",

@@ -6,37 +6,21 @@ Reads `trajectories/*.jsonl` of a run folder, which the learner writes; writes t
 from __future__ import annotations
 
 import argparse
-import json
-import re
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.cli.stored import eval_files, read_records, step_files
 from agent_r1.cli.transcript import SAMPLED_STYLE, TOOL_STYLE, heading, print_transcript
 from agent_r1.config.sources import ConfigError
-from agent_r1_service.files.run_folder import TRAJECTORIES_DIR
-
-STEP_FILE = re.compile(r"^step_(\d+)$")
-EVAL_FILE = re.compile(r"^eval_(.+)$")
-
-
-def _files(folder: Path, pattern: re.Pattern[str]) -> dict[str, Path]:
-    found = {path.stem: path for path in (folder / TRAJECTORIES_DIR).glob("*.jsonl")}
-    return {m[1]: path for stem, path in sorted(found.items()) if (m := pattern.match(stem))}
 
 
 def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
     """Return the files to read, the newest first."""
     folder: Path = arguments.run_folder
-    if not (folder / TRAJECTORIES_DIR).is_dir():
-        raise ConfigError(
-            f"{folder} has no folder {TRAJECTORIES_DIR}; name a run folder, such as runs/demo"
-        )
     if arguments.eval is not None:
-        evaluations = _files(folder, EVAL_FILE)
+        evaluations = eval_files(folder)
         wanted = arguments.eval
         name = f"{int(wanted):06d}" if wanted.isdigit() else wanted
         if name not in evaluations:
@@ -45,7 +29,7 @@ def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
                 f"{sorted(evaluations)}"
             )
         return [evaluations[name]]
-    steps = {int(number): path for number, path in _files(folder, STEP_FILE).items()}
+    steps = step_files(folder)
     if arguments.step is not None:
         if arguments.step not in steps:
             known = f"{min(steps)} to {max(steps)}" if steps else "none yet"
@@ -57,14 +41,6 @@ def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
     return [steps[number] for number in sorted(steps, reverse=True)]
 
 
-def _records(path: Path) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError as exc:
-            raise ConfigError(f"{path}:{number}: not a JSON line: {exc.msg}") from exc
-
-
 def show(arguments: argparse.Namespace) -> int:
     """Print the chosen trajectories."""
     if arguments.limit < 1:
@@ -72,7 +48,7 @@ def show(arguments: argparse.Namespace) -> int:
     console = Console(highlight=False, markup=False, emoji=False)
     shown = left = 0
     for path in _chosen_files(arguments):
-        for record in _records(path):
+        for record in read_records(path):
             if arguments.group is not None and record["group_id"] != arguments.group:
                 continue
             if arguments.failed and record["status"] != "FAILED":
