@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any, get_args
 
@@ -10,21 +11,22 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from agent_r1.learner.algorithms import POLICY_LOSSES
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
-from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.config import EngineConfig, Layout
 from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
-from agent_r1.learner.engine.microbatches import build_microbatch, scoring_sample
-from agent_r1.learner.engine.model import check_packing, load_causal_model
+from agent_r1.learner.engine.layout import build_microbatch
+from agent_r1.learner.engine.microbatches import scoring_sample
+from agent_r1.learner.engine.model import load_causal_model, prepare_layout
 from agent_r1.learner.engine.ranks.group import RankGroup
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.objective import Aggregation
 from agent_r1_service.config import ModelConfig
 from tests.support import two_ranks
 from tests.support.engines import SAMPLES, gradient, make_engine, relative_distance
-from tests.support.tiny_models import save_model, with_values
+from tests.support.tiny_models import VOCABULARY, save_model, with_values
 
 
 @pytest.fixture(scope="module")
@@ -81,43 +83,109 @@ def test_the_cut_into_microbatches_does_not_change_the_gradient(model_dir: Path)
     assert relative_distance(shuffled, whole) <= 1e-5
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def related(samples: list[TrainSample]) -> list[TrainSample]:
+    """The samples, and variants of each that begin like it, up to whole copies, out of order."""
+    rng = np.random.default_rng(5)
+    made = list(samples)
+    for sample in samples:
+        for kept in (sample.num_tokens, *rng.integers(1, sample.num_tokens, 3)):
+            ids = sample.token_ids.copy()
+            ids[kept:] = rng.integers(0, VOCABULARY, len(ids) - kept)
+            advantages = np.where(sample.loss_mask, rng.normal(), 0.0).astype(np.float32)
+            made.append(dataclasses.replace(sample, token_ids=ids, advantages=advantages))
+    return [made[i] for i in rng.permutation(len(made))]
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_packing_equals_padding(model_dir: Path, attention: str, checkpointing: bool):
-    spec = LossSpec(policy_loss="gspo", aggregation="sequence_mean", kl_coef=0.1)
-    settings = {"max_tokens_per_microbatch": 150, "activation_checkpointing": checkpointing}
-    padded = gradient(model_dir, SAMPLES, spec, **settings)
-    packed = gradient(model_dir, SAMPLES, spec, **settings, packing=True, attention=attention)
-    assert relative_distance(packed, padded) <= 1e-5
+@pytest.mark.parametrize(
+    ("layout", "attention"), [("packed", "sdpa"), ("packed", "eager"), ("shared", "sdpa")]
+)
+def test_every_layout_has_the_gradient_of_padding(
+    model_dir: Path, layout: str, attention: str, checkpointing: bool
+):
+    samples = related(SAMPLES)
+    spec = LossSpec(policy_loss="gspo", aggregation="sequence_mean", kl_coef=0.1, entropy_coef=0.01)
+    settings = {"max_tokens_per_microbatch": 300, "activation_checkpointing": checkpointing}
+    padded = gradient(model_dir, samples, spec, **settings, layout="padded")
+    other = gradient(model_dir, samples, spec, **settings, layout=layout, attention=attention)
+    assert relative_distance(other, padded) <= 1e-5
 
 
-def test_packing_leaves_no_padding_and_changes_no_score(model_dir: Path):
-    samples = with_values(SAMPLES)
-    padded, packed = (
-        make_engine(model_dir, critic=True, max_padding_share=0.9, packing=packing)
-        for packing in (False, True)
-    )
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_shared_prefixes_change_no_step_under_any_stage(model_dir: Path, stage: int):
+    samples = with_values(related(SAMPLES))
+    spec = LossSpec(kl_coef=0.1, drop_zero_advantages=False)
+    names = ("loss/total", "loss/value", "loss/kl_ref", "policy/entropy", "grad_norm")
+    found: list[list[float]] = []
+    for layout in ("padded", "shared"):
+        settings = {"layout": layout, "max_tokens_per_microbatch": 300, "zero_stage": stage}
+        engine = make_engine(model_dir, reference=True, critic=True, **settings)
+        steps = [engine.train_batch(samples, spec) for _ in range(2)]
+        found.append([m[name] for m in steps for name in (*names, "grad/critic_norm")])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4)
+
+
+def test_no_layout_but_the_padded_one_computes_padding_and_scores_are_equal(model_dir: Path):
+    samples = with_values(related(SAMPLES))
     spec = LossSpec(drop_zero_advantages=False)
-    metrics = [engine.train_batch(samples, spec) for engine in (padded, packed)]
-    assert metrics[1]["batch/padding_share"] == 0.0 < metrics[0]["batch/padding_share"]
-    assert metrics[1]["loss/total"] == pytest.approx(metrics[0]["loss/total"], rel=1e-5)
-    assert metrics[1]["loss/value"] == pytest.approx(metrics[0]["loss/value"], rel=1e-5)
-    for name in ("token_logprobs", "token_values"):
-        ours, expected = (np.concatenate(getattr(e, name)(samples)) for e in (packed, padded))
-        np.testing.assert_allclose(ours, expected, atol=2e-5)
+    metrics, scores = {}, {}
+    for layout in get_args(Layout):
+        settings = {"max_padding_share": 0.9, "max_tokens_per_microbatch": 300}
+        engine = make_engine(model_dir, critic=True, layout=layout, **settings)
+        metrics[layout] = engine.train_batch(samples, spec)
+        scores[layout] = [
+            np.concatenate(values)
+            for values in (engine.token_logprobs(samples), engine.token_values(samples))
+        ]
+    for layout in ("packed", "shared"):
+        assert metrics[layout]["batch/padding_share"] == 0.0
+        for name in ("loss/total", "loss/value"):
+            assert metrics[layout][name] == pytest.approx(metrics["padded"][name], rel=1e-5)
+        for ours, expected in zip(scores[layout], scores["padded"], strict=True):
+            np.testing.assert_allclose(ours, expected, atol=2e-5)
+    assert metrics["padded"]["batch/padding_share"] > 0.0
+    assert metrics["padded"]["batch/shared_share"] == metrics["packed"]["batch/shared_share"] == 0.0
+    # Of five variants of each sample, two are equal and three begin alike up to a random token.
+    assert metrics["shared"]["batch/shared_share"] > 0.3
+    assert metrics["shared"]["batch/tokens"] == metrics["padded"]["batch/tokens"]
 
 
-def test_a_model_that_cannot_be_packed_is_refused(model_dir: Path):
-    model = load_causal_model(ModelConfig(path=str(model_dir), max_context=512))
-    check_packing(model)
+@pytest.mark.parametrize("layout", ["packed", "shared"])
+def test_a_model_that_cannot_tell_trajectories_apart_is_refused(model_dir: Path, layout: Layout):
+    def load() -> PreTrainedModel:
+        return load_causal_model(ModelConfig(path=str(model_dir), max_context=512))
+
+    prepare_layout(load(), layout)
+    model = load()
     inner = model.get_decoder().forward
 
-    def blind(*args: Any, position_ids: Any = None, **options: Any) -> Any:
+    def blind(*args: Any, position_ids: Any = None, plan: Any = None, **options: Any) -> Any:
+        model.set_attn_implementation("sdpa")
         return inner(*args, **options)  # attends to all that came before
 
     model.get_decoder().forward = blind
-    with pytest.raises(ValueError, match=r"'qwen2' cannot be packed.*learner\.packing = false"):
-        check_packing(model)
+    expected = rf"'qwen2' cannot be trained with.*{layout}.*set learner\.layout = \"padded\""
+    with pytest.raises(ValueError, match=expected):
+        prepare_layout(model, layout)
+
+
+def test_a_model_with_a_sliding_window_does_not_share_prefixes(tmp_path: Path):
+    model_dir = save_model(tmp_path / "model")
+    config = json.loads((model_dir / "config.json").read_text())
+    windows = ["sliding_attention"] * config["num_hidden_layers"]
+    config |= {"use_sliding_window": True, "sliding_window": 64, "layer_types": windows}
+    (model_dir / "config.json").write_text(json.dumps(config))
+    model = load_causal_model(ModelConfig(path=str(model_dir), max_context=512))
+    with pytest.raises(
+        ValueError, match=r'look back 64 tokens only; set learner\.layout = "padded"'
+    ):
+        prepare_layout(model, "shared")
+
+
+def test_another_attention_than_sdpa_is_refused_for_shared_prefixes(model_dir: Path):
+    table = ModelConfig(path=str(model_dir), max_context=512, attention="eager")
+    with pytest.raises(ValueError, match=r'model\.attention = "eager"; set learner\.layout'):
+        prepare_layout(load_causal_model(table), "shared")
 
 
 @pytest.mark.parametrize(("stage", "offload"), [(1, "optimizer"), (3, "all")])
@@ -469,7 +537,7 @@ def test_a_gradient_that_is_not_finite_ends_training_before_the_weights_change(m
     with pytest.raises(EngineError, match="the training engine ended"):
         engine.train_batch(SAMPLES, LossSpec())
     # the engine takes no further call, so its one rank is asked
-    batch = build_microbatch([scoring_sample(SAMPLES[0].token_ids, 1.0)], [0])
+    batch = build_microbatch([scoring_sample(SAMPLES[0].token_ids, 1.0)], [0], layout="shared")
     found = group.engine.score(("policy", [batch]))[0]
     np.testing.assert_array_equal(found, before)
 

@@ -13,7 +13,13 @@ import torch
 from torch import nn
 
 from agent_r1.learner.config import EngineConfig
-from agent_r1.learner.engine.model import checkpoint_activations, decode, load_causal_model
+from agent_r1.learner.engine.attention import AttentionPlan
+from agent_r1.learner.engine.model import (
+    checkpoint_activations,
+    decode,
+    load_causal_model,
+    prepare_layout,
+)
 from agent_r1_service.config import ModelConfig
 
 
@@ -32,15 +38,17 @@ class CriticModule(nn.Module):
         token_ids: torch.Tensor,
         positions: torch.Tensor,
         position_ids: torch.Tensor | None = None,
+        plan: AttentionPlan | None = None,
     ) -> torch.Tensor:
         """Return [N] values, float32, in reward units.
 
         Args:
-            token_ids: [B, L] right-padded or packed, as for the policy.
+            token_ids: [B, L] as for the policy.
             positions: [N] index into [B * L] of the state before each chosen token.
-            position_ids: [B, L] of packed tokens.
+            position_ids: [B, L] of packed or shared tokens.
+            plan: of shared tokens.
         """
-        hidden = decode(self.decoder, token_ids, position_ids)
+        hidden = decode(self.decoder, token_ids, position_ids, plan)
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
         return self.head(chosen).squeeze(-1).float()
 
@@ -52,6 +60,7 @@ def load_critic(model_config: ModelConfig, config: EngineConfig) -> nn.Module:
         ValueError: the model cannot be loaded.
     """
     model = load_causal_model(model_config)
+    prepare_layout(model, config.layout)
     if config.activation_checkpointing:
         checkpoint_activations(model, config.zero_stage)
     hidden_size = cast(int, model.config.get_text_config().hidden_size)

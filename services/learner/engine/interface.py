@@ -145,10 +145,12 @@ class PolicyEngine(Protocol):
             logprob/abs_diff_mean and logprob/abs_diff_max (learner against rollout). Then
             grad_norm (before clipping; last optimizer step), lr, batch/optimizer_steps (taken),
             batch/skipped_optimizer_steps, batch/tokens, batch/trained_tokens (that count in the
-            loss), batch/computed_tokens (the policy's, without padding), batch/forward_only_share
-            (of them), batch/padding_share, batch/microbatches, time/learn_s, tokens_per_s; with a
-            critic, over all tokens it learns, loss/value, value/mean, value/clip_fraction,
-            grad/critic_norm, learn/critic_lr. A metric that nothing was computed for is left out.
+            loss), batch/computed_tokens (the policy's, without padding), batch/shared_share (of the
+            trajectories' tokens, those that were computed for another one),
+            batch/forward_only_share, batch/padding_share, batch/microbatches, time/learn_s,
+            tokens_per_s (of trajectories); with a critic, over all tokens it learns, loss/value,
+            value/mean, value/clip_fraction, grad/critic_norm, learn/critic_lr. A metric that
+            nothing was computed for is left out.
 
         Raises:
             ValueError: `samples` is empty, or a step of the loss "nll" has no token to learn.

@@ -3,11 +3,8 @@
 policy_engine.py (rank 0) --TrainSample--> plan_batch --RankBatch--> ranks/engine.py, on every rank
 
 Every rank gets equally many steps and micro-batches, since each may hold collectives. Trajectories
-of similar length share a micro-batch and are padded on the right. Attention is causal, so no real
-token sees padding and no mask is needed; sorting keeps padding a small share. Packed, they stand
-end to end in one row without padding, and position ids that start again at 0 tell the model where
-one ends: attention does not cross. Only the positions that are trained on reach the vocabulary
-projection. Pure.
+that begin alike share a micro-batch, or, where prefixes are not shared, those of similar length,
+which keeps padding a small share. layout.py lays them out. Pure.
 
 Dimension key: S = trajectories in a micro-batch, N = its trained tokens.
 """
@@ -16,7 +13,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +21,12 @@ from agent_r1.learner.algorithms import is_zero_without_advantage
 from agent_r1.learner.algorithms.aggregation import aggregation_weights
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, TrainSample
+from agent_r1.learner.engine.layout import (
+    build_microbatch,
+    build_value_batch,
+    common_prefix,
+    value_mask,
+)
 from agent_r1.learner.engine.ranks.messages import (
     MicroBatch,
     OptimizerStep,
@@ -34,8 +36,6 @@ from agent_r1.learner.engine.ranks.messages import (
 )
 from agent_r1.learner.engine.schedule import LearningRates
 
-EMPTY_SHAPE = (1, 2)
-"""Of the array of a micro-batch without a sample."""
 Plan = list[list[list[int]]]
 """[rank][micro-batch] -> indices of samples; every rank has equally many, [] for an empty one."""
 
@@ -105,7 +105,7 @@ def _cut_policy(
     plans.append(cut_evenly(samples, idle, config) if idle else [[] for _ in range(config.ranks)])
     built = [
         [
-            [build_microbatch(samples, chosen, weights, packed=config.packing) for chosen in share]
+            [build_microbatch(samples, chosen, weights, layout=config.layout) for chosen in share]
             for share in plan
         ]
         for plan in plans
@@ -121,7 +121,7 @@ def _cut_values(
         return [[] for _ in range(config.ranks)]
     weight = 1 / sum(int(value_mask(samples[i]).sum()) for i in learned)
     return [
-        [build_value_batch(samples, chosen, weight, packed=config.packing) for chosen in share]
+        [build_value_batch(samples, chosen, weight, layout=config.layout) for chosen in share]
         for share in cut_evenly(samples, learned, config)
     ]
 
@@ -130,13 +130,17 @@ def cut_evenly(
     samples: Sequence[TrainSample], chosen: Sequence[int], config: EngineConfig
 ) -> list[list[list[int]]]:
     """Return the micro-batches of each rank, as indices of samples."""
-    plan = plan_microbatches(
-        [samples[i].num_tokens for i in chosen],
-        config.ranks,
-        config.max_tokens_per_microbatch,
-        config.max_padding_share,
-        packed=config.packing,
-    )
+    most = config.max_tokens_per_microbatch
+    if config.layout == "shared":
+        plan = plan_shared([samples[i].token_ids for i in chosen], config.ranks, most)
+    else:
+        plan = plan_microbatches(
+            [samples[i].num_tokens for i in chosen],
+            config.ranks,
+            most,
+            config.max_padding_share,
+            packed=config.layout == "packed",
+        )
     return [[[chosen[i] for i in indices] for indices in share] for share in plan]
 
 
@@ -201,7 +205,48 @@ def plan_microbatches(
         rank = loads.index(min(loads))
         shares[rank].append(i)
         loads[rank] += lengths[i]
-    plan = [_cut(share, lengths, max_tokens, max_padding_share, packed) for share in shares]
+    return _fill_up(
+        [_cut(share, lengths, max_tokens, max_padding_share, packed) for share in shares]
+    )
+
+
+def plan_shared(token_ids: Sequence[npt.NDArray[np.int32]], ranks: int, max_tokens: int) -> Plan:
+    """Spread samples over ranks, and cut each rank's share, so that those that begin alike meet.
+
+    In the order of their tokens, what a sample shares with any before it, it shares with the one
+    right before it.
+
+    Args:
+        token_ids: [S][T] the samples.
+        ranks: number of ranks.
+        max_tokens: most tokens that one micro-batch computes, where a shared prefix counts once;
+            one longer sample is a micro-batch of its own.
+
+    Returns:
+        A plan that holds every index once, in which a rank's samples are in order.
+    """
+    order = sorted(range(len(token_ids)), key=lambda i: token_ids[i].astype(">u4").tobytes())
+    new = [
+        len(token_ids[i]) - (common_prefix(token_ids[before], token_ids[i]) if n else 0)
+        for n, (before, i) in enumerate(zip([-1, *order], order, strict=False))
+    ]
+    total, seen = max(1, sum(new)), 0
+    plan: Plan = [[] for _ in range(ranks)]
+    computed = 0
+    for i, own in zip(order, new, strict=True):
+        microbatches = plan[min(seen * ranks // total, ranks - 1)]
+        seen += own
+        if microbatches and computed + own <= max_tokens:
+            microbatches[-1].append(i)
+            computed += own
+        else:
+            microbatches.append([i])
+            computed = len(token_ids[i])
+    return _fill_up(plan)
+
+
+def _fill_up(plan: Plan) -> Plan:
+    """Give every rank equally many micro-batches."""
     most = max(1, max(len(microbatches) for microbatches in plan))
     for microbatches in plan:
         microbatches.extend([] for _ in range(most - len(microbatches)))
@@ -231,120 +276,6 @@ def _cut(
         microbatches.append([i])
         real = lengths[i]
     return microbatches
-
-
-def build_microbatch(
-    samples: Sequence[TrainSample],
-    indices: Sequence[int],
-    weights: Sequence[FloatArray] | None = None,
-    *,
-    packed: bool = False,
-) -> MicroBatch:
-    """Lay the chosen samples out as one array and collect their trained positions.
-
-    An empty choice gives the empty micro-batch: one row of two tokens and no trained position, so
-    its loss and its gradient are exactly 0 while its rank takes part in every collective.
-
-    Args:
-        samples: the batch.
-        indices: which of them.
-        weights: [samples][T] what each token's loss counts; None is 1.
-        packed: end to end in one row, not padded.
-    """
-    rows = [samples[i] for i in indices]
-    tokens, columns = _lay_out(indices, rows, [row.loss_mask for row in rows], packed)
-    ones = [np.ones(row.num_tokens, np.float32) for row in rows]
-    return MicroBatch(
-        **tokens,
-        targets=tokens["token_ids"].reshape(-1)[tokens["positions"] + 1],
-        sequences=np.repeat(np.arange(len(rows)), np.array([len(c) for c in columns], np.int64)),
-        temperatures=_gather([row.temperature * np.ones(row.num_tokens) for row in rows], columns),
-        rollout_logprobs=_gather([row.rollout_logprobs for row in rows], columns),
-        old_logprobs=_gather(
-            _or_else([r.old_logprobs for r in rows], [r.rollout_logprobs for r in rows]), columns
-        ),
-        advantages=_gather([row.advantages for row in rows], columns),
-        importance_weights=_gather(_or_else([r.importance_weights for r in rows], ones), columns),
-        weights=_gather(ones if weights is None else [weights[i] for i in indices], columns),
-    )
-
-
-def build_value_batch(
-    samples: Sequence[TrainSample],
-    indices: Sequence[int],
-    weight: float = 1.0,
-    *,
-    packed: bool = False,
-) -> ValueBatch:
-    """Lay the chosen samples out and collect the positions whose value the critic learns.
-
-    Args:
-        samples: the batch; samples without a value mask take part without a position.
-        indices: which of them.
-        weight: what the loss of each token counts in the optimizer batch.
-        packed: end to end in one row, not padded.
-    """
-    rows = [samples[i] for i in indices]
-    tokens, columns = _lay_out(indices, rows, [value_mask(row) for row in rows], packed)
-    nothing = [np.zeros(row.num_tokens, np.float32) for row in rows]
-    return ValueBatch(
-        **tokens,
-        returns=_gather(_or_else([row.returns for row in rows], nothing), columns),
-        old_values=_gather(_or_else([row.old_values for row in rows], nothing), columns),
-        weights=np.full(len(tokens["positions"]), weight, np.float32),
-    )
-
-
-def value_mask(sample: TrainSample) -> npt.NDArray[np.bool_]:
-    """Return [T] where the critic learns; nowhere when the sample has no value mask."""
-    if sample.value_mask is None:
-        return np.zeros(sample.num_tokens, np.bool_)
-    return sample.value_mask
-
-
-def _lay_out(
-    indices: Sequence[int],
-    rows: Sequence[TrainSample],
-    masks: Sequence[npt.NDArray[np.bool_]],
-    packed: bool,
-) -> tuple[dict[str, Any], list[npt.NDArray[np.int64]]]:
-    """Return the fields of TokenBatch, and [S] the tokens that each trajectory's mask chooses."""
-    lengths = [row.num_tokens for row in rows]
-    shape = (1, sum(lengths)) if packed else (len(rows), max(lengths, default=0))
-    token_ids = np.zeros(shape if rows else EMPTY_SHAPE, dtype=np.int64)
-    width = token_ids.shape[1]
-    starts = itertools.accumulate(lengths if packed else [width] * len(rows), initial=0)
-    flat = token_ids.reshape(-1)
-    position_ids = np.arange(width)[None] if packed else None
-    columns = [np.flatnonzero(mask) for mask in masks]
-    positions: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-    for row, start, column in zip(rows, starts, columns, strict=False):  # one more start: the end
-        flat[start : start + row.num_tokens] = row.token_ids
-        positions.append(start + column - 1)
-        if position_ids is not None:
-            position_ids[0, start : start + row.num_tokens] = np.arange(row.num_tokens)
-    fields = {
-        "indices": tuple(indices),
-        "token_ids": token_ids,
-        "position_ids": position_ids,
-        "positions": np.concatenate(positions),
-        "num_tokens": sum(lengths),
-    }
-    return fields, columns
-
-
-def _or_else(
-    given: Sequence[FloatArray | None], otherwise: Sequence[FloatArray]
-) -> list[FloatArray]:
-    pairs = zip(given, otherwise, strict=True)
-    return [default if values is None else values for values, default in pairs]
-
-
-def _gather(
-    values: Sequence[npt.NDArray[np.floating]], columns: Sequence[npt.NDArray[np.int64]]
-) -> FloatArray:
-    picked = [value[column] for value, column in zip(values, columns, strict=True)]
-    return np.concatenate([np.zeros(0, np.float32), *picked]).astype(np.float32)
 
 
 def scatter_back(

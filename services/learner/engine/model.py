@@ -15,11 +15,14 @@ import zlib
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from agent_r1.learner.config import Layout
+from agent_r1.learner.engine.attention import SHARED_ATTENTION, AttentionPlan, plan_attention
 from agent_r1.learner.weights.snapshot import raw_bytes
 from agent_r1_service.config import ModelConfig
 
@@ -140,12 +143,16 @@ class LogprobHead(nn.Module):
 
 
 def decode(
-    decoder: nn.Module, token_ids: torch.Tensor, position_ids: torch.Tensor | None
+    decoder: nn.Module,
+    token_ids: torch.Tensor,
+    position_ids: torch.Tensor | None,
+    plan: AttentionPlan | None = None,
 ) -> torch.Tensor:
-    """Return [B, L, H] hidden states of padded or packed tokens."""
+    """Return [B, L, H] hidden states of padded, packed or shared tokens."""
     # Without an attention mask, transformers takes position ids that start again for packing.
-    packing = {} if position_ids is None else {"position_ids": position_ids}
-    return decoder(input_ids=token_ids, use_cache=False, **packing).last_hidden_state
+    given = {"position_ids": position_ids, "plan": plan}
+    layout = {name: value for name, value in given.items() if value is not None}
+    return decoder(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
 
 
 class PolicyModule(nn.Module):
@@ -163,18 +170,19 @@ class PolicyModule(nn.Module):
         targets: torch.Tensor,
         temperatures: torch.Tensor,
         position_ids: torch.Tensor | None = None,
+        plan: AttentionPlan | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return [N] log-probabilities and [N] entropies of the trained tokens.
+        """Return [N] log-probabilities and [N] entropies of the predictions.
 
         Args:
-            token_ids: [B, L] right-padded (causal attention keeps padding away from real tokens),
-                or packed.
+            token_ids: [B, L] as layout.py laid them out.
             positions: [N] index into [B * L] of the hidden state that predicts each target.
             targets: [N] token ids.
             temperatures: [N] each > 0.
-            position_ids: [B, L] of packed tokens; attention stays between two zeros.
+            position_ids: [B, L] of packed or shared tokens.
+            plan: of shared tokens.
         """
-        hidden = decode(self.decoder, token_ids, position_ids)
+        hidden = decode(self.decoder, token_ids, position_ids, plan)
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
         return self.head(chosen, targets, temperatures)
 
@@ -255,23 +263,42 @@ def _check_head(model: PreTrainedModel) -> None:
         )
 
 
-def check_packing(model: PreTrainedModel) -> None:
-    """Refuse to pack for a model whose attention would cross from one trajectory to the next.
+def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
+    """Let a model take micro-batches of a layout.
 
     Raises:
-        ValueError: it would.
+        ValueError: it would compute something else than for each trajectory alone.
     """
+    if layout == "padded":
+        return
     attention = cast(str, model.config._attn_implementation)
-    model.set_attn_implementation(CHECKED_ATTENTION)
-    half = len(CHECK_TOKENS) // 2
-    token_ids = torch.tensor([CHECK_TOKENS])
-    position_ids = (torch.arange(len(CHECK_TOKENS)) % half)[None]
-    with torch.no_grad():
-        packed = decode(model.get_decoder(), token_ids, position_ids)[:, half:]
-        alone = decode(model.get_decoder(), token_ids[:, half:], None)
-    model.set_attn_implementation(attention)
-    if not torch.allclose(packed.float(), alone.float(), rtol=TOLERANCE, atol=TOLERANCE):
+    if layout == "shared" and attention != CHECKED_ATTENTION:
         raise ValueError(
-            f"a model of type {model.config.model_type!r} cannot be packed: its attention does not "
-            "stop where position ids start again; set learner.packing = false"
+            'learner.layout = "shared" has an attention of its own, in place of model.attention = '
+            f'"{attention}"; set learner.layout = "packed" for "flash_attention_2" or "padded" for '
+            f'"eager", or model.attention = "{CHECKED_ATTENTION}"'
         )
+    first, second, third, last = CHECK_TOKENS
+    with torch.no_grad():
+        model.set_attn_implementation(CHECKED_ATTENTION)
+        alone = decode(model.get_decoder(), torch.tensor([[first, last]]), None)
+        if layout == "packed":
+            row, places, plan = [first, second, first, last], [0, 1, 0, 1], None
+        else:
+            model.set_attn_implementation(SHARED_ATTENTION)
+            row, places = [first, second, third, last], [0, 1, 2, 1]
+            paths, spans = np.array([0, 1, 2, 0, 3]), np.array([[0, 3], [1, 2]])
+            plan = plan_attention(paths, spans, torch.device("cpu"))
+        try:
+            found = decode(model.get_decoder(), torch.tensor([row]), torch.tensor([places]), plan)
+            why = "its attention does not stop where a trajectory begins"
+            equal = torch.allclose(found[:, -1], alone[:, -1], rtol=TOLERANCE, atol=TOLERANCE)
+        except (TypeError, ValueError) as exc:
+            equal, why = False, str(exc)
+    if not equal:
+        raise ValueError(
+            f"a model of type {model.config.model_type!r} cannot be trained with learner.layout = "
+            f'"{layout}": {why}; set learner.layout = "padded"'
+        )
+    if layout == "packed":
+        model.set_attn_implementation(attention)

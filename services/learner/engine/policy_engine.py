@@ -17,14 +17,12 @@ import numpy.typing as npt
 
 from agent_r1.learner.engine import checkpoint as checkpoint_io
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, Model, PolicyEngine, TrainSample
+from agent_r1.learner.engine.layout import build_microbatch, build_value_batch, value_mask
 from agent_r1.learner.engine.microbatches import (
-    build_microbatch,
-    build_value_batch,
     cut_evenly,
     plan_batch,
     scatter_back,
     scoring_sample,
-    value_mask,
 )
 from agent_r1.learner.engine.ranks.group import RankGroup
 from agent_r1.learner.engine.ranks.life import STOP
@@ -108,7 +106,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         elapsed = time.perf_counter() - started
         metrics["time/learn_s"] = elapsed
         if "batch/computed_tokens" in metrics:
-            metrics["tokens_per_s"] = metrics["batch/computed_tokens"] / elapsed
+            metrics["tokens_per_s"] = metrics["batch/tokens"] / elapsed
         return metrics
 
     def _train(self, samples: Sequence[TrainSample], orders: list[RankBatch]) -> dict[str, float]:
@@ -147,9 +145,9 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             raise ValueError("the reference was asked of an engine that was made without one")
         if not samples:
             return []
-        packed = self._config.packing
+        layout = self._config.layout
         cut = [
-            [build_microbatch(samples, indices, packed=packed) for indices in share]
+            [build_microbatch(samples, indices, layout=layout) for indices in share]
             for share in cut_evenly(samples, range(len(samples)), self._config)
         ]
         orders: list[tuple[Model, list[MicroBatch]]] = [(model, batches) for batches in cut]
@@ -157,9 +155,9 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         return scatter_back(cut, flat, [sample.loss_mask for sample in samples])
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
-        packed = self._config.packing
+        layout = self._config.layout
         cut = [
-            [build_value_batch(samples, indices, packed=packed) for indices in share]
+            [build_value_batch(samples, indices, layout=layout) for indices in share]
             for share in cut_evenly(samples, range(len(samples)), self._config)
         ]
         flat = self._group.call("values", cut)
@@ -230,13 +228,14 @@ class DeepSpeedPolicyEngine(PolicyEngine):
 def _count_computed(orders: Sequence[RankBatch]) -> dict[str, float]:
     """Describe what the policy runs forward; {} where it runs nothing."""
     batches = [batch for order in orders for batch in order.policy_batches()]
-    tokens, padded = sum(b.num_tokens for b in batches), sum(b.num_padded for b in batches)
+    tokens, computed = sum(b.num_tokens for b in batches), sum(b.num_computed for b in batches)
     if not tokens:
         return {}
     measured = sum(b.num_tokens for order in orders for s in order.steps for b in s.measured)
     return {
-        "batch/computed_tokens": float(tokens),
+        "batch/computed_tokens": float(computed),
         "batch/forward_only_share": measured / tokens,
-        "batch/padding_share": 1.0 - tokens / padded,
+        "batch/shared_share": 1.0 - computed / tokens,
+        "batch/padding_share": 1.0 - computed / sum(b.num_padded for b in batches),
         "batch/microbatches": float(len(batches)),
     }

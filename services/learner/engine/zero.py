@@ -85,9 +85,9 @@ class ZeroModule:
             model=module, optimizer=optimizer, config=config, dist_init_required=False
         )
 
-    def __call__(self, *inputs: torch.Tensor | None) -> Any:
+    def __call__(self, *inputs: torch.Tensor | None, **more: Any) -> Any:
         """Run the module forward."""
-        return self._engine(*inputs)
+        return self._engine(*inputs, **more)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Add the gradient of a loss that is already this rank's share; `last` ends the step's."""

@@ -23,15 +23,16 @@ from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
 from agent_r1.learner.algorithms.losses.nll import weighted_nll
 from agent_r1.learner.algorithms.losses.value import clipped_value_loss
 from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.attention import plan_attention
 from agent_r1.learner.engine.checkpoint import OLD_CRITIC_TAG, OLD_POLICY_TAG
 from agent_r1.learner.engine.critic import load_critic
 from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
 from agent_r1.learner.engine.metric_accumulator import MetricAccumulator, batch_metrics
 from agent_r1.learner.engine.model import (
     PolicyModule,
-    check_packing,
     checkpoint_activations,
     load_causal_model,
+    prepare_layout,
     sample_checksum,
 )
 from agent_r1.learner.engine.ranks.messages import (
@@ -64,17 +65,20 @@ class RankEngine:
         self._setup = setup
         self._config = config = setup.config
         with self._explain_out_of_memory():
-            self.model = load_causal_model(setup.model)
+            self.model = self._load_model()
             self._check_same_weights()
-            if config.packing:
-                check_packing(self.model)
             self._names = _parameter_names(self.model)
             self._policy = self._wrap(self._policy_module(self.model), config, setup.table_name)
             self._reference: Any = None
             if setup.with_reference:
-                module = PolicyModule(load_causal_model(setup.model), config.logprob_chunk_tokens)
+                module = PolicyModule(self._load_model(), config.logprob_chunk_tokens)
                 self._reference = freeze(module, config, dtype=setup.model.dtype, device=device)
             self._critic = None if setup.critic is None else self._make_critic(setup.critic)
+
+    def _load_model(self) -> PreTrainedModel:
+        model = load_causal_model(self._setup.model)
+        prepare_layout(model, self._config.layout)
+        return model
 
     def _check_same_weights(self) -> None:
         """Compare the model with rank 0's: each rank has read its own files.
@@ -138,26 +142,34 @@ class RankEngine:
     def _tensor(self, array: Any) -> torch.Tensor:
         return torch.from_numpy(array).to(self.device, non_blocking=True)
 
-    def _position_ids(self, batch: TokenBatch) -> torch.Tensor | None:
-        return None if batch.position_ids is None else self._tensor(batch.position_ids)
+    def _layout(self, batch: TokenBatch) -> dict[str, Any]:
+        """Return what the decoder is told about rows that hold several trajectories."""
+        layout: dict[str, Any] = {}
+        if batch.position_ids is not None:
+            layout["position_ids"] = self._tensor(batch.position_ids)
+        if batch.paths is not None and batch.spans is not None:
+            layout["plan"] = plan_attention(batch.paths, batch.spans, self.device)
+        return layout
 
     def _forward(self, module: Any, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """Return [N] log-probabilities and entropies of the micro-batch's trained tokens."""
-        return module(
+        logprobs, entropies = module(
             self._tensor(batch.token_ids),
             self._tensor(batch.positions),
             self._tensor(batch.targets),
             self._tensor(batch.temperatures),
-            self._position_ids(batch),
+            **self._layout(batch),
         )
+        predictions = self._tensor(batch.predictions)
+        return logprobs.index_select(0, predictions), entropies.index_select(0, predictions)
 
     def _values(self, batch: TokenBatch) -> torch.Tensor:
         """Return [N] values of the states before the batch's tokens."""
         if self._critic is None:
             raise EngineError("values were asked of an engine that was made without a critic")
-        return self._critic(
-            self._tensor(batch.token_ids), self._tensor(batch.positions), self._position_ids(batch)
-        )
+        positions = self._tensor(batch.positions)
+        values = self._critic(self._tensor(batch.token_ids), positions, **self._layout(batch))
+        return values.index_select(0, self._tensor(batch.predictions))
 
     def _policy_share(
         self, batch: MicroBatch, spec: LossSpec, tally: MetricAccumulator, *, compares: bool

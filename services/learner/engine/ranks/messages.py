@@ -3,8 +3,8 @@
 policy_engine.py (rank 0) --EngineSetup, RankBatch--> engine.py (every rank) --TrainReply-->
 policy_engine.py. Arrays and configuration only; wire.py carries them between processes.
 
-Dimension key: S = trajectories in a micro-batch, N = its trained tokens; padded, B = S rows of
-L = its longest; packed, B = 1 row of L = all tokens.
+Dimension key: S = trajectories in a micro-batch, T = tokens of one, N = trained tokens, M = their
+predictions; padded, B = S rows of L = the longest; else B = 1 row of L = all that is computed.
 """
 
 from __future__ import annotations
@@ -111,15 +111,24 @@ class TokenBatch:
     """The tokens of one forward pass."""
 
     indices: tuple[int, ...]
-    """[S] which samples these are, in their order in `token_ids`."""
+    """[S] which samples these are, in their order in the batch."""
     token_ids: Int64
-    """[B, L] right-padded with 0, or packed."""
+    """[B, L] the tokens that are computed; right-padded with 0 in the layout "padded"."""
     position_ids: Int64 | None
-    """[B, L] of a packed batch: the token's place in its own trajectory; None when padded."""
+    """[B, L] each token's place in its own trajectory; None when padded."""
+    paths: Int64 | None
+    """[sum of T] where each token of each trajectory stands in the row of the layout "shared"; None
+    in the others."""
+    spans: Int64 | None
+    """[S, 2] how many tokens of each trajectory's path were there before it, and all its tokens."""
     positions: Int64
-    """[N] index into [B * L] of the hidden state that predicts a trained token."""
+    """[M] index into [B * L] of the hidden state of each prediction."""
+    predictions: Int64
+    """[N] the prediction of each trained token: trajectories that share a prefix share those."""
     num_tokens: int
-    """Tokens without padding."""
+    """Tokens of the trajectories."""
+    num_computed: int
+    """Of them, those that are computed: one that several trajectories share counts once."""
 
     @property
     def num_padded(self) -> int:
@@ -132,11 +141,11 @@ class MicroBatch(TokenBatch):
     """One forward pass of the policy."""
 
     targets: Int64
-    """[N] the trained tokens."""
+    """[M] the predicted tokens."""
+    temperatures: Float32
+    """[M] their sampling temperature."""
     sequences: Int64
     """[N] which of the S trajectories each trained token belongs to."""
-    temperatures: Float32
-    """[N] sampling temperature of each trained token."""
     rollout_logprobs: Float32
     """[N] log-probabilities at sampling."""
     old_logprobs: Float32

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import get_args
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_r1.learner.config import Layout
 from agent_r1.learner.engine.interface import TrainSample
+from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.microbatches import (
-    build_microbatch,
     plan_microbatches,
+    plan_shared,
     scoring_sample,
     split_evenly,
 )
@@ -71,7 +76,9 @@ def sample(token_ids: list[int], trained: list[int]) -> TrainSample:
 
 
 def test_positions_point_at_the_token_before_the_trained_one():
-    batch = build_microbatch([sample([10, 11, 12], [2]), sample([20, 21], [1])], [0, 1])
+    batch = build_microbatch(
+        [sample([10, 11, 12], [2]), sample([20, 21], [1])], [0, 1], layout="padded"
+    )
     assert batch.token_ids.tolist() == [[10, 11, 12], [20, 21, 0]]
     # token 12 is predicted at row 0, column 1; token 21 at row 1, column 0
     assert batch.positions.tolist() == [1, 3]
@@ -86,7 +93,7 @@ def test_positions_point_at_the_token_before_the_trained_one():
 
 def test_packed_samples_stand_end_to_end():
     samples = [sample([10, 11, 12], [2]), sample([20, 21], [1])]
-    batch = build_microbatch(samples, [1, 0], packed=True)
+    batch = build_microbatch(samples, [1, 0], layout="packed")
     assert batch.token_ids.tolist() == [[20, 21, 10, 11, 12]]
     assert batch.position_ids is not None
     assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2]]
@@ -98,9 +105,63 @@ def test_packed_samples_stand_end_to_end():
     assert (batch.num_tokens, batch.num_padded) == (5, 5)
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_the_empty_microbatch_trains_on_nothing(packed: bool):
-    batch = build_microbatch([], [], packed=packed)
+def test_a_prefix_that_samples_share_stands_there_once():
+    samples = [
+        sample([10, 11, 12, 13], [2, 3]),
+        sample([10, 11, 12, 13], [3]),
+        sample([10, 11, 14], [2]),
+        sample([20, 21], [1]),
+    ]
+    batch = build_microbatch(samples, [0, 1, 2, 3], layout="shared")
+    assert batch.token_ids.tolist() == [[10, 11, 12, 13, 14, 20, 21]]
+    assert batch.position_ids is not None
+    assert batch.paths is not None
+    assert batch.spans is not None
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 2, 0, 1]]
+    assert batch.paths.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 4, 5, 6]
+    assert batch.spans.tolist() == [[0, 4], [4, 4], [2, 3], [0, 2]]
+    # At place 1, token 12 is predicted for sample 0 and token 14 for sample 2; at place 2, token 13
+    # for samples 0 and 1 at once; at place 5, token 21.
+    assert batch.positions.tolist() == [1, 1, 2, 5]
+    assert batch.targets.tolist() == [12, 14, 13, 21]
+    assert batch.predictions.tolist() == [0, 2, 2, 1, 3]
+    assert batch.sequences.tolist() == [0, 0, 1, 2, 3]
+    assert batch.advantages.tolist() == pytest.approx([1.2, 1.3, 1.3, 1.4, 2.1])
+    assert (batch.num_tokens, batch.num_computed, batch.num_padded) == (13, 7, 7)
+
+
+def test_predictions_at_other_temperatures_are_others():
+    one = sample([10, 11, 12], [2])
+    two = dataclasses.replace(one, temperature=1.0)
+    batch = build_microbatch([one, two], [0, 1], layout="shared")
+    assert batch.positions.tolist() == [1, 1]
+    assert [batch.temperatures[i] for i in batch.predictions] == [0.5, 1.0]
+
+
+TOKENS = st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), max_size=25)
+
+
+@given(TOKENS, st.integers(1, 4), st.integers(2, 40))
+def test_samples_that_begin_alike_meet(tokens: list[list[int]], ranks: int, max_tokens: int):
+    token_ids = [np.array(ids, np.int32) for ids in tokens]
+    plan = plan_shared(token_ids, ranks, max_tokens)
+    assert len(plan) == ranks
+    assert len({len(share) for share in plan}) == 1
+    flat = [i for share in plan for batch in share for i in batch]
+    assert sorted(flat) == list(range(len(tokens)))
+    assert [tokens[i] for i in flat] == sorted(tokens)
+    for batch in (batch for share in plan for batch in share):
+        # What a batch computes: its distinct prefixes, of any length.
+        distinct = {tuple(tokens[i][:end]) for i in batch for end in range(1, len(tokens[i]) + 1)}
+        assert len(batch) <= 1 or len(distinct) <= max_tokens
+        samples = [sample(ids, [1]) for ids in tokens]
+        built = build_microbatch(samples, batch, layout="shared")
+        assert built.num_computed == len(distinct)
+
+
+@pytest.mark.parametrize("layout", get_args(Layout))
+def test_the_empty_microbatch_trains_on_nothing(layout: Layout):
+    batch = build_microbatch([], [], layout=layout)
     assert batch.token_ids.shape == (1, 2)
     assert len(batch.positions) == len(batch.targets) == len(batch.advantages) == 0
     assert batch.num_tokens == 0
@@ -119,7 +180,9 @@ def test_samples_with_wrong_arrays_are_errors():
 
 
 def test_a_scoring_sample_asks_for_every_predictable_token():
-    batch = build_microbatch([scoring_sample(np.array([4, 5, 6], np.int32), 1.0)], [0])
+    batch = build_microbatch(
+        [scoring_sample(np.array([4, 5, 6], np.int32), 1.0)], [0], layout="padded"
+    )
     assert batch.positions.tolist() == [0, 1]
     assert batch.targets.tolist() == [5, 6]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from agent_r1.learner.algorithms.losses.ppo import clipped_policy_loss
-from agent_r1.learner.engine.microbatches import build_microbatch
+from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.model import LogprobHead, PolicyModule, load_causal_model
 from agent_r1_service.config import ModelConfig
 from tests.support.tiny_models import VOCABULARY, build_model, make_samples, save_model
@@ -65,7 +65,7 @@ def loss_and_gradients(
     module.zero_grad()
     total = 0.0
     for indices in groups:
-        batch = build_microbatch(samples, indices)
+        batch = build_microbatch(samples, indices, layout="padded")
         logprobs, _ = module(
             torch.from_numpy(batch.token_ids),
             torch.from_numpy(batch.positions),
@@ -109,7 +109,7 @@ def test_padding_does_not_change_logprobs(module: PolicyModule):
     with torch.no_grad():
         model = build_model()
         for indices in ([0, 1, 2, 3], [2]):
-            batch = build_microbatch(samples, indices)
+            batch = build_microbatch(samples, indices, layout="padded")
             found, _ = module(
                 *map(
                     torch.from_numpy,
@@ -147,7 +147,7 @@ def test_a_masked_token_has_exactly_no_gradient(module: PolicyModule):
 
 def test_a_masked_position_adds_nothing_to_the_head(module: PolicyModule):
     samples = make_samples(1)
-    batch = build_microbatch(samples, [0])
+    batch = build_microbatch(samples, [0], layout="padded")
     assert len(batch.positions) == int(samples[0].loss_mask.sum())
     assert set(batch.positions + 1) == set(np.flatnonzero(samples[0].loss_mask))
 

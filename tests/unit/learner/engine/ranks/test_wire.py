@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from agent_r1.learner.config import Layout
 from agent_r1.learner.engine.interface import LossSpec
-from agent_r1.learner.engine.microbatches import build_microbatch, build_value_batch
+from agent_r1.learner.engine.layout import build_microbatch, build_value_batch
 from agent_r1.learner.engine.ranks.messages import OptimizerStep, RankBatch
 from agent_r1.learner.engine.ranks.wire import decode, encode
 from tests.support.tiny_models import make_samples, with_values
@@ -29,13 +30,13 @@ def same(one: Any, other: Any) -> bool:
     return one == other
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_batch_arrives_as_it_was_sent(packed: bool):
+@pytest.mark.parametrize("layout", get_args(Layout))
+def test_a_batch_arrives_as_it_was_sent(layout: Layout):
     samples = with_values(make_samples(4, seed=1))
     batches = [
-        build_microbatch(samples, indices, packed=packed) for indices in ([0, 2], [1], [], [3])
+        build_microbatch(samples, indices, layout=layout) for indices in ([0, 2], [1], [], [3])
     ]
-    values = [build_value_batch(samples, [0, 1], packed=packed)]
+    values = [build_value_batch(samples, [0, 1], layout=layout)]
     spec = LossSpec(kl_coef=0.1, clip_high=0.28, value_clip=None)
     # 1/3 has no short decimal form: it must come through all the same.
     step = OptimizerStep(batches[:2], 1 / 3, batches[2:], values, 3e-3)

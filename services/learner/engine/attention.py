@@ -1,0 +1,160 @@
+"""Attention in which trajectories share the prefixes that they begin with.
+
+layout.py --paths, spans--> `plan_attention` --AttentionPlan--> `attend`, in every decoder layer
+
+A prefix stands once among the rows of a micro-batch. Each trajectory asks with its own rows, those
+after its prefix, and the rows of its whole path answer. Everything else in a decoder works row by
+row. So a prefix is computed once, forward and backward, with the gradients of all that share it.
+
+Dimension key: U = rows of a micro-batch, S = its trajectories, T = tokens of one, H = heads,
+G = heads of keys and values, D = size of a head; in a block, n = trajectories, Q = most own rows of
+one, K = most tokens of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers import AttentionInterface
+
+SHARED_ATTENTION = "shared_prefixes"
+"""The name under which transformers finds `attend`."""
+SMALLEST_BLOCK = 16
+"""Own rows of a trajectory; those with fewer are padded to it."""
+
+Int64Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AttentionBlock:
+    """Trajectories with about as many own rows, padded to one shape."""
+
+    queries: torch.Tensor
+    """[n, Q] their own rows; 0 after the last."""
+    keys: torch.Tensor
+    """[n, K] the rows of their paths; 0 after the last."""
+    mask: torch.Tensor | None
+    """[n, 1, Q, K] True where a row looks; None where no path has a prefix: at all up to itself."""
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How the rows of one micro-batch look at each other."""
+
+    blocks: list[AttentionBlock]
+    answers: torch.Tensor
+    """[U] where the answer to each row stands among the queries of all blocks, end to end."""
+
+
+def plan_attention(paths: Int64Array, spans: Int64Array, device: torch.device) -> AttentionPlan:
+    """Cut the trajectories of a micro-batch into blocks.
+
+    Args:
+        paths: [sum of T] the row of every token, trajectory after trajectory.
+        spans: [S, 2] the tokens of each trajectory's prefix, which others compute, and all its
+            tokens.
+        device: where the blocks are used.
+    """
+    rows = np.split(paths, np.cumsum(spans[:-1, 1]))
+    prefixes, own = spans[:, 0], spans[:, 1] - spans[:, 0]
+    # Powers of two, so that padding at most doubles a block; negative where there is no prefix.
+    sizes = np.ceil(np.log2(np.maximum(own, SMALLEST_BLOCK)))
+    kinds = np.where(prefixes == 0, -sizes, sizes)
+    answers = np.zeros(int(own.sum()), np.int64)
+    blocks: list[AttentionBlock] = []
+    start = 0
+    for kind in np.unique(kinds[own > 0]):
+        members = np.flatnonzero((kinds == kind) & (own > 0))
+        queries = _pad([rows[i][prefixes[i] :] for i in members])
+        keys = _pad([rows[i] for i in members])
+        for line, i in enumerate(members):
+            first = start + line * queries.shape[1]
+            answers[queries[line, : own[i]]] = np.arange(first, first + own[i])
+        start += queries.size
+        mask = None
+        if kind > 0:
+            newest = prefixes[members, None] + np.arange(queries.shape[1])
+            looks = np.arange(keys.shape[1]) <= newest[:, None, :, None]
+            mask = torch.from_numpy(looks).to(device)
+        blocks.append(
+            AttentionBlock(
+                torch.from_numpy(queries).to(device), torch.from_numpy(keys).to(device), mask
+            )
+        )
+    return AttentionPlan(blocks, torch.from_numpy(answers).to(device))
+
+
+def _pad(rows: Sequence[Int64Array]) -> Int64Array:
+    padded = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for line, row in zip(padded, rows, strict=True):
+        line[: len(row)] = row
+    return padded
+
+
+def attend(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    plan: AttentionPlan,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Return [1, U, H, D] what each row finds; has the form that transformers calls.
+
+    Args:
+        module: the layer's attention.
+        query: [1, H, U, D].
+        key: [1, G, U, D].
+        value: [1, G, U, D].
+        attention_mask: None.
+        scaling: of the scores.
+        sliding_window: None; a layer that looks back only so far is refused.
+        plan: who looks at whom.
+        others: what other kinds of attention are told.
+
+    Raises:
+        ValueError: there is a sliding window.
+    """
+    if sliding_window is not None:
+        raise ValueError(f"its layers look back {sliding_window} tokens only")
+    heads, groups = query.shape[1], key.shape[1]
+    # Many trajectories add to the gradient of one key: in bfloat16 the small ones would be lost.
+    asked, keys, values = _rows(query), _rows(key).float(), _rows(value).float()
+    found: list[torch.Tensor] = []
+    for block in plan.blocks:
+        answer = functional.scaled_dot_product_attention(
+            _pick(asked, block.queries, heads),
+            _pick(keys, block.keys, groups).to(key.dtype).repeat_interleave(heads // groups, 1),
+            _pick(values, block.keys, groups).to(value.dtype).repeat_interleave(heads // groups, 1),
+            attn_mask=block.mask,
+            is_causal=block.mask is None,
+            scale=scaling,
+        )
+        found.append(answer.transpose(1, 2).flatten(2).flatten(0, 1))
+    answers = functional.embedding(plan.answers, torch.cat(found))
+    return answers.unflatten(-1, (heads, -1))[None], None
+
+
+def _rows(states: torch.Tensor) -> torch.Tensor:
+    """Return [U, heads * D] of [1, heads, U, D]."""
+    return states[0].transpose(0, 1).flatten(1)
+
+
+def _pick(rows: torch.Tensor, chosen: torch.Tensor, heads: int) -> torch.Tensor:
+    """Return [n, heads, C, D] the chosen [n, C] rows."""
+    # The gradient of an embedding is added up far faster on a CPU than that of other indexing.
+    return functional.embedding(chosen, rows).unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+AttentionInterface.register(SHARED_ATTENTION, attend)

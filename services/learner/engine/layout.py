@@ -1,0 +1,200 @@
+"""How the trajectories of a micro-batch lie in its arrays.
+
+microbatches.py (which of them go together) --indices--> layout.py --MicroBatch, ValueBatch-->
+ranks/engine.py
+
+- padded: a row each, padded on the right. Attention is causal, so no real token sees padding.
+- packed: end to end in one row; position ids that start again at 0 tell the model where one ends.
+- shared: end to end in one row too, but what a trajectory begins with like the one before it stands
+  there once; attention.py says who looks at whom. Nothing is computed twice.
+
+Only the positions that are trained on reach the vocabulary projection, each prediction once. Pure.
+
+Dimension key: S = trajectories in a micro-batch, N = its trained tokens, M = its predictions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from agent_r1.learner.config import Layout
+from agent_r1.learner.engine.interface import FloatArray, TrainSample
+from agent_r1.learner.engine.ranks.messages import MicroBatch, ValueBatch
+
+EMPTY_LENGTH = 2
+"""Tokens of a micro-batch without a sample."""
+
+Int64Array = npt.NDArray[np.int64]
+
+
+def build_microbatch(
+    samples: Sequence[TrainSample],
+    indices: Sequence[int],
+    weights: Sequence[FloatArray] | None = None,
+    *,
+    layout: Layout,
+) -> MicroBatch:
+    """Lay the chosen samples out and collect their trained positions.
+
+    An empty choice gives the empty micro-batch: one row of two tokens and no trained position, so
+    its loss and its gradient are exactly 0 while its rank takes part in every collective.
+
+    Args:
+        samples: the batch.
+        indices: which of them; in the layout "shared", those that begin alike side by side.
+        weights: [samples][T] what each token's loss counts; None is 1.
+        layout: how they lie.
+    """
+    rows = [samples[i] for i in indices]
+    columns = [np.flatnonzero(row.loss_mask) for row in rows]
+    tokens, places = _lay_out(indices, rows, layout)
+    temperatures = _gather([np.full(row.num_tokens, row.temperature) for row in rows], columns)
+    targets = _join([row.token_ids[c] for row, c in zip(rows, columns, strict=True)])
+    asked = np.stack([_before(places, columns), targets, temperatures.view(np.int32)], 1)
+    distinct, predictions = _distinct(asked)
+    ones = [np.ones(row.num_tokens, np.float32) for row in rows]
+    return MicroBatch(
+        **tokens,
+        positions=distinct[:, 0].copy(),
+        predictions=predictions,
+        targets=distinct[:, 1].copy(),
+        temperatures=distinct[:, 2].astype(np.int32).view(np.float32),
+        sequences=np.repeat(np.arange(len(rows)), np.array([len(c) for c in columns], np.int64)),
+        rollout_logprobs=_gather([row.rollout_logprobs for row in rows], columns),
+        old_logprobs=_gather(
+            _or_else([r.old_logprobs for r in rows], [r.rollout_logprobs for r in rows]), columns
+        ),
+        advantages=_gather([row.advantages for row in rows], columns),
+        importance_weights=_gather(_or_else([r.importance_weights for r in rows], ones), columns),
+        weights=_gather(ones if weights is None else [weights[i] for i in indices], columns),
+    )
+
+
+def build_value_batch(
+    samples: Sequence[TrainSample],
+    indices: Sequence[int],
+    weight: float = 1.0,
+    *,
+    layout: Layout,
+) -> ValueBatch:
+    """Lay the chosen samples out and collect the positions whose value the critic learns.
+
+    Args:
+        samples: the batch; samples without a value mask take part without a position.
+        indices: which of them; in the layout "shared", those that begin alike side by side.
+        weight: what the loss of each token counts in the optimizer batch.
+        layout: how they lie.
+    """
+    rows = [samples[i] for i in indices]
+    columns = [np.flatnonzero(value_mask(row)) for row in rows]
+    tokens, places = _lay_out(indices, rows, layout)
+    distinct, predictions = _distinct(_before(places, columns)[:, None])
+    nothing = [np.zeros(row.num_tokens, np.float32) for row in rows]
+    return ValueBatch(
+        **tokens,
+        positions=distinct[:, 0].copy(),
+        predictions=predictions,
+        returns=_gather(_or_else([row.returns for row in rows], nothing), columns),
+        old_values=_gather(_or_else([row.old_values for row in rows], nothing), columns),
+        weights=np.full(len(predictions), weight, np.float32),
+    )
+
+
+def value_mask(sample: TrainSample) -> npt.NDArray[np.bool_]:
+    """Return [T] where the critic learns; nowhere when the sample has no value mask."""
+    if sample.value_mask is None:
+        return np.zeros(sample.num_tokens, np.bool_)
+    return sample.value_mask
+
+
+def common_prefix(one: npt.NDArray[np.int32], other: npt.NDArray[np.int32]) -> int:
+    """Return how many tokens two trajectories begin with alike."""
+    shorter = min(len(one), len(other))
+    differs = one[:shorter] != other[:shorter]
+    return int(differs.argmax()) if differs.any() else shorter
+
+
+def _lay_out(
+    indices: Sequence[int], rows: Sequence[TrainSample], layout: Layout
+) -> tuple[dict[str, Any], list[Int64Array]]:
+    """Return the fields of TokenBatch, and [S][T] where each token stands in the flat array."""
+    token_ids = [row.token_ids for row in rows] or [np.zeros(EMPTY_LENGTH, np.int32)]
+    lengths = [len(ids) for ids in token_ids]
+    places, prefixes = _padded(lengths) if layout == "padded" else _chained(token_ids, layout)
+    height = len(lengths) if layout == "padded" else 1
+    computed = sum(lengths) - sum(prefixes)
+    width = max(lengths) if layout == "padded" else computed
+    flat = np.zeros(height * width, np.int64)
+    position_ids = np.zeros_like(flat)
+    for ids, place in zip(token_ids, places, strict=True):
+        flat[place] = ids
+        position_ids[place] = np.arange(len(ids))
+    shares = layout == "shared"
+    fields = {
+        "indices": tuple(indices),
+        "token_ids": flat.reshape(height, width),
+        "position_ids": None if layout == "padded" else position_ids[None],
+        "paths": np.concatenate(places) if shares else None,
+        "spans": np.stack([prefixes, lengths], 1) if shares else None,
+        "num_tokens": sum(row.num_tokens for row in rows),
+        "num_computed": computed if rows else 0,
+    }
+    return fields, places[: len(rows)]
+
+
+def _padded(lengths: Sequence[int]) -> tuple[list[Int64Array], list[int]]:
+    """Return [S][T] places in rows of equal width, and [S] shared prefixes: of no tokens."""
+    width = max(lengths)
+    places = [line * width + np.arange(length) for line, length in enumerate(lengths)]
+    return places, [0] * len(lengths)
+
+
+def _chained(
+    token_ids: Sequence[npt.NDArray[np.int32]], layout: Layout
+) -> tuple[list[Int64Array], list[int]]:
+    """Return [S][T] places end to end, and [S] tokens that are the trajectory's before it."""
+    places: list[Int64Array] = []
+    prefixes: list[int] = []
+    used = 0
+    for number, ids in enumerate(token_ids):
+        prefix = 0
+        if layout == "shared" and number > 0:
+            prefix = common_prefix(token_ids[number - 1], ids)
+        own = np.arange(used, used + len(ids) - prefix)
+        places.append(np.concatenate((places[-1][:prefix], own)) if prefix else own)
+        prefixes.append(prefix)
+        used += len(own)
+    return places, prefixes
+
+
+def _distinct(asked: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the [M] distinct lines of [N] lines, and [N] which of them each is."""
+    distinct, which = np.unique(asked, axis=0, return_inverse=True)
+    return distinct, which.reshape(-1)
+
+
+def _before(places: Sequence[Int64Array], columns: Sequence[Int64Array]) -> Int64Array:
+    """Return [N] where the tokens before the chosen ones stand: they predict them."""
+    return _join([place[column - 1] for place, column in zip(places, columns, strict=True)])
+
+
+def _join(parts: Sequence[npt.NDArray[np.integer]]) -> Int64Array:
+    return np.concatenate([np.zeros(0, np.int64), *parts]).astype(np.int64)
+
+
+def _or_else(
+    given: Sequence[FloatArray | None], otherwise: Sequence[FloatArray]
+) -> list[FloatArray]:
+    pairs = zip(given, otherwise, strict=True)
+    return [default if values is None else values for values, default in pairs]
+
+
+def _gather(
+    values: Sequence[npt.NDArray[np.floating]], columns: Sequence[Int64Array]
+) -> FloatArray:
+    picked = [value[column] for value, column in zip(values, columns, strict=True)]
+    return np.concatenate([np.zeros(0, np.float32), *picked]).astype(np.float32)
