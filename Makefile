@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push bench-path profile clean
+.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push bench-path bench-learner profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -69,6 +69,9 @@ bench-path: setup ## measure the path of a trajectory through Redis, into runs/b
 
 bench-step: setup ## measure the parts of a training step of a 90M model
 	@$(BIN)/python scripts/bench_step.py
+
+bench-learner: setup ## compare the learner with padded plain PyTorch, into runs/bench/learner.json
+	@$(BIN)/python scripts/bench_learner.py
 
 profile: setup ## show where the time of a training step goes, in every process, into runs/profile
 	@$(BIN)/python scripts/profile_run.py --model tiny

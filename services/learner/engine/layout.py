@@ -54,7 +54,8 @@ def build_microbatch(
     tokens, places = _lay_out(indices, rows, layout)
     temperatures = _gather([np.full(row.num_tokens, row.temperature) for row in rows], columns)
     targets = _join([row.token_ids[c] for row, c in zip(rows, columns, strict=True)])
-    asked = np.stack([_before(places, columns), targets, temperatures.view(np.int32)], 1)
+    bits = temperatures.view(np.int32).astype(np.int64)
+    asked = np.stack([_before(places, columns), targets, bits], 1)
     distinct, predictions = _distinct(asked)
     ones = [np.ones(row.num_tokens, np.float32) for row in rows]
     return MicroBatch(
