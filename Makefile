@@ -53,8 +53,9 @@ hotswap: setup ## swap tools 50 times while a run trains through them, into runs
 	@$(BIN)/python scripts/demo --world-only
 	@$(BIN)/python scripts/hotswap.py
 
-bench-rollout: setup ## compare the rollout service with raw vLLM, into runs/bench/rollout.json
+bench-rollout: setup ## compare the rollout service with raw vLLM, and the engine with its limit (AGAINST=CHECKOUT: and with an older one)
 	@$(BIN)/python scripts/bench_rollout.py
+	@$(BIN)/python scripts/bench_engine.py $(if $(AGAINST),--against "$(AGAINST)")
 
 bench-tools: setup ## compare calls to tools and to search with plain requests, into runs/bench/tools.json
 	@$(BIN)/python scripts/bench_tools.py

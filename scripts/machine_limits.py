@@ -8,10 +8,13 @@ several tries, in CPU time, because other work on the machine can only make a tr
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
+FLOAT_BYTES = 4
 COPY_BYTES = 2**28  # far more than the caches hold
 GEMM_SIZE = 1536
 TRIES = 7
@@ -44,7 +47,7 @@ def measure_limits() -> Limits:
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        source = torch.ones(COPY_BYTES // 4)
+        source = torch.ones(COPY_BYTES // FLOAT_BYTES)
         target = torch.empty_like(source)
         copy_s = _best_s(lambda: target.copy_(source))
         left, right = (torch.rand(GEMM_SIZE, GEMM_SIZE) for _ in range(2))
@@ -58,6 +61,32 @@ def measure_limits() -> Limits:
     finally:
         torch.set_num_threads(before)
     return Limits(2 * COPY_BYTES / copy_s, 2 * GEMM_SIZE**3 / gemm_s)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How many weights a model has, by how often they are multiplied."""
+
+    all: int
+    layers: int
+    """Multiplied for every token."""
+    head: int
+    """Of the output layer: multiplied for tokens that are sampled or trained."""
+
+
+def count_weights(model: Path) -> Weights:
+    """Count the weights of a model directory."""
+    from safetensors import safe_open
+
+    sizes: dict[str, int] = {}
+    for path in model.glob("*.safetensors"):
+        with safe_open(path, "np") as file:
+            for name in file.offset_keys():
+                sizes[name] = math.prod(file.get_slice(name).get_shape())
+    rows = {name: size for name, size in sizes.items() if "embed_tokens" in name}
+    head = sum(size for name, size in sizes.items() if name.startswith("lm_head"))
+    total = sum(sizes.values())
+    return Weights(total, total - sum(rows.values()) - head, head or sum(rows.values()))
 
 
 if __name__ == "__main__":

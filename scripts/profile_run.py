@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
 import shutil
 import signal
@@ -28,9 +27,8 @@ from typing import Any
 
 import psutil
 from bench_step import prepare_model, train_command
-from machine_limits import Limits, measure_limits
+from machine_limits import FLOAT_BYTES, Limits, Weights, count_weights, measure_limits
 from profile_parts import RULES, count_parts
-from safetensors import safe_open
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "profile"
@@ -40,7 +38,6 @@ WARM_STEPS = 2
 POLL_S = 0.05
 SMALLEST_MS = 0.5
 PHASES = ("step_s", "rollout_s", "reward_s", "learn_s", "push_s")
-FLOAT_BYTES = 4
 
 
 def tiny_command(run_dir: Path, steps: int) -> list[str]:
@@ -141,30 +138,6 @@ def record(command: list[str], run_dir: Path, name: str, steps: int) -> Recordin
     run.wait()
     taken = {process: after[process] - before[process] for process in processes}
     return Recording(last - first, taken, stacks)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """How many weights a model has, by how often they are multiplied."""
-
-    all: int
-    layers: int
-    """Multiplied for every token."""
-    head: int
-    """Of the output layer: multiplied for tokens that are sampled or trained."""
-
-
-def count_weights(model: Path) -> Weights:
-    """Count the weights of a model directory."""
-    sizes: dict[str, int] = {}
-    for path in model.glob("*.safetensors"):
-        with safe_open(path, "np") as file:
-            for name in file.offset_keys():
-                sizes[name] = math.prod(file.get_slice(name).get_shape())
-    rows = {name: size for name, size in sizes.items() if "embed_tokens" in name}
-    head = sum(size for name, size in sizes.items() if name.startswith("lm_head"))
-    total = sum(sizes.values())
-    return Weights(total, total - sum(rows.values()) - head, head or sum(rows.values()))
 
 
 def least_ms(steps: list[dict[str, Any]], weights: Weights, limits: Limits) -> dict[str, float]:

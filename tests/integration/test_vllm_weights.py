@@ -207,7 +207,7 @@ def test_damaged_weights_are_refused_without_a_pause_and_the_old_ones_serve_on(
 ):
     held = engine.policy.policy_version
     pauses: list[object] = []
-    monkeypatch.setattr(engine.policy.engine, "pause_generation", pauses.append)
+    monkeypatch.setattr(engine.policy.engine.engine_core, "pause_scheduler_async", pauses.append)
     version = max(engine.models) + 1
     manifest = write_snapshot(
         engine.folder / f"damaged-{damage.__name__}", own_tensors(build_model(41)), version
@@ -247,18 +247,18 @@ def test_a_server_many_versions_behind_loads_the_newest_at_once(engine: LiveEngi
 def test_a_file_removed_while_loading_does_no_harm(engine: LiveEngine):
     manifest = engine.publish(build_model(71))
     policy = engine.policy
-    pause = policy.engine.pause_generation
+    pause = policy.engine.engine_core.pause_scheduler_async
 
     async def remove_then_pause(**options: object) -> None:
         # The learner keeps the newest two only; it may remove this one from here on.
         await asyncio.to_thread(Path(manifest.location).unlink)
         await pause(**options)
 
-    policy.engine.pause_generation = remove_then_pause
+    policy.engine.engine_core.pause_scheduler_async = remove_then_pause
     try:
         engine.run(policy.load_weights(manifest))
     finally:
-        policy.engine.pause_generation = pause
+        policy.engine.engine_core.pause_scheduler_async = pause
     assert canary_distance(engine, manifest.policy_version) <= PARITY
 
 
@@ -268,18 +268,19 @@ def test_a_caller_that_gives_up_leaves_the_load_complete(engine: LiveEngine):
     async def give_up() -> None:
         policy = engine.policy
         loading = asyncio.ensure_future(policy.load_weights(manifest))
-        pause = policy.engine.pause_generation
+        core = policy.engine.engine_core
+        pause = core.pause_scheduler_async
 
         async def cancel_then_pause(**options: object) -> None:
             loading.cancel()
             await pause(**options)
 
-        policy.engine.pause_generation = cancel_then_pause
+        core.pause_scheduler_async = cancel_then_pause
         try:
             with pytest.raises(asyncio.CancelledError):
                 await loading
         finally:
-            policy.engine.pause_generation = pause
+            core.pause_scheduler_async = pause
         # Loads are served one at a time: this one waits for the one that was given up.
         await policy.load_weights(manifest)
 
@@ -294,8 +295,12 @@ def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(
     manifest = engine.publish(build_model(91))
     policy = engine.policy
 
-    async def fail(request: object) -> None:
-        raise RuntimeError("no space left")
+    call = policy.engine.collective_rpc
+
+    async def fail_to_load(method: str, *arguments: Any, **options: Any) -> Any:
+        if method == "load_opened_files":
+            raise RuntimeError("no space left")
+        return await call(method, *arguments, **options)
 
     async def load_with_a_request_in_flight() -> None:
         running = asyncio.ensure_future(
@@ -307,7 +312,7 @@ def test_a_load_that_fails_half_way_ends_the_sampler_with_the_reason(
         with pytest.raises(EngineDeadError, match=r"running was cut off: .*half-way"):
             await running
 
-    monkeypatch.setattr(policy.engine, "update_weights", fail)
+    monkeypatch.setattr(policy.engine, "collective_rpc", fail_to_load)
     engine.run(load_with_a_request_in_flight())
     assert "start the rollout service again" in str(policy.death)
     engine.run(policy.stop())
@@ -354,13 +359,13 @@ def test_an_engine_that_is_stopped_while_it_loads_is_killed_in_time(
     policy = engine.policy
     manifest = engine.publish(build_model(101))
     (process,) = policy.engine.engine_core.resources.engine_manager.processes
-    pause = policy.engine.pause_generation
+    pause = policy.engine.engine_core.pause_scheduler_async
 
     async def stop_then_pause(**options: object) -> None:
         os.kill(process.pid, signal.SIGSTOP)
         await pause(**options)
 
-    monkeypatch.setattr(policy.engine, "pause_generation", stop_then_pause)
+    monkeypatch.setattr(policy.engine.engine_core, "pause_scheduler_async", stop_then_pause)
     with pytest.raises(EngineDeadError, match=r"half-way \(TimeoutError"):
         engine.run(policy.load_weights(manifest))
     assert not policy.is_loading

@@ -5,6 +5,7 @@ policy.py calls it with vLLM's objects; this module imports none of vLLM.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from agent_r1.rollout.policy import Generation, PolicyError, PromptError, PromptTooLongError
@@ -43,8 +44,12 @@ def to_prompt_logprobs(output: Any) -> list[float]:
     return [flat.logprobs[start] for start in flat.start_indices[1:]]
 
 
-def to_generation(completion: Any) -> Generation:
+def to_generation(completion: Any, earlier: Sequence[VersionSpan]) -> Generation:
     """Read one finished vLLM completion.
+
+    Args:
+        completion: the answer, which the engine has labelled as it was sent.
+        earlier: the versions of its first tokens, where they were sent later than sampled.
 
     Raises:
         PolicyError: the engine did not label every token with a version.
@@ -53,9 +58,11 @@ def to_generation(completion: Any) -> Generation:
     flat = completion.logprobs
     # The sampled token's log-probability comes first at every position.
     logprobs = [flat.logprobs[start] for start in flat.start_indices]
-    spans = [
-        VersionSpan(policy_version=int(span.version), start=span.start, end=span.end)
+    known = earlier[-1].end if earlier else 0
+    spans = list(earlier) + [
+        VersionSpan(policy_version=int(span.version), start=max(span.start, known), end=span.end)
         for span in completion.weight_versions or []
+        if span.end > known
     ]
     labelled = sum(span.end - span.start for span in spans)
     if not len(token_ids) == len(logprobs) == labelled:

@@ -38,8 +38,8 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
         work: counts what it does from now on.
 
     Returns:
-        vLLM's AsyncLLM, and whether it has an lm_head of its own that must be filled: a CPU engine
-        of a model that ties it to the embedding.
+        vLLM's AsyncLLM, and whether it runs on the CPU. There it has an lm_head of its own, which
+        must be filled if the model ties it to the embedding, and sends answers whole.
 
     Raises:
         PolicySetupError: the release of vLLM, the settings or the memory do not allow it.
@@ -56,7 +56,7 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
     if on_cpu:
         check_cpu_fit(settings, facts)
     try:
-        with _engine_environment(settings, compiled=not args.enforce_eager):
+        with _engine_environment(settings, compiled=not args.enforce_eager, on_cpu=on_cpu):
             with quick_imports():  # before the fork, so that the engine shares these pages
                 config = args.create_engine_config()
             if on_cpu and settings.tensor_parallel_size == 1:
@@ -68,33 +68,20 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
             f"the engine did not start: {exc} (the lines it logged before say more). If it "
             f"ran out of memory: {OUT_OF_MEMORY_REMEDY}"
         ) from exc
-    return engine, on_cpu and facts.tied
+    return engine, on_cpu
 
 
 def _engine_args(settings: VllmSettings, facts: ModelFacts, *, on_cpu: bool) -> Any:
     from vllm.config.weight_transfer import WeightTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
     from agent_r1.rollout.vllm.weight_transfer import BACKEND
 
     batched_tokens = settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS
-    platform: dict[str, Any] = {}
+    platform: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory_utilization}
     if on_cpu:
-        platform["kv_cache_memory_bytes"] = int(settings.kv_cache_gib * GIB)
-        # A seeded request that is prefilled in chunks ends a CPU engine ("CPU Generator does
-        # not use offset"), so a prompt must fit one step.
-        platform["enable_chunked_prefill"] = False
+        platform = _cpu_args(settings, facts)
         batched_tokens = max(batched_tokens, settings.max_context)
-        if settings.tensor_parallel_size == 1:
-            # By default a CPU engine puts its one worker into a third process.
-            platform["distributed_executor_backend"] = UniProcExecutor
-        if facts.tied:
-            platform["hf_overrides"] = {"tie_word_embeddings": False}
-            # The checkpoint has no lm_head; the policy loads all of it a moment later.
-            platform["load_format"] = "dummy"
-    else:
-        platform["gpu_memory_utilization"] = settings.gpu_memory_utilization
     eager = settings.enforce_eager
     return AsyncEngineArgs(
         model=str(facts.directory),
@@ -110,19 +97,50 @@ def _engine_args(settings: VllmSettings, facts: ModelFacts, *, on_cpu: bool) -> 
         enforce_eager=on_cpu if eager is None else eager,
         logprobs_mode="processed_logprobs",
         weight_transfer_config=WeightTransferConfig(backend=BACKEND),
+        worker_extension_cls=f"{__package__}.weight_transfer.LoadOpenedFiles",
         disable_log_stats=True,
         **platform,
     )
 
 
+def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
+    """Return the arguments that only a CPU engine has."""
+    from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+    from agent_r1.rollout.vllm.cpu_norms import NORMS
+
+    arguments: dict[str, Any] = {
+        "kv_cache_memory_bytes": int(settings.kv_cache_gib * GIB),
+        # A seeded request that is prefilled in chunks ends a CPU engine ("CPU Generator does not
+        # use offset"), so a prompt must fit one step.
+        "enable_chunked_prefill": False,
+        # The least that its attention takes. Only whole blocks of a prefix are found again, and
+        # vLLM's own 128 tokens are more than a short turn has.
+        "block_size": 32,
+        "worker_cls": f"{__package__}.cpu_worker.FastCPUWorker",
+        "scheduler_cls": f"{__package__}.whole_answers.WholeAnswerScheduler",
+        "ir_op_priority": {"rms_norm": [NORMS], "fused_add_rms_norm": [NORMS]},
+    }
+    if settings.tensor_parallel_size == 1:
+        # By default a CPU engine puts its one worker into a third process.
+        arguments["distributed_executor_backend"] = UniProcExecutor
+    if facts.tied:
+        arguments["hf_overrides"] = {"tie_word_embeddings": False}
+        # The checkpoint has no lm_head; the policy loads all of it a moment later.
+        arguments["load_format"] = "dummy"
+    return arguments
+
+
 @contextmanager
-def _engine_environment(settings: VllmSettings, *, compiled: bool) -> Iterator[None]:
+def _engine_environment(settings: VllmSettings, *, compiled: bool, on_cpu: bool) -> Iterator[None]:
     """Set, for the engine processes started inside, what concerns no other process."""
     wanted = {"OMP_NUM_THREADS": str(settings.threads)}
     if not compiled:
         # An eager engine still compiles its log-probability ranks on the first request: seconds,
         # and a C++ compiler that a machine may lack.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
+    if on_cpu:
+        wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # batch_sampler.py reads the state of the first
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

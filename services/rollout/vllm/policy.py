@@ -11,6 +11,7 @@ import asyncio
 import gc
 import logging
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,6 +45,7 @@ from agent_r1.rollout.vllm.settings import (
     read_model,
 )
 from agent_r1.rollout.vllm.snapshot_reader import verify_snapshot
+from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
 
 logger = logging.getLogger(__name__)
@@ -65,6 +67,8 @@ class VllmPolicy(Policy):
         self._settings = settings
         self._policy_version = 0
         self._in_flight: set[str] = set()
+        self._earlier_spans: defaultdict[str, list[VersionSpan]] = defaultdict(list)
+        """By request in flight: its tokens from before the last update."""
         self._work = EngineWork()
         self._num_scores = 0
         self._num_probes = 0
@@ -76,6 +80,7 @@ class VllmPolicy(Policy):
         """vLLM's own; None before `start` and after `stop`."""
         self._facts: ModelFacts | None = None
         self._own_lm_head = False
+        self._sends_whole_answers = False
 
     @property
     def policy_version(self) -> int:
@@ -159,9 +164,10 @@ class VllmPolicy(Policy):
         try:
             async with self._engine_errors():
                 output = await self._run(token_ids, params, request_id)
+            return to_generation(output.outputs[0], self._earlier_spans[request_id])
         finally:
             self._in_flight.discard(request_id)
-        return to_generation(output.outputs[0])
+            self._earlier_spans.pop(request_id, None)
 
     def _sampling(self, max_tokens: int, temperature: float, seed: int) -> Any:
         from vllm.sampling_params import RequestOutputKind, SamplingParams
@@ -177,6 +183,7 @@ class VllmPolicy(Policy):
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
         )
 
     async def probe(self) -> None:
@@ -206,6 +213,7 @@ class VllmPolicy(Policy):
             flat_logprobs=True,
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_clone=True,
         )
         self._num_scores += 1
         async with self._engine_errors(), asyncio.timeout(SCORE_TIMEOUT_S):
@@ -279,9 +287,10 @@ class VllmPolicy(Policy):
         return self._facts
 
     async def _start_engine(self) -> None:
-        self.engine, self._own_lm_head = await asyncio.to_thread(
-            start_engine, self._settings, self._model(), self._work
-        )
+        started = await asyncio.to_thread(start_engine, self._settings, self._model(), self._work)
+        self.engine, on_cpu = started
+        self._own_lm_head = on_cpu and self._model().tied
+        self._sends_whole_answers = on_cpu
 
     async def _fill_own_lm_head(self) -> None:
         """Load the model's own files once more, where its tied lm_head must be filled too."""
@@ -313,16 +322,16 @@ class VllmPolicy(Policy):
 
     async def _swap_weights(self, policy_version: int) -> float:
         """Pause, load the mapped files, resume; return the seconds generation stood still."""
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         engine = self.engine
         started = time.perf_counter()
         try:
             async with asyncio.timeout(self._settings.load_timeout_s):
-                await engine.pause_generation(mode="keep", clear_cache=True)
-                await engine.start_weight_update()
-                await engine.update_weights(WeightTransferUpdateRequest({}))
-                await engine.finish_weight_update(str(policy_version))
+                # AsyncLLM.pause_generation does the same, and then sleeps for 20 ms.
+                await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
+                if self._in_flight and self._sends_whole_answers:
+                    await self._note_sampled()
+                await engine.collective_rpc("load_opened_files")
+                await engine.update_weight_version(str(policy_version))
                 self._policy_version = policy_version
                 await engine.resume_generation()
         except Exception as exc:
@@ -338,6 +347,20 @@ class VllmPolicy(Policy):
             await engine.abort(list(self._in_flight))
             raise EngineDeadError(self._death) from exc
         return time.perf_counter() - started
+
+    async def _note_sampled(self) -> None:
+        """Note of each request in flight how many of its tokens the present version sampled."""
+        counts: list[dict[str, int]] = await self.engine.collective_rpc("count_sampled")
+        states = self.engine.output_processor.request_states
+        for engine_id, count in counts[0].items():
+            if (state := states.get(engine_id)) is None:
+                continue  # its answer is on its way, and has the version
+            spans = self._earlier_spans[state.external_req_id]
+            start = spans[-1].end if spans else 0
+            if count > start:
+                spans.append(
+                    VersionSpan(policy_version=self._policy_version, start=start, end=count)
+                )
 
     async def _run(self, token_ids: list[int], params: Any, request_id: str) -> Any:
         from vllm.inputs.engine import tokens_input

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import fields
 
 from agent_r1.rollout.policy import PolicySetupError
@@ -21,6 +20,7 @@ def check_release() -> None:
         from vllm.distributed.weight_transfer.base import WeightTransferInitRequest as _Request
         from vllm.outputs import CompletionOutput
         from vllm.v1.engine.async_llm import AsyncLLM
+        from vllm.v1.engine.core_client import AsyncMPClient
     except ImportError as exc:
         raise PolicySetupError(
             f"vLLM cannot be used ({exc}); install the release this version is made for: "
@@ -32,10 +32,7 @@ def check_release() -> None:
         for name, present in {
             "weight version spans": "weight_versions"
             in {field.name for field in fields(CompletionOutput)},
-            "finish_weight_update(weight_version)": "weight_version"
-            in inspect.signature(
-                getattr(AsyncLLM, "finish_weight_update", lambda: None)
-            ).parameters,
+            "pause_scheduler_async": hasattr(AsyncMPClient, "pause_scheduler_async"),
             "update_weight_version": hasattr(AsyncLLM, "update_weight_version"),
         }.items()
         if not present
