@@ -231,15 +231,15 @@ def test_a_full_disk_of_rank_0_ends_all_and_of_another_rank_hurts_nobody(
 
 
 @FULL
-def test_a_host_that_falls_silent_is_lost_within_a_minute_and_a_quarter(hosts: Hosts):
+def test_a_host_that_falls_silent_is_lost_within_a_minute(hosts: Hosts):
     ranks = start_ranks(hosts, ["node-0", "node-1"])
     wait_for_steps(hosts["node-0"], 3, ranks[0])
     started = time.monotonic()
     hosts["node-1"].run(["ip", "link", "set", "eth0", "down"])
     assert ends(ranks) == [1, 1]
-    assert 60 <= time.monotonic() - started < 60 + 15 + SOON_S
-    assert "rank 1 gave no sign of life for 60 s" in complaint(hosts["node-0"])
-    assert "rank 0 gave no sign of life for 60 s" in complaint(hosts["node-1"])
+    assert 40 <= time.monotonic() - started < 60
+    assert "rank 1 gave no sign of life for 40 s" in complaint(hosts["node-0"])
+    assert "rank 0 gave no sign of life for 40 s" in complaint(hosts["node-1"])
 
 
 @FULL

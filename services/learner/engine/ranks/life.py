@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 BEAT_S = 0.25
-LOST_AFTER_S = 60.0
+LOST_AFTER_S = 40.0
 """A rank that is silent for this long is lost."""
 WORD_BYTES = 2048
 STOP = "stop"
