@@ -2,6 +2,7 @@
 
 import json
 import random
+import tomllib
 import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,3 +141,10 @@ def test_the_committed_base_is_small_and_stock_qwen2():
     assert config["max_position_embeddings"] == 4096
     generation = json.loads((BASE / "generation_config.json").read_text())
     assert generation["eos_token_id"] == LOADED.convert_tokens_to_ids("<|im_end|>")
+
+
+def test_the_kv_cache_of_the_run_holds_every_trajectory_at_its_longest():
+    config = tomllib.loads((BASE.parent / "run.toml").read_text(encoding="utf-8"))
+    # A key and a value of 4 bytes, in 3 layers of 128 values: 3,072 bytes a token.
+    tokens = config["rollout"]["max_concurrent"] * config["model"]["max_context"]
+    assert config["rollout"]["kv_cache_gib"] * 2**30 >= tokens * 3072

@@ -1,0 +1,125 @@
+"""Memory of a run with all services, by process.
+
+    python scripts/bench_memory.py [--steps 6] [--set KEY=VALUE ...]
+
+Runs some steps of tiny_world with both evaluations, and twice a second adds up the proportional set
+size (PSS: pages that processes share are divided among them) of every process of the run. Writes
+the largest sum, and what each process had then, to runs/bench/memory.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from bench_rollout import make_world
+from bench_tools import entry, print_entries
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "runs" / "bench"
+GOAL_GB = 2.5
+BEFORE_GB = 3.5
+POLL_S = 0.5
+
+
+def pss_gb(pid: int) -> float:
+    """Return the proportional set size of a process, in GB; 0 when it has ended."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii")
+    except OSError:
+        return 0.0
+    fields = (line.split() for line in text.splitlines() if line.startswith("Pss:"))
+    return sum(int(field[1]) for field in fields) * 1024 / 1e9
+
+
+def name_of(process: psutil.Process) -> str:
+    """Return what a process of a run is called in the report."""
+    words = process.cmdline()
+    if not words:
+        return process.name()
+    if "serve" in words[:-1]:
+        place = words.index("serve") + 1
+        return "search" if words[place] == "tool" else words[place]
+    if any("EngineCore" in word for word in words):
+        return "engine"
+    if "redis" in words[0] or words[-1].endswith("redis.conf"):  # its parent names it so
+        return "redis"
+    return Path(words[-1]).name[:24] or process.name()
+
+
+def memory_of(root: psutil.Process) -> dict[str, float]:
+    """Return the PSS of a process and of those below it, in GB by name."""
+    found: dict[str, float] = {}
+    for process in [root, *root.children(recursive=True)]:
+        try:
+            name = "launcher" if process == root else name_of(process)
+        except psutil.Error:
+            continue
+        found[name] = found.get(name, 0.0) + pss_gb(process.pid)
+    return found
+
+
+def train(steps: int, settings: list[str]) -> dict[str, float]:
+    """Run the steps and return the memory of the moment at which its sum was largest."""
+    world, folder = OUT / "world", OUT / "memory"
+    if not (world / "train.jsonl").exists():
+        make_world(world)
+    shutil.rmtree(folder, ignore_errors=True)
+    sets = [f'{name} = "{world}/eval_{name}.jsonl"' for name in ("hotpot_like", "wiki2_like")]
+    chosen = {
+        "learner.steps": str(steps),
+        "data.train": json.dumps([str(world / "train.jsonl")]),
+        "tools.search.corpus": str(world / "corpus.jsonl"),
+        "evaluation.sets": f"{{{', '.join(sets)}}}",
+    }
+    config = ROOT / "examples" / "tiny_world" / "run.toml"
+    command = [str(Path(sys.executable).with_name("agent-r1")), "train", str(config)]
+    command += ["--run-dir", str(folder)]
+    for text in [*(f"{key}={value}" for key, value in chosen.items()), *settings]:
+        command += ["--set", text]
+    running = subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.DEVNULL)
+    largest: dict[str, float] = {}
+    try:
+        root = psutil.Process(running.pid)
+        while running.poll() is None:
+            now = memory_of(root)
+            if sum(now.values()) > sum(largest.values()):
+                largest = now
+            time.sleep(POLL_S)
+    finally:
+        running.terminate()
+        running.wait(60)
+    if running.returncode != 0:
+        raise SystemExit(f"the run ended with status {running.returncode}; see {folder}")
+    return largest
+
+
+def main() -> None:
+    """Measure and write the report."""
+    parser = argparse.ArgumentParser(description="Measure the memory of a run.")
+    parser.add_argument("--steps", type=int, default=6, help="steps of the run")
+    parser.add_argument(
+        "--set", action="append", default=[], help="KEY=VALUE, as in agent-r1 train"
+    )
+    arguments = parser.parse_args()
+    OUT.mkdir(parents=True, exist_ok=True)
+    largest = train(arguments.steps, arguments.set)
+    total = sum(largest.values())
+    for name, size in sorted(largest.items(), key=lambda item: -item[1]):
+        print(f"{name:24} {size:6.3f} GB")
+    report = [entry("memory/GB at its peak", total, BEFORE_GB, GOAL_GB, "lower", ratio=total)]
+    by_process = {name: round(size, 3) for name, size in largest.items()}
+    text = json.dumps({"entries": report, "by_process": by_process}, indent=1)
+    (OUT / "memory.json").write_text(text + "\n", encoding="utf-8")
+    print_entries(report)
+
+
+if __name__ == "__main__":
+    main()
