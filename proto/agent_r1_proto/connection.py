@@ -30,6 +30,10 @@ MAX_CONNECTIONS = 32
 T = TypeVar("T")
 
 
+ROLLOUT_GROUP, REWARD_GROUP, LEARNER_GROUP = "rollout", "reward", "learner"
+"""Consumer groups: each entry of a stream goes to one consumer of the group that reads it."""
+
+
 class Keys:
     """Names of everything one run keeps in Redis, under `agent_r1:{run_id}:`."""
 
@@ -46,6 +50,14 @@ class Keys:
         self.join_offer = self.prefix + "join_offer"
         self.failure_counts = self.prefix + "failures:counts"
         self.first_failures = self.prefix + "failures:first"
+
+    def stages(self) -> dict[str, tuple[str, str]]:
+        """Return the streams that a sample passes, in order: stream and reading group by name."""
+        return {
+            "tasks": (self.tasks, ROLLOUT_GROUP),
+            "trajectories": (self.trajectories, REWARD_GROUP),
+            "scored": (self.scored, LEARNER_GROUP),
+        }
 
     def replies(self, client_id: str) -> str:
         """Return the stream on which one evaluation or chat client gets its results."""

@@ -288,6 +288,16 @@ def _add_reading(commands: _Commands) -> None:
     chat.add_argument("--question", metavar="TEXT", help="ask this one question and exit")
     chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
 
+    status = _add(
+        commands,
+        "status",
+        "status:status",
+        "say what a run and its services do now",
+        "Print the last step of a run, what waits in its streams, and every rollout server and "
+        "tool with its version; of a run that has ended, how it ended.",
+    )
+    status.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+
     show = _add(
         commands,
         "show",

@@ -26,6 +26,7 @@ from agent_r1.learner.weights.publisher import (
     WeightPublisher,
     prepare_weights_dir,
 )
+from agent_r1_proto.connection import LEARNER_GROUP
 from agent_r1_proto.failures import Failure, FailureBoard
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -155,7 +156,9 @@ def assemble(
         ledger=ledger,
         checkpoints=checkpoints,
         monitor=monitor,
-        consumer=broker.consumer(broker.keys.scored, ScoredTrajectory, group=NAME, consumer=NAME),
+        consumer=broker.consumer(
+            broker.keys.scored, ScoredTrajectory, group=LEARNER_GROUP, consumer=NAME
+        ),
         collector=collector,
         publisher=WeightPublisher(
             spec,

@@ -275,11 +275,7 @@ class RolloutCollector:
     async def _look_at_redis(self) -> None:
         keys = self._broker.keys
         broker = self._broker
-        streams = {
-            "tasks": (keys.tasks, "rollout"),
-            "trajectories": (keys.trajectories, "reward"),
-            "scored": (keys.scored, "learner"),
-        }
+        streams = keys.stages()
         depths = {name: await broker.depth(stream) for name, (stream, _) in streams.items()}
         self.depths = {**depths, "dead_letters": await broker.depth(keys.dead_letters)}
         self.waiting = {

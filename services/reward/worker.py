@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1_proto.connection import REWARD_GROUP
 from agent_r1_proto.failures import REWARD_ERROR, FailureBoard, innermost_frames
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
@@ -22,7 +23,6 @@ from agent_r1_service.tracing import span
 
 logger = logging.getLogger(__name__)
 
-GROUP = "reward"
 READ_BLOCK_S = 1.0
 """Longest one read waits, so that a stop is noticed."""
 STOP_GRACE_S = 5.0
@@ -59,7 +59,7 @@ class RewardWorker:
         """Score until `stop` is set; then finish or give back what is in flight."""
         keys = self._broker.keys
         async with self._broker.consumer(
-            keys.trajectories, Trajectory, group=GROUP, consumer=self._consumer_name
+            keys.trajectories, Trajectory, group=REWARD_GROUP, consumer=self._consumer_name
         ) as consumer:
             try:
                 while not stop.is_set():

@@ -36,6 +36,7 @@ from agent_r1.rollout.weights.file import FileFetcher
 from agent_r1.rollout.weights.http import HttpFetcher, require_room_for_versions
 from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
+from agent_r1_proto.connection import ROLLOUT_GROUP
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, ToolRegistry
 from agent_r1_proto.streams import Broker
@@ -52,7 +53,6 @@ from agent_r1_service.metrics import MetricsPage
 logger = logging.getLogger(__name__)
 
 NAME = "rollout"
-GROUP = "rollout"
 WITHDRAW_TIMEOUT_S = 2.0
 WORKER_STOP_TIMEOUT_S = 15.0
 END_TIMEOUT_S = 60.0
@@ -229,7 +229,7 @@ async def _serve_samples(
         fetcher = await stack.enter_async_context(_fetcher(settings, registry, server_id))
         versions = WeightVersions(policy, registry, fetcher)
         consumer = await stack.enter_async_context(
-            broker.consumer(broker.keys.tasks, RolloutTask, group=GROUP, consumer=server_id)
+            broker.consumer(broker.keys.tasks, RolloutTask, group=ROLLOUT_GROUP, consumer=server_id)
         )
         worker = RolloutWorker(
             consumer=consumer,
