@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-step bench-push bench-path bench-memory bench-scale bench-learner profile clean
+.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-scale bench-learner profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -73,6 +73,9 @@ bench-memory: setup ## measure the memory of a run with all services, into runs/
 
 bench-scale: setup ## measure what 1 to 64 rollout servers cost, and 16,000 trajectories in flight
 	@$(BIN)/python scripts/bench_scale.py
+
+bench-demo: setup ## compare the whole demo with that of another revision (BASE=...), into runs/bench/demo.json
+	@$(BIN)/python scripts/bench_demo.py $(if $(BASE),--base $(BASE))
 
 bench-step: setup ## measure the parts of a training step of a 90M model
 	@$(BIN)/python scripts/bench_step.py
