@@ -1,19 +1,19 @@
 """Measures the learner against padded plain PyTorch, and writes runs/bench/learner.json.
 
-    python scripts/bench_learner.py [--loads tiny_world_1,long_10m] [--rounds 5]
+    python scripts/bench_learner.py [--loads tiny_world_1,long_prompt] [--rounds 5]
 
 "ours" is a training step of the engine, from samples to new weights. "other" takes the same step on
 the same samples as a plain loop would: each micro-batch padded to its longest trajectory, logits at
 every position, PPO's loss, AdamW. Its micro-batches have the best of several sizes. Before anything
 is measured, both gradients are compared. Rounds alternate; a ratio is the median over rounds, of
 CPU seconds, which other work on the machine disturbs least. Beside both stands the share of the
-speed at which this machine multiplies large matrices.
+speed at which one thread of this machine multiplies large matrices.
 
 Loads:
 
 - tiny_world_1, _25, _50: the trajectories of those steps of `make demo`, 16 groups x 8, recorded;
-- long_10m, long_90m: random models; groups of 8 with a prompt of 500 tokens and answers of 20 to
-  200, nothing alike after the prompt.
+- long_prompt: a random model of 10 million parameters, and a group of 8 with a prompt of 500 tokens
+  and answers of 20 to 200, nothing alike after the prompt.
 
 Advantages are random, so that no trajectory is left out.
 """
@@ -34,8 +34,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from bench_rollout import BASE, make_random_model
+from bench_rollout import BASE
 from bench_tools import entry, print_entries
+from machine_limits import measure_limits
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
@@ -55,7 +56,6 @@ SHOWS_GRADIENT = {"max_grad_norm": 1e9, "adam_eps": 1e6, "lr": 1e12}
 """AdamW's first step is lr * g / (|g| + eps): with these, 1e6 times the gradient."""
 MOST_DISTANCE = 1e-4
 """Between the two gradients, relative to their norm, in float32."""
-MATRIX = 2048
 SPEC = LossSpec()
 
 
@@ -99,13 +99,12 @@ def measure(step: Callable[[], object]) -> Spent:
 
 def make_load(name: str) -> Load:
     """Return a load by its name; its model is written where it is missing."""
-    kind, size = name.rsplit("_", 1)
-    if kind == "tiny_world":
-        return Load(name, BASE, recorded_samples(size), 1.5)
-    model = OUT / {"10m": "random10m_model", "90m": "random90m_model"}[size]
+    if name != "long_prompt":
+        return Load(name, BASE, recorded_samples(name.removeprefix("tiny_world_")), 1.5)
+    model = OUT / "random10m_model"
     if not model.exists():
-        (make_random_model if size == "90m" else make_small_model)(model)
-    return Load(name, model, long_samples(2 if size == "10m" else 1), 3.0)
+        make_small_model(model)
+    return Load(name, model, long_group(), 3.0)
 
 
 def make_small_model(out: Path) -> None:
@@ -134,16 +133,15 @@ def recorded_samples(step: str) -> list[TrainSample]:
     return with_advantages(list(parts))
 
 
-def long_samples(groups: int) -> list[TrainSample]:
-    """Return groups of 8 that have a long prompt in common and nothing else."""
+def long_group() -> list[TrainSample]:
+    """Return a group of 8 that have a long prompt in common and nothing else."""
     rng = np.random.default_rng(0)
+    prompt = rng.integers(3, 848, 500).astype(np.int32)
     parts: list[tuple[Any, Any]] = []
-    for _ in range(groups):
-        prompt = rng.integers(3, 848, 500).astype(np.int32)
-        for _ in range(8):
-            answer = rng.integers(3, 848, rng.integers(20, 201)).astype(np.int32)
-            mask = np.arange(500 + len(answer)) >= 500
-            parts.append((np.concatenate((prompt, answer)), mask))
+    for _ in range(8):
+        answer = rng.integers(3, 848, rng.integers(20, 201)).astype(np.int32)
+        mask = np.arange(len(prompt) + len(answer)) >= len(prompt)
+        parts.append((np.concatenate((prompt, answer)), mask))
     return with_advantages(parts)
 
 
@@ -253,13 +251,6 @@ def distance_of_gradients(load: Load, plain: PlainLoop) -> float:
 # Limits
 
 
-def gemm_flops(repeats: int = 20) -> Spent:
-    """Return the seconds of one product of large float32 matrices."""
-    one, other = torch.randn(MATRIX, MATRIX), torch.randn(MATRIX, MATRIX)
-    spent = measure(lambda: [one @ other for _ in range(repeats)])
-    return Spent(spent.wall_s / repeats, spent.cpu_s / repeats)
-
-
 def step_flops(load: Load, tokens: float, predictions: int) -> float:
     """Return the multiplications and additions of linear layers, forward and backward.
 
@@ -269,7 +260,7 @@ def step_flops(load: Load, tokens: float, predictions: int) -> float:
         predictions: that the head computes.
     """
     model = AutoModelForCausalLM.from_pretrained(load.model)
-    head = model.get_output_embeddings().weight.numel()
+    head = model.lm_head.weight.numel()
     decoder = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "layers" in n)
     return 6.0 * (decoder * tokens + head * predictions)
 
@@ -291,19 +282,16 @@ def bench(load: Load, rounds: int) -> dict[str, Any]:
     metrics = engine.train_batch(load.samples, SPEC)
     ours: list[Spent] = []
     other: list[Spent] = []
-    gemm: list[Spent] = []
     for _ in range(rounds):
         ours.append(measure(lambda: engine.train_batch(load.samples, SPEC)))
         other.append(measure(plain.step))
-        gemm.append(gemm_flops())
-    flops = 2.0 * MATRIX**3
     computed = step_flops(load, metrics["batch/computed_tokens"], load.trained)
     whole = step_flops(load, load.tokens, load.trained)
 
     def median(spent: Sequence[Spent], what: str) -> float:
         return statistics.median(getattr(one, what) for one in spent)
 
-    limit = flops / median(gemm, "cpu_s")
+    limit = measure_limits().flops_per_s
     ratio = statistics.median(b.cpu_s / a.cpu_s for a, b in zip(ours, other, strict=True))
     one = entry(
         f"learner_{load.name}",
@@ -335,7 +323,7 @@ def bench(load: Load, rounds: int) -> dict[str, Any]:
 def main() -> None:
     """Measure the loads and write the report."""
     parser = argparse.ArgumentParser(description="Measure the learner against plain PyTorch.")
-    loads = "tiny_world_1,tiny_world_25,tiny_world_50,long_10m,long_90m"
+    loads = "tiny_world_1,tiny_world_25,tiny_world_50,long_prompt"
     parser.add_argument("--loads", default=loads, help=f"of {loads}")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()

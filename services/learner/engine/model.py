@@ -23,6 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from agent_r1.learner.config import Layout
 from agent_r1.learner.engine.attention import SHARED_ATTENTION, AttentionPlan, plan_attention
+from agent_r1.learner.engine.linear import multiply, use_fast_products
 from agent_r1.learner.weights.snapshot import raw_bytes
 from agent_r1_service.config import ModelConfig
 
@@ -84,8 +85,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 entropy = -(p * log_p).sum(dim=-1, keepdim=True)
                 grad_logits -= grad_entropies[chunk, None] * p * (log_p + entropy)
             grad_logits = (grad_logits / temperatures[chunk, None]).to(hidden.dtype)
-            grad_hidden[chunk] = grad_logits @ weight
-            grad_weight += (grad_logits.T @ hidden[chunk]).float()
+            grad_hidden[chunk] = multiply(grad_logits, weight.T, None)
+            grad_weight += multiply(grad_logits.T, hidden[chunk].T, None).float()
             if grad_bias is not None:
                 grad_bias += grad_logits.float().sum(dim=0)
         return (
@@ -105,7 +106,7 @@ def _scaled_logits(
     temperatures: torch.Tensor,
 ) -> torch.Tensor:
     """Return [n, V] float32 logits over temperature."""
-    return nn.functional.linear(hidden, weight, bias).float() / temperatures[:, None]
+    return multiply(hidden, weight, bias).float() / temperatures[:, None]
 
 
 def sample_checksum(model: nn.Module) -> int:
@@ -223,6 +224,7 @@ def load_causal_model(table: ModelConfig) -> PreTrainedModel:
             f"(max_position_embeddings of {table.path}); lower it to at most {limit}"
         )
     _check_head(model)
+    use_fast_products(model)
     try:
         model.set_attn_implementation(table.attention)
     except (ImportError, ValueError) as exc:
