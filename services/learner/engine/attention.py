@@ -29,6 +29,9 @@ SHARED_ATTENTION = "shared_prefixes"
 SMALLEST_BLOCK = 16
 """Own rows of a trajectory; those with fewer are padded to it."""
 
+SIZES_PER_DOUBLING = 4
+"""Of blocks: own rows are padded by less than a fifth."""
+
 Int64Array = npt.NDArray[np.int64]
 
 
@@ -64,8 +67,8 @@ def plan_attention(paths: Int64Array, spans: Int64Array, device: torch.device) -
     """
     rows = np.split(paths, np.cumsum(spans[:-1, 1]))
     prefixes, own = spans[:, 0], spans[:, 1] - spans[:, 0]
-    # Powers of two, so that padding at most doubles a block; negative where there is no prefix.
-    sizes = np.ceil(np.log2(np.maximum(own, SMALLEST_BLOCK)))
+    # Negative where there is no prefix.
+    sizes = np.ceil(SIZES_PER_DOUBLING * np.log2(np.maximum(own, SMALLEST_BLOCK)))
     kinds = np.where(prefixes == 0, -sizes, sizes)
     answers = np.zeros(int(own.sum()), np.int64)
     blocks: list[AttentionBlock] = []
