@@ -7,7 +7,7 @@ arguments. Imports no torch, so that a configuration is checked without it.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, JsonValue, model_validator
@@ -118,13 +118,14 @@ class EngineConfig(StrictConfig):
     """Most tokens that one forward pass computes on one rank, padding included. The first key to
     lower when memory runs out. A longer trajectory gets a pass of its own."""
     max_padding_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """With layout `padded`, a micro-batch takes no trajectory that would make more than this share
-    of it padding."""
-    layout: Layout = "shared"
-    """How trajectories lie in a micro-batch. `shared`: a prefix that several of them begin with is
-    computed once; needs `model.attention = "sdpa"`. `padded`: a row each. `packed`: end to end in
-    one row, for `model.attention = "flash_attention_2"`; with the others, attention costs the row's
-    square."""
+    """Without `share_prefixes` and `packing`, a micro-batch takes no trajectory that would make
+    more than this share of it padding."""
+    share_prefixes: bool = True
+    """Compute a prefix that trajectories of a micro-batch begin with once. Needs `model.attention =
+    "sdpa"`; not done with `packing`."""
+    packing: bool = False
+    """Put the trajectories of a micro-batch end to end in one row instead of padding them. For
+    `model.attention = "flash_attention_2"`; with the others, attention costs the row's square."""
     logprob_chunk_tokens: PositiveInt = 1024
     """Tokens whose logits exist at one time, per rank."""
     activation_checkpointing: bool = False
@@ -152,14 +153,12 @@ class EngineConfig(StrictConfig):
     collective_timeout_s: PositiveFloat = 1800.0
     """A rank that waits longer than this for another during a step ends the run, in seconds."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_packing(cls, values: Any) -> Any:
-        """Read the key of version 0.1.0, which the folders of its runs hold."""
-        if not isinstance(values, dict) or "packing" not in values:
-            return values
-        others = {key: value for key, value in values.items() if key != "packing"}
-        return {"layout": "packed"} | others if values["packing"] else others
+    @property
+    def layout(self) -> Layout:
+        """How trajectories lie in a micro-batch."""
+        if self.packing:
+            return "packed"
+        return "shared" if self.share_prefixes else "padded"
 
     @model_validator(mode="after")
     def _check_offload(self) -> Self:

@@ -83,6 +83,13 @@ def test_the_cut_into_microbatches_does_not_change_the_gradient(model_dir: Path)
     assert relative_distance(shuffled, whole) <= 1e-5
 
 
+LAYOUTS: dict[str, dict[str, bool]] = {
+    "padded": {"share_prefixes": False},
+    "packed": {"packing": True},
+    "shared": {},
+}
+
+
 def related(samples: list[TrainSample]) -> list[TrainSample]:
     """The samples, and variants of each that begin like it, up to whole copies, out of order."""
     rng = np.random.default_rng(5)
@@ -106,8 +113,8 @@ def test_every_layout_has_the_gradient_of_padding(
     samples = related(SAMPLES)
     spec = LossSpec(policy_loss="gspo", aggregation="sequence_mean", kl_coef=0.1, entropy_coef=0.01)
     settings = {"max_tokens_per_microbatch": 300, "activation_checkpointing": checkpointing}
-    padded = gradient(model_dir, samples, spec, **settings, layout="padded")
-    other = gradient(model_dir, samples, spec, **settings, layout=layout, attention=attention)
+    padded = gradient(model_dir, samples, spec, **settings, **LAYOUTS["padded"])
+    other = gradient(model_dir, samples, spec, **settings, **LAYOUTS[layout], attention=attention)
     assert relative_distance(other, padded) <= 1e-5
 
 
@@ -118,7 +125,7 @@ def test_shared_prefixes_change_no_step_under_any_stage(model_dir: Path, stage: 
     names = ("loss/total", "loss/value", "loss/kl_ref", "policy/entropy", "grad_norm")
     found: list[list[float]] = []
     for layout in ("padded", "shared"):
-        settings = {"layout": layout, "max_tokens_per_microbatch": 300, "zero_stage": stage}
+        settings = {"max_tokens_per_microbatch": 300, "zero_stage": stage, **LAYOUTS[layout]}
         engine = make_engine(model_dir, reference=True, critic=True, **settings)
         steps = [engine.train_batch(samples, spec) for _ in range(2)]
         found.append([m[name] for m in steps for name in (*names, "grad/critic_norm")])
@@ -129,9 +136,9 @@ def test_no_layout_but_the_padded_one_computes_padding_and_scores_are_equal(mode
     samples = with_values(related(SAMPLES))
     spec = LossSpec(drop_zero_advantages=False)
     metrics, scores = {}, {}
-    for layout in get_args(Layout):
+    for layout in LAYOUTS:
         settings = {"max_padding_share": 0.9, "max_tokens_per_microbatch": 300}
-        engine = make_engine(model_dir, critic=True, layout=layout, **settings)
+        engine = make_engine(model_dir, critic=True, **LAYOUTS[layout], **settings)
         metrics[layout] = engine.train_batch(samples, spec)
         scores[layout] = [
             np.concatenate(values)
@@ -150,8 +157,10 @@ def test_no_layout_but_the_padded_one_computes_padding_and_scores_are_equal(mode
     assert metrics["shared"]["batch/tokens"] == metrics["padded"]["batch/tokens"]
 
 
-@pytest.mark.parametrize("layout", ["packed", "shared"])
-def test_a_model_that_cannot_tell_trajectories_apart_is_refused(model_dir: Path, layout: Layout):
+@pytest.mark.parametrize(("layout", "key"), [("packed", "packing"), ("shared", "share_prefixes")])
+def test_a_model_that_cannot_tell_trajectories_apart_is_refused(
+    model_dir: Path, layout: Layout, key: str
+):
     def load() -> PreTrainedModel:
         return load_causal_model(ModelConfig(path=str(model_dir), max_context=512))
 
@@ -164,7 +173,7 @@ def test_a_model_that_cannot_tell_trajectories_apart_is_refused(model_dir: Path,
         return inner(*args, **options)  # attends to all that came before
 
     model.get_decoder().forward = blind
-    expected = rf"'qwen2' cannot be trained with.*{layout}.*set learner\.layout = \"padded\""
+    expected = rf"'qwen2' cannot be trained with.*{key} = true: .*; set learner\.{key} = false"
     with pytest.raises(ValueError, match=expected):
         prepare_layout(model, layout)
 
@@ -176,15 +185,13 @@ def test_a_model_with_a_sliding_window_does_not_share_prefixes(tmp_path: Path):
     config |= {"use_sliding_window": True, "sliding_window": 64, "layer_types": windows}
     (model_dir / "config.json").write_text(json.dumps(config))
     model = load_causal_model(ModelConfig(path=str(model_dir), max_context=512))
-    with pytest.raises(
-        ValueError, match=r'look back 64 tokens only; set learner\.layout = "padded"'
-    ):
+    with pytest.raises(ValueError, match=r"64 tokens only; set learner\.share_prefixes = false"):
         prepare_layout(model, "shared")
 
 
 def test_another_attention_than_sdpa_is_refused_for_shared_prefixes(model_dir: Path):
     table = ModelConfig(path=str(model_dir), max_context=512, attention="eager")
-    with pytest.raises(ValueError, match=r'model\.attention = "eager"; set learner\.layout'):
+    with pytest.raises(ValueError, match=r'attention = "eager"; set learner\.share_prefixes'):
         prepare_layout(load_causal_model(table), "shared")
 
 

@@ -276,9 +276,9 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
     attention = cast(str, model.config._attn_implementation)
     if layout == "shared" and attention != CHECKED_ATTENTION:
         raise ValueError(
-            'learner.layout = "shared" has an attention of its own, in place of model.attention = '
-            f'"{attention}"; set learner.layout = "packed" for "flash_attention_2" or "padded" for '
-            f'"eager", or model.attention = "{CHECKED_ATTENTION}"'
+            "learner.share_prefixes = true has an attention of its own, in place of "
+            f'model.attention = "{attention}"; set learner.share_prefixes = false, learner.packing '
+            f'= true for "flash_attention_2", or model.attention = "{CHECKED_ATTENTION}"'
         )
     first, second, third, last = CHECK_TOKENS
     with torch.no_grad():
@@ -298,9 +298,10 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
         except (TypeError, ValueError) as exc:
             equal, why = False, str(exc)
     if not equal:
+        key = "packing" if layout == "packed" else "share_prefixes"
         raise ValueError(
-            f"a model of type {model.config.model_type!r} cannot be trained with learner.layout = "
-            f'"{layout}": {why}; set learner.layout = "padded"'
+            f"a model of type {model.config.model_type!r} cannot be trained with learner.{key} = "
+            f"true: {why}; set learner.{key} = false"
         )
     if layout == "packed":
         model.set_attn_implementation(attention)

@@ -38,6 +38,7 @@ _NOT_OF_THE_TASK = {
     "output",
     "checkpoint_every",
     "log_every",
+    "share_prefixes",
     "torch_threads",
     "ranks",
     "rank_interface",

@@ -73,11 +73,6 @@ def test_a_null_cap_of_an_earlier_version_is_no_cap():
     assert LearnerConfig.model_validate({"importance_cap": None}).importance_cap == "none"
 
 
-@pytest.mark.parametrize(("packing", "layout"), [(False, "shared"), (True, "packed")])
-def test_the_key_for_packing_of_older_runs_is_read(packing: bool, layout: str):
-    assert LearnerConfig.model_validate({"packing": packing}).layout == layout
-
-
 @pytest.mark.parametrize("advantage", ["gae", "reinforce_pp", "remax", "mt_grpo", "gigpo"])
 def test_groups_of_equal_rewards_are_not_dropped_where_they_teach(advantage: str):
     with pytest.raises(ValueError, match=rf'those teach with learner.advantage "{advantage}"'):
