@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-scale bench-learner profile clean
+.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-scale bench-learner profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -52,6 +52,9 @@ schemas: setup ## write proto/schemas from the message classes
 hotswap: setup ## swap tools 50 times while a run trains through them, into runs/hotswap.json
 	@$(BIN)/python scripts/demo --world-only
 	@$(BIN)/python scripts/hotswap.py
+
+bench: setup ## compare trajectories trained a second with TRL's GRPOTrainer, into runs/bench/trl.json
+	@$(BIN)/python scripts/bench_trl.py
 
 bench-rollout: setup ## compare the rollout service with raw vLLM, and the engine with its limit (AGAINST=CHECKOUT: and with an older one)
 	@$(BIN)/python scripts/bench_rollout.py

@@ -1,0 +1,239 @@
+"""One run of TRL's GRPOTrainer for bench_trl.py, in the environment that it made for TRL.
+
+    python bench_trl_side.py SETTINGS.json
+
+Trains on the questions of SETTINGS, with tiny_world's search in the same process as its tool, and
+writes a JSON line a step: its seconds, mean reward, trajectories, tokens that carry loss, and the
+tokens that TRL computed with their padding.
+"""
+
+# pyright: reportMissingImports=false
+# datasets and trl are in TRL's environment only.
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SETTINGS: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+THREADS = int(SETTINGS["trl"].get("threads", 2))
+os.environ["OMP_NUM_THREADS"] = str(THREADS)  # torch reads it when it is imported
+
+import torch  # noqa: E402
+from bench_trl_cells import BETAS, LR, MAX_GRAD_NORM, latencies  # noqa: E402
+from datasets import Dataset  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
+from trl import GRPOConfig, GRPOTrainer  # noqa: E402
+
+from agent_r1.reward.scoring import exact_match, extract_answer  # noqa: E402
+from agent_r1.tools.search.tantivy_bm25 import open_index  # noqa: E402
+
+CALLS = """{%- if message.tool_calls %}{%- for call in message.tool_calls %}
+{{- '<tool_call>{"name":"' + call.function.name + '","arguments":' }}
+{{- call.function.arguments | tojson + '}</tool_call>' }}{%- endfor %}{%- endif -%}"""
+RESPONSE_TEMPLATE: dict[str, Any] = {
+    "defaults": {"role": "assistant"},
+    "start_anchor": "<|im_start|>assistant\n",
+    "fields": {
+        "tool_calls": {
+            "open": "<tool_call>",
+            "close_pattern": r"</tool_call>\s*",
+            "repeats": True,
+            "content": "json",
+            "transform": {"type": "function", "function": "{content}"},
+        },
+        "content": {"close_pattern": r"<\|im_end\|>\s*", "content": "text"},
+    },
+}
+
+
+def load_tokenizer(model: str) -> Any:
+    """Return the tokenizer, with a template that renders calls as the model writes them."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    end = '{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" -}}'
+    assert end in tokenizer.chat_template
+    called = end.replace(' + "<|im_end|>\\n" -}}', " -}}") + CALLS + '{{- "<|im_end|>\\n" -}}'
+    tokenizer.chat_template = tokenizer.chat_template.replace(end, called)
+    tokenizer.response_template = RESPONSE_TEMPLATE
+    return tokenizer
+
+
+def make_tool(corpus: str, latency: str) -> Any:
+    """Return tiny_world's search as a function; one that waits is asynchronous."""
+    index = open_index(Path(corpus))
+    waits = latencies(latency)
+
+    def found(query: str) -> str:
+        (hits,) = index.search([query], 2)
+        return "\n".join(f" {hit.passage.text}" for hit in hits)
+
+    def search(query: str) -> str:
+        """Search an encyclopedia.
+
+        Args:
+            query: What to search for.
+        """
+        return found(query)
+
+    if latency == "0":
+        return search
+
+    async def delayed(query: str) -> str:
+        """Search an encyclopedia.
+
+        Args:
+            query: What to search for.
+        """
+        await asyncio.sleep(next(waits))
+        return found(query)
+
+    delayed.__name__ = "search"
+    return delayed
+
+
+def text_of(completion: list[dict[str, Any]]) -> str:
+    """Return what the policy wrote last."""
+    written = [message["content"] for message in completion if message["role"] == "assistant"]
+    return written[-1] if written else ""
+
+
+def exact_match_reward(completions: Any, answers: Any, **_: Any) -> list[float]:
+    """Score the last message, as tiny_world does."""
+    texts = [text_of(completion) for completion in completions]
+    return [
+        exact_match(extract_answer(text), own) for text, own in zip(texts, answers, strict=True)
+    ]
+
+
+def chance_reward(completions: Any, **_: Any) -> list[float]:
+    """Score by a hash of the text, so that every step has gradients."""
+    texts = ["".join(message["content"] for message in one) for one in completions]
+    return [hashlib.blake2b(text.encode(), digest_size=1).digest()[0] / 256 for text in texts]
+
+
+class Measured(GRPOTrainer):
+    """Counts what a step trains."""
+
+    counts: dict[str, int]
+
+    def _generate_and_score_completions(self, inputs: Any) -> Any:
+        output = super()._generate_and_score_completions(inputs)
+        mask = output["completion_mask"]
+        if output.get("tool_mask") is not None:
+            mask = mask * output["tool_mask"]
+        rows, width = output["completion_ids"].shape
+        self.counts = {
+            "trajectories": rows,
+            "loss_tokens": int(mask.sum()),
+            "computed_tokens": rows * (width + output["prompt_ids"].shape[1]),
+        }
+        return output
+
+
+class Recorder(TrainerCallback):
+    """Writes a line after every step."""
+
+    def __init__(self, out: Path) -> None:
+        self._out = out
+        self._last = 0.0
+        self.trainer: Any = None
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Start the clock."""
+        self._last = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Stop it, and start it again."""
+        now = time.perf_counter()
+        line = {
+            "step": state.global_step,
+            "seconds": now - self._last,
+            "cpu_seconds": time.process_time(),
+            "reward": float(self.trainer._metrics["train"]["reward"][-1]),
+            **self.trainer.counts,
+        }
+        with self._out.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        self._last = time.perf_counter()
+
+
+def make_config(cell: dict[str, Any], trl: dict[str, Any], folder: Path) -> GRPOConfig:
+    """Return TRL's configuration of the same algorithm and limits as ours."""
+    batch = min(trl["batch"], cell["questions"] * cell["group_size"])
+    chosen = dict(trl.get("config", {}))
+    per_turn = {"max_new_tokens": cell["max_tokens_per_turn"]}
+    generation = per_turn | chosen.pop("generation_kwargs", {})
+    return GRPOConfig(
+        output_dir=str(folder / "trainer"),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=cell["questions"] * cell["group_size"] // batch,
+        num_generations=cell["group_size"],
+        max_steps=SETTINGS["steps"],
+        max_completion_length=cell["max_completion"],
+        max_tool_calling_iterations=cell["max_turns"] - 1,
+        generation_kwargs=generation,
+        temperature=1.0,
+        learning_rate=LR,
+        lr_scheduler_type="constant",
+        adam_beta1=BETAS[0],
+        adam_beta2=BETAS[1],
+        max_grad_norm=MAX_GRAD_NORM,
+        weight_decay=0.0,
+        beta=0.0,
+        loss_type="dapo",
+        shuffle_dataset=False,
+        gradient_checkpointing=False,
+        bf16=trl.get("dtype") == "bfloat16",
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        save_strategy="no",
+        report_to="none",
+        logging_steps=1,
+        disable_tqdm=True,
+        seed=SETTINGS["seed"],
+        **chosen,
+    )
+
+
+def main() -> None:
+    """Train."""
+    torch.set_num_threads(THREADS)
+    cell, trl, folder = SETTINGS["cell"], SETTINGS["trl"], Path(SETTINGS["folder"])
+    lines = Path(SETTINGS["questions"]).read_text(encoding="utf-8").splitlines()
+    tasks = [json.loads(line) for line in lines]
+    data = Dataset.from_list(
+        [
+            {
+                "prompt": [{"role": "user", "content": one["prompt"]}],
+                "answers": one["payload"]["answers"],
+            }
+            for one in tasks
+        ]
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        SETTINGS["model"],
+        dtype=getattr(torch, trl.get("dtype", "float32")),
+        attn_implementation=trl.get("attention", "sdpa"),
+    )
+    recorder = Recorder(folder / "steps.jsonl")
+    trainer = Measured(
+        model=model,
+        processing_class=load_tokenizer(SETTINGS["model"]),
+        reward_funcs=exact_match_reward if cell["model"] == "tiny" else chance_reward,
+        tools=[make_tool(SETTINGS["corpus"], cell["latency"])] if cell["max_turns"] > 1 else None,
+        args=make_config(cell, trl, folder),
+        train_dataset=data,
+        callbacks=[recorder],
+    )
+    recorder.trainer = trainer
+    trainer.train()
+
+
+if __name__ == "__main__":
+    main()
