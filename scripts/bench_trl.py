@@ -220,7 +220,9 @@ def run_ours(cell: Cell, model: Path, world: Path, steps: int, seed: int) -> Ste
     config.write_text(our_config(cell, model, world, steps, seed), encoding="utf-8")
     command = [str(Path(sys.executable).with_name("agent-r1")), "train", str(config)]
     command += ["--run-dir", str(folder)]
-    lines = watch(command, dict(os.environ), folder / "metrics.jsonl", FOLDER / "ours.log", RUN_TIMEOUT_S)
+    lines = watch(
+        command, dict(os.environ), folder / "metrics.jsonl", FOLDER / "ours.log", RUN_TIMEOUT_S
+    )
     if lost := sum(line["results/failed"] for line in lines):
         raise RuntimeError(f"{lost:g} trajectories of ours failed; see {folder}")
     return steps_of(lines, OUR_NAMES, cell.trajectories)
