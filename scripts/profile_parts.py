@@ -36,8 +36,9 @@ RULES: dict[str, dict[str, str]] = {
         "load weights": r"_swap_weights|verify_snapshot|weights/(versions|file|http)\.py",
         "canary": r"^score \(",
         "answers of the engine": r"output_handler|output_processor|process_outputs"
-        r"|engine/(logprobs|detokenizer)\.py|core_client\.py|vllm/answers\.py",
-        "requests to the engine": r"add_request|input_processor|^generate \(.*(policy|async_llm)",
+        r"|engine/(logprobs|detokenizer)\.py|vllm/answers\.py",
+        "requests to the engine": r"add_request|input_processor|sampling_params"
+        r"|core_client\.py|^generate \(.*(policy|async_llm)",
         "Redis": r"redis/|streams\.py|stream_consumer\.py|registry\.py",
         "encode and decode": r"agent_r1_proto/(trajectory|tasks|wire|codec)|trajectory_builder"
         r"|pydantic",

@@ -6,6 +6,7 @@ the end only. There, each token costs as much CPU time as the small model takes 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.outputs import LogprobsLists
-from vllm.v1.request import RequestStatus
+from vllm.v1.request import Request, RequestStatus
 
 
 class WholeAnswerScheduler(Scheduler):
@@ -25,12 +26,20 @@ class WholeAnswerScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._parts: dict[str, list[EngineCoreOutput]] = {}
+        self._answers: dict[str, Answer] = {}
         """By request: what its steps so far brought."""
 
-    def update_from_output(self, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         """Take what a step brought; return what is to be sent, by client."""
-        outputs = super().update_from_output(*args, **kwargs)
+        step = model_runner_output.logprobs
+        rows = model_runner_output.req_id_to_index
+        if step is not None:
+            # vLLM would cut three arrays for each token, which takes as long as sampling it.
+            model_runner_output.logprobs = None
+            for name in scheduler_output.num_scheduled_tokens:
+                if (request := self.requests.get(name)) and _wants_logprobs(request):
+                    self._answers.setdefault(name, Answer()).logprobs.append((step, rows[name]))
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
         for batch in outputs.values():
             batch.outputs = [whole for part in batch.outputs if (whole := self._add(part))]
         return outputs
@@ -39,32 +48,44 @@ class WholeAnswerScheduler(Scheduler):
         """End requests that nobody waits for any more."""
         requests = super().finish_requests(request_ids, finished_status)
         for request in requests:
-            self._parts.pop(request.request_id, None)
+            self._answers.pop(request.request_id, None)
         return requests
 
     def _add(self, part: EngineCoreOutput) -> EngineCoreOutput | None:
         """Return the whole answer if this part ends it, or the part if it is not to be kept."""
-        if part.finish_reason is not None:
-            parts = self._parts.pop(part.request_id, None)
-            return part if parts is None else join([*parts, part])
-        params = self.requests[part.request_id].sampling_params
-        if params is None or params.output_kind != RequestOutputKind.FINAL_ONLY:
-            return part
-        self._parts.setdefault(part.request_id, []).append(part)
-        return None
+        answer = self._answers.setdefault(part.request_id, Answer())
+        answer.parts.append(part)
+        if part.finish_reason is None:
+            params = self.requests[part.request_id].sampling_params
+            if params is not None and params.output_kind == RequestOutputKind.FINAL_ONLY:
+                return None
+        return self._answers.pop(part.request_id).join()
 
 
-def join(parts: list[EngineCoreOutput]) -> EngineCoreOutput:
-    """Return the last part with the tokens, log-probabilities and events of all."""
-    first, last = parts[0], parts[-1]
-    last.new_token_ids = [token for part in parts for token in part.new_token_ids]
-    last.events = [event for part in parts for event in part.events or ()] or None
-    last.prefill_stats = first.prefill_stats
-    last.new_prompt_logprobs_tensors = first.new_prompt_logprobs_tensors
-    if found := [part.new_logprobs for part in parts if part.new_logprobs is not None]:
-        last.new_logprobs = LogprobsLists(
-            np.concatenate([step.logprob_token_ids for step in found]),
-            np.concatenate([step.logprobs for step in found]),
-            np.concatenate([step.sampled_token_ranks for step in found]),
-        )
-    return last
+def _wants_logprobs(request: Request) -> bool:
+    params = request.sampling_params
+    return params is not None and params.num_logprobs is not None
+
+
+@dataclass
+class Answer:
+    """An answer while it grows: one token a step."""
+
+    parts: list[EngineCoreOutput] = field(default_factory=list)
+    logprobs: list[tuple[LogprobsLists, int]] = field(default_factory=list)
+    """Of each token: those of its step, and the row of the request there."""
+
+    def join(self) -> EngineCoreOutput:
+        """Return the last part with the tokens, log-probabilities and events of all."""
+        first, last = self.parts[0], self.parts[-1]
+        last.new_token_ids = [token for part in self.parts for token in part.new_token_ids]
+        last.events = [event for part in self.parts for event in part.events or ()] or None
+        last.prefill_stats = first.prefill_stats
+        last.new_prompt_logprobs_tensors = first.new_prompt_logprobs_tensors
+        if self.logprobs:
+            last.new_logprobs = LogprobsLists(
+                np.array([step.logprob_token_ids[row] for step, row in self.logprobs]),
+                np.array([step.logprobs[row] for step, row in self.logprobs]),
+                np.array([step.sampled_token_ranks[row] for step, row in self.logprobs]),
+            )
+        return last

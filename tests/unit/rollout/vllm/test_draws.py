@@ -13,14 +13,15 @@ def numbers(seed: int) -> np.ndarray:
     return uniforms(np.full(POSITIONS.shape, seed, np.uint64), POSITIONS)
 
 
-def test_every_token_is_drawn_as_often_as_its_probability_says():
+@pytest.mark.parametrize("size", [1, 16, 50, 848])
+def test_every_token_is_drawn_as_often_as_its_probability_says(size: int):
     torch.manual_seed(0)
-    logprobs = (3 * torch.randn(50)).log_softmax(-1)
-    count = 100_000
+    logprobs = (3 * torch.randn(size)).log_softmax(-1)
+    count = 10_000
     # Evenly spread numbers: of them, an interval of length p holds count * p, give or take one.
     spread = (torch.arange(count, dtype=torch.float64) + 0.5) / count
 
-    drawn = pick(logprobs.expand(count, -1), spread).bincount(minlength=50)
+    drawn = pick(logprobs.expand(count, -1), spread).bincount(minlength=size)
 
     assert drawn.double() == pytest.approx(count * logprobs.double().exp(), abs=1.01 + count * 1e-6)
 
@@ -32,6 +33,15 @@ def test_a_token_without_probability_is_never_drawn():
     draws = torch.tensor([0.0, 0.4999, 0.5, 0.75, largest], dtype=torch.float64)
 
     assert pick(logprobs.expand(5, -1), draws).tolist() == [1, 1, 3, 3, 3]
+
+
+def test_the_largest_number_draws_a_token_that_has_probability():
+    torch.manual_seed(0)
+    logits = torch.randn(200, 100)
+    logits[:, 70:] = -np.inf  # in the middle of a block, and all of the last one
+    largest = torch.full((200,), np.nextafter(1.0, 0.0), dtype=torch.float64)
+
+    assert pick(logits.log_softmax(-1), largest).tolist() == [69] * 200
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 - 1])
