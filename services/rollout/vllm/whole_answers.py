@@ -1,7 +1,7 @@
 """Hands an answer over when it is whole: the scheduler of a CPU engine.
 
 vLLM's scheduler sends every token to the server on its own, also for a request whose caller wants
-the end only. There, each token costs as much CPU time as the small model takes to sample it.
+the end only. For a small model, that was half of the CPU time that the server spent on its engine.
 """
 
 from __future__ import annotations
