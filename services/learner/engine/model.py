@@ -280,19 +280,13 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
             f'model.attention = "{attention}"; set learner.share_prefixes = false, learner.packing '
             f'= true for "flash_attention_2", or model.attention = "{CHECKED_ATTENTION}"'
         )
-    first, second, third, last = CHECK_TOKENS
+    first, *_, last = CHECK_TOKENS
     with torch.no_grad():
         model.set_attn_implementation(CHECKED_ATTENTION)
         alone = decode(model.get_decoder(), torch.tensor([[first, last]]), None)
-        if layout == "packed":
-            row, places, plan = [first, second, first, last], [0, 1, 0, 1], None
-        else:
-            model.set_attn_implementation(SHARED_ATTENTION)
-            row, places = [first, second, third, last], [0, 1, 2, 1]
-            paths, spans = np.array([0, 1, 2, 0, 3]), np.array([[0, 3], [1, 2]])
-            plan = plan_attention(paths, spans, torch.device("cpu"))
+        model.set_attn_implementation(SHARED_ATTENTION if layout == "shared" else CHECKED_ATTENTION)
         try:
-            found = decode(model.get_decoder(), torch.tensor([row]), torch.tensor([places]), plan)
+            found = decode(model.get_decoder(), *_two_in_a_row(layout))
             why = "its attention does not stop where a trajectory begins"
             equal = torch.allclose(found[:, -1], alone[:, -1], rtol=TOLERANCE, atol=TOLERANCE)
         except (TypeError, ValueError) as exc:
@@ -305,3 +299,13 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
         )
     if layout == "packed":
         model.set_attn_implementation(attention)
+
+
+def _two_in_a_row(layout: Layout) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan | None]:
+    """Return two trajectories as `decode` takes them; the second is the first and last token."""
+    first, second, _, last = CHECK_TOKENS
+    if layout == "packed":
+        return torch.tensor([[first, second, first, last]]), torch.tensor([[0, 1, 0, 1]]), None
+    paths, spans = np.array([0, 1, 2, 0, 3]), np.array([[0, 3], [1, 2]])
+    plan = plan_attention(paths, spans, torch.device("cpu"))
+    return torch.tensor([CHECK_TOKENS]), torch.tensor([[0, 1, 2, 1]]), plan
