@@ -57,8 +57,6 @@ RUN_TIMEOUT_S = 3600.0
 TRIAL_TIMEOUT_S = 600.0
 POLL_S = 0.1
 TRIAL_STEPS = 3
-TOKENS_APART = 0.1
-"""The two sides' loss tokens a trajectory may differ by this share; they sample differently."""
 PACKAGES = {
     "agent_r1": ROOT / "services",
     "agent_r1_proto": ROOT / "proto" / "agent_r1_proto",
@@ -314,7 +312,7 @@ def check_equal(cell: Cell, ours: Steps, theirs: Steps) -> None:
         if set(steps.trajectories) != {cell.trajectories}:
             raise RuntimeError(f"{side} trained {steps.trajectories} trajectories in its steps")
     a, b = (side.report()["loss_tokens"] for side in (ours, theirs))
-    if abs(a - b) > TOKENS_APART * b:
+    if abs(a - b) > cell.tokens_apart * b:
         raise RuntimeError(f"a trajectory has {a} tokens that carry loss, TRL's {b}")
 
 
