@@ -167,7 +167,7 @@ def make_engine(load: Load, **settings: Any) -> DeepSpeedPolicyEngine:
     values = {"device": "cpu", "lr": LR, "max_tokens_per_microbatch": 4096} | settings
     table = EngineConfig.model_validate(values)
     return DeepSpeedPolicyEngine(
-        EngineSetup(ModelConfig(path=str(load.model), max_context=1024), table)
+        EngineSetup.of(ModelConfig(path=str(load.model), max_context=1024), table)
     )
 
 

@@ -115,7 +115,7 @@ async def measure_deltas(model: Path, folder: Path, steps: int) -> list[WeightMa
     vocabulary = int(json.loads((model / "config.json").read_text())["vocab_size"])
     settings = EngineConfig(lr=LR, device="cpu")
     described = ModelConfig(path=str(model), dtype="bfloat16", max_context=2 * TOKENS)
-    engine = DeepSpeedPolicyEngine(EngineSetup(described, settings))
+    engine = DeepSpeedPolicyEngine(EngineSetup.of(described, settings))
     config = LearnerConfig(transport="http", push="delta", dense_every=steps + 1)
     manifests: list[WeightManifest] = []
     async with (

@@ -120,9 +120,10 @@ class EngineConfig(StrictConfig):
     max_padding_share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Without `share_prefixes` and `packing`, a micro-batch takes no trajectory that would make
     more than this share of it padding."""
-    share_prefixes: bool = True
+    share_prefixes: bool | None = None
     """Compute a prefix that trajectories of a micro-batch begin with once. Needs `model.attention =
-    "sdpa"`; not done with `packing`."""
+    "sdpa"`; not done with `packing`. None: on CPUs where that is the attention; on GPUs, where it
+    was not measured, no."""
     packing: bool = False
     """Put the trajectories of a micro-batch end to end in one row instead of padding them. For
     `model.attention = "flash_attention_2"`; with the others, attention costs the row's square."""

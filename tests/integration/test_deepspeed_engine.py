@@ -531,7 +531,7 @@ def test_bad_batches_are_refused_and_the_engine_goes_on(model_dir: Path):
 
 def test_a_gradient_that_is_not_finite_ends_training_before_the_weights_change(model_dir: Path):
     table = EngineConfig.model_validate(two_ranks.SETTINGS)
-    group = RankGroup(EngineSetup(ModelConfig(path=str(model_dir), max_context=512), table))
+    group = RankGroup(EngineSetup.of(ModelConfig(path=str(model_dir), max_context=512), table))
     engine = make_engine(model_dir, group=group)
     before = engine.logprobs([SAMPLES[0].token_ids])[0]
     endless = [

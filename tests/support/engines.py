@@ -33,7 +33,7 @@ def make_engine(
     table = EngineConfig.model_validate({**two_ranks.SETTINGS, **settings})
     setup = CriticSetup(model, two_ranks.CRITIC_LR, warmup) if critic else None
     return DeepSpeedPolicyEngine(
-        EngineSetup(model, table, with_reference=reference, critic=setup),
+        EngineSetup.of(model, table, with_reference=reference, critic=setup),
         total_steps=total_steps,
         group=group,
     )

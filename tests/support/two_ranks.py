@@ -152,9 +152,9 @@ def setups(model_dir: Path) -> list[EngineSetup]:
     for stage in range(4):
         more = {"zero_stage": stage, "activation_checkpointing": stage == 3}
         table = EngineConfig.model_validate({**SETTINGS, "ranks": 2, **more})
-        found.append(EngineSetup(model, table, with_reference=True, critic=critic))
+        found.append(EngineSetup.of(model, table, with_reference=True, critic=critic))
     plain = EngineConfig.model_validate({**SETTINGS, "ranks": 2, **SHOWS_GRADIENT})
-    return [EngineSetup(model, plain, with_reference=True), *found]
+    return [EngineSetup.of(model, plain, with_reference=True), *found]
 
 
 def compare(model_dir: Path, place: RankPlace) -> None:

@@ -60,6 +60,14 @@ class CriticSetup:
     """Optimizer steps at the start of the run that train the critic alone."""
 
 
+def _runs_on_cpu(table: EngineConfig) -> bool:
+    if table.device != "auto":
+        return table.device == "cpu"
+    import torch  # takes seconds, but whoever sets an engine up needs it next
+
+    return not torch.cuda.is_available()
+
+
 @dataclass(frozen=True)
 class EngineSetup:
     """Everything a rank needs to build its part of the engine; each reads it in its own file."""
@@ -82,6 +90,8 @@ class EngineSetup:
     ) -> EngineSetup:
         """Return the setup of a table that may hold more than the engine's keys."""
         fields = {name: getattr(table, name) for name in EngineConfig.model_fields}
+        if table.share_prefixes is None:
+            fields["share_prefixes"] = model.attention == "sdpa" and _runs_on_cpu(table)
         return cls(model, EngineConfig(**fields), seed, **more)
 
     def facts(self) -> dict[str, Any]:
