@@ -38,7 +38,6 @@ from bench_rollout import make_random_model, make_world
 from bench_trl_cells import (
     BETAS,
     CELLS,
-    LR,
     MAX_GRAD_NORM,
     MEAN_TURN_TOKENS,
     TRL_SETTINGS,
@@ -201,7 +200,7 @@ groups_per_batch = {cell.questions}
 group_size = {cell.group_size}
 max_staleness = {cell.staleness}
 algorithm = "grpo"
-lr = {LR}
+lr = {cell.lr}
 betas = [{BETAS[0]}, {BETAS[1]}]
 max_grad_norm = {MAX_GRAD_NORM}
 max_tokens_per_microbatch = 4096

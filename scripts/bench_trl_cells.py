@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-LR = 2e-4
 BETAS = (0.9, 0.95)
 MAX_GRAD_NORM = 1.0
 LATENCY_SEED = 20_250
@@ -42,6 +41,7 @@ class Cell:
     trl_steps: int = 8
     """Fewer where a step of TRL takes minutes."""
     staleness: int = 0
+    lr: float = 2e-4
     tokens_apart: float = 0.1
     """The two sides' loss tokens a trajectory may differ by this share; they sample differently."""
 
@@ -68,6 +68,7 @@ CELLS = {
             max_completion=256,
             steps=4,
             trl_steps=4,
+            lr=1e-8,  # the weights that draw the lengths must stay as they are
             tokens_apart=0.4,  # 3 steps of 32 geometric lengths: 14 % of standard error
         ),
     )

@@ -26,7 +26,7 @@ THREADS = int(SETTINGS["trl"].get("threads", 2))
 os.environ["OMP_NUM_THREADS"] = str(THREADS)  # torch reads it when it is imported
 
 import torch  # noqa: E402
-from bench_trl_cells import BETAS, LR, MAX_GRAD_NORM, latencies  # noqa: E402
+from bench_trl_cells import BETAS, MAX_GRAD_NORM, latencies  # noqa: E402
 from datasets import Dataset  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
@@ -179,7 +179,7 @@ def make_config(cell: dict[str, Any], trl: dict[str, Any], folder: Path) -> GRPO
         max_tool_calling_iterations=cell["max_turns"] - 1,
         generation_kwargs=generation,
         temperature=1.0,
-        learning_rate=LR,
+        learning_rate=cell["lr"],
         lr_scheduler_type="constant",
         adam_beta1=BETAS[0],
         adam_beta2=BETAS[1],
