@@ -234,6 +234,8 @@ def _add_evaluation(commands: _Commands) -> None:
     overwrite_help = "start again and discard the answers in FILE"
     evaluate.add_argument("--overwrite", action="store_true", help=overwrite_help)
 
+
+def _add_comparisons(commands: _Commands) -> None:
     compare = _add(
         commands,
         "compare",
@@ -271,7 +273,7 @@ def _add_evaluation(commands: _Commands) -> None:
     _add_set(table)
 
 
-def _add_reading(commands: _Commands) -> None:
+def _add_chat(commands: _Commands) -> None:
     chat = _add(
         commands,
         "chat",
@@ -288,6 +290,8 @@ def _add_reading(commands: _Commands) -> None:
     chat.add_argument("--question", metavar="TEXT", help="ask this one question and exit")
     chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")
 
+
+def _add_run_folders(commands: _Commands) -> None:
     status = _add(
         commands,
         "status",
@@ -330,6 +334,8 @@ def _add_reading(commands: _Commands) -> None:
     out_help = "write both rewards of each trajectory there, as JSON lines"
     rescore.add_argument("--out", type=Path, metavar="FILE", help=out_help)
 
+
+def _add_dead_letters(commands: _Commands) -> None:
     letters = _add_group(
         commands,
         "dead-letters",
@@ -490,5 +496,8 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rollout(commands)
     _add_ray(commands)
     _add_evaluation(commands)
-    _add_reading(commands)
+    _add_comparisons(commands)
+    _add_chat(commands)
+    _add_run_folders(commands)
+    _add_dead_letters(commands)
     return parser
