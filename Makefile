@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-scale bench-learner profile clean
+.PHONY: help setup demo table test test-unit test-docker test-observe images test-k8s test-hosts test-ranks test-ray test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-scale bench-learner profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -24,6 +24,9 @@ test-unit: setup ## run the fast tests
 
 test-docker: ## build the images, run the demo in containers, kill and replace some of them (needs Docker)
 	@scripts/test_docker
+
+test-observe: ## start compose with Prometheus and Grafana, and ask what their dashboards show (WITHOUT=grafana; needs Docker)
+	@WITHOUT="$(WITHOUT)" scripts/test_observe
 
 images: ## build the images: REGISTRY=..., TAG=... name them, PUSH=1 pushes them, IMAGES="tools cpu" chooses
 	@REGISTRY="$(REGISTRY)" TAG="$(TAG)" PUSH="$(PUSH)" IMAGES="$(IMAGES)" scripts/images

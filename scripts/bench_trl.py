@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from bench_trl_cells import (
     CELLS,
     MAX_GRAD_NORM,
     MEAN_TURN_TOKENS,
+    SMOOTHED,
     TRL_SETTINGS,
     Cell,
 )
@@ -52,7 +53,7 @@ REPORT = OUT / "trl.json"
 BASE = ROOT / "examples" / "tiny_world" / "base"
 REQUIREMENTS = SCRIPTS / "bench_trl_requirements.txt"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-RUN_TIMEOUT_S = 3600.0
+RUN_TIMEOUT_S = 3 * 3600.0
 TRIAL_TIMEOUT_S = 600.0
 POLL_S = 0.1
 TRIAL_STEPS = 3
@@ -66,8 +67,10 @@ PACKAGES = {
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """What one run did; the first step, which warms up, is left out."""
+    """What one run did; the first step, which warms up, counts in `wall_s` only."""
 
+    wall_s: float
+    """All steps."""
     seconds: list[float]
     cpu_seconds: list[float]
     rewards: list[float]
@@ -79,10 +82,12 @@ class Steps:
         """Return the figures of the run."""
         count = statistics.mean(self.trajectories)
         return {
+            "wall_s": round(self.wall_s, 2),
             "trajectories_per_s": round(count / statistics.median(self.seconds), 3),
             "trajectories_per_cpu_s": round(count / statistics.median(self.cpu_seconds), 3),
             "step_s": [round(value, 2) for value in self.seconds],
             "reward": round(statistics.mean(self.rewards), 4),
+            "last_reward": round(smoothed_reward(self.rewards), 4),
             "trajectories": sorted(set(self.trajectories)),
             "loss_tokens": round(statistics.mean(self.loss_tokens) / count, 2),
             "computed_tokens": round(statistics.mean(self.computed_tokens) / count, 2),
@@ -101,46 +106,69 @@ def cpu_of(root: psutil.Process) -> float:
     return total
 
 
+Lines = list[dict[str, Any]]
+
+
 def watch(
-    command: list[str], env: dict[str, str], file: Path, log: Path, timeout_s: float
-) -> list[dict[str, Any]]:
+    command: list[str],
+    env: dict[str, str],
+    file: Path,
+    log: Path,
+    timeout_s: float,
+    enough: Callable[[Lines], bool],
+) -> Lines:
     """Run a command that appends a JSON line a step to `file`; return the lines, with `cpu`.
+
+    The command is ended when it has written `enough`.
 
     Raises:
         RuntimeError: the command failed; the text is the end of its output.
     """
-    lines: list[dict[str, Any]] = []
+    lines: Lines = []
     used = 0.0
     with log.open("wb") as out:
         running = subprocess.Popen(command, env=env, stdout=out, stderr=subprocess.STDOUT)
         try:
             root, deadline = psutil.Process(running.pid), time.monotonic() + timeout_s
-            ended = False
-            while not ended and time.monotonic() < deadline:
+            ended = done = False
+            while not (ended or done) and time.monotonic() < deadline:
                 ended = running.poll() is not None  # what it wrote last is read below
                 used = used if ended else cpu_of(root)
                 written = file.read_text(encoding="utf-8") if file.exists() else ""
                 complete = written[: written.rfind("\n") + 1].splitlines()
                 lines += [json.loads(line) | {"cpu": used} for line in complete[len(lines) :]]
+                done = enough(lines)
                 time.sleep(POLL_S)
         finally:
             running.terminate()
             running.wait(60)
-    if not ended:
+    if not (ended or done):
         raise RuntimeError(f"not done after {timeout_s:g} s")
-    if running.returncode != 0:
+    if not done and running.returncode != 0:
         raise RuntimeError(log.read_text(encoding="utf-8", errors="replace")[-2000:])
     return lines
 
 
-def steps_of(lines: Iterable[dict[str, Any]], names: dict[str, str], count: int) -> Steps:
+def smoothed_reward(rewards: list[float]) -> float:
+    """Return the mean reward of the last steps."""
+    return statistics.mean(rewards[-SMOOTHED:]) if len(rewards) >= SMOOTHED else -math.inf
+
+
+def reached(cell: Cell, name: str) -> Callable[[Lines], bool]:
+    """Return whether a run's lines, which call the reward `name`, have the reward of the cell."""
+    goal = math.inf if cell.reward is None else cell.reward
+    return lambda lines: smoothed_reward([line[name] for line in lines]) >= goal
+
+
+def steps_of(lines: Lines, names: dict[str, str], count: int) -> Steps:
     """Read the lines of a run; `names` says what each field of `Steps` is called there."""
     first, *rest = lines
     cpu = [first["cpu"], *(line["cpu"] for line in rest)]
     values = {field: [line[name] for line in rest] for field, name in names.items()}
     values.setdefault("trajectories", [count for _ in rest])
     spent = [after - before for before, after in itertools.pairwise(cpu)]
-    return Steps(cpu_seconds=spent, **values)
+    wall_s = sum(line[names["seconds"]] for line in lines)
+    return Steps(wall_s=wall_s, cpu_seconds=spent, **values)
 
 
 OUR_NAMES = {
@@ -218,7 +246,12 @@ def run_ours(cell: Cell, model: Path, world: Path, steps: int, seed: int) -> Ste
     command = [str(Path(sys.executable).with_name("agent-r1")), "train", str(config)]
     command += ["--run-dir", str(folder)]
     lines = watch(
-        command, dict(os.environ), folder / "metrics.jsonl", FOLDER / "ours.log", RUN_TIMEOUT_S
+        command,
+        dict(os.environ),
+        folder / "metrics.jsonl",
+        FOLDER / "ours.log",
+        RUN_TIMEOUT_S,
+        reached(cell, OUR_NAMES["rewards"]),
     )
     if lost := sum(line["results/failed"] for line in lines):
         raise RuntimeError(f"{lost:g} trajectories of ours failed; see {folder}")
@@ -258,7 +291,8 @@ def run_trl(
     env = dict(os.environ) | {"PYTHONPATH": str(packages), "HF_HUB_OFFLINE": "1"}
     command = [str(FOLDER / "venv" / "bin" / "python"), str(SCRIPTS / "bench_trl_side.py")]
     command.append(str(file))
-    lines = watch(command, env, folder / "steps.jsonl", FOLDER / "theirs.log", timeout_s)
+    enough = reached(cell, TRL_NAMES["rewards"])
+    lines = watch(command, env, folder / "steps.jsonl", FOLDER / "theirs.log", timeout_s, enough)
     return steps_of(lines, TRL_NAMES, cell.trajectories)
 
 
@@ -305,11 +339,15 @@ def check_equal(cell: Cell, ours: Steps, theirs: Steps) -> None:
     """Refuse a round in which the two sides did not do the same work.
 
     Raises:
-        RuntimeError: another number of trajectories, or of tokens that carry loss.
+        RuntimeError: another number of trajectories, or of tokens that carry loss; or a reward
+            that was to be reached and was not.
     """
     for side, steps in (("ours", ours), ("TRL", theirs)):
         if set(steps.trajectories) != {cell.trajectories}:
             raise RuntimeError(f"{side} trained {steps.trajectories} trajectories in its steps")
+    rewards = [smoothed_reward(steps.rewards) for steps in (ours, theirs)]
+    if cell.reward is not None and min(rewards) < cell.reward:
+        raise RuntimeError(f"the rewards ended at {rewards}, and both must reach {cell.reward}")
     a, b = (side.report()["loss_tokens"] for side in (ours, theirs))
     if abs(a - b) > cell.tokens_apart * b:
         raise RuntimeError(f"a trajectory has {a} tokens that carry loss, TRL's {b}")
@@ -375,6 +413,12 @@ def print_cell(cell: Cell, rounds: list[dict[str, Any]]) -> None:
         print(
             f"{cell.name}: {unit} ours {ours:.1f}, TRL {theirs:.1f}, ratio "
             f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+    if cell.reward is not None:
+        ours, theirs = (statistics.median(one[side]["wall_s"] for one in rounds) for side in SIDES)
+        print(
+            f"{cell.name}: mean reward {cell.reward} of {SMOOTHED} steps after {ours:.0f} s, "
+            f"TRL {theirs:.0f} s, ratio {theirs / ours:.2f}"
         )
     rewards = [statistics.mean(one[side]["reward"] for one in rounds) for side in SIDES]
     padding = statistics.median(

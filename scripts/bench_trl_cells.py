@@ -15,6 +15,7 @@ MAX_GRAD_NORM = 1.0
 LATENCY_SEED = 20_250
 TAIL_SCALE_S, TAIL_SHAPE, TAIL_LONGEST_S = 0.3, 1.2, 8.0
 RANDOM_MODEL_SEED = 0
+SMOOTHED = 3
 MEAN_TURN_TOKENS = 48
 """Of the random model: its weights end a turn with a probability of 1 in so many, at any token."""
 
@@ -42,6 +43,9 @@ class Cell:
     """Fewer where a step of TRL takes minutes."""
     staleness: int = 0
     lr: float = 2e-4
+    reward: float | None = None
+    """Train until the mean reward of SMOOTHED steps reaches this, and compare the time until then
+    instead of trajectories a second."""
     tokens_apart: float = 0.1
     """The two sides' loss tokens a trajectory may differ by this share; they sample differently."""
 
@@ -58,6 +62,15 @@ CELLS = {
         Cell("tool200", goal=5.0, latency="200ms", trl_steps=3),
         Cell("tail", goal=5.0, latency="tail", steps=6, trl_steps=2),
         Cell("tail_async", goal=10.0, latency="tail", steps=8, trl_steps=2, staleness=2),
+        Cell(
+            "tail_reward",
+            goal=5.0,
+            latency="tail",
+            steps=80,
+            trl_steps=80,
+            reward=0.8,
+            tokens_apart=0.3,  # the two policies are not the same any more
+        ),
         Cell(
             "random90m",
             goal=0.8,
