@@ -1,4 +1,4 @@
-"""The services of a run lent to a client on this machine: `agent-r1 evaluate` and `agent-r1 chat`.
+"""The services of a run lent to a client on this machine: `evaluate`, `chat`, `try`, `validate`.
 
 cli/evaluate.py, cli/chat.py --configuration, client--> here --> tools, reward and rollout
 (local_services.py), without a learner, for as long as the client runs. What fails meanwhile is
@@ -45,9 +45,14 @@ T = TypeVar("T")
 
 @contextlib.asynccontextmanager
 async def serving(
-    config: Config, report: Callable[[str], None]
+    config: Config, report: Callable[[str], None], *, only_tools: bool = False
 ) -> AsyncIterator[tuple[Config, Supervisor]]:
     """Run tools, reward and rollout (no learner) while the block lasts; `model.path` is the policy.
+
+    Args:
+        config: of the services.
+        report: called with each line the user must see.
+        only_tools: start neither reward nor rollout.
 
     Yields:
         The configuration to use (`redis.url` set, `run.id` one of its own), and the supervisor.
@@ -77,8 +82,11 @@ async def serving(
     )
     try:
         await prepare_redis(services, own, report, learner=False)
-        report("starting tools, reward and rollout")
-        await services.start_all(learner=False, resume=False)
+        if only_tools:
+            await services.start_tools()
+        else:
+            report("starting tools, reward and rollout")
+            await services.start_all(learner=False, resume=False)
         served = services.served()
         async with failures_shown(served, log_dir, report) as shown:
             yield served, services.supervisor
@@ -96,8 +104,10 @@ def run_client(
     config: Config,
     client: Callable[[Config], Coroutine[Any, Any, T]],
     report: Callable[[str], None],
+    *,
+    only_tools: bool = False,
 ) -> T:
-    """Start the services, run a client against them, and stop them.
+    """Start the services, or the tools alone, run a client against them, and stop them.
 
     Raises:
         ValueError: a service did not come up; the text says which and why.
@@ -105,7 +115,7 @@ def run_client(
     """
 
     async def run() -> T:
-        async with serving(config, report) as (served, supervisor):
+        async with serving(config, report, only_tools=only_tools) as (served, supervisor):
             over = asyncio.create_task(supervisor.wait())
             working = asyncio.ensure_future(client(served))
             try:

@@ -140,11 +140,18 @@ class LocalServices:
             steps.append(self.supervisor.start(self._learner(resume)))
         await _together(steps)
 
-    async def _start_servers(self) -> None:
+    async def start_tools(self) -> None:
+        """Start the tools alone.
+
+        Raises:
+            ServiceError: a tool did not come up.
+        """
         tools = self._config.started_tools()
-        specs = [*(self._tool(name) for name in tools), self._reward()]
-        urls = await _together([self.supervisor.start(spec) for spec in specs])
-        self.tool_urls = dict(zip(tools, urls, strict=False))  # the last URL is reward's
+        urls = await _together([self.supervisor.start(self._tool(name)) for name in tools])
+        self.tool_urls = dict(zip(tools, urls, strict=True))
+
+    async def _start_servers(self) -> None:
+        await _together([self.start_tools(), self.supervisor.start(self._reward())])
         await _together(
             [
                 self.supervisor.start(self._rollout(name, where))

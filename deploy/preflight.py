@@ -135,15 +135,15 @@ def check_disk(free: int, installed: bool, place: Path) -> Finding:
     return Finding("disk", text, remedy if free < need_gb * GB else "")
 
 
-def check_machine(installed: bool) -> list[Finding]:
-    """Look at everything; `installed` says that `.venv` is there already."""
+def check_machine(installed: bool, place: Path = REPOSITORY) -> list[Finding]:
+    """Look at everything; `installed` says that the packages are in `place` already."""
     findings = [check_system(platform.system(), platform.machine())]
     if findings[0].ok:
         findings.append(check_libc(*platform.libc_ver()))
     findings.append(check_python((sys.version_info[0], sys.version_info[1])))
     findings.append(check_memory(memory_bytes()))
-    free = shutil.disk_usage(str(REPOSITORY)).free
-    findings.append(check_disk(free, installed, REPOSITORY))
+    free = shutil.disk_usage(str(place)).free
+    findings.append(check_disk(free, installed, place))
     return findings
 
 

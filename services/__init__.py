@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         error_result,
         text_result,
     )
-    from agent_r1_proto.rewards import ScoreRequest
+    from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
     from agent_r1_proto.tasks import Task
     from agent_r1_proto.tools import ImagePart, TextPart, ToolResult, ToolSpec
 
@@ -28,7 +28,9 @@ __all__ = [
     "EnvStep",
     "ImagePart",
     "ModelTurn",
+    "ScoreCall",
     "ScoreRequest",
+    "ScoreTurn",
     "Task",
     "TextPart",
     "Tool",
@@ -49,7 +51,7 @@ _HOMES = {
         "error_result",
         "text_result",
     ),
-    "agent_r1_proto.rewards": ("ScoreRequest",),
+    "agent_r1_proto.rewards": ("ScoreCall", "ScoreRequest", "ScoreTurn"),
     "agent_r1_proto.tasks": ("Task",),
     "agent_r1_proto.tools": ("ImagePart", "TextPart", "ToolResult", "ToolSpec"),
 }

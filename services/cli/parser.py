@@ -55,6 +55,71 @@ def _add_set(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_beginning(commands: _Commands) -> None:
+    init = _add(
+        commands,
+        "init",
+        "init:init",
+        "write a task that runs as it is into a new folder",
+        "Write a task that trains on this machine as it is: data, a tool, an environment, a "
+        "reward, a configuration, a test and a README that says what to change. Nothing is "
+        "overwritten.",
+    )
+    init.add_argument("folder", type=Path, metavar="FOLDER", help="a folder that is new or empty")
+    init.add_argument(
+        "--example",
+        choices=("starter", "tiny_world"),
+        default="starter",
+        help="starter (the default): 20 tasks and your own code to change. tiny_world: the search "
+        "agent of the documentation, with its generator",
+    )
+
+    setup = _add(
+        commands,
+        "setup",
+        "setup:setup",
+        "install the packages that training needs",
+        "Install exactly the packages of the lock that comes with agent-r1 into the virtual "
+        "environment of this command. If you run it again, it continues where it stopped.",
+    )
+    setup.add_argument("variant", choices=("cpu", "gpu"), help="for CPUs alone, or for NVIDIA GPUs")
+
+    validate = _add(
+        commands,
+        "validate",
+        "validate:validate",
+        "check a task without its model",
+        "Check the configuration, every line of the data, the tools (which are started), the "
+        "environment and the reward; look for questions that repeat or leak into the evaluation "
+        "and for prompts that do not fit; and play the passing and the failing episode that the "
+        "table [episodes] names. The exit status is 1 if a check fails.",
+    )
+    _add_config(validate)
+
+    tried = _add(
+        commands,
+        "try",
+        "tryout:try_out",
+        "watch the first tasks of a run without training",
+        "Start the services without a learner, let a policy attempt the first tasks as training "
+        "would, and print every turn, call and reward. Warns when training could not learn.",
+    )
+    _add_config(tried)
+    tried.add_argument(
+        "-n", dest="tasks", type=int, default=4, metavar="N", help="tasks (default: 4)"
+    )
+    samples_help = "attempts at each task, whose rewards are compared (default: 4)"
+    tried.add_argument("--samples", type=int, default=4, metavar="K", help=samples_help)
+    tried.add_argument(
+        "--policy",
+        metavar="POLICY",
+        help="model directory, run folder, or openai:URL for a server with the OpenAI chat API "
+        "(default: model.path)",
+    )
+    model_help = "with openai:URL: name of the model (default: the first that the server lists)"
+    tried.add_argument("--model", metavar="NAME", help=model_help)
+
+
 def _add_running(commands: _Commands) -> None:
     train = _add(
         commands,
@@ -488,6 +553,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version, help=version_help)
     parser.set_defaults(run=None, parser=parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_beginning(commands)
     _add_running(commands)
     _add_config_commands(commands)
     _add_doctor(commands)

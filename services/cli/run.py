@@ -17,7 +17,7 @@ import sys
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import check_port
@@ -32,6 +32,9 @@ from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_
 from agent_r1_service.imports import quick_imports
 from agent_r1_service.logs import make_formatter
 from agent_r1_service.tracing import start_tracing
+
+if TYPE_CHECKING:
+    from agent_r1.rollout.main import RolloutSettings
 
 logger = logging.getLogger(__name__)
 
@@ -262,26 +265,13 @@ def _beside_its_run(config: Config, file: Path) -> Config:
 
 def _serve_rollout(config: Config, announce_dir: Path | None) -> NoReturn:
     _redis(config)
-    tools = {name: tool.url for name, tool in config.tools.items()}
     _check_listen(config, config.rollout, "rollout")
     with quick_imports():
         from agent_r1.rollout import main as rollout
     from agent_r1.rollout.policy import EngineDeadError, PolicyOutOfMemoryError, PolicySetupError
 
     try:
-        rollout.serve(
-            rollout.RolloutSettings(
-                run=config.run,
-                model=config.model,
-                redis=config.redis,
-                env=config.env,
-                rollout=config.rollout,
-                tools=tools,
-                weights_dir=config.learner.weights_dir or config.run.folder(),
-                transport=config.learner.transport,
-                announce_dir=announce_dir,
-            )
-        )
+        rollout.serve(rollout_settings(config, announce_dir))
     except (PolicySetupError, PolicyOutOfMemoryError) as exc:
         # Not defects: the message is the whole story, and a restart would not help.
         raise ValueError(str(exc)) from exc
@@ -290,6 +280,23 @@ def _serve_rollout(config: Config, announce_dir: Path | None) -> NoReturn:
         print(f"{ERROR_PREFIX}{exc}", file=sys.stderr)
         _end_process(EXIT_FAILED)
     _end_process(0)
+
+
+def rollout_settings(config: Config, announce_dir: Path | None = None) -> RolloutSettings:
+    """Return the tables that a rollout server needs."""
+    from agent_r1.rollout.main import RolloutSettings
+
+    return RolloutSettings(
+        run=config.run,
+        model=config.model,
+        redis=config.redis,
+        env=config.env,
+        rollout=config.rollout,
+        tools={name: tool.url for name, tool in config.tools.items()},
+        weights_dir=config.learner.weights_dir or config.run.folder(),
+        transport=config.learner.transport,
+        announce_dir=announce_dir,
+    )
 
 
 def _end_process(status: int) -> NoReturn:

@@ -75,7 +75,11 @@ def outcome(record: dict[str, Any]) -> str:
     if record.get("advantage") is not None:
         parts.append(f"advantage {record['advantage']:+.3f}")
     parts.append(record.get("policy") or f"policy {_versions(record)}")
-    parts.append(f"{record['num_tokens']} tokens, {len(record['turns'])} turns")
+    tokens = f"{record['num_tokens']} tokens"
+    if spans := record.get("mask_spans"):
+        sampled = sum(end - start for start, end in spans)
+        tokens += f" ({sampled / record['num_tokens']:.0%} sampled)"
+    parts.append(f"{tokens}, {len(record['turns'])} turns")
     parts.append(f"{record['latency_ms'] / 1000:.2f} s")
     return "; ".join(parts)
 

@@ -137,7 +137,7 @@ class Probe:
                 text="chat template: not checked, because transformers is not installed",
             )
             return
-        folder = _model_folder(model.path)
+        folder = model_folder(model.path)
         tokenizer = load_tokenizer(str(folder))
         if not self._request.samples:
             return
@@ -219,7 +219,8 @@ def _function(key: str, name: str) -> Iterator[Report]:
     yield from ()
 
 
-def _model_folder(path: str) -> Path:
+def model_folder(path: str) -> Path:
+    """Return the folder with a model's tokenizer and settings; of a name on a hub, fetch those."""
     if Path(path).is_dir():
         return Path(path)
     from huggingface_hub import snapshot_download

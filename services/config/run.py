@@ -50,6 +50,18 @@ _URL_SECRET = re.compile(r"^([a-z][a-z0-9+.-]*://)([^@\s]*)@", re.IGNORECASE)
 _SECRET_NAME = re.compile(r"(^|_)(password|secret|api_key|access_token)$")
 
 
+class EpisodesConfig(StrictConfig):
+    """`[episodes]`: two scripted interactions with known worth, for `agent-r1 validate`.
+
+    A file holds {"task": "id", "turns": ["what the model writes", ...]}.
+    """
+
+    passing: Path | None = None
+    """JSON file of an interaction that solves its task."""
+    failing: Path | None = None
+    """JSON file of an interaction that does not; its reward must be lower."""
+
+
 class Config(StrictConfig):
     """Every table of `run.toml`."""
 
@@ -68,6 +80,7 @@ class Config(StrictConfig):
     evaluation: EvaluationConfig = EvaluationConfig()
     sft: SftConfig | None = None
     """Needed for `agent-r1 sft`."""
+    episodes: EpisodesConfig = EpisodesConfig()
 
     @model_validator(mode="after")
     def _check_tables(self) -> Self:

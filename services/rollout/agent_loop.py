@@ -1,7 +1,7 @@
 """One coroutine per trajectory: the model writes, its calls run, the results come back as tokens.
 
 worker.py hands in a `RolloutTask` and gets the `Trajectory`. In between: prompt tokens from
-chat_format.py, sampled tokens from the `Policy`, tool results from tool_calls/client.py, and what
+chat_format.py, sampled tokens from the `Sampler`, tool results from tool_calls/client.py, and what
 they mean from the `ToolEnv`.
 
 Every sampled token is kept as it was sampled, with mask 1 and its log-probability; everything else
@@ -21,7 +21,7 @@ from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
 from agent_r1.rollout.parsing import TurnText, parse_turn
-from agent_r1.rollout.policy import EngineDeadError, Generation, Policy, PolicyError
+from agent_r1.rollout.policy import EngineDeadError, Generation, PolicyError, Sampler
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.runner import CallRunner
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
@@ -55,7 +55,7 @@ class AgentLoop:
     def __init__(
         self,
         *,
-        policy: Policy,
+        policy: Sampler,
         chat: ChatFormat,
         tools: ToolClient,
         env: EnvConfig,
@@ -123,6 +123,19 @@ class AgentLoop:
             started_at=started_at,
             latency_ms=(time.monotonic() - started) * 1000,
         )
+
+    def prompt_tokens(self, task: Task) -> list[int]:
+        """Return the prompt of a task, as a trajectory begins with it.
+
+        Raises:
+            ValueError: the task asks for a tool that is not offered, or the chat template cannot
+                render it.
+        """
+        try:
+            names = self._offered_names(task)
+        except _AttemptFailedError as exc:
+            raise ValueError(str(exc)) from exc
+        return self._prompt(task, {name: self._tools.directory.spec(name) for name in names})
 
     async def _interact(
         self, rollout: RolloutTask, record: TrajectoryBuilder, env: ToolEnv, calls: CallRunner

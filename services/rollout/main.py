@@ -26,7 +26,7 @@ from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.metrics import RolloutMetrics
-from agent_r1.rollout.policy import EngineDeadError, Policy
+from agent_r1.rollout.policy import EngineDeadError, Policy, Sampler
 from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
@@ -220,8 +220,8 @@ async def _serve_samples(
         port = listener.getsockname()[1]
         url = advertised_url(NAME, rollout, port)
         server_id = rollout.server_id or f"{socket.gethostname()}-{port}-{os.getpid()}"
-        broker = await stack.enter_async_context(await _connect(settings))
-        tools = _tool_client(settings, broker, server_id)
+        broker = await stack.enter_async_context(await connect(settings))
+        tools = make_tool_client(settings, broker, server_id)
         stack.push_async_callback(tools.stop)
         stack.push_async_callback(policy.stop)
         await _all_or_none(tools.start(rollout.tool_start_timeout_s), policy.start())
@@ -234,7 +234,7 @@ async def _serve_samples(
         worker = RolloutWorker(
             consumer=consumer,
             registry=registry,
-            run_attempt=_agent_loop(policy, chat, tools, settings, server_id).run,
+            run_attempt=make_agent_loop(policy, chat, tools, settings, server_id).run,
             versions=versions,
             trajectories=broker.keys.trajectories,
             max_concurrent=rollout.max_concurrent,
@@ -300,7 +300,8 @@ def _fetcher(settings: RolloutSettings, registry: Registry, server_id: str) -> F
     )
 
 
-def _tool_client(settings: RolloutSettings, broker: Broker, server_id: str) -> ToolClient:
+def make_tool_client(settings: RolloutSettings, broker: Broker, server_id: str) -> ToolClient:
+    """Return the client of the configured tools, which is yet to be started."""
     run, env = settings.run, settings.env
     return ToolClient(
         {name: url for name, url in settings.tools.items() if url is not None},
@@ -314,13 +315,14 @@ def _tool_client(settings: RolloutSettings, broker: Broker, server_id: str) -> T
     )
 
 
-def _agent_loop(
-    policy: Policy,
+def make_agent_loop(
+    policy: Sampler,
     chat: ChatFormat,
     tools: ToolClient,
     settings: RolloutSettings,
     server_id: str,
 ) -> AgentLoop:
+    """Return what runs trajectories with the configured environment."""
     env = settings.env
     return AgentLoop(
         policy=policy,
@@ -334,7 +336,12 @@ def _agent_loop(
     )
 
 
-async def _connect(settings: RolloutSettings) -> Broker:
+async def connect(settings: RolloutSettings) -> Broker:
+    """Connect to the Redis of the run.
+
+    Raises:
+        ValueError: redis.url is not set.
+    """
     redis = settings.redis
     if redis.url is None:
         raise ValueError(

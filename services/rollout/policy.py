@@ -1,6 +1,6 @@
 """What the agent loop needs of a sampler: token ids in, token ids and log-probabilities out.
 
-agent_loop.py reads `Generation` from a `Policy`; app.py drives `load_weights` and `score` for the
+agent_loop.py reads `Generation` from a `Sampler`; app.py drives `load_weights` and `score` for the
 learner. `VllmPolicy` (vllm/policy.py) is the real one; tests bring their own. Imports no engine.
 """
 
@@ -87,11 +87,46 @@ class EngineWork:
     """Share of its KV cache."""
 
 
-class Policy(Protocol):
-    """A sampler with versioned weights.
+class Sampler(Protocol):
+    """What writes the turns of a trajectory.
 
     `generate` may be called concurrently without bound; the caller limits what is in flight.
     """
+
+    @property
+    def max_context(self) -> int:
+        """Most tokens of prompt and generation together."""
+        ...
+
+    async def generate(
+        self,
+        token_ids: list[int],
+        *,
+        max_tokens: int,
+        temperature: float,
+        seed: int,
+        request_id: str,
+    ) -> Generation:
+        """Sample after a prompt until an end-of-turn token, `max_tokens` or the context's end.
+
+        Cancelling the call aborts the request in the engine.
+
+        Args:
+            token_ids: [T] the prompt; never re-tokenized.
+            max_tokens: most tokens to sample; cut to what the context leaves.
+            temperature: 0 is greedy.
+            seed: of this request alone.
+            request_id: unique among requests in flight; appears in the engine's log.
+
+        Raises:
+            PromptError: the prompt is empty, holds an unknown id or fills the context.
+            EngineDeadError: the engine failed.
+        """
+        ...
+
+
+class Policy(Sampler, Protocol):
+    """A sampler with versioned weights."""
 
     @property
     def policy_version(self) -> int:
@@ -101,11 +136,6 @@ class Policy(Protocol):
     @property
     def eos_token_ids(self) -> Sequence[int]:
         """Tokens that end a turn."""
-        ...
-
-    @property
-    def max_context(self) -> int:
-        """Most tokens of prompt and generation together."""
         ...
 
     @property
@@ -134,32 +164,6 @@ class Policy(Protocol):
         Raises:
             PolicySetupError: the model or the engine cannot be used.
             PolicyOutOfMemoryError: the engine does not fit.
-        """
-        ...
-
-    async def generate(
-        self,
-        token_ids: list[int],
-        *,
-        max_tokens: int,
-        temperature: float,
-        seed: int,
-        request_id: str,
-    ) -> Generation:
-        """Sample after a prompt until an end-of-turn token, `max_tokens` or the context's end.
-
-        Cancelling the call aborts the request in the engine.
-
-        Args:
-            token_ids: [T] the prompt; never re-tokenized.
-            max_tokens: most tokens to sample; cut to what the context leaves.
-            temperature: 0 is greedy.
-            seed: of this request alone.
-            request_id: unique among requests in flight; appears in the engine's log.
-
-        Raises:
-            PromptError: the prompt is empty, holds an unknown id or fills the context.
-            EngineDeadError: the engine failed.
         """
         ...
 

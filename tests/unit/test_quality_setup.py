@@ -1,6 +1,6 @@
 """The set-up: the lock is exact and complete, the installer continues, and failures are explained.
 
-Reads deploy/constraints, pyproject.toml and scripts/.
+Reads deploy/constraints, pyproject.toml and scripts/install.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,10 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from agent_r1.cli.main import main
+from agent_r1_deploy import lock_install, native_libraries
+from agent_r1_deploy.lock_install import Target
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 LOCKS = sorted((REPOSITORY / "deploy" / "constraints").glob("*.txt"))
 PYPROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
@@ -29,17 +33,10 @@ CPU_EXTRAS = ("tools", "reward", "rollout", "learner", "ray", "local", "dev")
 TORCH_MEDIA = {"torchvision", "torchaudio", "torchcodec"}
 
 
-def load_install() -> ModuleType:
-    """Import scripts/install.py, which is no package, as Python does when it runs the file."""
-    sys.path.insert(0, str(REPOSITORY / "scripts"))
-    try:
-        return _load("install")
-    finally:
-        sys.path.remove(str(REPOSITORY / "scripts"))
-
-
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+@pytest.fixture
+def install() -> ModuleType:
+    """scripts/install.py, which is no package."""
+    spec = importlib.util.spec_from_file_location("install", REPOSITORY / "scripts" / "install.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -48,14 +45,9 @@ def _load(name: str) -> ModuleType:
 
 
 @pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
-    """scripts/install.py, working in a folder of this test's own."""
-    module = load_install()
-    monkeypatch.setattr(module, "VENV", tmp_path / ".venv")
-    monkeypatch.setattr(module, "STAMP", tmp_path / ".venv" / "stamp")
-    monkeypatch.setattr(module, "LOG", tmp_path / "log")
-    monkeypatch.setattr(module, "PYTHON", tmp_path / ".venv" / "bin" / "python")
-    return module
+def target(tmp_path: Path) -> Target:
+    """An environment that does not exist yet."""
+    return Target(tmp_path / ".venv", LOCKS[0])
 
 
 def requirement_lines(lock: Path) -> list[str]:
@@ -145,11 +137,15 @@ def test_the_cpu_lock_leaves_out_the_cuda_builds_that_break_transformers() -> No
     assert not TORCH_MEDIA & set(pinned_versions(LOCKS[0], "3.11"))
 
 
-def test_a_finished_set_up_is_recognized_until_something_changes(install: ModuleType) -> None:
+def test_a_finished_set_up_is_recognized_until_something_changes(
+    install: ModuleType, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install, "TARGET", target)
+    monkeypatch.setattr(install, "STAMP", target.prefix / "stamp")
     stamp = install.compute_stamp()
     assert not install.is_done(stamp)
-    install.PYTHON.parent.mkdir(parents=True)
-    install.PYTHON.touch()
+    target.python.parent.mkdir(parents=True)
+    target.python.touch()
     install.STAMP.write_text(stamp + "\n")
     assert install.is_done(stamp)
     assert not install.is_done("another lock")
@@ -161,18 +157,18 @@ def test_the_stamp_depends_on_the_lock(
     before = install.compute_stamp()
     lock = tmp_path / "cpu.txt"
     lock.write_text("six==1.17.0\n")
-    monkeypatch.setattr(install, "LOCK", lock)
+    monkeypatch.setattr(install, "TARGET", Target(tmp_path / ".venv", lock))
     assert install.compute_stamp() != before
 
 
-def test_a_package_cut_short_is_installed_again(install: ModuleType) -> None:
-    packages = install.VENV / "lib" / "python3.11" / "site-packages"
+def test_a_package_cut_short_is_installed_again(target: Target) -> None:
+    packages = target.prefix / "lib" / "python3.11" / "site-packages"
     for name, files in {"whole": ("RECORD", "INSTALLER"), "cut": ("METADATA",)}.items():
         info = packages / f"{name}-1.0.dist-info"
         info.mkdir(parents=True)
         for file in files:
             (info / file).touch()
-    install.remove_half_installed()
+    lock_install.remove_half_installed(target)
     assert [path.name for path in packages.iterdir()] == ["whole-1.0.dist-info"]
 
 
@@ -186,15 +182,15 @@ def test_a_package_cut_short_is_installed_again(install: ModuleType) -> None:
         ("something else", "run the same command again"),
     ],
 )
-def test_a_failure_names_its_remedy(install: ModuleType, output: str, expected: str) -> None:
-    message = install.explain(output)
+def test_a_failure_names_its_remedy(target: Target, output: str, expected: str) -> None:
+    message = lock_install.explain(target, output)
     assert expected in message
     assert output in message
 
 
 @pytest.mark.parametrize("where", ["environment", "configuration file"])
 def test_a_constraint_of_the_users_own_does_not_stop_the_lock(
-    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, where: str
+    monkeypatch: pytest.MonkeyPatch, target: Target, tmp_path: Path, where: str
 ) -> None:
     constraint, config = tmp_path / "constraint.txt", tmp_path / "pip.conf"
     constraint.write_text("six<1\n")
@@ -203,43 +199,74 @@ def test_a_constraint_of_the_users_own_does_not_stop_the_lock(
         monkeypatch.setenv("PIP_CONSTRAINT", str(constraint))
     else:
         monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
-    monkeypatch.setattr(install, "PYTHON", Path(sys.executable))
+    target.python.parent.mkdir(parents=True)
+    target.python.symlink_to(sys.executable)
     # With the constraint pip says that versions conflict, which would end the set-up.
-    with pytest.raises(install.InstallError, match="No matching distribution found"):
-        install.run_pip(
-            "installing", ["--no-index", "--find-links", str(tmp_path), "six==1.17.0+x"]
+    with pytest.raises(lock_install.InstallError, match="No matching distribution found"):
+        lock_install.run_pip(
+            target, "installing", ["--no-index", "--find-links", str(tmp_path), "six==1.17.0+x"]
         )
 
 
 def test_torch_comes_from_the_configured_indexes_before_pytorchs(
-    install: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, target: Target
 ) -> None:
     asked: list[list[str]] = []
 
-    def run_pip(title: str, arguments: list[str]) -> None:
+    def run_pip(target: Target, title: str, arguments: list[str]) -> None:
         asked.append(arguments)
         if "--extra-index-url" not in arguments:
-            raise install.InstallError("ERROR: No matching distribution found for torch")
+            raise lock_install.InstallError("ERROR: No matching distribution found for torch")
 
-    monkeypatch.setattr(install, "is_installed", lambda requirement: False)
-    monkeypatch.setattr(install, "run_pip", run_pip)
-    install.install_torch("torch==2.13.0+cpu")
+    monkeypatch.setattr(lock_install, "is_installed", lambda target, requirement: False)
+    monkeypatch.setattr(lock_install, "run_pip", run_pip)
+    lock_install.install_torch(target, "torch==2.13.0+cpu")
     assert asked[0] == ["torch==2.13.0+cpu"]
-    assert install.PYTORCH_INDEX in asked[1]
+    assert lock_install.PYTORCH_INDEX in asked[1]
     assert "--timeout" in asked[1]
     assert len(asked) == 2
 
 
 def test_a_broken_index_is_not_asked_twice_for_torch(
-    install: ModuleType, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, target: Target
 ) -> None:
-    def run_pip(title: str, arguments: list[str]) -> None:
-        raise install.InstallError("No space left on device")
+    def run_pip(target: Target, title: str, arguments: list[str]) -> None:
+        raise lock_install.InstallError("No space left on device")
 
-    monkeypatch.setattr(install, "is_installed", lambda requirement: False)
-    monkeypatch.setattr(install, "run_pip", run_pip)
-    with pytest.raises(install.InstallError, match="No space left"):
-        install.install_torch("torch==2.13.0+cpu")
+    monkeypatch.setattr(lock_install, "is_installed", lambda target, requirement: False)
+    monkeypatch.setattr(lock_install, "run_pip", run_pip)
+    with pytest.raises(lock_install.InstallError, match="No space left"):
+        lock_install.install_torch(target, "torch==2.13.0+cpu")
+
+
+@pytest.mark.parametrize("variant", ["cpu", "gpu"])
+def test_each_variant_installs_its_whole_lock_and_torch_for_cpus_from_its_own_index(
+    monkeypatch: pytest.MonkeyPatch, target: Target, variant: str
+) -> None:
+    steps: list[str] = []
+    lock = REPOSITORY / "deploy" / "constraints" / f"{variant}.txt"
+
+    def run_pip(target: Target, title: str, arguments: list[str]) -> None:
+        steps.append(" ".join(arguments).partition("==")[0])
+
+    monkeypatch.setattr(lock_install, "run_pip", run_pip)
+    monkeypatch.setattr(lock_install, "is_installed", lambda target, requirement: False)
+    monkeypatch.setattr(lock_install, "ensure_libnuma", lambda *_: steps.append("libnuma"))
+    monkeypatch.setattr(lock_install, "ensure_bwrap", lambda *_: steps.append("bwrap"))
+    (target.prefix / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+    lock_install.install_lock(Target(target.prefix, lock))
+    whole = ["setuptools", f"--requirement {lock}", "bwrap"]
+    if variant == "cpu":
+        whole = ["setuptools", "torch", f"--requirement {lock}", "libnuma", "bwrap"]
+    assert steps == whole
+
+
+def test_the_command_refuses_the_python_of_the_system(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "prefix", sys.base_prefix)
+    assert main(["setup", "cpu"]) == 2
+    assert "python3 -m venv .venv" in capsys.readouterr().err
 
 
 def test_without_a_usable_python_set_up_says_which_and_names_docker(tmp_path: Path) -> None:
@@ -262,14 +289,13 @@ def test_the_python_that_runs_the_tests_is_a_supported_one() -> None:
 def test_a_missing_libnuma_is_fetched_into_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    native = _load("native_libraries")
     real = ctypes.util.find_library("c")
     assert real is not None
     answers = iter([False, True])
-    monkeypatch.setattr(native, "is_loadable", lambda python: next(answers))
-    monkeypatch.setattr(native, "fetch_with_apt", lambda folder: Path(real))
-    native.ensure_libnuma(Path(sys.executable), tmp_path)
-    line = (tmp_path / native.PTH).read_text()
+    monkeypatch.setattr(native_libraries, "is_loadable", lambda python: next(answers))
+    monkeypatch.setattr(native_libraries, "fetch_with_apt", lambda folder: Path(real))
+    native_libraries.ensure_libnuma(Path(sys.executable), tmp_path)
+    line = (tmp_path / native_libraries.PTH).read_text()
     assert line.startswith("import ctypes")  # site.py runs a line of a .pth file that imports
     subprocess.run([sys.executable, "-c", line], check=True, timeout=60)
 
@@ -277,8 +303,7 @@ def test_a_missing_libnuma_is_fetched_into_the_environment(
 def test_a_libnuma_that_cannot_be_fetched_names_the_systems_commands(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    native = _load("native_libraries")
-    monkeypatch.setattr(native, "is_loadable", lambda python: False)
-    monkeypatch.setattr(native, "fetch_with_apt", lambda folder: None)
-    with pytest.raises(native.MissingLibraryError, match="dnf install numactl-libs"):
-        native.ensure_libnuma(Path(sys.executable), tmp_path)
+    monkeypatch.setattr(native_libraries, "is_loadable", lambda python: False)
+    monkeypatch.setattr(native_libraries, "fetch_with_apt", lambda folder: None)
+    with pytest.raises(native_libraries.MissingLibraryError, match="dnf install numactl-libs"):
+        native_libraries.ensure_libnuma(Path(sys.executable), tmp_path)

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 from agent_r1.tools.sandbox import bubblewrap
-
-REPOSITORY = Path(__file__).resolve().parents[4]
-
-
-@pytest.fixture
-def native() -> ModuleType:
-    path = REPOSITORY / "scripts" / "native_libraries.py"
-    spec = importlib.util.spec_from_file_location("native_libraries", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from agent_r1_deploy import native_libraries
 
 
 def without_bwrap(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
 
 
-def test_set_up_leaves_a_bwrap_of_the_system_alone(
-    native: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
+def test_set_up_leaves_a_bwrap_of_the_system_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(native, "fetch_with_apt", lambda *_: pytest.fail("fetched"))
-    native.ensure_bwrap(tmp_path)
+    monkeypatch.setattr(native_libraries, "fetch_with_apt", lambda *_: pytest.fail("fetched"))
+    native_libraries.ensure_bwrap(tmp_path)
 
 
 def test_set_up_fetches_a_missing_bwrap_into_the_environment(
-    native: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -52,15 +35,14 @@ def test_set_up_fetches_a_missing_bwrap_into_the_environment(
         return folder / "bwrap"
 
     without_bwrap(monkeypatch)
-    monkeypatch.setattr(native, "fetch_with_apt", fetch)
-    native.ensure_bwrap(tmp_path)
+    monkeypatch.setattr(native_libraries, "fetch_with_apt", fetch)
+    native_libraries.ensure_bwrap(tmp_path)
     assert (tmp_path / "bwrap").exists()
     assert "warning" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("fetched", [None, "broken"])
 def test_set_up_goes_on_without_bwrap_and_says_how_to_install_it(
-    native: ModuleType,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -73,8 +55,8 @@ def test_set_up_goes_on_without_bwrap_and_says_how_to_install_it(
         return folder / "bwrap"
 
     without_bwrap(monkeypatch)
-    monkeypatch.setattr(native, "fetch_with_apt", fetch)
-    native.ensure_bwrap(tmp_path)
+    monkeypatch.setattr(native_libraries, "fetch_with_apt", fetch)
+    native_libraries.ensure_bwrap(tmp_path)
     assert "apt-get install bubblewrap" in capsys.readouterr().out
     assert not (tmp_path / "bwrap").exists()
 

@@ -1,10 +1,10 @@
 """What wheels do not carry and small installations of Linux lack: finds it, or fetches it.
 
-Called by install.py. vLLM's CPU build links to libnuma.so.1; without it vLLM starts and fails at
-the first token. The tools that run code need bubblewrap's `bwrap`. Where apt can fetch the package,
-the library is put into `.venv` and loaded by every Python of `.venv` at start (a `.pth` line), the
-program into `.venv/bin`; nothing outside `.venv` is changed. Elsewhere the message names the
-system's own command.
+Called by lock_install.py. vLLM's CPU build links to libnuma.so.1; without it vLLM starts and fails
+at the first token. The tools that run code need bubblewrap's `bwrap`. Where apt can fetch the
+package, the library is put into the environment and loaded by every Python of it at start (a `.pth`
+line), the program into its `bin`; nothing else is changed. Elsewhere the message names the system's
+own command.
 """
 
 from __future__ import annotations
@@ -82,14 +82,14 @@ def fetch_with_apt(
 
 
 def ensure_libnuma(python: Path, site_packages: Path) -> None:
-    """Make sure that every Python of `.venv` finds libnuma.
+    """Make sure that every Python of the environment finds libnuma.
 
     Raises:
         MissingLibraryError: the library is not there and could not be fetched.
     """
     if is_loadable(python):
         return
-    print(f"the system has no {LIBRARY}; fetching Debian's into .venv")
+    print(f"the system has no {LIBRARY}; fetching Debian's into this environment")
     library = fetch_with_apt(site_packages.parent.parent / "native")
     if library is None:
         raise MissingLibraryError(REMEDY)
@@ -105,10 +105,10 @@ def ensure_libnuma(python: Path, site_packages: Path) -> None:
 
 
 def ensure_bwrap(scripts: Path) -> None:
-    """Make sure that `bwrap` is on PATH or in `.venv/bin`; else say what to do."""
+    """Make sure that `bwrap` is on PATH or in the environment's `bin`; else say what to do."""
     if shutil.which(BWRAP) or (scripts / BWRAP).exists():
         return
-    print("the system has no bubblewrap; fetching Debian's into .venv")
+    print("the system has no bubblewrap; fetching Debian's into this environment")
     program = fetch_with_apt(scripts, BWRAP_PACKAGE, f"bin/{BWRAP}")
     if program is not None and not runs(program):
         program.unlink()

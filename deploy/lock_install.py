@@ -1,0 +1,228 @@
+"""Installs a lock into a virtual environment: exactly its packages, nothing resolved.
+
+`scripts/install.py` (`make setup`) and `agent-r1 setup` call `install_lock`. Standard library only,
+since what it installs is not there yet. An interrupted run continues: pip keeps what it downloaded
+and skips what is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from .native_libraries import ensure_bwrap, ensure_libnuma
+
+PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+# Short, because the index may be unreachable where PyPI is not; a slow download is no timeout.
+PYTORCH_OPTIONS = ("--timeout", "10", "--retries", "1")
+# What builds the packages that come as source (DeepSpeed) and this project itself.
+BUILD_TOOLS = ("setuptools",)
+CPU_BUILD = "+cpu"
+QUIET_PROGRESS_S = 30.0
+# On a terminal, a line of progress takes the place of the one before.
+LINE_START = "\r\x1b[2K" if sys.stdout.isatty() else ""
+# The lines of pip that say what it is doing.
+STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Building|Installing collected)")
+
+# First match wins: (pattern in pip's output, what to tell the user).
+FAILURES = (
+    (
+        r"No space left on device|Errno 28|Disk quota exceeded",
+        "the disk is full: {free_gb:.1f} GB are free at {place}. Free some space (pip's "
+        "cache: `pip cache purge`), or use another disk, and run the same command again; "
+        "what is installed is kept.",
+    ),
+    (
+        r"NewConnectionError|ConnectTimeout|ReadTimeout|NameResolutionError|ConnectionResetError"
+        r"|Temporary failure in name resolution|Network is unreachable|ProxyError|SSLError"
+        r"|Connection broken|IncompleteRead",
+        "a package index could not be reached. Needed are PyPI and, for the CPU build of torch, "
+        + PYTORCH_INDEX
+        + " or a folder with that wheel (PIP_FIND_LINKS=folder). Check the network "
+        "(and HTTPS_PROXY, PIP_INDEX_URL, PIP_CERT if you use them) and run the same command "
+        "again; finished downloads are kept.",
+    ),
+    (
+        r"No matching distribution found|not a supported wheel",
+        "a package has no build for this system ({platform}, Python {python}). Agent-R1 runs "
+        "natively on x86-64 Linux with Python 3.11 or 3.12; elsewhere use Docker: "
+        "`docker compose -f docker-compose.yml -f deploy/compose.cpu.yml up --build -d`.",
+    ),
+    (r"Permission denied|Errno 13", "{place} is not writable for this user."),
+)
+
+
+class InstallError(Exception):
+    """pip failed; the text is its output."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A virtual environment, and the lock that it is to have."""
+
+    prefix: Path
+    """Folder of the environment."""
+    lock: Path
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.prefix / "bin" / "python"
+
+    @property
+    def log(self) -> Path:
+        """What pip printed."""
+        return self.prefix / "agent-r1-setup.log"
+
+    def site_packages(self) -> Path:
+        """Return the folder of its packages."""
+        return next(self.prefix.glob("lib/python*/site-packages"))
+
+
+def install_lock(target: Target) -> None:
+    """Install every package of the lock, and the native libraries that wheels do not carry.
+
+    Raises:
+        InstallError: pip failed.
+        MissingLibraryError: a library is not there and could not be fetched.
+    """
+    remove_half_installed(target)
+    requirements = read_lock(target.lock)
+    torch = next(line for line in requirements if line.startswith("torch=="))
+    tools = [line for line in requirements if line.split("==")[0] in BUILD_TOOLS]
+    run_pip(target, "installing build tools", tools)
+    if CPU_BUILD in torch:
+        install_torch(target, torch)
+    title = f"installing {len(requirements)} packages"
+    run_pip(target, title, ["--requirement", str(target.lock)])
+    if CPU_BUILD in torch:  # vLLM's CPU build links to it
+        ensure_libnuma(target.python, target.site_packages())
+    ensure_bwrap(target.prefix / "bin")
+
+
+def read_lock(lock: Path) -> list[str]:
+    """Return the requirement lines of a lock."""
+    lines = (line.strip() for line in lock.read_text().splitlines())
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def remove_half_installed(target: Target) -> None:
+    """Forget packages whose installation was cut short, so that pip installs them again."""
+    for info in target.prefix.glob("lib/python*/site-packages/*.dist-info"):
+        # pip writes these two last.
+        if not ((info / "RECORD").exists() and (info / "INSTALLER").exists()):
+            shutil.rmtree(info)
+    for leftover in target.prefix.glob("lib/python*/site-packages/~*"):
+        shutil.rmtree(leftover)
+
+
+def show_progress(target: Target, output: bytes, elapsed_s: float) -> None:
+    """Show how far pip is, by its output so far; on a terminal in one line that changes."""
+    steps = [line for line in output.decode(errors="replace").splitlines() if STEP.match(line)]
+    step = steps[-1].strip()[:50] if steps else ""
+    count = len(list(target.prefix.glob("lib/python*/site-packages/*.dist-info")))
+    text = f"{LINE_START}  {elapsed_s:4.0f} s  {count} packages installed  {step}"
+    print(text, end="" if LINE_START else "\n", flush=True)
+
+
+def run_pip(
+    target: Target, title: str, arguments: Sequence[str], folder: Path | None = None
+) -> None:
+    """Run `pip install` into the environment.
+
+    Args:
+        target: the environment.
+        title: what is printed about it.
+        arguments: of pip, after `install`.
+        folder: in which it runs; None is the current one.
+
+    Raises:
+        InstallError: pip failed.
+    """
+    # Versions come from the lock alone: a constraint of the user's or the machine's own, which may
+    # stand in pip's configuration files, must not stop it. Empty would not override those.
+    environment = os.environ | {
+        "PIP_CONSTRAINT": os.devnull,
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "PYTHONNOUSERSITE": "1",
+    }
+    command = [str(target.python), "-m", "pip", "install", "--no-deps", "--progress-bar", "off"]
+    every_s = 1.0 if LINE_START else QUIET_PROGRESS_S
+    started = time.monotonic()
+    print(f"{title} ...", flush=True)
+    with subprocess.Popen(
+        [*command, "--no-build-isolation", "--no-input", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        cwd=folder,
+    ) as process:
+        output: bytes | None = None
+        try:
+            while output is None:
+                try:
+                    output, _ = process.communicate(timeout=every_s)
+                except subprocess.TimeoutExpired as exc:
+                    show_progress(target, exc.output or b"", time.monotonic() - started)
+        finally:
+            process.terminate()  # does nothing where it has ended
+    with target.log.open("ab") as log:
+        log.write(output)
+    if process.returncode != 0:
+        raise InstallError(output.decode(errors="replace"))
+    print(f"{LINE_START}  done in {time.monotonic() - started:.0f} s", flush=True)
+
+
+def is_installed(target: Target, requirement: str) -> bool:
+    """Tell whether exactly this "name==version" is in the environment."""
+    name, version = requirement.split("==")
+    program = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
+    found = subprocess.run(
+        [str(target.python), "-c", program, name], capture_output=True, text=True
+    )
+    return found.stdout.strip() == version
+
+
+def install_torch(target: Target, requirement: str) -> None:
+    """Install the CPU build of torch: from the configured indexes and folders, else PyTorch's.
+
+    PyPI has no `+cpu` build. A folder or an index the user has configured is asked first, alone,
+    so that a machine that cannot reach PyTorch's index does not wait for it.
+    """
+    if is_installed(target, requirement):
+        return
+    try:
+        title = f"installing {requirement} from the configured indexes"
+        run_pip(target, title, [requirement])
+    except InstallError as exc:
+        if "No matching distribution found" not in str(exc):
+            raise
+        print(f"  not there; asking {PYTORCH_INDEX}")
+        run_pip(
+            target,
+            f"installing {requirement}",
+            [*PYTORCH_OPTIONS, "--extra-index-url", PYTORCH_INDEX, requirement],
+        )
+
+
+def explain(target: Target, output: str) -> str:
+    """Return what a user can do about pip's failure, with pip's last lines."""
+    tail = "\n".join(f"    {line}" for line in output.strip().splitlines()[-8:])
+    remedy = "run the same command again; if it fails the same way, the log has the details."
+    for pattern, text in FAILURES:
+        if re.search(pattern, output):
+            remedy = text.format(
+                place=target.prefix,
+                free_gb=shutil.disk_usage(target.prefix.parent).free / 1e9,
+                platform=f"{sys.platform} {os.uname().machine}",
+                python=f"{sys.version_info.major}.{sys.version_info.minor}",
+            )
+            break
+    return f"\nset-up stopped: {remedy}\n  pip's last lines ({target.log}):\n{tail}"

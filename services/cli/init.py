@@ -1,0 +1,72 @@
+"""`agent-r1 init FOLDER`: a task that runs as it is, in a folder of the user's own.
+
+Copies an example that comes with the package; writes nothing elsewhere and starts nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import agent_r1
+from agent_r1.config.sources import ConfigError, at_hand
+
+STARTER, TINY_WORLD = "starter", "tiny_world"
+NOT_COPIED = ("__pycache__", "data", ".index", ".pytest_cache")
+"""Of tiny_world, whose data is generated."""
+
+
+def examples_folder() -> Path:
+    """Return the folder of the examples: beside this package, or in the checkout it runs from."""
+    package = Path(agent_r1.__file__).parent
+    installed = package / "examples"
+    return installed if installed.is_dir() else package.parent / "examples"
+
+
+def init(arguments: argparse.Namespace) -> int:
+    """Write the folder, and say what to do in it."""
+    folder: Path = arguments.folder
+    _check_free(folder)
+    if arguments.example == TINY_WORLD:
+        _copy_tiny_world(folder)
+        steps = ("agent-r1 train run.toml --run-dir runs/demo", "agent-r1 show runs/demo")
+    else:
+        _copy_starter(folder)
+        steps = (
+            "agent-r1 validate run.toml",
+            "agent-r1 try run.toml -n 2",
+            "agent-r1 train run.toml --run-dir runs/first",
+        )
+    print(f"{at_hand(folder.resolve())} holds a task that runs as it is; its README.md explains it")
+    print(f"continue with:\n  cd {folder}")
+    for step in steps:
+        print(f"  {step}")
+    return 0
+
+
+def _check_free(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; name a folder that is new or empty")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ConfigError(
+            f"{folder} is not empty; nothing was written: name a folder that is new or empty"
+        )
+
+
+def _copy_starter(folder: Path) -> None:
+    examples = examples_folder()
+    ignored = shutil.ignore_patterns("__pycache__", ".pytest_cache", "runs")
+    shutil.copytree(examples / STARTER, folder, ignore=ignored, dirs_exist_ok=True)
+    shutil.copytree(examples / TINY_WORLD / "base", folder / "base")
+
+
+def _copy_tiny_world(folder: Path) -> None:
+    source = examples_folder() / TINY_WORLD
+    ignored = shutil.ignore_patterns(*NOT_COPIED)
+    shutil.copytree(source, folder, ignore=ignored, dirs_exist_ok=True)
+    print("generating the questions and the encyclopedia")
+    generate = [sys.executable, folder / "generate.py", "--out", folder / "data", "--no-sft"]
+    subprocess.run(generate, check=True)
