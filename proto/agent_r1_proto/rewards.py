@@ -10,6 +10,7 @@ from typing import Annotated, ClassVar, Self
 from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
+from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import Status, Trajectory
 
 
@@ -49,6 +50,8 @@ class ScoreCall(StrictMessage):
     arguments: dict[str, JsonValue] = {}
     status: str = "ok"
     """As in `ToolCallRecord`."""
+    text: str = ""
+    """What the tool answered."""
     data: JsonValue = None
     """What the tool sent beside its text: `ToolResult.data`."""
 
@@ -77,5 +80,7 @@ class ScoreRequest(StrictMessage):
 
     payload: dict[str, JsonValue]
     """The task's payload: `answers` for the question-answering components."""
+    prompt: list[ChatMessage] = []
+    """What the model was asked; only components that read it need it."""
     turns: Annotated[list[ScoreTurn], Field(min_length=1, fail_fast=True)]
     status: Status = "COMPLETED"

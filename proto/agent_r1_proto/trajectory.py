@@ -16,7 +16,7 @@ from pydantic import Field, JsonValue, model_validator
 from agent_r1_proto.arrays import BoolArray, Float32Array, Int32Array, SentWhere
 from agent_r1_proto.messages import Message, StreamMessage
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_proto.tools import ResultPart
+from agent_r1_proto.tools import ResultPart, TextPart
 
 Status = Literal["COMPLETED", "TRUNCATED", "FAILED"]
 ANSWERED = ("ok", "error")
@@ -53,6 +53,13 @@ class ToolCallRecord(Message):
     """Set by ToolEnv; None when it gives none."""
     error: str = ""
     """What went wrong, in one line."""
+
+    def text(self) -> str:
+        """Return what the tool answered; a part that is no text is named in brackets."""
+        return "\n".join(
+            part.text if isinstance(part, TextPart) else f"[{part.media_type}]"
+            for part in self.parts
+        )
 
 
 class Turn(Message):

@@ -79,7 +79,10 @@ async def _score_all(config: Config, records: Sequence[dict[str, Any]]) -> list[
             except (ComponentError, ValueError) as exc:
                 return Rescored(record, before, None, f"{record['rollout_id']}: {exc}")
 
-    return await asyncio.gather(*map(score, records))
+    try:
+        return await asyncio.gather(*map(score, records))
+    finally:
+        await scorer.close()
 
 
 def request_of(record: dict[str, Any]) -> ScoreRequest:
@@ -96,7 +99,10 @@ def request_of(record: dict[str, Any]) -> ScoreRequest:
         for turn in record["turns"]
     ]
     return ScoreRequest(
-        payload=record["payload"], turns=turns or [ScoreTurn(text="")], status=record["status"]
+        prompt=record["prompt"],
+        payload=record["payload"],
+        turns=turns or [ScoreTurn(text="")],
+        status=record["status"],
     )
 
 

@@ -7,14 +7,67 @@ from __future__ import annotations
 
 import difflib
 import re
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, JsonValue, model_validator
 
-from agent_r1.reward.components import BUILT_IN, ON_REQUEST
-from agent_r1_service.config import ListenConfig
+from agent_r1.reward.components import BUILT_IN, JUDGE, ON_REQUEST
+from agent_r1_service.config import ListenConfig, StrictConfig
 
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+
+
+class JudgeConfig(StrictConfig):
+    """`[reward.judge]`: the model that the component `judge` asks, and how."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    """Of a server with OpenAI's chat API, up to and with `/v1`."""
+    model: str
+    """What the server calls the model."""
+    api_key: str | None = None
+    """Sent as a bearer token. Give it as AGENT_R1__REWARD__JUDGE__API_KEY."""
+    prompt: str | None = None
+    """What the model is asked. `$question`, `$transcript`, `$answer`, `$answers` (of the payload),
+    `$payload` (as JSON) and `$status` are filled in; `$$` is a dollar sign."""
+    prompt_file: Path | None = None
+    """File with the prompt, on the host of the reward service."""
+    pattern: str = r"score:\s*(-?\d+(?:\.\d+)?)"
+    """Regular expression, without regard to case, whose one group is the score; the last match
+    counts."""
+    scale: tuple[float, float] = (0.0, 10.0)
+    """Lowest and highest score, which become 0.0 and 1.0; a score outside is an error."""
+    max_tokens: Annotated[int, Field(ge=1)] = 512
+    """Most tokens of an answer."""
+    extra_body: dict[str, JsonValue] = {}
+    """More keys of the request's body, such as `chat_template_kwargs`."""
+    max_concurrent: Annotated[int, Field(ge=1)] = 8
+    """Requests at once, of each reward worker."""
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = None
+    """Most requests a minute, of each reward worker; None is no limit."""
+    cache_size: Annotated[int, Field(ge=0)] = 10_000
+    """Prompts whose score is kept, so that equal interactions are asked about once."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.prompt is None) == (self.prompt_file is None):
+            raise ValueError("[reward.judge] needs either prompt or prompt_file; give one of them")
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as exc:
+            raise ValueError(
+                f"reward.judge.pattern ({self.pattern!r}) is no regular expression: {exc}"
+            ) from exc
+        if groups != 1:
+            raise ValueError(
+                f"reward.judge.pattern ({self.pattern!r}) has {groups} groups; it needs one, "
+                "around the score; write the others as (?:...)"
+            )
+        if not self.scale[0] < self.scale[1]:
+            raise ValueError(
+                f"reward.judge.scale is {list(self.scale)}; the first number must be smaller"
+            )
+        return self
 
 
 class RewardConfig(ListenConfig):
@@ -30,6 +83,8 @@ class RewardConfig(ListenConfig):
     tests_passed and all_tests_passed only where they are named."""
     ranges: dict[str, tuple[float, float]] = {}
     """Lowest and highest value of components of yours; a value outside is an error."""
+    judge: JudgeConfig | None = None
+    """Needed by the component `judge`."""
     component_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A component of yours that takes longer has failed on this trajectory, in seconds."""
     max_concurrent: Annotated[int, Field(ge=1)] = 32
@@ -37,7 +92,12 @@ class RewardConfig(ListenConfig):
 
     @model_validator(mode="after")
     def _check_components(self) -> Self:
-        built_in = (*BUILT_IN, *ON_REQUEST)
+        built_in = (*BUILT_IN, *ON_REQUEST, JUDGE)
+        if (JUDGE in self.components) != (self.judge is not None):
+            raise ValueError(
+                "the component judge of reward.components and the table [reward.judge] need each "
+                "other; add the one that is missing, or remove the other"
+            )
         for name in self.components:
             if name in built_in or re.match(CLASS_PATTERN, name):
                 continue

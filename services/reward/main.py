@@ -88,5 +88,6 @@ async def _serve(
                 if not working.done():
                     working.cancel()
                     await asyncio.wait({working}, timeout=_CANCEL_TIMEOUT_S)
+            await scorer.close()
         if not working.cancelled():
             await working

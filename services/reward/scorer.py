@@ -13,14 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from agent_r1.reward import scoring
 from agent_r1.reward.components import (
     BUILT_IN,
+    JUDGE,
     NEEDS_ANSWERS,
     Component,
     load_component,
     prediction_of,
 )
 from agent_r1.reward.config import RewardConfig
+from agent_r1.reward.judge import Judge
 from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import Trajectory
+
+JUDGE_SHARE = 0.9
+"""Of a component's time: how long a judge that is away is asked again, so that it can say why."""
 
 
 class ComponentError(Exception):
@@ -41,8 +46,13 @@ class Scorer:
             named |= {"exact_match": 0.0, "format": 0.0}
         self._weights = named
         self._own: dict[str, Component] = {
-            name: load_component(name) for name in named if name not in BUILT_IN
+            name: load_component(name) for name in named if name not in BUILT_IN and name != JUDGE
         }
+        self.judge: Judge | None = None
+        """What the component `judge` asks."""
+        if config.judge is not None:
+            self.judge = Judge(config.judge, JUDGE_SHARE * config.component_timeout_s)
+            self._own[JUDGE] = self.judge.score
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="component")
 
     async def score(self, request: ScoreRequest) -> Reward:
@@ -65,6 +75,11 @@ class Scorer:
         return Reward(
             total=self._total(values), components=values, prediction=prediction_of(request)
         )
+
+    async def close(self) -> None:
+        """Close what components hold open."""
+        if self.judge is not None:
+            await self.judge.close()
 
     def _measure_built_in(self, request: ScoreRequest) -> dict[str, float]:
         has_answers = "answers" in request.payload
@@ -122,13 +137,20 @@ def request_of(trajectory: Trajectory) -> ScoreRequest:
             text=turn.text,
             num_calls=len(turn.calls),
             calls=[
-                ScoreCall(tool=c.tool, arguments=c.arguments, status=c.status, data=c.data)
+                ScoreCall(
+                    tool=c.tool,
+                    arguments=c.arguments,
+                    status=c.status,
+                    text=c.text(),
+                    data=c.data,
+                )
                 for c in turn.calls
             ],
         )
         for turn in trajectory.turns
     ]
     return ScoreRequest(
+        prompt=trajectory.rollout.task.messages(),
         payload=trajectory.rollout.task.payload,
         turns=turns or [ScoreTurn(text="")],
         status=trajectory.status,

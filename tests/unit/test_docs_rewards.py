@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.objective import PRESETS, TURN_ADVANTAGES
-from agent_r1.reward.components import BUILT_IN, ON_REQUEST
+from agent_r1.reward.components import BUILT_IN, JUDGE, ON_REQUEST
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.config import EnvConfig
@@ -23,9 +23,12 @@ from agent_r1_proto.tasks import Task
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "add-a-reward.md").read_text()
 
 
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
+
+
 def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
-    return found
+    return blocks(language)[0]
 
 
 def names_in_table(section: str) -> set[str]:
@@ -73,7 +76,12 @@ async def test_the_environment_of_the_example_pays_for_new_calls():
 
 
 def test_the_table_lists_every_built_in_component():
-    assert names_in_table("Built-in components") == {*BUILT_IN, *ON_REQUEST}
+    assert names_in_table("Built-in components") == {*BUILT_IN, *ON_REQUEST, JUDGE}
+
+
+def test_the_judge_of_the_example_can_be_built():
+    config = tomllib.loads(blocks("toml")[1])
+    assert Scorer(RewardConfig.model_validate(config["reward"])).judge is not None
 
 
 def test_the_table_lists_every_algorithm_that_credits_turns():

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from agent_r1.learner.groups import process_reward
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 
 
@@ -28,14 +27,11 @@ def mask_spans(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
 
 
 def _call(call: ToolCallRecord) -> dict[str, Any]:
-    text = "\n".join(
-        part.text if isinstance(part, TextPart) else f"[{part.media_type}]" for part in call.parts
-    )
     return {
         "tool": call.tool,
         "arguments": call.arguments,
         "status": call.status,
-        "text": text,
+        "text": call.text(),
         "data": call.data,
         "error": call.error,
         "version": call.version,

@@ -1,0 +1,236 @@
+"""The component judge against a scripted server over real HTTP: scores, caching, limits, outages."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agent_r1.reward.config import JudgeConfig, RewardConfig
+from agent_r1.reward.judge import Judge, JudgeAwayError, places_of
+from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
+from agent_r1_proto.tasks import ChatMessage
+from agent_r1_proto.tools import TextPart
+from agent_r1_proto.trajectory import ToolCallRecord, Turn
+from tests.support.builders import trajectory
+
+PROMPT = "Question: $question\nAnswer: $answer\nExpected: $answers\nScore it from 0 to 10."
+
+
+class ScriptedServer:
+    """Answers the n-th request with the n-th of its answers, and all later ones with the last."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[int, Any]] = [(200, says("Score: 7"))]
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.in_flight = self.most_in_flight = 0
+        self._lock = threading.Lock()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                with outer._lock:
+                    outer.in_flight += 1
+                    outer.most_in_flight = max(outer.most_in_flight, outer.in_flight)
+                    index = min(len(outer.bodies), len(outer.answers) - 1)
+                    outer.bodies.append(json.loads(body) | {"path": self.path})
+                    outer.keys.append(self.headers["authorization"])
+                status, answer = outer.answers[index]
+                raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                with outer._lock:
+                    outer.in_flight -= 1
+                self.send_response(status)
+                self.send_header("content-length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def says(text: Any) -> dict[str, Any]:
+    return {"choices": [{"message": {"role": "assistant", "content": text}}]}
+
+
+@pytest.fixture
+def server() -> Iterator[ScriptedServer]:
+    server = ScriptedServer()
+    yield server
+    server.stop()
+
+
+def config(server: ScriptedServer, **changes: Any) -> JudgeConfig:
+    return JudgeConfig(**({"url": server.url, "model": "m", "prompt": PROMPT} | changes))
+
+
+def asked(answer: str = "Paris") -> ScoreRequest:
+    return ScoreRequest(
+        prompt=[
+            ChatMessage(role="system", content="Be brief."),
+            ChatMessage(role="user", content="Capital of France?"),
+        ],
+        payload={"answers": ["Paris"]},
+        turns=[ScoreTurn(text=f"<answer>{answer}</answer>")],
+    )
+
+
+async def test_the_model_is_asked_with_the_filled_in_prompt_and_its_last_score_is_scaled(
+    server: ScriptedServer,
+):
+    server.answers = [(200, says("Score: 2 at first sight; in the end\nscore: 7.5"))]
+    judge = Judge(config(server, api_key="k", extra_body={"top_k": 1}), 5.0)
+    assert await judge.score(asked()) == 0.75
+    (body,) = server.bodies
+    assert body["path"] == "/v1/chat/completions"
+    assert body["messages"] == [
+        {
+            "role": "user",
+            "content": "Question: Capital of France?\nAnswer: Paris\nExpected: Paris\n"
+            "Score it from 0 to 10.",
+        }
+    ]
+    assert (body["model"], body["temperature"], body["top_k"]) == ("m", 0.0, 1)
+    assert server.keys == ["Bearer k"]
+    await judge.close()
+
+
+async def test_equal_interactions_are_asked_about_once_even_at_the_same_time(
+    server: ScriptedServer,
+):
+    judge = Judge(config(server, cache_size=1), 5.0)
+    scores = await asyncio.gather(*(judge.score(asked()) for _ in range(8)))
+    assert scores == [0.7] * 8
+    assert (judge.num_asked, judge.num_cached, len(server.bodies)) == (1, 7, 1)
+    await judge.score(asked("Lyon"))  # takes the one place of the cache
+    await judge.score(asked())
+    assert len(server.bodies) == 3
+
+
+async def test_no_more_requests_at_once_than_configured(server: ScriptedServer):
+    judge = Judge(config(server, max_concurrent=2), 5.0)
+    await asyncio.gather(*(judge.score(asked(str(i))) for i in range(12)))
+    assert len(server.bodies) == 12
+    assert server.most_in_flight <= 2
+
+
+async def test_requests_a_minute_are_limited(server: ScriptedServer):
+    judge = Judge(config(server, requests_per_minute=600), 60.0)
+    loop = asyncio.get_running_loop()
+    started = loop.time()
+    await asyncio.gather(*(judge.score(asked(str(i))) for i in range(4)))
+    # One at once, and each of the three others a tenth of a second after the one before.
+    assert loop.time() - started >= 0.3
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_a_server_that_is_away_is_asked_again(server: ScriptedServer, status: int):
+    server.answers = [(status, {"error": "busy"}), (200, says("score: 10"))]
+    judge = Judge(config(server), 30.0)
+    assert await judge.score(asked()) == 1.0
+    assert (judge.num_asked, judge.num_away) == (2, 1)
+
+
+async def test_an_outage_is_an_error_that_says_why_and_never_a_score(server: ScriptedServer):
+    judge = Judge(config(server), 0.6)
+    server.stop()
+    with pytest.raises(
+        JudgeAwayError, match=r"does not answer.*start it, or correct reward\.judge"
+    ):
+        await judge.score(asked())
+    components = RewardConfig(
+        components={"judge": 1.0}, judge=config(server), component_timeout_s=0.6
+    )
+    with pytest.raises(ComponentError, match=r"component 'judge'.*does not answer"):
+        await Scorer(components).score(asked())
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ((401, {"error": "no key"}), r"refuses the request with 401.*no key.*\[reward\.judge\]"),
+        ((200, says("I like it")), r"'I like it'.*pattern.*finds no score"),
+        ((200, says("score: 11")), r"gives 11, outside reward\.judge\.scale \[0, 10\]"),
+        ((200, says(None)), "content None.*must be a text"),
+        ((200, {"choices": []}), "no chat completion.*ends with /v1"),
+        ((200, b"<html>"), "no chat completion.*ends with /v1"),
+    ],
+)
+async def test_an_answer_without_a_score_is_an_error_and_is_not_kept(
+    server: ScriptedServer, answer: tuple[int, Any], message: str
+):
+    server.answers = [answer, (200, says("score: 5"))]
+    judge = Judge(config(server), 5.0)
+    with pytest.raises(ValueError, match=message):
+        await judge.score(asked())
+    assert await judge.score(asked()) == 0.5
+
+
+def test_the_transcript_has_the_turns_and_what_tools_answered():
+    call = ToolCallRecord(
+        end_token_index=2, tool="search", status="ok", parts=[TextPart(text="It is Paris.")]
+    )
+    turns = [
+        Turn(start=2, end=3, text="Let me look.", finish_reason="stop", calls=[call]),
+        Turn(start=3, end=4, text="<answer>Paris</answer>", finish_reason="stop"),
+    ]
+    request = request_of(trajectory(turns=turns))
+    assert places_of(request)["transcript"] == (
+        "assistant: Let me look.\nsearch (ok): It is Paris.\nassistant: <answer>Paris</answer>"
+    )
+    assert places_of(request)["question"] == request.prompt[-1].content
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": None}, "either prompt or prompt_file"),
+        ({"pattern": "score"}, "has 0 groups; it needs one"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"scale": (1.0, 1.0)}, "first number must be smaller"),
+    ],
+)
+def test_a_wrong_table_is_refused(server: ScriptedServer, changes: dict[str, Any], message: str):
+    with pytest.raises(ValidationError, match=message):
+        config(server, **changes)
+
+
+def test_component_and_table_need_each_other(server: ScriptedServer):
+    for tables in ({"components": {"judge": 1.0}}, {"judge": config(server)}):
+        with pytest.raises(ValidationError, match="need each other"):
+            RewardConfig(**tables)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Is $anwser right?", r"names \$anwser; a prompt may name \$question"),
+        ("It costs 5 $ or so", r"lone dollar sign; write \$\$"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_prompt_file_that_cannot_be_used_is_refused_at_the_start(
+    server: ScriptedServer, tmp_path: Path, text: str | None, message: str
+):
+    file = tmp_path / "judge.txt"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Judge(config(server, prompt=None, prompt_file=file), 1.0)
