@@ -75,7 +75,7 @@ async def test_a_real_model_scores_and_its_refusals_are_shown(server: str):
     assert reward.components["judge"] == reward.total
 
     unknown = scorer_of(server, model="another")
-    with pytest.raises(ComponentError, match="refuses the request with 404.*another"):
+    with pytest.raises(ComponentError, match=r"refuses the request with 404.*another"):
         await unknown.score(asked("In Bexi."))
     with pytest.raises(ComponentError, match="refuses the request with 400"):
         await scorer.score(asked("In Bexi. " * 600))  # longer than the model's context

@@ -1,4 +1,4 @@
-"""The component judge against a scripted server over real HTTP: scores, caching, limits, outages."""
+"""The component judge against a scripted HTTP server: scores, caching, limits, outages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from agent_r1.reward.config import JudgeConfig, RewardConfig
 from agent_r1.reward.judge import Judge, JudgeAwayError, places_of
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
-from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
+from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
@@ -213,9 +213,10 @@ def test_a_wrong_table_is_refused(server: ScriptedServer, changes: dict[str, Any
 
 
 def test_component_and_table_need_each_other(server: ScriptedServer):
-    for tables in ({"components": {"judge": 1.0}}, {"judge": config(server)}):
-        with pytest.raises(ValidationError, match="need each other"):
-            RewardConfig(**tables)
+    with pytest.raises(ValidationError, match="need each other"):
+        RewardConfig(components={"judge": 1.0})
+    with pytest.raises(ValidationError, match="need each other"):
+        RewardConfig(judge=config(server))
 
 
 @pytest.mark.parametrize(
