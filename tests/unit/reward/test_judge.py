@@ -78,7 +78,7 @@ def server() -> Iterator[ScriptedServer]:
 
 
 def config(server: ScriptedServer, **changes: Any) -> JudgeConfig:
-    return JudgeConfig(**({"url": server.url, "model": "m", "prompt": PROMPT} | changes))
+    return JudgeConfig.model_validate({"url": server.url, "model": "m", "prompt": PROMPT} | changes)
 
 
 def asked(answer: str = "Paris") -> ScoreRequest:
