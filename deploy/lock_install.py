@@ -153,7 +153,17 @@ def run_pip(
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "PYTHONNOUSERSITE": "1",
     }
-    command = [str(target.python), "-m", "pip", "install", "--no-deps", "--progress-bar", "off"]
+    # -P: modules of the folder the command runs in must not shadow installed ones.
+    command = [
+        str(target.python),
+        "-P",
+        "-m",
+        "pip",
+        "install",
+        "--no-deps",
+        "--progress-bar",
+        "off",
+    ]
     every_s = 1.0 if LINE_START else QUIET_PROGRESS_S
     started = time.monotonic()
     print(f"{title} ...", flush=True)
@@ -185,7 +195,7 @@ def is_installed(target: Target, requirement: str) -> bool:
     name, version = requirement.split("==")
     program = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
     found = subprocess.run(
-        [str(target.python), "-c", program, name], capture_output=True, text=True
+        [str(target.python), "-P", "-c", program, name], capture_output=True, text=True
     )
     return found.stdout.strip() == version
 

@@ -42,7 +42,7 @@ class MissingLibraryError(Exception):
 def is_loadable(python: Path) -> bool:
     """Tell whether this Python can load the library."""
     program = f"import ctypes; ctypes.CDLL({LIBRARY!r})"
-    return subprocess.run([str(python), "-c", program], capture_output=True).returncode == 0
+    return subprocess.run([str(python), "-P", "-c", program], capture_output=True).returncode == 0
 
 
 def fetch_with_apt(

@@ -19,6 +19,7 @@ from agent_r1.config.machine import (
     installed_version,
     look_at_sandbox,
 )
+from agent_r1.config.packages import WHOLE_RUN, missing_packages_problem
 from agent_r1.config.redis_server import look_at_own_redis
 from agent_r1.config.run import load_config
 from agent_r1_service.exit_status import EXIT_REASON
@@ -56,7 +57,9 @@ def lines(look: Look) -> Iterator[str]:
 def _software() -> Look:
     versions = [(name, installed_version(name)) for name in PACKAGES]
     found = ", ".join(f"{name} {version}" for name, version in versions if version)
-    return Look("software", f"Python {platform.python_version()}, {found}")
+    missing = missing_packages_problem(WHOLE_RUN)
+    problems = [] if missing is None else [missing]
+    return Look("software", f"Python {platform.python_version()}, {found}", problems)
 
 
 def _without_configuration() -> Iterator[Look]:

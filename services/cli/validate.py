@@ -17,6 +17,7 @@ from agent_r1.cli.doctor import lines
 from agent_r1.cli.episodes import Episode, EpisodeRunner, open_runner, read_episode, scripted
 from agent_r1.config import checks as config_checks
 from agent_r1.config.look import Look
+from agent_r1.config.packages import TOOLS, missing_packages_problem
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError, at_hand
@@ -53,6 +54,9 @@ def validate(arguments: argparse.Namespace) -> int:
     """Make every check; 1 if one failed."""
     from agent_r1_deploy import local_client
 
+    missing = missing_packages_problem(TOOLS)
+    if missing is not None:
+        raise ConfigError(missing)
     config = load_config(arguments.config, arguments.options).config
     # GPUs are for model and learner, which are not started.
     config = config.model_copy(update={"placement": PlacementConfig()})

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from agent_r1.config.code import Findings, load_everything
 from agent_r1.config.machine import MIB, Purpose, hub_problem, look_at_machine
+from agent_r1.config.packages import LEARNER, WHOLE_RUN, missing_packages_problem
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.redis_memory import redis_memory_problem
@@ -222,6 +223,10 @@ def look(
         machine: also look at what depends on this machine.
         resume: the run folder may hold a run.
     """
+    if machine:
+        missing = missing_packages_problem(LEARNER if purpose == "sft" else WHOLE_RUN)
+        if missing is not None:
+            return Findings(machine=[missing])
     findings = Findings(problems=problems(config, purpose))
     model = check_model(config.model.path) is None
     if model and not Path(config.model.path).is_dir() and not in_hub_cache(config.model.path):

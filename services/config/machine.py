@@ -173,7 +173,7 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         elif (torch := installed_version("torch")).endswith("+cpu"):
             yield (
                 f'{name}.device ("cuda") needs a torch built for CUDA, and {torch} is '
-                "installed; install the packages of deploy/constraints for GPUs"
+                "installed; run `agent-r1 setup gpu`"
             )
     wanted = config.rollout.tensor_parallel_size
     if purpose != "sft" and wanted > 1 and wanted > (found := count_gpus()):

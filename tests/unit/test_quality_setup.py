@@ -208,6 +208,22 @@ def test_a_constraint_of_the_users_own_does_not_stop_the_lock(
         )
 
 
+def test_modules_of_the_current_folder_do_not_stop_the_set_up(
+    monkeypatch: pytest.MonkeyPatch, target: Target, tmp_path: Path
+) -> None:
+    for name in ("re", "importlib", "ctypes"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the user's own')\n")
+    monkeypatch.chdir(tmp_path)
+    target.python.parent.mkdir(parents=True)
+    target.python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    target.python.chmod(0o755)
+    assert not lock_install.is_installed(target, "no-such-package==1.0")
+    assert lock_install.is_installed(target, f"pytest=={pytest.__version__}")
+    assert native_libraries.is_loadable(target.python) == bool(ctypes.util.find_library("numa"))
+    with pytest.raises(lock_install.InstallError, match="No matching distribution found"):
+        lock_install.run_pip(target, "installing", ["--no-index", "no-such-package==1.0"])
+
+
 def test_torch_comes_from_the_configured_indexes_before_pytorchs(
     monkeypatch: pytest.MonkeyPatch, target: Target
 ) -> None:

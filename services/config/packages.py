@@ -1,0 +1,26 @@
+"""Which packages a command needs beyond those that `pip install agent-r1` brings.
+
+checks.py and cli/validate.py ask before they load anything, so that a person who has not run
+`agent-r1 setup` reads that, and not which import failed first.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable
+
+LEARNER = ("deepspeed", "torch", "transformers")
+TOOLS = ("mcp", "transformers")
+"""Of tools and reward, and for prompts in tokens."""
+WHOLE_RUN = (*LEARNER, "mcp", "vllm")
+
+
+def missing_packages_problem(modules: Iterable[str]) -> str | None:
+    """Say which of these modules are not installed, and how to install them; None if all are."""
+    missing = sorted(name for name in modules if importlib.util.find_spec(name) is None)
+    if not missing:
+        return None
+    return (
+        f"{', '.join(missing)}: not installed in this environment; run `agent-r1 setup cpu`, or "
+        "`agent-r1 setup gpu` on a machine with NVIDIA GPUs (in a clone: `make setup`)"
+    )
