@@ -102,9 +102,18 @@ class Tail:
         del self._seen[same:]
 
 
+def _policy(metrics: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how the policy changes, as far as it was measured."""
+    measured = {"KL": metrics.get("loss/kl_ref"), "entropy": metrics.get("policy/entropy")}
+    return [(name, f"{value:.3f}") for name, value in measured.items() if value is not None]
+
+
 def _losses(metrics: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return what was lost in a step; nothing where nothing was."""
+    """Return what went wrong or was lost in a step; nothing where nothing was."""
     values = [
+        ("tool errors", f"{metrics.get('tools/error_share') or 0:.0%}"),
+        ("truncated", f"{metrics.get('trajectory/truncated_share') or 0:.0%}"),
+        ("failed attempts", f"{metrics.get('failures/attempts') or 0:.0f}"),
         ("failed", f"{metrics.get('failures/failed') or 0:.0f}"),
         ("dead letters", f"{metrics.get('failures/dead_letters') or 0:.0f}"),
         ("late", f"{metrics.get('staleness/late_share') or 0:.0%}"),
@@ -114,9 +123,10 @@ def _losses(metrics: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def step_scores(metrics: dict[str, Any], names: ScoreNames) -> list[tuple[str, str]]:
-    """Return what a step's trajectories scored and what was lost, as (name, value)."""
+    """Return what a step's trajectories scored and what went wrong, as (name, value)."""
     components, calls = (with_prefix(metrics, prefix) for prefix in ("reward/", "calls/"))
-    return [*names.line(metrics.get("reward/mean"), components, calls), *_losses(metrics)]
+    scores = names.line(metrics.get("reward/mean"), components, calls)
+    return [*scores, *_policy(metrics), *_losses(metrics)]
 
 
 def step_values(

@@ -11,7 +11,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import JsonValue
@@ -27,9 +27,11 @@ from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetScores, summary_lines
 from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.threads import in_thread
+from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 
 TELL_EVERY = 50
+TELL_EVERY_S = 30.0
 SHOW_EVERY_S = 0.2
 ENV_FACTS = (
     *("type", "options", "max_turns", "max_calls_per_turn", "max_tokens_per_turn"),
@@ -164,28 +166,46 @@ def search_url(served: Config) -> str | None:
 class Meter:
     """Shows progress: on a terminal in one line that changes, elsewhere in lines now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         line = StatusLine(sys.stdout)
         self.event, self.end = line.print, line.close
         self._line = line
+        self._clock = clock
         self._shown_at = 0.0
-        self._told = ("", 0)
+        self._stage = ""
+        self._began = (0.0, 0)
+        """When this stage was first told of, in seconds, and how many were done by then."""
+        self._told = (0.0, 0)
+        """The same of the last line that stays."""
 
     def show(self, progress: Progress) -> None:
         """Take one step into account."""
-        failed = f", {progress.failed} failed" if progress.failed else ""
-        text = f"{progress.stage} {progress.done} of {progress.total}{failed}"
+        now = self._clock()
+        if progress.stage != self._stage:
+            self._stage = progress.stage
+            self._began, self._told = (now, progress.done), (now, 0)
         ended = progress.done == progress.total
         if self._line.live:
-            now = time.monotonic()
             if ended or now - self._shown_at >= SHOW_EVERY_S:
                 self._shown_at = now
-                self._line.show(text)
+                self._line.show(self._text(progress, now))
             return
-        stage, done = self._told
-        if ended or progress.done - (done if stage == progress.stage else 0) >= TELL_EVERY:
-            self._told = (progress.stage, progress.done)
-            self.event(text)
+        told_at, told = self._told
+        if ended or progress.done - told >= TELL_EVERY or now - told_at >= TELL_EVERY_S:
+            self._told = (now, progress.done)
+            self.event(self._text(progress, now))
+
+    def _text(self, progress: Progress, now: float) -> str:
+        began, first = self._began
+        parts = [f"{progress.stage} {progress.done} of {progress.total}"]
+        if progress.failed:
+            parts.append(f"failed {progress.failed}")
+        if progress.reward is not None:
+            parts.append(f"reward {progress.reward:.3f}")
+        if first < progress.done < progress.total:
+            each_s = (now - began) / (progress.done - first)
+            parts.append(f"left {format_duration(each_s * (progress.total - progress.done))}")
+        return "  ".join(parts)
 
 
 def _with_policy(config: Config, method: str, policy: str | None) -> Config:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 from agent_r1.evaluation.answers import (
     Facts,
@@ -54,6 +55,8 @@ class Progress:
     done: int
     total: int
     failed: int = 0
+    reward: float | None = None
+    """Mean reward of what was answered since this evaluation was started or continued."""
 
 
 class Evaluation:
@@ -155,17 +158,22 @@ class Evaluation:
             list(originals.values()), search_url, find_token(run), report
         )
         failed = 0
+        rewards: list[float] = []
 
         def take(result: EvalResult) -> None:
             nonlocal failed
             key = key_of(result.task)
             failed += result.failed
+            if result.scored is not None and result.scored.reward is not None:
+                rewards.append(result.scored.reward.total)
             if result.failed:
                 logger.warning("question failed task_id=%s reason=%s", key[1], result.reason)
             self.file.append(
                 make_answer(originals[key], result, questioning.method, retrieved.get(key))
             )
-            report(Progress("answered", len(self.file.answers), len(self.questions), failed))
+            mean = fmean(rewards) if rewards else None
+            done, total = len(self.file.answers), len(self.questions)
+            report(Progress("answered", done, total, failed, mean))
 
         url = redis.connection_url()
         async with await Broker.connect(url, run.id, lease_s=redis.lease_s) as broker:

@@ -319,23 +319,37 @@ def test_the_top_k_of_a_tool_that_runs_elsewhere_is_not_known(file: Path):
 # --- progress -----------------------------------------------------------------------------------
 
 
+class Clock:
+    """Goes on by a second whenever it is asked."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        self._now += 1.0
+        return self._now
+
+
 def show_all(meter: cli_evaluate.Meter) -> None:
     for done in range(16, 128, 16):
         meter.show(Progress("retrieved", done, 120))
     for done in range(1, 121):
-        meter.show(Progress("answered", done, 120, failed=done // 60))
+        meter.show(Progress("answered", done, 120, failed=done // 60, reward=done / 240))
     meter.end()
 
 
 def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(
     capsys: pytest.CaptureFixture[str],
 ):
-    show_all(cli_evaluate.Meter())
+    show_all(cli_evaluate.Meter(Clock()))
+    # A call takes a second: 16 retrieved in each, so 56 more take 3.5 s, which rounds to 4; and one
+    # answer in each. After 30 s there is a line, whatever was done.
     assert capsys.readouterr().out.splitlines() == [
-        "retrieved 64 of 120",
-        "answered 50 of 120",
-        "answered 100 of 120, 1 failed",
-        "answered 120 of 120, 2 failed",
+        "retrieved 64 of 120  left 4s",
+        "answered 31 of 120  reward 0.129  left 1m29s",
+        "answered 61 of 120  failed 1  reward 0.254  left 59s",
+        "answered 91 of 120  failed 1  reward 0.379  left 29s",
+        "answered 120 of 120  failed 2  reward 0.500",
     ]
 
 
@@ -343,9 +357,11 @@ def test_progress_is_one_line_on_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    show_all(cli_evaluate.Meter())
+    show_all(cli_evaluate.Meter(Clock()))
     text = capsys.readouterr().out
-    assert text.endswith("\ranswered 120 of 120, 2 failed\n")
+    # Blanks cover what was longer before.
+    last = text.rpartition("\r")[2]
+    assert last.rstrip(" \n") == "answered 120 of 120  failed 2  reward 0.500"
     assert text.count("\n") == 1
 
 

@@ -83,6 +83,15 @@ def test_what_was_lost_stands_on_the_line_of_its_step_and_nowhere_else():
     assert "search 1.50  tokens/s" in line_of(METRICS | dict.fromkeys(losses, 0.0))
 
 
+def test_the_policy_and_what_went_wrong_stand_beside_the_reward():
+    measured = {"loss/kl_ref": 0.0123, "policy/entropy": 0.75}
+    wrong = {"tools/error_share": 0.25, "trajectory/truncated_share": 0.5, "failures/attempts": 3.0}
+    assert "search 1.50  KL 0.012  entropy 0.750  tokens/s" in line_of(METRICS | measured)
+    assert "search 1.50  tool errors 25%  truncated 50%  failed attempts 3  tokens/s" in (
+        line_of(METRICS | wrong)
+    )
+
+
 def test_where_nothing_was_scored_no_number_is_shown():
     assert NAMES.line(None, {}, {}) == [("reward", "-"), ("EM", "-"), ("search", "-")]
 
