@@ -27,6 +27,7 @@ from rich.text import Text
 from agent_r1.config.run import Config
 from agent_r1.config.sources import at_hand
 from agent_r1.evaluation.score_names import ScoreNames
+from agent_r1.learner.prompts import PromptOrder
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
 from agent_r1_service.durations import format_duration
@@ -36,7 +37,6 @@ from agent_r1_service.files.run_folder import (
     LOGS_DIR,
     METRICS_FILE,
 )
-from agent_r1_service.files.tasks import read_task_file
 
 UPDATE_S = 0.5
 STEPS_FOR_ETA = 10
@@ -134,7 +134,7 @@ def step_values(
 ) -> list[tuple[str, str]]:
     """Return what is shown of one step, as (name, value)."""
     return [
-        ("step", f"{metrics['step']}/{total_steps}"),
+        ("step", f"{metrics['step']}/{total_steps}" if total_steps else str(metrics["step"])),
         *step_scores(metrics, names),
         ("tokens/s", _number(metrics.get("throughput/tokens_per_s"), ",.0f")),
         ("queue", _number(metrics.get("queue/depth"), ".0f")),
@@ -180,12 +180,14 @@ def _columns(values: Sequence[tuple[str, str]]) -> Table:
 
 
 def total_steps(config: Config) -> int:
-    """Return the learner steps of a run, as the learner counts them."""
+    """Return the learner steps of a run, as the learner counts them; 0 where they are unknown."""
     learner = config.learner
     if learner.steps is not None or config.data is None:
         return learner.steps or 0
-    num_tasks = sum(len(read_task_file(path)) for path in config.data.train)
-    return max(1, learner.epochs * num_tasks // learner.groups_per_batch)
+    if config.data.max_prompt_tokens is not None and config.data.over_long == "drop":
+        return 0  # only the learner knows how many prompts are left
+    num_prompts = len(PromptOrder.of(config.data, config.run.seed))
+    return max(1, learner.epochs * num_prompts // learner.groups_per_batch)
 
 
 class TrainingView:

@@ -36,7 +36,7 @@ SHOW_EVERY_S = 0.2
 ENV_FACTS = (
     *("type", "options", "max_turns", "max_calls_per_turn", "max_tokens_per_turn"),
     *("max_tool_response_tokens", "max_tool_response_chars", "system_prompt", "enable_tools"),
-    "chat_template_kwargs",
+    *("answer_pattern", "chat_template_kwargs"),
 )
 TOOL_FACTS = (
     *("type", "settings", "backend", "corpus", "index", "description", "top_k"),

@@ -68,7 +68,7 @@ def rescore(arguments: argparse.Namespace) -> int:
 
 
 async def _score_all(config: Config, records: Sequence[dict[str, Any]]) -> list[Rescored]:
-    scorer = Scorer(config.reward)
+    scorer = Scorer(config.reward, config.env.answer_pattern)
     places = asyncio.Semaphore(config.reward.max_concurrent)
 
     async def score(record: dict[str, Any]) -> Rescored:

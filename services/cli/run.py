@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import check_port
-from agent_r1.config.run import Config, ConfigError, LoadedConfig, dump_config, load_config
+from agent_r1.config.resume import refuse_changes
+from agent_r1.config.run import (
+    Config,
+    ConfigError,
+    LoadedConfig,
+    dump_config,
+    load_config,
+    read_written_config,
+)
 from agent_r1.config.sources import ENV_PREFIX, at_hand
 from agent_r1.learner.engine.ranks.place import read_place
 from agent_r1.tools.config import CLASS_PATTERN
@@ -114,7 +122,7 @@ def load_resumed(folder: Path, options: list[str]) -> LoadedConfig:
     """Load the configuration of a run folder.
 
     Raises:
-        ConfigError: the folder holds no run.
+        ConfigError: the folder holds no run, or a key was given that must not change.
     """
     if not (folder / CONFIG_FILE).is_file():
         raise ConfigError(
@@ -122,7 +130,9 @@ def load_resumed(folder: Path, options: list[str]) -> LoadedConfig:
             "`agent-r1 train CONFIG`"
         )
     here = [*options, f"run.dir={json.dumps(str(folder))}"]
-    return load_config(folder / CONFIG_FILE, here)
+    loaded = load_config(folder / CONFIG_FILE, here)
+    refuse_changes(read_written_config(folder / CONFIG_FILE), loaded)
+    return loaded
 
 
 def _redis(config: Config) -> None:
@@ -222,7 +232,11 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
         _redis(config)
         _check_listen(config, config.reward, "reward")
         reward.serve(
-            run=config.run, redis=config.redis, reward=config.reward, announce_dir=announce_dir
+            run=config.run,
+            redis=config.redis,
+            reward=config.reward,
+            answer_pattern=config.env.answer_pattern,
+            announce_dir=announce_dir,
         )
     elif arguments.service == "learner":
         resume = arguments.resume or (arguments.resume_if_begun and _has_begun(config))
@@ -324,8 +338,7 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
 
         learner.follow(config.run, config.model, config.learner, place)
     _redis(config)
-    if config.data is None:
-        raise ConfigError("table [data] is missing; the learner needs data.train")
+    prompts = config.prompt_order()
     if config.learner.transport == "http":
         _check_listen(config, config.learner.server, "learner.server")
     with quick_imports():
@@ -341,7 +354,7 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
             run=config.run,
             model=config.model,
             redis=config.redis,
-            data=config.data,
+            prompts=prompts,
             learner=config.learner,
             evaluation=config.evaluation,
             resolved_config=dump_config(config)[0],

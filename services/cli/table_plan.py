@@ -18,14 +18,16 @@ from pydantic import JsonValue, ValidationError
 
 from agent_r1.cli.evaluate import check_search
 from agent_r1.config import checks as config_checks
+from agent_r1.config.files import read_file
 from agent_r1.config.run import OUTPUT_KEYS, Config, dump_config, load_config
 from agent_r1.config.sources import (
     ConfigError,
     explain,
+    field_annotation,
+    flat_leaves,
     leaves,
-    names_paths,
+    located,
     option_settings,
-    read_file,
 )
 from agent_r1.evaluation.table.config import (
     BASELINE_TITLES,
@@ -132,7 +134,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
     known: dict[str, PlannedRun] = {}
     for method in table.methods:
         where = f"{file}: method {method.name!r}"
-        settings = dict(_flat(method.set))
+        settings = dict(flat_leaves(method.set))
         own = _options(method.set, base_folder, where)
         title = method.title or method.name
         runs: list[PlannedRun] = []
@@ -174,7 +176,7 @@ def flat_settings(config: Config) -> dict[str, JsonValue]:
 
 def flat_values(values: Mapping[str, Any]) -> dict[str, JsonValue]:
     """Return the values of a `config.json` in the same form."""
-    found = dict(_flat(values))
+    found = dict(flat_leaves(values))
     found.pop(DIR_KEY, None)
     return found
 
@@ -202,29 +204,18 @@ def _read_table(file: Path) -> TableFile:
         raise ConfigError(f"{file}: {explain(exc, {})}") from exc
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """Yield values by dotted key, whether keys were written dotted or as tables."""
-    for name, value in values.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            leaf: JsonValue = value
-            yield f"{prefix}{name}", leaf
-
-
 def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
     """Return values as `--set` texts; relative paths mean the table file's folder."""
     options: list[str] = []
-    for name, value in _flat(values):
+    for name, value in flat_leaves(values):
         key = tuple(name.split("."))
         if name in (SEED_KEY, DIR_KEY, *EVALUATED):
             raise ConfigError(f"{where}: {name} is set by the table itself; remove it")
-        option = f"{name}={_toml(value)}"
         with _named(where):
-            list(option_settings(Config, [option]))
-        if isinstance(value, str) and key not in OUTPUT_KEYS and names_paths(Config, key):
-            option = f"{name}={_toml(str((folder / value).resolve()))}"
-        options.append(option)
+            list(option_settings(Config, [f"{name}={_toml(value)}"]))
+        if key not in OUTPUT_KEYS:
+            value = located(value, field_annotation(Config, key), folder)
+        options.append(f"{name}={_toml(value)}")
     return options
 
 

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -24,8 +24,10 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1_proto.tasks import Task
+from agent_r1_service.extras import MissingPackageError
+from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import foreign_format
-from agent_r1_service.files.tasks import TaskFileError, read_task_file
+from agent_r1_service.files.tasks import TaskFileError, numbered_tasks
 from agent_r1_service.fingerprint import distribution_name
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -131,30 +133,30 @@ def use_plugins(config: Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([inherited] if inherited else [])])
 
 
-def _task_problems(config: Config, tasks: Iterable[Task], file: Path) -> Iterator[str]:
+def _task_problems(config: Config, source: DataSource) -> Iterator[str]:
     enabled = config.env.enable_tools
     offered = set(config.tools if enabled is None else enabled)
-    for task in tasks:
+    for where, task in numbered_tasks(source):
         unknown = sorted(set(task.tools or []) - offered)
         if unknown:
             yield (
-                f"{file}: task {task.id!r} asks for the tool {unknown[0]!r}; the model is offered "
+                f"{where}: task {task.id!r} asks for the tool {unknown[0]!r}; the model is offered "
                 f"{sorted(offered)}: add [tools.{unknown[0]}] or correct the task"
             )
             return
 
 
 def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
-    files: list[tuple[str, Path]] = []
+    sources: list[tuple[str, DataSource]] = []
     if purpose == "train" and config.data is not None:
-        files += [("data.train", path) for path in config.data.train]
+        sources += [("data.train", source) for source in config.data.train]
     if purpose in ("train", "evaluate"):
-        files += [(f"evaluation.sets.{n}", path) for n, path in config.evaluation.sets.items()]
-    for key, path in files:
+        sources += [(f"evaluation.sets.{n}", one) for n, one in config.evaluation.sets.items()]
+    for key, source in sources:
         try:
-            yield from _task_problems(config, read_task_file(path), path)
-        except TaskFileError as exc:
-            yield f"{key}: {exc}{_way_to_make(path)}"
+            yield from _task_problems(config, source)
+        except (TaskFileError, MissingPackageError) as exc:
+            yield f"{key}: {exc}{_way_to_make(source.source)}"
     lines: list[tuple[str, Path, str]] = []
     for name, tool in config.started_tools().items():
         if tool.corpus is not None and purpose != "sft":
@@ -167,6 +169,16 @@ def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             yield f"{key} ({path}) is missing{way}"
         elif (foreign := foreign_format(path)) is not None:
             yield f"{key}: {foreign}"
+
+
+def _length_problems(config: Config) -> Iterator[str]:
+    """Say which prompt is too long, where the learner would refuse it."""
+    if config.data is None or config.data.max_prompt_tokens is None:
+        return
+    try:
+        config.prompt_order()
+    except TaskFileError as exc:
+        yield f"data.train: {exc}"
 
 
 def _way_to_make(path: Path) -> str:
@@ -229,6 +241,8 @@ def look(
             return Findings(machine=[missing])
     findings = Findings(problems=problems(config, purpose))
     model = check_model(config.model.path) is None
+    if purpose == "train" and not findings.problems:
+        findings.problems += _length_problems(config)
     if model and not Path(config.model.path).is_dir() and not in_hub_cache(config.model.path):
         model = _ask_hub(config, findings, machine=machine)
     with ThreadPoolExecutor(1) as thread:
@@ -266,10 +280,10 @@ def _ask_hub(config: Config, findings: Findings, *, machine: bool) -> bool:
 def _some_task(config: Config) -> Task | None:
     """Return the first task there is, to construct the environment with."""
     train = [] if config.data is None else config.data.train
-    for file in (*train, *config.evaluation.sets.values()):
+    for source in (*train, *config.evaluation.sets.values()):
         try:
-            return read_task_file(file)[0]
-        except TaskFileError:
+            return next(numbered_tasks(source))[1]
+        except (TaskFileError, MissingPackageError):
             continue  # reported where the files are checked
     return None
 

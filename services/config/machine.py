@@ -23,6 +23,7 @@ from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.learner.config import EngineConfig
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
+from agent_r1_service.extras import MissingPackageError
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
 from agent_r1_service.files.tasks import TaskFileError
 from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
@@ -266,16 +267,13 @@ def _store_problems(config: Config, *, resume: bool) -> Iterator[str]:
 def _checkpoint_problems(config: Config) -> Iterator[str]:
     from agent_r1.learner.checkpoints.checkpoint import check_newest, check_prompts
     from agent_r1.learner.main import engine_setup
-    from agent_r1.learner.prompts import PromptOrder
 
     setup = engine_setup(config.run, config.model, config.learner)
     try:
         state = check_newest(config.run.folder() / CHECKPOINTS_DIR, setup.facts())
         if state is not None and config.data is not None:
-            files, shuffle = config.data.train, config.data.shuffle
-            prompts = PromptOrder.from_files(files, config.run.seed, shuffle=shuffle)
-            check_prompts(state, prompts.fingerprint())
-    except TaskFileError:
+            check_prompts(state, config.prompt_order().fingerprint())
+    except (TaskFileError, MissingPackageError):
         return  # checks.py names it
     except ValueError as exc:
         yield str(exc)

@@ -13,17 +13,20 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import ValidationError, model_validator
 
 from agent_r1.config import sources as config_sources
+from agent_r1.config.files import CONFIG_VERSION
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.ray import GPU, RayConfig
 from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig, SftConfig
 from agent_r1.learner.objective import PRESETS
+from agent_r1.learner.prompt_lengths import PromptFormat, fitting_reader
+from agent_r1.learner.prompts import PromptOrder
 from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.tools.config import ToolConfig
@@ -65,6 +68,8 @@ class EpisodesConfig(StrictConfig):
 class Config(StrictConfig):
     """Every table of `run.toml`."""
 
+    config_version: Literal[1] = CONFIG_VERSION
+    """Version of the keys and their meaning. A release refuses a file of a later one."""
     run: RunConfig = RunConfig()
     model: ModelConfig
     data: DataConfig | None = None
@@ -131,6 +136,20 @@ class Config(StrictConfig):
         """Return the tools that this run starts; the others run already."""
         return {name: tool for name, tool in self.tools.items() if tool.url is None}
 
+    def prompt_order(self) -> PromptOrder:
+        """Read the training data, as the learner does.
+
+        Raises:
+            ConfigError: there is none.
+            TaskFileError: a source is missing, empty or malformed, or a prompt is too long.
+            MissingPackageError: the package that reads a source is not installed.
+        """
+        if self.data is None:
+            raise ConfigError("table [data] is missing; the learner needs data.train")
+        env = self.env
+        form = PromptFormat(self.model.path, env.system_prompt, env.chat_template_kwargs)
+        return PromptOrder.of(self.data, self.run.seed, read=fitting_reader(self.data, form))
+
     def score_names(self) -> ScoreNames:
         """Return which scores are shown of this configuration's trajectories."""
         enabled = self.env.enable_tools
@@ -162,7 +181,7 @@ class LoadedConfig:
 def load_config(
     file: Path | None, options: Sequence[str] = (), environ: Mapping[str, str] | None = None
 ) -> LoadedConfig:
-    """Read a configuration: defaults < file < environment < options.
+    """Read a configuration: defaults < file it extends < file < environment < options.
 
     Args:
         file: `.toml` file, or the `config.json` of a run folder.
@@ -172,16 +191,26 @@ def load_config(
     Raises:
         ConfigError: a source is unreadable, a key unknown or a value not allowed.
     """
+    loaded = _load(file, options, os.environ if environ is None else environ)
+    _refuse_redacted(loaded.config.model_dump(mode="json"))
+    return loaded
+
+
+def read_written_config(file: Path) -> Config:
+    """Read the `config.json` of a run as it was written: without the secrets that it leaves out.
+
+    Raises:
+        ConfigError: it is unreadable, or of a release with other keys.
+    """
+    return _load(file, (), {}).config
+
+
+def _load(file: Path | None, options: Sequence[str], environ: Mapping[str, str]) -> LoadedConfig:
     values, origins = config_sources.collect(
-        Config,
-        file=file,
-        environ=os.environ if environ is None else environ,
-        options=options,
-        outputs=OUTPUT_KEYS,
+        Config, file=file, environ=environ, options=options, outputs=OUTPUT_KEYS
     )
-    base = file.resolve().parent if file is not None else Path.cwd()
-    _resolve_names(values, origins, base, file)
-    _refuse_redacted(values)
+    _read_system_prompt(values, origins)
+    _resolve_names(values, origins)
     try:
         config = Config.model_validate(values)
     except ValidationError as exc:
@@ -189,14 +218,30 @@ def load_config(
     return LoadedConfig(config=config, origins=origins)
 
 
-def _resolve_names(
-    values: dict[str, Any], origins: Mapping[Key, str], base: Path, file: Path | None
-) -> None:
+def _read_system_prompt(values: dict[str, Any], origins: dict[Key, str]) -> None:
+    """Put the text of `env.system_prompt_file` into `env.system_prompt`."""
+    env = values.get("env") or {}
+    file, named = env.get("system_prompt_file"), ("env", "system_prompt_file")
+    if not isinstance(file, str) or env.get("system_prompt") is not None:
+        return
+    try:
+        text = Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise ConfigError(
+            f"env.system_prompt_file ({file}) cannot be read: {why}; name a text file "
+            f"[{origins[named]}]"
+        ) from exc
+    env |= {"system_prompt": text, "system_prompt_file": None}
+    origins[("env", "system_prompt")] = f"{file}, named in {origins[named]}"
+
+
+def _resolve_names(values: dict[str, Any], origins: Mapping[Key, str]) -> None:
     """Make folders absolute where a value may be a folder or a name (of a model, a package)."""
 
     def resolved(value: Any, key: Key) -> Any:
-        from_file = file is not None and origins.get(key) == f"file {file}"
-        folder = base if from_file else Path.cwd()
+        kind, _, file = origins.get(key, "").partition(" ")
+        folder = Path(file).resolve().parent if kind == "file" else Path.cwd()
         path = folder / Path(str(value)).expanduser()
         looks_like_path = str(value).startswith((".", "~", "/"))
         return str(path.resolve()) if path.is_dir() or looks_like_path else value

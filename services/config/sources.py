@@ -1,5 +1,7 @@
 """Where configuration values come from: files, `AGENT_R1__` variables, `--set`; in this order.
 
+files.py reads a file and those that it extends.
+
 `run.py` calls `collect` with the composed table class and gets one nested dict to validate, and
 for every key where its value came from. Each source names its keys as the tables do; an unknown
 key is an error that names the nearest known one. Paths are resolved against the source they were
@@ -14,7 +16,6 @@ over the tables below in any case.
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
 import types
@@ -25,6 +26,10 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
+
+from agent_r1.config.files import ConfigError, read_chain
+from agent_r1.config.foreign_names import our_names
+from agent_r1_service.files.data_source import HUB_PREFIX
 
 ENV_PREFIX = "AGENT_R1__"
 NAME_PATTERN = r"[A-Za-z_](?:[A-Za-z0-9-]|_(?!_)){0,63}"
@@ -39,10 +44,6 @@ Key = tuple[str, ...]
 
 RENAMED: dict[Key, Key] = {("learner", "weights_server"): ("learner", "server")}
 """Keys that had another name before."""
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; says value, limit and remedy."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,15 @@ class Setting:
 def dotted(key: Sequence[str]) -> str:
     """Render a key as users write it: `tools.search.top_k`."""
     return ".".join(key)
+
+
+def flat_leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested values by dotted key, whether keys were written dotted or as tables."""
+    for name, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from flat_leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def at_hand(path: Path) -> Path:
@@ -95,13 +105,6 @@ def _table_of_names(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def _holds(annotation: Any, wanted: type) -> bool:
-    return any(
-        member is wanted or any(_holds(part, wanted) for part in get_args(member))
-        for member in _members(annotation)
-    )
-
-
 def field_annotation(tables: type[BaseModel], key: Key) -> Any:
     """Return the type of the field at `key`; None when the key leads into a free-form field."""
     config: type[BaseModel] | None = tables
@@ -118,15 +121,6 @@ def field_annotation(tables: type[BaseModel], key: Key) -> Any:
     return annotation
 
 
-def names_paths(tables: type[BaseModel], key: Key) -> bool:
-    """Whether the value at `key` is a path, or a list or dict of them.
-
-    A key inside a free-form field (`evaluation.sets.NAME`) takes the field's type.
-    """
-    found = (field_annotation(tables, key[:size]) for size in range(len(key), 0, -1))
-    return _holds(next(annotation for annotation in found if annotation is not None), Path)
-
-
 def known_keys(tables: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
     """Yield every key of the tables, the name of a `tools.<name>` table as `<name>`."""
     for name, field in tables.model_fields.items():
@@ -140,13 +134,22 @@ def known_keys(tables: type[BaseModel], prefix: Key = ()) -> Iterator[Key]:
             yield (*prefix, name)
 
 
-def _unknown(tables: type[BaseModel], prefix: Key, name: str, source: str, known: list[str]) -> str:
+def _unknown(
+    tables: type[BaseModel],
+    prefix: Key,
+    name: str,
+    source: str,
+    known: list[str],
+    value: Any = None,
+) -> str:
     """Say that a name is no key of a table, and which known one it was or is the nearest to."""
     key = (*prefix, name)
     if key in RENAMED:
         return f"{dotted(key)} ({source}) is called {dotted(RENAMED[key])} now"
     where = f" in table [{dotted(prefix)}]" if prefix else ""
     message = f"unknown {'key' if prefix else 'table'} {name!r}{where} ({source})"
+    if ours := list(our_names(key, value)):
+        return f"{message}; in this project {', '.join(ours)}"
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.75)
     elsewhere = [dotted(key) for key in known_keys(tables) if key[-1:] == (name.lower(),)]
     if elsewhere and not near:
@@ -174,7 +177,8 @@ def leaves(
         key = (*prefix, name)
         field = tables.model_fields.get(name)
         if field is None:
-            raise ConfigError(_unknown(root, prefix, name, source, list(tables.model_fields)))
+            known = list(tables.model_fields)
+            raise ConfigError(_unknown(root, prefix, name, source, known, value))
         nested, named = _config(field.annotation), _table_of_names(field.annotation)
         if value is None or value == {} or (nested is None and named is None):
             yield key, value
@@ -190,13 +194,17 @@ def leaves(
         assert named is not None
         for inner, inner_values in value.items():
             inner_key = (*key, inner)
-            if not re.fullmatch(NAME_PATTERN, inner):
+            short_form = getattr(named, "SHORT_FORM", None)
+            if short_form is None and not re.fullmatch(NAME_PATTERN, inner):
                 raise ConfigError(
                     f"[{dotted(inner_key)}] ({source}) is not a usable name; use a letter or _ "
                     "first, then up to 63 letters, digits, _ and -, never __"
                 )
             if inner_values is None or inner_values == {}:
                 yield inner_key, inner_values
+                continue
+            if short_form is not None and isinstance(inner_values, str):
+                yield (*inner_key, short_form), inner_values
                 continue
             if not isinstance(inner_values, Mapping):
                 raise ConfigError(
@@ -206,34 +214,6 @@ def leaves(
 
 
 # --- The sources -------------------------------------------------------------------------------
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """Read a TOML or JSON configuration file.
-
-    Raises:
-        ConfigError: it is missing or does not parse.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as exc:
-        raise ConfigError(f"no configuration file {path}; name an existing .toml file") from exc
-    except IsADirectoryError as exc:
-        raise ConfigError(
-            f"{path} is a folder; name the configuration file in it (config.json in a run folder)"
-        ) from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        why = getattr(exc, "strerror", None) or exc
-        raise ConfigError(f"cannot read the configuration file {path}: {why}") from exc
-    try:
-        if path.suffix == ".json":
-            values = json.loads(text)
-            if not isinstance(values, dict):
-                raise ConfigError(f"{path} is not a JSON object; name a run's config.json")
-            return values
-        return tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError) as exc:
-        raise ConfigError(f"{path} does not parse: {exc}") from exc
 
 
 def parse_text(text: str, annotation: Any) -> Any:
@@ -344,15 +324,32 @@ def _text_settings(tables: type[BaseModel], key: Key, text: str, source: str) ->
 # --- Putting them together ---------------------------------------------------------------------
 
 
-def _absolute(value: Any, base: Path) -> Any:
-    """Resolve every string of a value (a path, a list or a dict of them) against a folder."""
-    if isinstance(value, str):
-        return str((base / Path(value).expanduser()).resolve())
-    if isinstance(value, list):
-        return [_absolute(item, base) for item in value]
-    if isinstance(value, dict):
-        return {name: _absolute(item, base) for name, item in value.items()}
+def located(value: Any, annotation: Any, base: Path) -> Any:
+    """Resolve the paths in a value against a folder; its type says where they are."""
+    for member in _members(annotation):
+        inner, kind = get_args(member), get_origin(member)
+        if isinstance(value, str) and member is Path and not value.startswith(HUB_PREFIX):
+            return str((base / Path(value).expanduser()).resolve())
+        if isinstance(value, list) and kind is list:
+            return [located(item, inner[0], base) for item in value]
+        if isinstance(value, dict) and kind is dict:
+            return {name: located(item, inner[1], base) for name, item in value.items()}
+        if isinstance(member, type) and issubclass(member, BaseModel):
+            return _located_table(value, member, base)
     return value
+
+
+def _located_table(value: Any, table: type[BaseModel], base: Path) -> Any:
+    short_form = getattr(table, "SHORT_FORM", None)
+    if isinstance(value, str) and short_form is not None:
+        return located(value, table.model_fields[short_form].annotation, base)
+    if not isinstance(value, dict):
+        return value
+    fields = table.model_fields
+    return {
+        name: located(item, fields[name].annotation, base) if name in fields else item
+        for name, item in value.items()
+    }
 
 
 def _put(tree: dict[str, Any], key: Key, value: Any) -> None:
@@ -388,15 +385,14 @@ def collect(
     origins: dict[Key, str] = {}
 
     def apply(setting: Setting) -> None:
-        value = setting.value
-        if names_paths(tables, setting.key):
-            value = _absolute(value, Path.cwd() if setting.key in outputs else setting.base)
+        base = Path.cwd() if setting.key in outputs else setting.base
+        value = located(setting.value, field_annotation(tables, setting.key), base)
         _put(tree, setting.key, value)
         origins[setting.key] = setting.source
 
-    if file is not None:
-        for key, value in leaves(tables, read_file(file), str(file)):
-            apply(Setting(key, value, f"file {file}", file.resolve().parent))
+    for path, values in read_chain(file) if file is not None else ():
+        for key, value in leaves(tables, values, str(path)):
+            apply(Setting(key, value, f"file {path}", path.resolve().parent))
     for setting in variable_settings(tables, environ, tree):
         apply(setting)
     for setting in option_settings(tables, options):

@@ -37,8 +37,8 @@ from agent_r1_proto.tasks import SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.evaluation_client import ATTEMPT, EvalClient, EvalResult
-from agent_r1_service.files.tasks import read_sets
-from agent_r1_service.files.writing import hash_file
+from agent_r1_service.files.data_source import DataSource
+from agent_r1_service.files.tasks import read_sets, source_digest
 from agent_r1_service.http.token import RunToken, find_token
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Evaluation:
     """One evaluation and its result file.
 
     Args:
-        sets: file of tasks per set name.
+        sets: source of tasks per set name.
         questioning: method, sampling and limits.
         out: file to write, one JSON object a question; its facts and its summary go beside it.
         facts: what else makes this evaluation what it is, by dotted name; compared when the
@@ -79,7 +79,7 @@ class Evaluation:
     def __init__(
         self,
         *,
-        sets: Mapping[str, Path],
+        sets: Mapping[str, DataSource | Path],
         questioning: QuestioningConfig,
         out: Path,
         facts: Facts | None = None,
@@ -106,7 +106,7 @@ class Evaluation:
             "max_turns": questioning.turns(),
             "max_questions": questioning.max_questions,
             **({"attempts": questioning.attempts} if questioning.attempts > 1 else {}),
-            **{f"sets.{name}": f"sha256:{hash_file(path)}" for name, path in sets.items()},
+            **{f"sets.{name}": f"sha256:{source_digest(one)}" for name, one in sets.items()},
             **(facts or {}),
         }
         self.file = ResultFile(out, self._facts, overwrite=overwrite)

@@ -23,6 +23,7 @@ from agent_r1.learner.objective import (
 )
 from agent_r1_proto.weights import TransportName
 from agent_r1_service.config import ListenConfig, StrictConfig
+from agent_r1_service.files.data_source import DataSource
 
 Layout = Literal["shared", "padded", "packed"]
 
@@ -55,17 +56,26 @@ def store_url_problem(url: str) -> str | None:
 class DataConfig(StrictConfig):
     """`[data]`: the prompts that are trained on."""
 
-    train: Annotated[list[Path], Field(min_length=1)]
-    """JSON-lines files of tasks, read in this order."""
+    train: Annotated[list[DataSource], Field(min_length=1)]
+    """Files of tasks, or data sets on the hub, read in this order: each a text or a table."""
     shuffle: bool = True
-    """Each epoch goes through the prompts in a new order drawn from `run.seed`."""
+    """Each epoch goes through the prompts in a new order."""
+    seed: int | None = None
+    """Seeds that order; None is `run.seed`."""
+    max_prompt_tokens: PositiveInt | None = None
+    """Most tokens of a prompt, as the chat template renders it with the system message and without
+    the tools' descriptions. None measures none: a prompt that fills `model.max_context` then ends
+    its trajectories as TRUNCATED."""
+    over_long: Literal["refuse", "drop"] = "refuse"
+    """What becomes of a longer prompt. `refuse`: nothing starts, and the message names file and
+    line. `drop`: it is left out, and the learner's log has the number of those."""
 
 
 class EvaluationConfig(StrictConfig):
     """`[evaluation]`: greedy or sampled answers to held-out questions, on the same servers."""
 
-    sets: dict[str, Path] = {}
-    """JSON-lines file of tasks per set name."""
+    sets: dict[str, DataSource] = {}
+    """Tasks per set name: a file, or a data set on the hub, as a text or a table."""
     every: Annotated[int, Field(ge=0)] = 0
     """Evaluate after every so many learner steps; 0 is never during training."""
     before: bool = True
@@ -83,6 +93,12 @@ class EvaluationConfig(StrictConfig):
 
     @model_validator(mode="after")
     def _check_sets(self) -> Self:
+        for name, source in self.sets.items():
+            if source.weight != 1.0:
+                raise ValueError(
+                    f"evaluation.sets.{name}.weight ({source.weight:g}) has no meaning: an "
+                    "evaluation asks each question once; remove it"
+                )
         if self.every and not self.sets:
             raise ValueError(
                 f"evaluation.every ({self.every}) needs at least one set; name a file under "

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.checkpoints.run_store import RunStore, open_run_store
-from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
+from agent_r1.learner.config import EvaluationConfig, LearnerConfig
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1.learner.reporting.run_folder import RunFolder
@@ -84,13 +84,13 @@ def make_run_spec(
     run: RunConfig,
     model: ModelConfig,
     redis: RedisConfig,
-    data: DataConfig,
+    prompts: PromptOrder,
     learner: LearnerConfig,
     evaluation: EvaluationConfig,
     resolved_config: Mapping[str, Any],
     resume: bool,
 ) -> RunSpec:
-    """Read the data files and check that the run folder fits.
+    """Read the evaluation sets and check that the run folder fits.
 
     Raises:
         TaskFileError: a data file is missing, empty or malformed; file and line are named.
@@ -110,7 +110,7 @@ def make_run_spec(
         redis=redis,
         learner=learner,
         evaluation=evaluation,
-        prompts=PromptOrder.from_files(data.train, run.seed, shuffle=data.shuffle),
+        prompts=prompts,
         eval_sets=read_sets(evaluation.sets, evaluation.max_questions),
         folder=folder,
         resolved_config=resolved_config,

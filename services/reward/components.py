@@ -19,35 +19,34 @@ Component = Callable[[ScoreRequest], float | Awaitable[float]]
 """A component of a user's: a function or an `async` function."""
 
 
-def prediction_of(request: ScoreRequest) -> str | None:
-    """Return the answer given in the last turn; earlier turns do not count."""
-    return scoring.extract_answer(request.turns[-1].text)
+BuiltIn = Callable[[ScoreRequest, str | None], float]
+"""A built-in component: it gets the answer of the last turn too, or None without one."""
 
 
-def _of_answer(score: Callable[[str | None, Sequence[str]], float]) -> Callable[..., float]:
-    return lambda request: score(prediction_of(request), scoring.accepted_answers(request.payload))
+def _of_answer(score: Callable[[str | None, Sequence[str]], float]) -> BuiltIn:
+    return lambda request, answer: score(answer, scoring.accepted_answers(request.payload))
 
 
-def _of_turns(score: Callable[[Sequence[str]], float]) -> Callable[..., float]:
-    return lambda request: score([turn.text for turn in request.turns])
+def _of_turns(score: Callable[[Sequence[str]], float]) -> BuiltIn:
+    return lambda request, answer: score([turn.text for turn in request.turns])
 
 
-def _tool_efficiency(request: ScoreRequest) -> float:
+def _tool_efficiency(request: ScoreRequest, answer: str | None) -> float:
     return scoring.useful_share(
         [(c.tool, c.arguments, c.status) for turn in request.turns for c in turn.calls]
     )
 
 
-BUILT_IN: dict[str, Callable[[ScoreRequest], float]] = {
+BUILT_IN: dict[str, BuiltIn] = {
     "exact_match": _of_answer(scoring.exact_match),
     "f1": _of_answer(scoring.f1),
     "substring_match": _of_answer(scoring.substring_match),
     "format": _of_turns(scoring.format_score),
     "reasoning_format": _of_turns(scoring.reasoning_share),  # share that opens with a thought
     # 1.0 when the last turn gives a non-empty answer
-    "answered": lambda request: float(bool(prediction_of(request))),
+    "answered": lambda request, answer: float(bool(answer)),
     # number of calls, failed and malformed ones included
-    "tool_calls": lambda request: float(sum(turn.num_calls for turn in request.turns)),
+    "tool_calls": lambda request, answer: float(sum(turn.num_calls for turn in request.turns)),
     "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before
 }
 
@@ -66,13 +65,11 @@ NEEDS_ANSWERS = frozenset({"exact_match", "f1", "substring_match"})
 
 
 def load_component(name: str) -> Component:
-    """Return a built-in component, or the function that `module:Name` names.
+    """Return a component of ON_REQUEST, or the function that `module:Name` names.
 
     Raises:
         ValueError: it cannot be loaded, is no function, or does not take a request.
     """
-    if name in BUILT_IN:
-        return BUILT_IN[name]
     if name in ON_REQUEST:
         return ON_REQUEST[name]
     found = import_named(name, f"reward.components ({name})")

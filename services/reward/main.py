@@ -29,7 +29,12 @@ _CANCEL_TIMEOUT_S = 1.0
 
 
 def serve(
-    *, run: RunConfig, redis: RedisConfig, reward: RewardConfig, announce_dir: Path | None
+    *,
+    run: RunConfig,
+    redis: RedisConfig,
+    reward: RewardConfig,
+    answer_pattern: str | None,
+    announce_dir: Path | None,
 ) -> None:
     """Score the run's trajectories, and requests over HTTP, until SIGTERM or SIGINT.
 
@@ -37,7 +42,8 @@ def serve(
         ValueError: redis.url is not set, or one of the user's own components is wrong; the text
             says what to do.
     """
-    asyncio.run(_serve(run, redis, reward, Scorer(reward), find_token(run), announce_dir))
+    scorer = Scorer(reward, answer_pattern)
+    asyncio.run(_serve(run, redis, reward, scorer, find_token(run), announce_dir))
 
 
 async def _serve(

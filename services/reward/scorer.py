@@ -17,12 +17,12 @@ from agent_r1.reward.components import (
     NEEDS_ANSWERS,
     Component,
     load_component,
-    prediction_of,
 )
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.judge import Judge
 from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import Trajectory
+from agent_r1_service.answers import find_answer
 
 JUDGE_SHARE = 0.9
 """Of a component's time: how long a judge that is away is asked again, so that it can say why."""
@@ -35,12 +35,17 @@ class ComponentError(Exception):
 class Scorer:
     """The configured components and rule.
 
+    Args:
+        config: names them.
+        answer_pattern: `env.answer_pattern`.
+
     Raises:
         ValueError: a component cannot be loaded.
     """
 
-    def __init__(self, config: RewardConfig) -> None:
+    def __init__(self, config: RewardConfig, answer_pattern: str | None = None) -> None:
         self._config = config
+        self._answer_pattern = answer_pattern
         named = dict(config.components)
         if config.rule == "paper":
             named |= {"exact_match": 0.0, "format": 0.0}
@@ -69,22 +74,23 @@ class Scorer:
             )
         # In a thread, where a long text holds up no other request; not one of `_threads`, which
         # users' components may keep for ever.
-        values = await asyncio.to_thread(self._measure_built_in, request)
+        prediction, values = await asyncio.to_thread(self._measure_built_in, request)
         for name, component in self._own.items():
             values[name] = await self._run_own(name, component, request)
-        return Reward(
-            total=self._total(values), components=values, prediction=prediction_of(request)
-        )
+        return Reward(total=self._total(values), components=values, prediction=prediction)
 
     async def close(self) -> None:
         """Close what components hold open."""
         if self.judge is not None:
             await self.judge.close()
 
-    def _measure_built_in(self, request: ScoreRequest) -> dict[str, float]:
+    def _measure_built_in(self, request: ScoreRequest) -> tuple[str | None, dict[str, float]]:
+        """Return the answer of the last turn (earlier ones do not count), and the values."""
+        text, pattern = request.turns[-1].text, self._answer_pattern
+        answer = scoring.extract_answer(text) if pattern is None else find_answer(text, pattern)
         has_answers = "answers" in request.payload
-        return {
-            name: measure(request)
+        return answer, {
+            name: measure(request, answer)
             for name, measure in BUILT_IN.items()
             if name in self._weights or has_answers or name not in NEEDS_ANSWERS
         }

@@ -28,6 +28,7 @@ from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1_proto.tasks import ChatMessage, Role, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Status, Trajectory
+from agent_r1_service.answers import find_answer
 from agent_r1_service.tracing import span
 from agent_r1_service.unicode import repair_text
 
@@ -285,7 +286,9 @@ class AgentLoop:
     async def _step(
         self, env: ToolEnv, number: int, turn: TurnText, results: Sequence[CallResult]
     ) -> EnvStep:
-        view = ModelTurn(number=number, text=turn.text, thought=turn.thought, answer=turn.answer)
+        pattern = self._env.answer_pattern
+        answer = turn.answer if pattern is None else find_answer(turn.text, pattern)
+        view = ModelTurn(number=number, text=turn.text, thought=turn.thought, answer=answer)
         name = f"{type(env).__name__}.step"
         try:
             async with asyncio.timeout(self._env.step_timeout_s):

@@ -8,8 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from agent_r1_service.answers import check_pattern
 from agent_r1_service.config import ListenConfig, StrictConfig
 
 ENV_TYPE_PATTERN = r"^(tool|math|code|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
@@ -36,6 +37,14 @@ class EnvConfig(StrictConfig):
     system_prompt: str | None = None
     """System message of every dialogue that does not bring its own: where a task's `prompt` begins
     with a message of role system, that one is used and this one is not."""
+    system_prompt_file: Path | None = None
+    """File with the text of `system_prompt`, which it takes the place of. It is read when the
+    configuration is, so that a run keeps the text it began with."""
+    answer_pattern: Annotated[str, AfterValidator(check_pattern)] | None = None
+    """Regular expression of a turn's answer: what its one group matches, or all of it without one,
+    where it matches last. A dot matches line ends too. For `ModelTurn.answer` and the built-in
+    components that compare the answer, but for math_equal and the two formats. None: what stands in
+    the last `<answer>` block."""
     enable_tools: list[str] | None = None
     """Names of the tools offered to the model; None offers all of `[tools.<name>]`, [] none."""
     pin: Literal["trajectory", "none"] = "trajectory"
@@ -54,6 +63,15 @@ class EnvConfig(StrictConfig):
     """Time one `ToolEnv.step` may take, in seconds; then the attempt has FAILED."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Variables given to the model's chat template, such as `enable_thinking`."""
+
+    @model_validator(mode="after")
+    def _check_system_prompt(self) -> Self:
+        if self.system_prompt is not None and self.system_prompt_file is not None:
+            raise ValueError(
+                f"env.system_prompt and env.system_prompt_file ({self.system_prompt_file}) exclude "
+                "each other; remove one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

@@ -23,6 +23,7 @@ from aiohttp import web
 
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
 from agent_r1.learner.engine.interface import EngineError, LossSpec, Model, TrainSample
+from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.run_spec import RunSpec, make_run_spec
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import cancel_and_wait
@@ -41,6 +42,7 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.writing import check_seal, seal
 from agent_r1_service.http.token import RunToken
 from tests.support.builders import trajectory
@@ -426,7 +428,7 @@ def training_spec(
         run=run,
         model=model,
         redis=RedisConfig(url=redis_url, lease_s=2.0),
-        data=DataConfig(train=[data]),
+        prompts=PromptOrder.of(DataConfig(train=[DataSource(source=data)]), run.seed),
         learner=LearnerConfig(**(defaults | learner)),
         evaluation=EvaluationConfig(**(evaluation or {})),
         resolved_config={

@@ -1,89 +1,134 @@
-"""Task files: the questions users bring, one JSON object (`Task`) a line.
+"""Tasks that users bring: a `DataSource` --rows.py, columns.py--> `Task`s, each checked.
 
-learner, evaluation and chat read `.jsonl` or `.jsonl.gz` files through here.
+learner, evaluation and chat read training data and evaluation sets through here.
 """
 
 from __future__ import annotations
 
-import zlib
+import hashlib
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.foreign import foreign_format, open_data
+from agent_r1_service.files.columns import default_columns, task_fields, without_empty_columns
+from agent_r1_service.files.data_source import DataSource
+from agent_r1_service.files.rows import TaskFileError, lines_of, rows_of
+from agent_r1_service.files.writing import hash_file
+
+__all__ = ["TaskFileError", "numbered_tasks", "read_sets", "read_task_file", "source_digest"]
+
+TASK_FIELDS = "`id`, `prompt` and, optionally, `payload`, `tools`, `tool_context`, `metadata`"
 
 
-class TaskFileError(ValueError):
-    """A task file that cannot be used; the message names the file and the line."""
-
-
-def _lines(path: Path) -> Iterator[bytes]:
-    with open_data(path) as file:
-        yield from file
-
-
-def _problem(exc: ValidationError) -> str:
+def _problem(exc: ValueError) -> str:
+    if not isinstance(exc, ValidationError):
+        return str(exc)
     first = exc.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
-def read_task_file(path: Path) -> list[Task]:
-    """Read every task of a file, in order.
+def _lines(source: DataSource) -> Iterator[tuple[str, Task]]:
+    for number, (where, line) in enumerate(lines_of(source.source), start=1):
+        try:
+            if source.columns:
+                yield where, _from_columns(from_json(line), source.columns, number)
+            else:
+                yield where, Task.model_validate_json(line)
+        except ValueError as exc:
+            remedy = "" if source.columns else f"; a line is one JSON object with {TASK_FIELDS}"
+            raise TaskFileError(f"{where}: {_problem(exc)}{remedy}") from exc
+
+
+def _rows(source: DataSource) -> Iterator[tuple[str, Task]]:
+    columns: Mapping[str, str] | None = source.columns or None
+    for number, (where, row) in enumerate(rows_of(source), start=1):
+        if number == 1 and columns is None:
+            columns = default_columns(row)
+        try:
+            if columns is not None:
+                yield where, _from_columns(row, columns, number)
+            else:
+                yield where, Task.model_validate(without_empty_columns(row))
+        except ValueError as exc:
+            remedy = (
+                "" if columns else f"; its columns must be {TASK_FIELDS}, or be named in columns"
+            )
+            raise TaskFileError(f"{where}: {_problem(exc)}{remedy}") from exc
+
+
+def _from_columns(row: Any, columns: Mapping[str, str], number: int) -> Task:
+    if not isinstance(row, dict):
+        raise ValueError("it is not an object with columns")
+    return Task.model_validate(task_fields(row, columns, number))  # pyright: ignore[reportUnknownArgumentType]
+
+
+def numbered_tasks(source: DataSource | Path) -> Iterator[tuple[str, Task]]:
+    """Yield every task of a source in order, each with its place: file and line, or row.
 
     Raises:
-        TaskFileError: the file is missing, empty or unreadable, a line is empty or no valid
-            `Task`, or an id occurs twice; file and line number are named.
+        TaskFileError: the source is missing, empty or unreadable, a line is empty or no valid
+            task, or an id occurs twice; file and line are named.
+        MissingPackageError: the package that reads the source is not installed.
     """
-    foreign = foreign_format(path)
-    if foreign is not None:
-        raise TaskFileError(foreign)
-    tasks: list[Task] = []
-    line_of: dict[str, int] = {}
-    number = 0
-    try:
-        for number, line in enumerate(_lines(path), start=1):
-            if not line.strip():
-                raise TaskFileError(f"{path}:{number}: the line is empty; remove it")
-            try:
-                task = Task.model_validate_json(line)
-            except ValidationError as exc:
-                raise TaskFileError(
-                    f"{path}:{number}: {_problem(exc)}; a line is one JSON object with `id`, "
-                    "`prompt` and, optionally, `payload`, `tools`, `tool_context`, `metadata`"
-                ) from exc
-            if task.id in line_of:
-                raise TaskFileError(
-                    f"{path}:{number}: id {task.id!r} was used in line {line_of[task.id]}; "
-                    "ids must be unique within a file"
-                )
-            line_of[task.id] = number
-            tasks.append(task)
-    except (OSError, EOFError, zlib.error) as exc:
-        where = f"{path}:{number + 1}" if number else str(path)
-        why = getattr(exc, "strerror", None) or exc
-        raise TaskFileError(f"{where}: the task file cannot be read: {why}") from exc
-    if not tasks:
-        raise TaskFileError(f"{path}: the file holds no task; it needs at least one line")
-    return tasks
+    source = DataSource.model_validate(source) if isinstance(source, Path) else source
+    tasks = _rows(source) if source.is_hub or source.is_parquet else _lines(source)
+    place_of: dict[str, str] = {}
+    for where, task in islice(tasks, source.max_items):
+        if task.id in place_of:
+            raise TaskFileError(
+                f"{where}: id {task.id!r} was used in {place_of[task.id]}; "
+                "ids must be unique within a file"
+            )
+        place_of[task.id] = where
+        yield where, task
+    if not place_of:
+        raise TaskFileError(f"{source}: the file holds no task; it needs at least one line or row")
 
 
-def read_sets(files: Mapping[str, Path], max_questions: int | None) -> dict[str, list[Task]]:
+def read_task_file(source: DataSource | Path) -> list[Task]:
+    """Read every task of a file or data set, in order.
+
+    Raises:
+        TaskFileError: as `numbered_tasks`.
+        MissingPackageError: as `numbered_tasks`.
+    """
+    return [task for _, task in numbered_tasks(source)]
+
+
+def read_sets(
+    sets: Mapping[str, DataSource | Path], max_questions: int | None
+) -> dict[str, list[Task]]:
     """Read evaluation sets; every task carries its set's name as `metadata.set`.
 
     Args:
-        files: task file of each set, by the set's name.
+        sets: source of each set, by the set's name.
         max_questions: most questions of each set, from its beginning; None is all.
 
     Raises:
-        TaskFileError: as `read_task_file`.
+        TaskFileError: as `numbered_tasks`.
+        MissingPackageError: as `numbered_tasks`.
     """
     return {
         name: [
             task.model_copy(update={"metadata": {**task.metadata, "set": name}})
-            for task in read_task_file(path)[:max_questions]
+            for task in read_task_file(source)[:max_questions]
         ]
-        for name, path in files.items()
+        for name, source in sets.items()
     }
+
+
+def source_digest(source: DataSource | Path) -> str:
+    """Return the SHA-256 of what a source holds: of the file, where it is read as it is."""
+    source = DataSource.model_validate(source) if isinstance(source, Path) else source
+    if not source.is_hub and not source.columns and source.max_items is None:
+        return hash_file(source.source)
+    digest = hashlib.sha256()
+    for task in read_task_file(source):
+        digest.update(task.model_dump_json().encode())
+    return digest.hexdigest()

@@ -118,7 +118,7 @@ def check_prompts(state: LearnerState, fingerprint: str) -> None:
     """
     if state.prompt_fingerprint != fingerprint:
         raise ValueError(
-            "data.train, data.shuffle or run.seed changed since the checkpoint of step "
+            "the training data, its order or its seed changed since the checkpoint of step "
             f"{state.step}: the prompt order would skip and repeat prompts; restore them, or "
             "start a new run"
         )

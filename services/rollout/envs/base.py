@@ -41,7 +41,7 @@ class ModelTurn:
     thought: str | None
     """Inside its first `<think>` block; None without one."""
     answer: str | None
-    """Inside its last `<answer>` block; None without one."""
+    """Inside its last `<answer>` block, or what `env.answer_pattern` finds; None without one."""
 
 
 @dataclass(frozen=True)

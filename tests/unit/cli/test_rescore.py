@@ -65,7 +65,10 @@ def test_other_rewards_are_compared_with_the_stored_ones(
 
 @pytest.mark.parametrize(
     ("code", "name", "status", "said"),
-    [(BRIEF, "brevity", 0, "my_rewards:brevity"), (BROKEN, "broken", 1, "raised KeyError: 'goal'")],
+    [
+        (BRIEF, "brevity", 0, "rescored_rewards:brevity"),
+        (BROKEN, "broken", 1, "raised KeyError: 'goal'"),
+    ],
 )
 def test_components_of_your_own_are_tried_and_failures_counted(
     tmp_path: Path,
@@ -78,10 +81,10 @@ def test_components_of_your_own_are_tried_and_failures_counted(
     said: str,
 ):
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(__import__("sys").modules, "my_rewards", raising=False)
-    (tmp_path / "my_rewards.py").write_text(code)
+    monkeypatch.delitem(__import__("sys").modules, "rescored_rewards", raising=False)
+    (tmp_path / "rescored_rewards.py").write_text(code)
     run = write_run(tmp_path, {0: [("Ada", 1.0)]})
-    component = f'reward.components={{"my_rewards:{name}"=1.0}}'
+    component = f'reward.components={{"rescored_rewards:{name}"=1.0}}'
     arguments = ["rescore", str(run), "--config", str(config), "--set", component]
     assert cli.main(arguments) == status
     text = capsys.readouterr().out

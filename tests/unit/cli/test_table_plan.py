@@ -96,7 +96,7 @@ def test_paths_of_a_table_mean_its_own_folder(folder: Path, monkeypatch: pytest.
     (folder / "more.jsonl").write_text((folder / "held_out.jsonl").read_text())
     monkeypatch.chdir("/")
     text = TABLE_TOML.replace("[defaults]", '[defaults]\n"evaluation.sets.held_out" = "more.jsonl"')
-    assert plan_of(folder, text).base.evaluation.sets["held_out"] == folder / "more.jsonl"
+    assert plan_of(folder, text).base.evaluation.sets["held_out"].source == folder / "more.jsonl"
 
 
 def test_the_runs_of_a_table_cannot_share_a_store(folder: Path):

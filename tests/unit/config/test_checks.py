@@ -171,12 +171,11 @@ def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
 def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for(folder: Path):
     # The one question of the set counts as the 512 that may be in flight, as it does in the check.
     config = load(folder, 'redis.url="redis://127.0.0.1:1/0"')
-    assert config.data is not None
     spec = make_run_spec(
         run=config.run,
         model=config.model,
         redis=config.redis,
-        data=config.data,
+        prompts=config.prompt_order(),
         learner=config.learner,
         evaluation=config.evaluation,
         resolved_config={},

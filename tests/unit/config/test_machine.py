@@ -16,7 +16,6 @@ from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_store import open_run_store
-from agent_r1.learner.prompts import PromptOrder
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
 from tests.support.config_scene import write_scene
@@ -104,8 +103,7 @@ def test_a_run_folder_with_something_in_it_can_only_be_gone_on_with(folder: Path
 
 def save_checkpoint(folder: Path, step: int) -> Path:
     config = load(folder)
-    assert config.data is not None
-    prompts = PromptOrder.from_files(config.data.train, config.run.seed)
+    prompts = config.prompt_order()
     checkpoints = Checkpoints(config.run.folder(), keep_last=2, keep_best=0)
     state = LearnerState(step=step, prompt_fingerprint=prompts.fingerprint())
     return checkpoints.save(FakeEngine(), state)
@@ -114,7 +112,7 @@ def save_checkpoint(folder: Path, step: int) -> Path:
 def test_a_checkpoint_can_be_continued_with_the_same_prompts_and_engine(folder: Path):
     save_checkpoint(folder, 3)
     assert problems(folder, resume=True) == ""
-    assert "data.train, data.shuffle or run.seed changed since the checkpoint of step 3" in (
+    assert "the training data, its order or its seed changed since the checkpoint of step 3" in (
         problems(folder, "run.seed=7", resume=True)
     )
     assert "written with learner.zero_stage = 0 and this run has learner.zero_stage = 2" in (

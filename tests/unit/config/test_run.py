@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from agent_r1.config.run import ConfigError, LoadedConfig, dump_config, load_config, write_config
+from agent_r1.config.foreign_names import NAMES
+from agent_r1.config.run import (
+    Config,
+    ConfigError,
+    LoadedConfig,
+    dump_config,
+    load_config,
+    write_config,
+)
+from agent_r1.config.sources import known_keys
 from tests.support.config_scene import RUN_TOML, write_scene
 
 
@@ -185,12 +195,12 @@ def test_inputs_are_found_from_the_file_and_outputs_from_here(
     example = file.parent
     assert config.model.path == str(example / "model")
     assert config.tools["search"].corpus == example / "corpus.jsonl"
-    assert config.evaluation.sets["held_out"] == example / "held_out.jsonl"
+    assert config.evaluation.sets["held_out"].source == example / "held_out.jsonl"
     assert config.run.folder() == elsewhere / "runs" / "demo"
     # What is typed into a terminal is relative to where the terminal is.
     assert config.data is not None
-    assert config.data.train == [elsewhere / "mine.jsonl"]
-    assert config.evaluation.sets["mine"] == elsewhere / "m.jsonl"
+    assert [one.source for one in config.data.train] == [elsewhere / "mine.jsonl"]
+    assert config.evaluation.sets["mine"].source == elsewhere / "m.jsonl"
 
 
 def test_the_name_of_a_model_on_a_hub_stays_a_name(file: Path):
@@ -241,3 +251,168 @@ def test_replicas_cannot_share_a_port_or_a_name(file: Path):
         load(file, "placement.rollout_replicas=2", "rollout.port=8001")
     with pytest.raises(ConfigError, match=r"rollout\.server_id \('a'\) must be unset"):
         load(file, "placement.rollout_replicas=2", "rollout.server_id=a")
+
+
+def test_a_source_of_tasks_is_a_text_or_a_table(file: Path):
+    data = """
+[env]
+max_tokens_per_turn = 64
+[data]
+train = ["a.jsonl", {source = "b.parquet", weight = 2}, "hf:owner/name:train"]
+[evaluation.sets]
+plain = "c.jsonl"
+mapped = {source = "d.parquet", columns = {prompt = "question"}}
+"""
+    toml = RUN_TOML.partition("[data]")[0] + data
+    config = load(
+        write_scene(file.parent / "other", toml), "evaluation.sets.plain.max_items=3"
+    ).config
+    folder = file.parent / "other"
+    assert config.data is not None
+    assert [str(one) for one in config.data.train] == [
+        str(folder / "a.jsonl"),
+        str(folder / "b.parquet"),
+        "hf:owner/name:train",
+    ]
+    assert [one.weight for one in config.data.train] == [1.0, 2.0, 1.0]
+    plain, mapped = config.evaluation.sets["plain"], config.evaluation.sets["mapped"]
+    assert (plain.source, plain.max_items) == (folder / "c.jsonl", 3)
+    assert (mapped.source, mapped.columns) == (folder / "d.parquet", {"prompt": "question"})
+
+
+def test_an_unknown_key_of_a_source_is_named(file: Path):
+    with pytest.raises(ConfigError, match=r"data\.train\.0\.wieght"):
+        load(file, 'data.train=[{source="a.jsonl", wieght=2}]')
+    with pytest.raises(ConfigError, match=r"unknown key 'wieght' in table \[evaluation\.sets\.x\]"):
+        load(file, "evaluation.sets.x.wieght=2")
+
+
+# --- The system message from a file --------------------------------------------------------------
+
+
+def test_the_system_message_may_be_in_a_file(file: Path, tmp_path: Path):
+    (file.parent / "system.txt").write_text("Be brief.\nAnd kind.\n")
+    toml = RUN_TOML.replace("[env]", '[env]\nsystem_prompt_file = "system.txt"')
+    loaded = load(write_text(file, toml))
+    assert loaded.config.env.system_prompt == "Be brief.\nAnd kind."
+    assert "system.txt" in loaded.origin(("env", "system_prompt"))
+    written = tmp_path / "config.json"
+    write_config(loaded.config, written)
+    (file.parent / "system.txt").unlink()  # a run keeps the text that it began with
+    assert load(written).config.env.system_prompt == "Be brief.\nAnd kind."
+
+
+def test_a_system_message_that_is_missing_or_given_twice_is_refused(file: Path):
+    with pytest.raises(ConfigError, match=r"env\.system_prompt_file .*nowhere.* cannot be read"):
+        load(file, "env.system_prompt_file=nowhere.txt")
+    with pytest.raises(ConfigError, match="exclude each other"):
+        load(file, "env.system_prompt_file=nowhere.txt", "env.system_prompt=Be brief.")
+
+
+@pytest.mark.parametrize("pattern", ["(", "(a)(b)"])
+def test_a_pattern_that_cannot_find_an_answer_is_refused(file: Path, pattern: str):
+    with pytest.raises(ConfigError, match=r"env\.answer_pattern"):
+        load(file, f"env.answer_pattern='{pattern}'")
+
+
+# --- Files that extend others --------------------------------------------------------------------
+
+
+def write_text(file: Path, text: str) -> Path:
+    file.write_text(text)
+    return file
+
+
+def test_a_file_may_extend_another(file: Path, tmp_path: Path):
+    more = tmp_path / "more"
+    more.mkdir()
+    (more / "train.jsonl").write_text("")
+    write_text(
+        more / "small.toml",
+        """
+extends = "../example/run.toml"
+[learner]
+group_size = 6
+[data]
+train = ["train.jsonl"]
+[tools.search]
+top_k = 7
+""",
+    )
+    mine = write_text(more / "mine.toml", 'extends = "small.toml"\n[learner]\nsteps = 5\n')
+    loaded = load(mine, "learner.group_size=8")
+    config = loaded.config
+    # Each file over the one that it extends, and options over all of them.
+    assert (config.learner.steps, config.learner.group_size) == (5, 8)
+    assert (config.learner.groups_per_batch, config.tools["search"].top_k) == (2, 7)
+    # A path is relative to the file that has it.
+    assert config.tools["search"].corpus == file.parent / "corpus.jsonl"
+    assert config.data is not None
+    assert [one.source for one in config.data.train] == [more / "train.jsonl"]
+    assert config.model.path == str(file.parent / "model")
+    assert loaded.origin(("tools", "search", "top_k")).endswith("small.toml")
+
+
+def test_files_that_extend_each_other_are_refused(tmp_path: Path):
+    first = write_text(tmp_path / "a.toml", 'extends = "b.toml"\n')
+    write_text(tmp_path / "b.toml", 'extends = "a.toml"\n')
+    with pytest.raises(ConfigError, match=r"in a circle: .*a\.toml -> .*b\.toml -> .*a\.toml"):
+        load(first)
+
+
+def test_a_file_that_extends_nothing_there_is_explained(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no configuration file .*gone\.toml"):
+        load(write_text(tmp_path / "a.toml", 'extends = "gone.toml"\n'))
+    with pytest.raises(ConfigError, match="must name one file"):
+        load(write_text(tmp_path / "b.toml", "extends = ['a.toml']\n"))
+
+
+def test_a_file_of_a_later_version_is_refused_before_its_keys_are_read(file: Path):
+    assert load(write_text(file, "config_version = 1\n" + RUN_TOML)).config.config_version == 1
+    later = write_text(file, "config_version = 2\n" + RUN_TOML + "\n[new]\nkey = 1\n")
+    with pytest.raises(ConfigError, match=r"config_version \(2, .*\) must be <= 1.*upgrade"):
+        load(later)
+
+
+# --- Names of other projects ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("option", "ours"),
+    [
+        ("learner.num_generations=8", "learner.group_size"),
+        ("learner.per_device_train_batch_size=8", "learner.groups_per_batch"),
+        ("num_generations=8", "learner.group_size"),
+        ("rollout.n=8", "learner.group_size"),
+        ("actor_rollout_ref.rollout.n=8", "learner.group_size"),
+        ("actor_rollout_ref.actor.optim.lr=1e-6", "learner.lr"),
+        ("actor_rollout_ref.actor.kl_loss_coef=0.1", "learner.kl_coef"),
+        ("algorithm.kl_ctrl.kl_coef=0.1", "learner.kl_coef"),
+        ("data.train_batch_size=8", "learner.groups_per_batch"),
+        ("trainer.total_epochs=3", "learner.epochs"),
+        ("model.pretrain=x", "model.path"),
+        ("n_samples_per_prompt=8", "learner.group_size"),
+    ],
+)
+def test_names_of_trl_verl_and_openrlhf_are_answered_with_ours(file: Path, option: str, ours: str):
+    with pytest.raises(ConfigError, match=f"is {ours}"):
+        load(file, option)
+
+
+def test_a_whole_table_of_another_project_is_translated(file: Path):
+    toml = RUN_TOML + "\n[actor_rollout_ref.rollout]\nn = 8\ntemperature = 1.0\nfoo = 1\n"
+    with pytest.raises(ConfigError) as caught:
+        load(write_text(file, toml))
+    assert "unknown table 'actor_rollout_ref'" in str(caught.value)
+    assert "actor_rollout_ref.rollout.n is learner.group_size" in str(caught.value)
+    assert "actor_rollout_ref.rollout.temperature is learner.temperature" in str(caught.value)
+
+
+def test_every_name_of_ours_that_is_given_exists():
+    known = {".".join(key) for key in known_keys(Config)}
+    for ours in NAMES.values():
+        for key in re.findall(
+            r"(?<![\w.])(?:run|model|data|env|reward|rollout|learner|evaluation|placement)\.\w+",
+            ours,
+        ):
+            assert any(one == key or one.startswith(f"{key}.") for one in known), ours

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent_r1.learner.config import DataConfig
+from agent_r1.learner.prompt_lengths import PromptFormat, fitting_reader
 from agent_r1.learner.prompts import PromptOrder, epoch_order
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.tasks import TaskFileError, read_task_file
+
+TINY_BASE = Path(__file__).resolve().parents[3] / "examples" / "tiny_world" / "base"
 
 
 def tasks(count: int) -> list[Task]:
@@ -48,7 +54,7 @@ def test_a_compressed_file_is_read(tmp_path: Path):
         ('{"id": "b", "prompt": ""}', "empty prompt"),
         ('{"id": "b", "prompt": "x", "answer": 1}', "answer: Extra inputs"),
         ("[1]", "object"),
-        (GOOD, "id 'a' was used in line 1"),
+        (GOOD, "id 'a' was used in"),
     ],
 )
 def test_a_bad_line_is_named_by_file_and_number(tmp_path: Path, bad: str, said: str):
@@ -133,6 +139,78 @@ def test_several_files_follow_each_other(tmp_path: Path):
     second = write(
         tmp_path / "2.jsonl", json.dumps({"id": "a", "prompt": "x", "metadata": {"set": "s"}})
     )
-    order = PromptOrder.from_files([first, second], 0)
+    data = DataConfig.model_validate({"train": [first, second]})
+    order = PromptOrder.of(data, 0)
     assert len(order) == 2
     assert order.set_names() == {"s"}
+
+
+def epoch(order: PromptOrder, number: int) -> list[str]:
+    return [order.task(number * len(order) + i).id for i in range(len(order))]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_weights_say_how_often_an_epoch_goes_through_a_source(shuffle: bool):
+    # 2 tasks twice, 4 tasks half: 2 * 2 + 4 / 2 = 6 prompts an epoch
+    order = PromptOrder(tasks(6), 0, shuffle=shuffle, weights=[(2, 2.0), (4, 0.5)])
+    assert len(order) == 6
+    first, second = Counter(epoch(order, 0)), Counter(epoch(order, 1))
+    assert first["q0"] == first["q1"] == second["q0"] == second["q1"] == 2
+    # The half of one epoch and the half of the next are the whole source.
+    halves = [{f"q{i}" for i in range(2, 6)} & counts.keys() for counts in (first, second)]
+    assert [len(half) for half in halves] == [2, 2]
+    assert halves[0] | halves[1] == {"q2", "q3", "q4", "q5"}
+
+
+def test_weights_of_one_change_neither_order_nor_fingerprint():
+    plain, weighed = PromptOrder(tasks(5), 3), PromptOrder(tasks(5), 3, weights=[(2, 1), (3, 1)])
+    assert epoch(plain, 0) == epoch(weighed, 0)
+    assert plain.fingerprint() == weighed.fingerprint()
+    other = PromptOrder(tasks(5), 3, weights=[(2, 2.0), (3, 1.0)])
+    assert plain.fingerprint() != other.fingerprint()
+
+
+def test_the_data_may_have_a_seed_of_its_own(tmp_path: Path):
+    lines = [task.model_dump_json() for task in tasks(20)]
+    data = DataConfig.model_validate({"train": [write(tmp_path / "d.jsonl", *lines)]})
+    seeded = data.model_copy(update={"seed": 7})
+    assert PromptOrder.of(seeded, 1).fingerprint() == PromptOrder.of(data, 7).fingerprint()
+
+
+# --- Prompts that are too long -------------------------------------------------------------------
+
+FORM = PromptFormat(str(TINY_BASE), None, {})
+
+
+def long_and_short(folder: Path, **keys: object) -> DataConfig:
+    lines = [{"id": "short", "prompt": "Where?"}, {"id": "long", "prompt": "Where? " * 100}]
+    file = write(folder / "d.jsonl", *map(json.dumps, lines))
+    return DataConfig.model_validate({"train": [file], **keys})
+
+
+def test_a_prompt_over_the_limit_is_refused_by_its_line(tmp_path: Path):
+    data = long_and_short(tmp_path, max_prompt_tokens=64)
+    with pytest.raises(TaskFileError) as caught:
+        PromptOrder.of(data, 0, read=fitting_reader(data, FORM))
+    assert str(caught.value).startswith(f"{tmp_path / 'd.jsonl'}:2: the prompt has ")
+    assert "data.max_prompt_tokens is 64" in str(caught.value)
+
+
+def test_prompts_over_the_limit_are_dropped_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    data = long_and_short(tmp_path, max_prompt_tokens=64, over_long="drop")
+    with caplog.at_level(logging.WARNING):
+        order = PromptOrder.of(data, 0, read=fitting_reader(data, FORM))
+    assert epoch(order, 0) == ["short"]
+    (record,) = [r for r in caplog.records if "over-long prompts dropped" in r.message]
+    assert "dropped=1 of=2 limit=64" in record.message
+
+
+def test_the_system_message_counts_and_without_a_limit_nothing_does(tmp_path: Path):
+    data = long_and_short(tmp_path, max_prompt_tokens=64, over_long="drop")
+    talkative = PromptFormat(str(TINY_BASE), "Be brief. " * 100, {})
+    with pytest.raises(TaskFileError, match="each of its 2 prompts has more than"):
+        PromptOrder.of(data, 0, read=fitting_reader(data, talkative))
+    unlimited = long_and_short(tmp_path)
+    assert len(PromptOrder.of(unlimited, 0, read=fitting_reader(unlimited, talkative))) == 2

@@ -83,6 +83,16 @@ async def test_only_the_last_turn_answers():
     assert reward.total == 0.0
 
 
+async def test_the_answer_is_what_the_pattern_of_the_environment_finds():
+    turn = "<answer>no</answer> So the answer is: Babbage.\nThe answer is: Ada Lovelace."
+    scorer = Scorer(RewardConfig(), answer_pattern=r"answer is:\s*([^.]+)\.")
+    reward = await scorer.score(request(turn))
+    assert reward.prediction == "Ada Lovelace"
+    assert reward.total == 1.0
+    without = await scorer.score(request(answered("Ada Lovelace")))
+    assert (without.prediction, without.components["answered"]) == (None, 0.0)
+
+
 async def test_a_truncated_interaction_is_scored_as_it_stands():
     text = "<think>so</think><answer>Ada Lovelace</answer> and fur"
     reward = await Scorer(RewardConfig()).score(request(text, status="TRUNCATED"))
@@ -310,7 +320,7 @@ async def test_other_requests_are_answered_while_a_long_text_is_scored(
 ):
     others_answered = threading.Event()
 
-    def measure(_: ScoreRequest) -> float:
+    def measure(_: ScoreRequest, answer: str | None) -> float:
         return float(others_answered.wait(30.0))
 
     monkeypatch.setitem(BUILT_IN, "answered", measure)

@@ -606,6 +606,23 @@ async def test_environment_may_speak_as_the_user(tokenizer: Any, end_id: int):
     )
 
 
+async def test_the_environment_gets_the_answer_that_the_pattern_finds(
+    chat: ChatFormat, end_id: int
+):
+    seen: list[str | None] = []
+
+    class Listening(ToolEnv):
+        async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
+            seen.append(turn.answer)
+            return await super().step(turn, results)
+
+    env = {"answer_pattern": r"Answer: (\w+)"}
+    for text in ("Answer: no. Answer: yes.", ANSWER):
+        async with agent_loop(chat, end_id, [text], env=env, make_env=Listening) as built:
+            await built.loop.run(rollout_task())
+    assert seen == ["yes", None]
+
+
 class Broken(ToolEnv):
     """Raises."""
 

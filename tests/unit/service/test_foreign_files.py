@@ -16,7 +16,7 @@ LINE = b'{"id": "a", "prompt": "Where?"}\n'
 @pytest.mark.parametrize(
     ("name", "data", "expected"),
     [
-        ("a.parquet", b"PAR1\x15\x04", "is a Parquet file and not JSON lines; convert it: pandas."),
+        ("a.data", b"PAR1\x15\x04", "is a Parquet file and not JSON lines; convert it: pandas."),
         ("a.jsonl", b"PAR1\x15\x04", "is a Parquet file"),
         ("a.jsonl.gz", gzip.compress(b"PAR1\x15\x04", mtime=0), "is a Parquet file"),
         ("a.jsonl", gzip.compress(LINE, mtime=0), "a gzip file without the suffix .gz"),

@@ -1,0 +1,237 @@
+"""Tasks from other files than JSON lines of tasks: mapped columns, Parquet, the hub."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from agent_r1_proto.tasks import Task
+from agent_r1_service.extras import MissingPackageError
+from agent_r1_service.files.data_source import DataSource
+from agent_r1_service.files.tasks import TaskFileError, read_task_file, source_digest
+
+QA = {"prompt": "question", "answers": "answer", "id": "key", "metadata.type": "info.level"}
+
+
+def source(path: Path | str, **keys: Any) -> DataSource:
+    return DataSource.model_validate({"source": path, **keys})
+
+
+def write_lines(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
+    pyarrow = importlib.import_module("pyarrow")
+    table = pyarrow.Table.from_pylist(rows)
+    importlib.import_module("pyarrow.parquet").write_table(table, path)
+    return path
+
+
+def verl_row(number: int) -> dict[str, Any]:
+    """Return a row as verl's example scripts write it."""
+    return {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": f"What is {number} + 1?"}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": str(number + 1)},
+        "extra_info": {"split": "train", "index": number},
+    }
+
+
+# --- Columns -------------------------------------------------------------------------------------
+
+
+def test_columns_of_json_lines_are_mapped(tmp_path: Path):
+    row = {"key": 7, "question": "Where?", "answer": "there", "info": {"level": "hard"}, "x": 1}
+    (task,) = read_task_file(source(write_lines(tmp_path / "d.jsonl", row), columns=QA))
+    assert task == Task(
+        id="7", prompt="Where?", payload={"answers": ["there"]}, metadata={"type": "hard"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "answers"),
+    [
+        ("a", ["a"]),
+        (3, ["3"]),
+        (["a", "b"], ["a", "b"]),
+        ({"target": ["a", "b"]}, ["a", "b"]),  # Search-R1's
+    ],
+)
+def test_answers_are_texts_however_they_are_kept(tmp_path: Path, value: Any, answers: list[str]):
+    file = write_lines(tmp_path / "d.jsonl", {"q": "?", "a": value})
+    (task,) = read_task_file(source(file, columns={"prompt": "q", "answers": "a"}))
+    assert task.payload == {"answers": answers}
+    assert task.id == "row-1"
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"q": "?"}, "there is no column 'a'; the columns are q"),
+        ({"q": "?", "a": []}, "must hold the accepted answers"),
+        ({"q": "?", "a": {"b": 1}}, "must hold the accepted answers"),
+        ({"q": 5, "a": "x"}, "prompt"),
+        ([1], "not an object with columns"),
+    ],
+)
+def test_a_row_that_does_not_fit_the_columns_is_named_by_its_line(
+    tmp_path: Path, row: Any, said: str
+):
+    file = write_lines(tmp_path / "d.jsonl", {"q": "?", "a": "x"}, row)
+    with pytest.raises(TaskFileError) as caught:
+        read_task_file(source(file, columns={"prompt": "q", "answers": "a"}))
+    assert str(caught.value).startswith(f"{file}:2: ")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"columns": {"answer": "a", "prompt": "q"}}, "'answer', which is no part of a task"),
+        ({"columns": {"answers": "a"}}, "does not say which column is the prompt"),
+        ({"source": "hf:gsm8k"}, "write hf:owner/name:split"),
+        ({"weight": 0}, "greater than 0"),
+    ],
+)
+def test_a_source_that_cannot_be_meant_is_refused(keys: dict[str, Any], said: str):
+    with pytest.raises(ValidationError, match=said):
+        DataSource.model_validate({"source": "d.jsonl", **keys})
+
+
+def test_a_source_is_written_as_it_may_be_read():
+    for written in ("d.jsonl", {"source": "d.jsonl", "weight": 2.0}):
+        read = DataSource.model_validate(written)
+        assert DataSource.model_validate(read.model_dump(mode="json")) == read
+    assert DataSource.model_validate("d.jsonl").model_dump(mode="json") == "d.jsonl"
+
+
+def test_at_most_max_items_are_taken_from_the_beginning(tmp_path: Path):
+    rows = [{"id": str(i), "prompt": "?"} for i in range(5)]
+    file = write_lines(tmp_path / "d.jsonl", *rows)
+    first = source(file, max_items=2)
+    assert [task.id for task in read_task_file(first)] == ["0", "1"]
+    assert source_digest(first) != source_digest(source(file))
+    assert source_digest(first) == source_digest(source(file, max_items=2))
+
+
+# --- Parquet -------------------------------------------------------------------------------------
+
+
+def test_the_parquet_files_of_verl_are_read_as_they_are(tmp_path: Path):
+    file = write_parquet(tmp_path / "train.parquet", [verl_row(0), verl_row(1)])
+    tasks = read_task_file(source(file))
+    assert [task.id for task in tasks] == ["row-1", "row-2"]
+    assert tasks[1].messages()[0].content == "What is 1 + 1?"
+    assert tasks[1].payload == {
+        "answers": ["2"],
+        "ground_truth": "2",
+        "data_source": "openai/gsm8k",
+        "extra_info": {"split": "train", "index": 1},
+    }
+    assert tasks[1].metadata == {"type": "openai/gsm8k"}
+
+
+def test_a_parquet_file_may_have_the_fields_of_a_task(tmp_path: Path):
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "prompt": "Where?", "payload": {"answers": ["there"]}, "tools": ["search"]},
+        {"id": "b", "prompt": "When?", "payload": {"answers": ["then"]}, "tools": None},
+    ]
+    file = write_parquet(tmp_path / "d.parquet", rows)
+    assert [task.tools for task in read_task_file(file)] == [["search"], None]
+
+
+def test_a_bad_row_of_a_parquet_file_is_named_by_file_and_row(tmp_path: Path):
+    rows = [verl_row(0), {**verl_row(1), "prompt": []}]
+    file = write_parquet(tmp_path / "train.parquet", rows)
+    with pytest.raises(TaskFileError) as caught:
+        read_task_file(source(file))
+    assert str(caught.value).startswith(f"{file}, row 2: ")
+    assert "empty prompt" in str(caught.value)
+
+
+def test_columns_that_mean_nothing_are_explained(tmp_path: Path):
+    file = write_parquet(tmp_path / "d.parquet", [{"question": "?", "answer": "x"}])
+    with pytest.raises(TaskFileError, match=r"row 1: .*or be named in columns"):
+        read_task_file(source(file))
+    mapped = source(file, columns={"prompt": "question", "answers": "answer"})
+    assert read_task_file(mapped)[0].payload == {"answers": ["x"]}
+
+
+def test_a_file_that_is_no_parquet_file_is_named(tmp_path: Path):
+    file = tmp_path / "d.parquet"
+    file.write_text("no")
+    with pytest.raises(TaskFileError, match=r"d\.parquet: the Parquet file cannot be read"):
+        read_task_file(file)
+    with pytest.raises(TaskFileError, match=r"gone\.parquet: the Parquet file cannot be read"):
+        read_task_file(tmp_path / "gone.parquet")
+
+
+def test_without_the_package_the_message_has_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "pyarrow.parquet", raising=False)
+    with pytest.raises(MissingPackageError, match=r"pip install 'agent-r1\[data\]'"):
+        read_task_file(tmp_path / "d.parquet")
+
+
+# --- The hub -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Stand in for the `datasets` library, which needs the hub; note what is asked of it."""
+    calls: list[tuple[Any, ...]] = []
+
+    def load_dataset(name: str, subset: str | None, *, split: str) -> list[dict[str, Any]]:
+        calls.append((name, subset, split))
+        if name == "owner/gone":
+            raise FileNotFoundError("Dataset 'owner/gone' doesn't exist on the Hub")
+        return [{"question": "Where?", "answer": "there"}, {"question": "When?", "answer": "then"}]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    return calls
+
+
+def test_a_data_set_of_the_hub_is_read_by_its_name(asked: list[tuple[Any, ...]]):
+    columns = {"prompt": "question", "answers": "answer"}
+    tasks = read_task_file(source("hf:owner/name:train[:2]", columns=columns))
+    assert [task.payload["answers"] for task in tasks] == [["there"], ["then"]]
+    read_task_file(source("hf:owner/name/main:test", columns=columns))
+    assert asked == [("owner/name", None, "train[:2]"), ("owner/name", "main", "test")]
+
+
+def test_the_library_itself_reads_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # It takes a folder of this name for the data set, and asks no hub.
+    folder = tmp_path / "owner" / "name"
+    folder.mkdir(parents=True)
+    rows = [{"question": f"{i}?", "answer": str(i)} for i in range(4)]
+    write_parquet(folder / "train.parquet", rows)
+    monkeypatch.chdir(tmp_path)
+    columns = {"prompt": "question", "answers": "answer"}
+    (second,) = read_task_file(source("hf:owner/name:train[1:2]", columns=columns))
+    assert (second.prompt, second.payload) == ("1?", {"answers": ["1"]})
+    with pytest.raises(TaskFileError, match="the data set cannot be loaded: Unknown split"):
+        read_task_file(source("hf:owner/name:test"))
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_data_set_that_cannot_be_loaded_is_named():
+    with pytest.raises(TaskFileError, match="hf:owner/gone:train: the data set cannot be loaded"):
+        read_task_file(source("hf:owner/gone:train"))
+
+
+def test_without_the_library_the_message_has_the_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(MissingPackageError, match=r"pip install 'agent-r1\[data\]'"):
+        read_task_file(source("hf:owner/name:train"))
