@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 VERL_COLUMNS = {
@@ -81,27 +81,11 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     if value is _MISSING:  # not the name of a column: of a field in one
         value = row
         for name in column.split("."):
-            value = (_as_table(value) or {}).get(name, _MISSING)
-    if value is _MISSING:
-        raise ValueError(f"there is no column {column!r}; the columns are {', '.join(sorted(row))}")
-    return value
-
-
-def _table(value: Any, column: str) -> Mapping[str, Any]:
-    table = _as_table(value)
-    if table is None:
-        raise ValueError(f"column {column!r} ({value!r:.80}) must hold a table of values")
-    return table
-
-
-def _answers(value: Any, column: str) -> list[str]:
-    """Return the accepted answers as texts; Search-R1 keeps them as `{"target": [...]}`."""
-    value = (_as_table(value) or {}).get("target", value)
-    is_list = isinstance(value, Sequence) and not isinstance(value, str)
-    answers = cast("Sequence[Any]", value) if is_list else [value]
+            held: Any = (_as_table(value) or {}).get("target", value)
+    answers: list[Any] = cast("list[Any]", held) if isinstance(held, list) else [held]
     if not answers or not all(isinstance(one, str | int | float) for one in answers):
         raise ValueError(
-            f"column {column!r} ({value!r:.80}) must hold the accepted answers: a text, a number "
+            f"column {column!r} ({held!r:.80}) must hold the accepted answers: a text, a number "
             "or a list of them"
         )
     return [str(one) for one in answers]
