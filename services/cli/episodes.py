@@ -203,7 +203,8 @@ async def open_runner(served: Config) -> AsyncIterator[EpisodeRunner]:
         tools = make_tool_client(settings, broker, SERVER_ID)
         try:
             await tools.start(settings.rollout.tool_start_timeout_s)
-            yield EpisodeRunner(settings, chat, end_token, tools, Scorer(served.reward))
+            scorer = Scorer(served.reward, served.env.answer_pattern)
+            yield EpisodeRunner(settings, chat, end_token, tools, scorer)
         finally:
             await tools.stop()
 

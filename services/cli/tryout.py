@@ -20,7 +20,6 @@ from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.groups import total_reward
-from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import SamplingParameters, Task
@@ -95,9 +94,7 @@ def first_tasks(config: Config, count: int) -> list[Task]:
         ConfigError: the configuration names no data.
     """
     if config.data is not None:
-        order = PromptOrder.from_files(
-            config.data.train, config.run.seed, shuffle=config.data.shuffle
-        )
+        order = config.prompt_order()
         return [order.task(i) for i in range(min(count, len(order)))]
     files = list(config.evaluation.sets.values())
     if not files:

@@ -27,7 +27,7 @@ from agent_r1.rollout.envs import load_env_class
 from agent_r1_proto.rewards import ScoredTrajectory, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_service.exit_status import EXIT_FAILED
-from agent_r1_service.files.tasks import read_task_file
+from agent_r1_service.files.tasks import numbered_tasks
 from agent_r1_service.user_code import describe
 
 EMPTY_ANSWER = "<think></think><answer></answer>"
@@ -41,13 +41,13 @@ class Line:
     """A task and where it stands."""
 
     task: Task
-    file: Path
-    number: int
+    where: str
+    """File and line."""
     trains: bool
 
     def __str__(self) -> str:
         """Name file, line and task."""
-        return f"{at_hand(self.file)}:{self.number} (task {self.task.id!r})"
+        return f"{self.where} (task {self.task.id!r})"
 
 
 def validate(arguments: argparse.Namespace) -> int:
@@ -106,12 +106,12 @@ def read_lines(config: Config) -> list[Line]:
         TaskFileError: a line is wrong; file and line are named.
     """
     train = [] if config.data is None else config.data.train
-    files = [(path, True) for path in train]
-    files += [(path, False) for path in config.evaluation.sets.values()]
+    sources = [(source, True) for source in train]
+    sources += [(source, False) for source in config.evaluation.sets.values()]
     return [
-        Line(task, path, number, trains)
-        for path, trains in files
-        for number, task in enumerate(read_task_file(path), start=1)
+        Line(task, where.replace(str(source), str(at_hand(source.source)), 1), trains)
+        for source, trains in sources
+        for where, task in numbered_tasks(source)
     ]
 
 

@@ -81,8 +81,23 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     if value is _MISSING:  # not the name of a column: of a field in one
         value = row
         for name in column.split("."):
-            held: Any = (_as_table(value) or {}).get("target", value)
-    answers: list[Any] = cast("list[Any]", held) if isinstance(held, list) else [held]
+            value = (_as_table(value) or {}).get(name, _MISSING)
+    if value is _MISSING:
+        raise ValueError(f"there is no column {column!r}; the columns are {', '.join(sorted(row))}")
+    return value
+
+
+def _table(value: Any, column: str) -> Mapping[str, Any]:
+    table = _as_table(value)
+    if table is None:
+        raise ValueError(f"column {column!r} ({value!r:.80}) must hold a table of values")
+    return table
+
+
+def _answers(value: Any, column: str) -> list[str]:
+    """Return the accepted answers as texts; Search-R1 keeps them as `{"target": [...]}`."""
+    held: Any = (_as_table(value) or {}).get("target", value)
+    answers = cast("list[Any]", held) if isinstance(held, list) else [held]
     if not answers or not all(isinstance(one, str | int | float) for one in answers):
         raise ValueError(
             f"column {column!r} ({held!r:.80}) must hold the accepted answers: a text, a number "

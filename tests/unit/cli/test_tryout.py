@@ -12,7 +12,6 @@ from rich.console import Console
 from agent_r1.cli.main import main
 from agent_r1.cli.tryout import first_tasks, print_group, warnings
 from agent_r1.config.run import load_config
-from agent_r1.learner.prompts import PromptOrder
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from agent_r1_service.evaluation_client import EvalResult
@@ -92,7 +91,7 @@ def test_the_tasks_are_those_that_training_begins_with(tmp_path: Path):
     file = write_scene(tmp_path / "example")
     config = load_config(file, ["run.seed=3"], {}).config
     assert config.data is not None
-    order = PromptOrder.from_files(config.data.train, 3)
+    order = config.prompt_order()
     assert [t.id for t in first_tasks(config, 1)] == [order.task(0).id]
     assert sorted(t.id for t in first_tasks(config, 9)) == ["a", "b"]  # there are two
     only_evaluation = config.model_copy(update={"data": None})

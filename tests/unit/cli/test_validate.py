@@ -24,7 +24,7 @@ def lines(*tasks: tuple[Path, str, dict[str, object]]) -> list[Line]:
         task = Task.model_validate(
             {"id": f"{file.stem}-{numbers[file]}", "prompt": prompt, "payload": payload}
         )
-        made.append(Line(task, file, numbers[file], trains=file == TRAIN))
+        made.append(Line(task, f"{file}:{numbers[file]}", trains=file == TRAIN))
     return made
 
 
