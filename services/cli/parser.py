@@ -300,6 +300,31 @@ def _add_evaluation(commands: _Commands) -> None:
     evaluate.add_argument("--overwrite", action="store_true", help=overwrite_help)
 
 
+def _add_diagnose(commands: _Commands) -> None:
+    diagnose = _add(
+        commands,
+        "diagnose",
+        "diagnose:diagnose",
+        "say whether a task and a model can tell methods apart",
+        "Play the scripted policies of [diagnose], ask a model the evaluation questions and "
+        "groups of training questions on services of its own, and compare every figure to its "
+        "bound: the scores of the scripted policies, greedy and sampled scores of the model, the "
+        "share of groups with different rewards, and how alike the gradients of trajectories and "
+        "of two estimators are. The exit status is 1 if a bound is missed. `--set "
+        "evaluation.max_questions=N` asks fewer questions of each set.",
+    )
+    _add_config(diagnose)
+    diagnose.add_argument(
+        "--policy",
+        metavar="MODEL_OR_RUN",
+        help="model directory, or a run folder (its last checkpoint); by default the "
+        "configuration's model.path",
+    )
+    diagnose.add_argument(
+        "--out", type=Path, metavar="FILE", help="JSON file to write the figures to"
+    )
+
+
 def _add_comparisons(commands: _Commands) -> None:
     compare = _add(
         commands,
@@ -562,6 +587,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_rollout(commands)
     _add_ray(commands)
     _add_evaluation(commands)
+    _add_diagnose(commands)
     _add_comparisons(commands)
     _add_chat(commands)
     _add_run_folders(commands)

@@ -22,6 +22,7 @@ from agent_r1.config.files import CONFIG_VERSION
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.ray import GPU, RayConfig
 from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
+from agent_r1.evaluation.config import DiagnoseConfig
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig, SftConfig
 from agent_r1.learner.objective import PRESETS
@@ -83,6 +84,7 @@ class Config(StrictConfig):
     placement: PlacementConfig = PlacementConfig()
     ray: RayConfig = RayConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    diagnose: DiagnoseConfig = DiagnoseConfig()
     sft: SftConfig | None = None
     """Needed for `agent-r1 sft`."""
     episodes: EpisodesConfig = EpisodesConfig()
@@ -99,6 +101,12 @@ class Config(StrictConfig):
                 raise ValueError(
                     f"env.enable_tools names {name!r}, and the configured tools are "
                     f"{sorted(self.tools)}; add a table [tools.{name}] or remove the name"
+                )
+        for name in self.diagnose.sets or []:
+            if name not in self.evaluation.sets:
+                raise ValueError(
+                    f"diagnose.sets names {name!r}, and evaluation.sets has "
+                    f"{sorted(self.evaluation.sets)}; add its file there or remove the name"
                 )
         if self.env.max_tokens_per_turn >= self.model.max_context:
             raise ValueError(

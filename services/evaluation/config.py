@@ -1,15 +1,17 @@
-"""What an evaluation outside of training reads: `agent-r1 evaluate`."""
+"""What an evaluation outside of training reads: `agent-r1 evaluate` and `agent-r1 diagnose`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, JsonValue
 
 from agent_r1_service.config import StrictConfig
 
 SEARCH_TOOL = "search"
 """Name of the tool that `naive_rag` asks."""
+
+CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 Method = Literal["agent", "base_tool_call", "naive_rag"]
 """How questions are answered: a policy with its tools; the same with the model that the
@@ -45,3 +47,32 @@ class QuestioningConfig(StrictConfig):
     def turns(self) -> int | None:
         """Return the most turns of a trajectory; None leaves `env.max_turns`."""
         return 1 if self.method == "naive_rag" else self.max_turns
+
+
+class ScriptedPolicyConfig(StrictConfig):
+    """A policy without a model: a class that takes the turns of one interaction."""
+
+    type: Annotated[str, Field(pattern=CLASS_PATTERN)]
+    """`module:Name` of a class with a method `turn(observations)`, found through `run.plugins`. One
+    instance is made per task, which is its first argument."""
+    options: dict[str, JsonValue] = {}
+    """Further keyword arguments of the class."""
+
+
+class DiagnoseConfig(StrictConfig):
+    """`[diagnose]`: what `agent-r1 diagnose` asks before methods are compared on a task."""
+
+    sets: Annotated[list[str], Field(min_length=1)] | None = None
+    """Names in `evaluation.sets` whose scores have bounds; None: all of them."""
+    oracle: ScriptedPolicyConfig | None = None
+    """Makes no mistake; None leaves its figures out."""
+    degenerate: dict[str, ScriptedPolicyConfig] = {}
+    """Policies that lack an ability, by name: none of them may do well."""
+    attempts: Annotated[int, Field(ge=2)] = 8
+    """Answers sampled for each question at temperature 1: k of pass@k, and the size of a group."""
+    groups: Annotated[int, Field(ge=1)] = 64
+    """Training questions that are asked for the mixed groups and the gradients."""
+    turn_lam: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Lambda of the turn-level GAE whose gradient is compared with the configured algorithm's."""
+    solved_above: float = 0.5
+    """A sample is right where its outcome reward is above this."""
