@@ -174,6 +174,16 @@ def _add_running(commands: _Commands) -> None:
     )
     _add_config(sft)
 
+    train_reward = _add(
+        commands,
+        "train-reward",
+        "run:train_reward",
+        "train a reward model on stored trajectories",
+        "Train a reward model on the stored trajectories of runs, as the table [train_reward] of "
+        "the configuration says. The component reward_model asks it.",
+    )
+    _add_config(train_reward)
+
 
 def _add_config_commands(commands: _Commands) -> None:
     actions = _add_group(commands, "config", "check or show a configuration")

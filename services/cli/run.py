@@ -17,7 +17,7 @@ import sys
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import check_port
@@ -388,21 +388,37 @@ def _exit_status(status: str) -> int:
 
 def sft(arguments: argparse.Namespace) -> int:
     """Run the supervised warm start in this process."""
+    return _train_on_dialogues(arguments, "sft")
+
+
+def train_reward(arguments: argparse.Namespace) -> int:
+    """Train a reward model in this process."""
+    return _train_on_dialogues(arguments, "train_reward")
+
+
+def _train_on_dialogues(
+    arguments: argparse.Namespace, purpose: Literal["sft", "train_reward"]
+) -> int:
     config = load_config(arguments.config, arguments.options).config
-    configure_logging(config.run, "sft")
-    if config.sft is None:
-        raise ConfigError("table [sft] is missing; the warm start needs sft.data and sft.output")
-    place = read_place(os.environ, config.sft.ranks, "sft")
+    configure_logging(config.run, purpose)
+    table = config.supervised(purpose)
+    if table is None:
+        config_checks.check(config, purpose)  # says what is missing
+        raise ConfigError(f"table [{purpose}] is missing")
+    place = read_place(os.environ, table.ranks, purpose)
     if place.rank == 0:
-        config_checks.check(config, "sft")
+        config_checks.check(config, purpose)
     from agent_r1.learner.engine.interface import EngineError
+    from agent_r1.learner.reward_model import train as reward_model
     from agent_r1.learner.sft import train as warm_start
 
+    commands = {"sft": warm_start, "train_reward": reward_model}
+    tables = {"run": config.run, "model": config.model, purpose: table, "place": place}
     try:
         if place.rank > 0:
             config_checks.use_plugins(config)
-            warm_start.follow(config.run, config.model, config.sft, place)
-        finished = warm_start.run(run=config.run, model=config.model, sft=config.sft, place=place)
+            commands[purpose].follow(**tables)
+        finished = commands[purpose].run(**tables)
     except EngineError as exc:
         raise ValueError(str(exc)) from exc
     return 0 if finished else EXIT_INTERRUPTED

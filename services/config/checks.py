@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from agent_r1.config.code import Findings, load_everything
-from agent_r1.config.machine import MIB, Purpose, hub_problem, look_at_machine
+from agent_r1.config.machine import MIB, SUPERVISED, Purpose, hub_problem, look_at_machine
 from agent_r1.config.packages import LEARNER, WHOLE_RUN, missing_packages_problem
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
@@ -159,7 +159,7 @@ def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             yield f"{key}: {exc}{_way_to_make(source.source)}"
     lines: list[tuple[str, Path, str]] = []
     for name, tool in config.started_tools().items():
-        if tool.corpus is not None and purpose != "sft":
+        if tool.corpus is not None and purpose not in SUPERVISED:
             lines.append((f"tools.{name}.corpus", tool.corpus, "passages"))
     if purpose == "sft" and config.sft is not None:
         lines += [("sft.data", path, "dialogues") for path in config.sft.data]
@@ -199,6 +199,11 @@ def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         yield "evaluation.sets is empty; name at least one file of questions"
     if purpose == "sft" and config.sft is None:
         yield "table [sft] is missing; the warm start needs sft.data and sft.output"
+    if purpose == "train_reward" and config.train_reward is None:
+        yield (
+            "table [train_reward] is missing; it needs train_reward.trajectories and "
+            "train_reward.output"
+        )
     if purpose == "train" and config.redis.url is None:
         problem = redis_memory_problem(
             config.learner,
@@ -250,7 +255,7 @@ def look(
             load_everything,
             config,
             trains=purpose == "train",
-            samples=purpose != "sft",
+            samples=purpose not in SUPERVISED,
             model=model,
             machine=machine,
             task=_some_task(config),

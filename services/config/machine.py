@@ -28,7 +28,9 @@ from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
 from agent_r1_service.files.tasks import TaskFileError
 from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
 
-Purpose = Literal["train", "evaluate", "sft", "serve"]
+Purpose = Literal["train", "evaluate", "sft", "train_reward", "serve"]
+SUPERVISED = ("sft", "train_reward")
+"""Purposes that train on dialogues: without rollout, tools, reward and Redis."""
 """The command that a configuration is checked for."""
 
 MIB = 1024 * 1024
@@ -62,7 +64,7 @@ def look_at_machine(
             yield Look("checkpoint store", config.learner.checkpoint_url, problems)
         elif resume:  # a store may have a newer one
             yield Look("checkpoint", str(folder), list(_checkpoint_problems(config)))
-    if purpose == "sft":
+    if purpose in SUPERVISED:
         return
     token: RunToken | None = None
     token_problems: list[str] = []
@@ -155,8 +157,8 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
     tables: dict[str, EngineConfig] = {}
     if purpose == "train":
         tables["learner"] = config.learner
-    if purpose == "sft" and config.sft is not None:
-        tables["sft"] = config.sft
+    if (supervised := config.supervised(purpose)) is not None:
+        tables[purpose] = supervised
     for name, table in tables.items():
         if table.device != "cuda":
             continue
@@ -177,7 +179,7 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
                 "installed; run `agent-r1 setup gpu`"
             )
     wanted = config.rollout.tensor_parallel_size
-    if purpose != "sft" and wanted > 1 and wanted > (found := count_gpus()):
+    if purpose not in SUPERVISED and wanted > 1 and wanted > (found := count_gpus()):
         yield (
             f"rollout.tensor_parallel_size ({wanted}) must be at most {found}, the GPUs of this "
             "machine; lower it"

@@ -24,7 +24,14 @@ from agent_r1.config.ray import GPU, RayConfig
 from agent_r1.config.sources import ENV_PREFIX, REDACTED, ConfigError, Key, dotted
 from agent_r1.evaluation.config import DiagnoseConfig
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig, SftConfig
+from agent_r1.learner.config import (
+    DataConfig,
+    EvaluationConfig,
+    LearnerConfig,
+    SftConfig,
+    SupervisedConfig,
+    TrainRewardConfig,
+)
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.prompt_lengths import PromptFormat, fitting_reader
 from agent_r1.learner.prompts import PromptOrder
@@ -43,6 +50,8 @@ OUTPUT_KEYS: frozenset[Key] = frozenset(
         ("rollout", "weights_dir"),
         ("sft", "output"),
         ("sft", "work_dir"),
+        ("train_reward", "output"),
+        ("train_reward", "work_dir"),
     }
 )
 """Paths that are written; relative ones mean the current folder, not the configuration file's."""
@@ -87,6 +96,8 @@ class Config(StrictConfig):
     diagnose: DiagnoseConfig = DiagnoseConfig()
     sft: SftConfig | None = None
     """Needed for `agent-r1 sft`."""
+    train_reward: TrainRewardConfig | None = None
+    """Needed for `agent-r1 train-reward`."""
     episodes: EpisodesConfig = EpisodesConfig()
 
     @model_validator(mode="after")
@@ -139,6 +150,10 @@ class Config(StrictConfig):
                 f"is {parts}; give a server as many GPUs as it uses"
             )
         return self
+
+    def supervised(self, purpose: str) -> SupervisedConfig | None:
+        """Return the table of a command that trains on dialogues; None of the other commands."""
+        return {"sft": self.sft, "train_reward": self.train_reward}.get(purpose)
 
     def started_tools(self) -> dict[str, ToolConfig]:
         """Return the tools that this run starts; the others run already."""

@@ -1,4 +1,5 @@
-"""The tables of `run.toml` the learner reads: `[data]`, `[learner]`, `[evaluation]`, `[sft]`.
+"""The tables of `run.toml` the learner reads: `[data]`, `[learner]`, `[evaluation]`, `[sft]`,
+`[train_reward]`.
 
 `agent_r1.config.run` composes them with the tables of the other services; the learner gets them as
 arguments. Imports no torch, so that a configuration is checked without it.
@@ -24,6 +25,7 @@ from agent_r1.learner.objective import (
 from agent_r1_proto.weights import TransportName
 from agent_r1_service.config import ListenConfig, StrictConfig
 from agent_r1_service.files.data_source import DataSource
+from agent_r1_service.verdicts import QUESTION
 
 Layout = Literal["shared", "padded", "packed"]
 
@@ -342,15 +344,14 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
         return self
 
 
-class SftConfig(EngineConfig):
-    """`[sft]`: the supervised warm start, `agent-r1 sft CONFIG`."""
+class SupervisedConfig(EngineConfig):
+    """What supervised training on dialogues needs, whatever it learns of them."""
 
-    data: Annotated[list[Path], Field(min_length=1)]
-    """JSON-lines files of dialogues: {"messages": [...], "tools": [...] (optional)}."""
     output: Path
     """Hugging Face model directory to write."""
     work_dir: Path | None = None
-    """Log and resume state; None is `{output}.sft`. The same command continues from state there."""
+    """Log and resume state; None is `{output}.sft` or `{output}.train_reward`. The same command
+    continues from state there."""
     epochs: PositiveInt = 1
     """Passes through the data; `steps` and `max_tokens` may end training earlier."""
     steps: PositiveInt | None = None
@@ -363,8 +364,6 @@ class SftConfig(EngineConfig):
     """Most tokens of one optimizer step, instead of `batch_sequences`."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Given to every rendering of the chat template; as `env.chat_template_kwargs` in training."""
-    other_token_weight: Share = 0.0
-    """Loss weight of prompt and tool tokens; assistant tokens weigh 1."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
     """Write resume state after every so many optimizer steps; 0 is never."""
     log_every: PositiveInt = 10
@@ -378,8 +377,33 @@ class SftConfig(EngineConfig):
     def _check_batch(self) -> Self:
         if (self.batch_sequences is None) == (self.batch_tokens is None):
             raise ValueError(
-                f"sft.batch_sequences ({self.batch_sequences}) and sft.batch_tokens "
+                f"batch_sequences ({self.batch_sequences}) and batch_tokens "
                 f"({self.batch_tokens}) exclude each other; set one of them and leave the other "
                 "unset"
             )
         return self
+
+
+class SftConfig(SupervisedConfig):
+    """`[sft]`: the supervised warm start, `agent-r1 sft CONFIG`."""
+
+    data: Annotated[list[Path], Field(min_length=1)]
+    """JSON-lines files of dialogues: {"messages": [...], "tools": [...] (optional)}."""
+    other_token_weight: Share = 0.0
+    """Loss weight of prompt and tool tokens; assistant tokens weigh 1."""
+
+
+class TrainRewardConfig(SupervisedConfig):
+    """`[train_reward]`: a reward model from stored trajectories, `agent-r1 train-reward CONFIG`."""
+
+    trajectories: Annotated[list[Path], Field(min_length=1)]
+    """Run folders, or files of their `trajectories`."""
+    label: str = "exact_match"
+    """The reward component that the model learns, from 0 to 1; "total" is the whole reward."""
+    held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
+    """Share of the tasks that are not trained on; the report is about those."""
+    turns: Literal["all", "last"] = "all"
+    """"all" asks for the verdict after every turn, which gives each turn a value; "last" after the
+    last one only."""
+    question: str = QUESTION
+    """What the model is asked after the dialogue; its answer is yes or no."""

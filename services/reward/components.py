@@ -58,8 +58,8 @@ ON_REQUEST: dict[str, Component] = {
 """Built-in components that are run only when `reward.components` names them, like a user's own: in
 a thread and under `component_timeout_s`."""
 
-JUDGE = "judge"
-"""The built-in component that asks a model (`judge.py`); it has a table of its own."""
+ASKING = {"judge": "judge", "reward_model": "model"}
+"""Built-in components that ask a language model, and the table under `[reward]` of each."""
 
 NEEDS_ANSWERS = frozenset({"exact_match", "f1", "substring_match"})
 

@@ -12,21 +12,36 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from agent_r1.reward.components import BUILT_IN, JUDGE, ON_REQUEST
+from agent_r1.reward.components import ASKING, BUILT_IN, ON_REQUEST
 from agent_r1_service.config import ListenConfig, StrictConfig
+from agent_r1_service.verdicts import QUESTION
 
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
-class JudgeConfig(StrictConfig):
-    """`[reward.judge]`: the model that the component `judge` asks, and how."""
+class ChatServerConfig(StrictConfig):
+    """A language model behind OpenAI's chat API."""
 
     url: Annotated[str, Field(pattern=r"^https?://")]
     """Of a server with OpenAI's chat API, up to and with `/v1`."""
     model: str
     """What the server calls the model."""
     api_key: str | None = None
-    """Sent as a bearer token. Give it as AGENT_R1__REWARD__JUDGE__API_KEY."""
+    """Sent as a bearer token. Give it as AGENT_R1__REWARD__JUDGE__API_KEY, with MODEL in the place
+    of JUDGE for `[reward.model]`."""
+    extra_body: dict[str, JsonValue] = {}
+    """More keys of the request's body, such as `chat_template_kwargs`."""
+    max_concurrent: Annotated[int, Field(ge=1)] = 8
+    """Requests at once, of each reward worker."""
+    requests_per_minute: Annotated[float, Field(gt=0)] | None = None
+    """Most requests a minute, of each reward worker; None is no limit."""
+    cache_size: Annotated[int, Field(ge=0)] = 10_000
+    """Scores that are kept, so that equal interactions are asked about once."""
+
+
+class JudgeConfig(ChatServerConfig):
+    """`[reward.judge]`: the model that the component `judge` asks, and how."""
+
     prompt: str | None = None
     """What the model is asked. `$question`, `$transcript`, `$answer`, `$answers` (of the payload),
     `$payload` (as JSON) and `$status` are filled in; `$$` is a dollar sign."""
@@ -39,14 +54,6 @@ class JudgeConfig(StrictConfig):
     """Lowest and highest score, which become 0.0 and 1.0; a score outside is an error."""
     max_tokens: Annotated[int, Field(ge=1)] = 512
     """Most tokens of an answer."""
-    extra_body: dict[str, JsonValue] = {}
-    """More keys of the request's body, such as `chat_template_kwargs`."""
-    max_concurrent: Annotated[int, Field(ge=1)] = 8
-    """Requests at once, of each reward worker."""
-    requests_per_minute: Annotated[float, Field(gt=0)] | None = None
-    """Most requests a minute, of each reward worker; None is no limit."""
-    cache_size: Annotated[int, Field(ge=0)] = 10_000
-    """Prompts whose score is kept, so that equal interactions are asked about once."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -70,6 +77,13 @@ class JudgeConfig(StrictConfig):
         return self
 
 
+class RewardModelConfig(ChatServerConfig):
+    """`[reward.model]`: the reward model that the component `reward_model` asks."""
+
+    question: str = QUESTION
+    """What it was trained to be asked: `train_reward.question`."""
+
+
 class RewardConfig(ListenConfig):
     """`[reward]`: the rule, the components and their weights."""
 
@@ -85,6 +99,8 @@ class RewardConfig(ListenConfig):
     """Lowest and highest value of components of yours; a value outside is an error."""
     judge: JudgeConfig | None = None
     """Needed by the component `judge`."""
+    model: RewardModelConfig | None = None
+    """Needed by the component `reward_model`."""
     component_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A component of yours that takes longer has failed on this trajectory, in seconds."""
     max_concurrent: Annotated[int, Field(ge=1)] = 32
@@ -92,12 +108,13 @@ class RewardConfig(ListenConfig):
 
     @model_validator(mode="after")
     def _check_components(self) -> Self:
-        built_in = (*BUILT_IN, *ON_REQUEST, JUDGE)
-        if (JUDGE in self.components) != (self.judge is not None):
-            raise ValueError(
-                "the component judge of reward.components and the table [reward.judge] need each "
-                "other; add the one that is missing, or remove the other"
-            )
+        built_in = (*BUILT_IN, *ON_REQUEST, *ASKING)
+        for name, table in ASKING.items():
+            if (name in self.components) != (getattr(self, table) is not None):
+                raise ValueError(
+                    f"the component {name} of reward.components and the table [reward.{table}] "
+                    "need each other; add the one that is missing, or remove the other"
+                )
         for name in self.components:
             if name in built_in or re.match(CLASS_PATTERN, name):
                 continue

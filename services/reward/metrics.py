@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from agent_r1.reward.judge import Judge
+from collections.abc import Mapping
+
+from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1_service.metrics import WORK_BUCKETS, Metric, MetricsPage
 
@@ -19,17 +21,17 @@ SCORING_SECONDS = Metric(
     "Time to score one trajectory.",
     buckets=(0.001, *WORK_BUCKETS),
 )
-JUDGE_REQUESTS = Metric(
-    "agent_r1_reward_judge_requests_total",
+MODEL_REQUESTS = Metric(
+    "agent_r1_reward_model_requests_total",
     "counter",
-    "What the component judge asked: requests sent, unanswered ones among them (away), and "
-    "interactions whose prompt had been answered before (cached).",
-    ("what",),
+    "What judge and reward_model asked language models: requests sent, unanswered ones among them "
+    "(away), and scores that were known already (cached).",
+    ("component", "what"),
 )
 
 
-def reward_page(worker: RewardWorker, judge: Judge | None) -> MetricsPage:
-    """Return the page of a worker, which from now on reports its times, and of its judge."""
+def reward_page(worker: RewardWorker, servers: Mapping[str, ChatServer]) -> MetricsPage:
+    """Return the page of a worker, which from now on reports its times, and of what was asked."""
     page = MetricsPage("reward")
     page.read(IN_FLIGHT, lambda: worker.num_in_flight)
     page.read(
@@ -40,14 +42,17 @@ def reward_page(worker: RewardWorker, judge: Judge | None) -> MetricsPage:
             ("dead_lettered",): worker.num_dead,
         },
     )
-    if judge is not None:
-        page.read(
-            JUDGE_REQUESTS,
-            lambda: {
-                ("sent",): judge.num_asked,
-                ("away",): judge.num_away,
-                ("cached",): judge.num_cached,
-            },
-        )
+    page.read(
+        MODEL_REQUESTS,
+        lambda: {
+            (name, what): count
+            for name, server in servers.items()
+            for what, count in (
+                ("sent", server.num_asked),
+                ("away", server.num_away),
+                ("cached", server.num_cached),
+            )
+        },
+    )
     worker.on_scored = page.histogram(SCORING_SECONDS).observe
     return page

@@ -11,21 +11,24 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 from agent_r1.reward import scoring
+from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.components import (
+    ASKING,
     BUILT_IN,
-    JUDGE,
     NEEDS_ANSWERS,
     Component,
     load_component,
 )
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.judge import Judge
+from agent_r1.reward.reward_model import RewardModel
 from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_service.answers import find_answer
 
-JUDGE_SHARE = 0.9
-"""Of a component's time: how long a judge that is away is asked again, so that it can say why."""
+PATIENCE = 0.9
+"""Share of a component's time for which a server that is away is asked again, so that the error can
+say why."""
 
 
 class ComponentError(Exception):
@@ -51,13 +54,19 @@ class Scorer:
             named |= {"exact_match": 0.0, "format": 0.0}
         self._weights = named
         self._own: dict[str, Component] = {
-            name: load_component(name) for name in named if name not in BUILT_IN and name != JUDGE
+            name: load_component(name)
+            for name in named
+            if name not in BUILT_IN and name not in ASKING
         }
-        self.judge: Judge | None = None
-        """What the component `judge` asks."""
+        self.servers: dict[str, ChatServer] = {}
+        """The language models that components ask, by the component's name."""
+        patience_s = PATIENCE * config.component_timeout_s
         if config.judge is not None:
-            self.judge = Judge(config.judge, JUDGE_SHARE * config.component_timeout_s)
-            self._own[JUDGE] = self.judge.score
+            judge = Judge(config.judge, patience_s)
+            self._own["judge"], self.servers["judge"] = judge.score, judge.server
+        if config.model is not None:
+            model = RewardModel(config.model, patience_s)
+            self._own["reward_model"], self.servers["reward_model"] = model.score, model.server
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="component")
 
     async def score(self, request: ScoreRequest) -> Reward:
@@ -81,8 +90,8 @@ class Scorer:
 
     async def close(self) -> None:
         """Close what components hold open."""
-        if self.judge is not None:
-            await self.judge.close()
+        for server in self.servers.values():
+            await server.close()
 
     def _measure_built_in(self, request: ScoreRequest) -> tuple[str | None, dict[str, float]]:
         """Return the answer of the last turn (earlier ones do not count), and the values."""

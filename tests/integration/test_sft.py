@@ -159,7 +159,7 @@ def test_the_state_of_another_warm_start_is_refused(
 ):
     output = tmp_path / "base"
     assert run_sft(model_dir, data_file, output, StopAfter(1)) is False
-    with pytest.raises(ValueError, match=r"another warm start \(different: sft\.lr\); remove"):
+    with pytest.raises(ValueError, match=r"another training \(different: sft\.lr\); remove"):
         run_sft(model_dir, data_file, output, lr=1e-3)
 
 

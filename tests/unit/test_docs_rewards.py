@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.config import LearnerConfig, TrainRewardConfig
 from agent_r1.learner.objective import PRESETS, TURN_ADVANTAGES
-from agent_r1.reward.components import BUILT_IN, JUDGE, ON_REQUEST
+from agent_r1.reward.components import ASKING, BUILT_IN, ON_REQUEST
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.config import EnvConfig
@@ -76,12 +76,18 @@ async def test_the_environment_of_the_example_pays_for_new_calls():
 
 
 def test_the_table_lists_every_built_in_component():
-    assert names_in_table("Built-in components") == {*BUILT_IN, *ON_REQUEST, JUDGE}
+    assert names_in_table("Built-in components") == {*BUILT_IN, *ON_REQUEST, *ASKING}
 
 
 def test_the_judge_of_the_example_can_be_built():
     config = tomllib.loads(blocks("toml")[1])
-    assert Scorer(RewardConfig.model_validate(config["reward"])).judge is not None
+    assert set(Scorer(RewardConfig.model_validate(config["reward"])).servers) == {"judge"}
+
+
+def test_the_reward_model_of_the_example_can_be_trained_and_asked():
+    trained, asked = map(tomllib.loads, blocks("toml")[2:4])
+    TrainRewardConfig.model_validate(trained["train_reward"])
+    assert set(Scorer(RewardConfig.model_validate(asked["reward"])).servers) == {"reward_model"}
 
 
 def test_the_table_lists_every_algorithm_that_credits_turns():

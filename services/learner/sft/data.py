@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, ValidationError
 
-from agent_r1.learner.config import SftConfig
+from agent_r1.learner.config import SftConfig, SupervisedConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1_proto.messages import StrictMessage
@@ -118,7 +118,7 @@ def _encode_line(
     )
 
 
-def plan_batches(lengths: Sequence[int], config: SftConfig, seed: int) -> list[list[int]]:
+def plan_batches(lengths: Sequence[int], config: SupervisedConfig, seed: int) -> list[list[int]]:
     """Order the demonstrations over all epochs and cut them into optimizer batches.
 
     Args:
@@ -145,7 +145,7 @@ def plan_batches(lengths: Sequence[int], config: SftConfig, seed: int) -> list[l
 
 
 def _cut(
-    order: npt.NDArray[np.integer[Any]], lengths: Sequence[int], config: SftConfig
+    order: npt.NDArray[np.integer[Any]], lengths: Sequence[int], config: SupervisedConfig
 ) -> Iterator[list[int]]:
     """Cut one epoch's order into batches."""
     batch: list[int] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from agent_r1.reward.chat_server import ServerAwayError
 from agent_r1.reward.config import JudgeConfig, RewardConfig
-from agent_r1.reward.judge import Judge, JudgeAwayError, places_of
+from agent_r1.reward.judge import Judge, places_of
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
@@ -81,6 +82,23 @@ def config(server: ScriptedServer, **changes: Any) -> JudgeConfig:
     return JudgeConfig.model_validate({"url": server.url, "model": "m", "prompt": PROMPT} | changes)
 
 
+MakeJudge = Callable[..., Judge]
+
+
+@pytest.fixture
+async def judge_of(server: ScriptedServer) -> AsyncIterator[MakeJudge]:
+    """Make judges whose connections are closed at the end."""
+    made: list[Judge] = []
+
+    def make(patience_s: float = 5.0, **changes: Any) -> Judge:
+        made.append(Judge(config(server, **changes), patience_s))
+        return made[-1]
+
+    yield make
+    for judge in made:
+        await judge.server.close()
+
+
 def asked(answer: str = "Paris") -> ScoreRequest:
     return ScoreRequest(
         prompt=[
@@ -94,9 +112,10 @@ def asked(answer: str = "Paris") -> ScoreRequest:
 
 async def test_the_model_is_asked_with_the_filled_in_prompt_and_its_last_score_is_scaled(
     server: ScriptedServer,
+    judge_of: MakeJudge,
 ):
     server.answers = [(200, says("Score: 2 at first sight; in the end\nscore: 7.5"))]
-    judge = Judge(config(server, api_key="k", extra_body={"top_k": 1}), 5.0)
+    judge = judge_of(api_key="k", extra_body={"top_k": 1})
     assert await judge.score(asked()) == 0.75
     (body,) = server.bodies
     assert body["path"] == "/v1/chat/completions"
@@ -109,30 +128,32 @@ async def test_the_model_is_asked_with_the_filled_in_prompt_and_its_last_score_i
     ]
     assert (body["model"], body["temperature"], body["top_k"]) == ("m", 0.0, 1)
     assert server.keys == ["Bearer k"]
-    await judge.close()
 
 
 async def test_equal_interactions_are_asked_about_once_even_at_the_same_time(
     server: ScriptedServer,
+    judge_of: MakeJudge,
 ):
-    judge = Judge(config(server, cache_size=1), 5.0)
+    judge = judge_of(cache_size=1)
     scores = await asyncio.gather(*(judge.score(asked()) for _ in range(8)))
     assert scores == [0.7] * 8
-    assert (judge.num_asked, judge.num_cached, len(server.bodies)) == (1, 7, 1)
+    assert (judge.server.num_asked, judge.server.num_cached, len(server.bodies)) == (1, 7, 1)
     await judge.score(asked("Lyon"))  # takes the one place of the cache
     await judge.score(asked())
     assert len(server.bodies) == 3
 
 
-async def test_no_more_requests_at_once_than_configured(server: ScriptedServer):
-    judge = Judge(config(server, max_concurrent=2), 5.0)
+async def test_no_more_requests_at_once_than_configured(
+    server: ScriptedServer, judge_of: MakeJudge
+):
+    judge = judge_of(max_concurrent=2)
     await asyncio.gather(*(judge.score(asked(str(i))) for i in range(12)))
     assert len(server.bodies) == 12
     assert server.most_in_flight <= 2
 
 
-async def test_requests_a_minute_are_limited(server: ScriptedServer):
-    judge = Judge(config(server, requests_per_minute=600), 60.0)
+async def test_requests_a_minute_are_limited(server: ScriptedServer, judge_of: MakeJudge):
+    judge = judge_of(patience_s=60.0, requests_per_minute=600)
     loop = asyncio.get_running_loop()
     started = loop.time()
     await asyncio.gather(*(judge.score(asked(str(i))) for i in range(4)))
@@ -141,25 +162,31 @@ async def test_requests_a_minute_are_limited(server: ScriptedServer):
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])
-async def test_a_server_that_is_away_is_asked_again(server: ScriptedServer, status: int):
+async def test_a_server_that_is_away_is_asked_again(
+    server: ScriptedServer, judge_of: MakeJudge, status: int
+):
     server.answers = [(status, {"error": "busy"}), (200, says("score: 10"))]
-    judge = Judge(config(server), 30.0)
+    judge = judge_of(patience_s=30.0)
     assert await judge.score(asked()) == 1.0
-    assert (judge.num_asked, judge.num_away) == (2, 1)
+    assert (judge.server.num_asked, judge.server.num_away) == (2, 1)
 
 
-async def test_an_outage_is_an_error_that_says_why_and_never_a_score(server: ScriptedServer):
-    judge = Judge(config(server), 0.6)
+async def test_an_outage_is_an_error_that_says_why_and_never_a_score(
+    server: ScriptedServer, judge_of: MakeJudge
+):
+    judge = judge_of(patience_s=0.6)
     server.stop()
     with pytest.raises(
-        JudgeAwayError, match=r"does not answer.*start it, or correct reward\.judge"
+        ServerAwayError, match=r"does not answer.*start it, or correct reward\.judge"
     ):
         await judge.score(asked())
     components = RewardConfig(
         components={"judge": 1.0}, judge=config(server), component_timeout_s=0.6
     )
+    scorer = Scorer(components)
     with pytest.raises(ComponentError, match=r"component 'judge'.*does not answer"):
-        await Scorer(components).score(asked())
+        await scorer.score(asked())
+    await scorer.close()
 
 
 @pytest.mark.parametrize(
@@ -174,10 +201,10 @@ async def test_an_outage_is_an_error_that_says_why_and_never_a_score(server: Scr
     ],
 )
 async def test_an_answer_without_a_score_is_an_error_and_is_not_kept(
-    server: ScriptedServer, answer: tuple[int, Any], message: str
+    server: ScriptedServer, judge_of: MakeJudge, answer: tuple[int, Any], message: str
 ):
     server.answers = [answer, (200, says("score: 5"))]
-    judge = Judge(config(server), 5.0)
+    judge = judge_of()
     with pytest.raises(ValueError, match=message):
         await judge.score(asked())
     assert await judge.score(asked()) == 0.5

@@ -1,0 +1,238 @@
+"""Stored trajectories as a reward model learns them: a dialogue so far, and the verdict on it.
+
+`trajectories/*.jsonl` of runs (reporting/trajectory_log.py) --> read_episodes --Episode-->
+verdict_samples --TrainSample--> sft/supervised.py
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ValidationError
+
+from agent_r1.learner.config import TrainRewardConfig
+from agent_r1.learner.engine.interface import TrainSample
+from agent_r1.learner.sft.data import SftData
+from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1_proto.rewards import Reward
+from agent_r1_proto.tasks import ChatMessage
+from agent_r1_service.files.run_folder import TRAJECTORIES_DIR
+from agent_r1_service.verdicts import BAD, GOOD, VerdictTurn, verdict_dialogue
+
+TOTAL = "total"
+
+
+class _Call(BaseModel):
+    text: str
+    status: str
+
+
+class _Turn(BaseModel):
+    text: str
+    calls: list[_Call]
+
+
+class _Record(BaseModel):
+    """What is read of a stored trajectory."""
+
+    task_id: str
+    status: str
+    prompt: list[ChatMessage]
+    turns: list[_Turn]
+    reward: Reward | None
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One finished interaction and what it was worth."""
+
+    task_id: str
+    status: str
+    prompt: list[ChatMessage]
+    turns: list[VerdictTurn]
+    statuses: list[str]
+    """Of every call."""
+    label: float
+    """0.0 to 1.0."""
+
+
+def read_episodes(config: TrainRewardConfig) -> list[Episode]:
+    """Read the trajectories that were scored; FAILED ones have no reward and are left out.
+
+    Raises:
+        ValueError: a file is missing or a line is wrong, a label is missing or outside 0 to 1, or
+            there are not both good and bad ones.
+    """
+    episodes = [
+        episode
+        for path in _files(config.trajectories)
+        for episode in _read(path, config.label)
+        if episode is not None
+    ]
+    labels = {episode.label for episode in episodes}
+    if len(labels) < 2:
+        raise ValueError(
+            f"train_reward.trajectories holds {len(episodes)} scored trajectories whose "
+            f"{config.label} is {sorted(labels)}; a reward model needs good and bad ones: name "
+            "runs with both, and see learner.trajectories_per_step"
+        )
+    return episodes
+
+
+def split(episodes: Sequence[Episode], held_out: float) -> tuple[list[Episode], list[Episode]]:
+    """Return the episodes to train on, and those of the tasks that are held out.
+
+    A hash of its id says where a task belongs, so more trajectories move none.
+
+    Raises:
+        ValueError: one of the two is empty.
+    """
+
+    def is_held_out(task_id: str) -> bool:
+        digest = hashlib.blake2b(task_id.encode(), digest_size=8).digest()
+        return int.from_bytes(digest) < held_out * 2**64
+
+    train = [episode for episode in episodes if not is_held_out(episode.task_id)]
+    test = [episode for episode in episodes if is_held_out(episode.task_id)]
+    if not (train and test):
+        raise ValueError(
+            f"train_reward.held_out ({held_out}) leaves {len(train)} trajectories to train on and "
+            f"{len(test)} to report on; it goes by task: name trajectories of more tasks"
+        )
+    return train, test
+
+
+def _files(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        if path.is_file():
+            yield path
+            continue
+        found = sorted((path / TRAJECTORIES_DIR).glob("step_*.jsonl"))
+        if not found:
+            raise ValueError(
+                f"train_reward.trajectories ({path}) is no file, and no run folder with "
+                f"{TRAJECTORIES_DIR}/step_*.jsonl; name a run whose learner.trajectories_per_step "
+                "is not 0"
+            )
+        yield from found
+
+
+def _read(path: Path, label: str) -> Iterator[Episode | None]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield _episode(_Record.model_validate_json(line), label)
+            except ValidationError as exc:
+                first = exc.errors()[0]
+                where = ".".join(map(str, first["loc"])) or "line"
+                raise ValueError(
+                    f"{path}, line {number}: {where}: {first['msg']}; the file must be one of a "
+                    f"run's folder {TRAJECTORIES_DIR}"
+                ) from exc
+            except ValueError as exc:
+                raise ValueError(f"{path}, line {number}: {exc}") from exc
+
+
+def _episode(record: _Record, label: str) -> Episode | None:
+    if record.reward is None or not record.turns:
+        return None
+    values = record.reward.components | {TOTAL: record.reward.total}
+    value = values.get(label)
+    if value is None or not 0.0 <= value <= 1.0:
+        raise ValueError(
+            f"{label} is {value}, and train_reward.label must be from 0 to 1; there are "
+            + ", ".join(sorted(values))
+        )
+    return Episode(
+        task_id=record.task_id,
+        status=record.status,
+        prompt=record.prompt,
+        turns=[VerdictTurn(turn.text, [c.text for c in turn.calls]) for turn in record.turns],
+        statuses=[call.status for turn in record.turns for call in turn.calls],
+        label=value,
+    )
+
+
+class VerdictEncoder:
+    """Encodes dialogues with a verdict at the end.
+
+    Args:
+        encoder: of the model's dialogues.
+        question: what the model is asked.
+        max_context: most tokens of one dialogue.
+
+    Raises:
+        ValueError: the two verdicts begin with the same token.
+    """
+
+    def __init__(self, encoder: DialogueEncoder, question: str, max_context: int) -> None:
+        self._encoder = encoder
+        self._question = question
+        self._max_context = max_context
+        asked = [ChatMessage(role="user", content=question)]
+        good, bad = (self._tokens(asked, verdict) for verdict in (GOOD, BAD))
+        if good[0][good[1]] == bad[0][bad[1]]:
+            raise ValueError(
+                f"the tokenizer begins {GOOD!r} and {BAD!r} with the same token, so the model "
+                "could not tell them apart; use a model with another tokenizer"
+            )
+
+    def sample(
+        self, episode: Episode, num_turns: int, verdict: str, weight: float
+    ) -> TrainSample | None:
+        """Return the first turns of an episode with a verdict, or None where they are too long."""
+        asked = verdict_dialogue(episode.prompt, episode.turns[:num_turns], self._question)
+        token_ids, at = self._tokens(asked, verdict)
+        # Only the first token of the verdict is learned: the others follow from it.
+        token_ids = token_ids[: at + 1]
+        if len(token_ids) > self._max_context:
+            return None
+        weights = np.zeros(len(token_ids), np.float32)
+        weights[at] = weight
+        return TrainSample(
+            token_ids=token_ids,
+            loss_mask=np.arange(len(token_ids)) == at,
+            rollout_logprobs=np.zeros(len(token_ids), np.float32),
+            advantages=weights,
+            name=episode.task_id,
+        )
+
+    def _tokens(self, asked: list[ChatMessage], verdict: str) -> tuple[Any, int]:
+        """Return [T] token ids, and the index of the verdict's first token."""
+        said = [*asked, ChatMessage(role="assistant", content=verdict)]
+        encoded = self._encoder.encode(said)
+        given = np.flatnonzero(~encoded.assistant_mask)
+        return encoded.token_ids, int(given[-1]) + 1
+
+
+def training_data(
+    episodes: Sequence[Episode], encoder: VerdictEncoder, config: TrainRewardConfig
+) -> SftData:
+    """Return a sample for each verdict with a weight: a label of 0.3 is 0.3 yes and 0.7 no.
+
+    Raises:
+        ValueError: every dialogue is too long.
+    """
+    samples: list[TrainSample] = []
+    digest = hashlib.sha256()
+    for episode in episodes:
+        digest.update(json.dumps([episode.task_id, episode.label]).encode())
+        last = len(episode.turns)
+        for count in range(1 if config.turns == "all" else last, last + 1):
+            for verdict, weight in ((GOOD, episode.label), (BAD, 1.0 - episode.label)):
+                if weight > 0.0:
+                    sample = encoder.sample(episode, count, verdict, weight)
+                    samples += [] if sample is None else [sample]
+    for sample in samples:
+        digest.update(sample.token_ids.tobytes())
+    if not samples:
+        raise ValueError(
+            "every dialogue of train_reward.trajectories is longer than model.max_context; raise it"
+        )
+    return SftData(samples, digest.hexdigest())

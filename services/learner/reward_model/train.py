@@ -1,0 +1,68 @@
+"""`agent-r1 train-reward CONFIG`: stored trajectories in, a reward model out.
+
+data.py --samples--> sft/supervised.py --> `train_reward.output`, a Hugging Face model directory,
+and in its work folder `summary.json` with the report on the tasks that were held out (report.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from typing import Any, NoReturn
+
+from agent_r1.learner.config import TrainRewardConfig
+from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.reward_model.data import VerdictEncoder, read_episodes, split, training_data
+from agent_r1.learner.reward_model.report import report
+from agent_r1.learner.sft import supervised
+from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1_service.config import ModelConfig, RunConfig
+
+logger = logging.getLogger(__name__)
+
+TABLE = "train_reward"
+
+
+def run(
+    *,
+    run: RunConfig,
+    model: ModelConfig,
+    train_reward: TrainRewardConfig,
+    place: RankPlace | None = None,
+    stop: threading.Event | None = None,
+) -> bool:
+    """Train to the end, or until it is interrupted; sft/supervised.py says more.
+
+    Raises:
+        ValueError: data, model or a setting is wrong; or the output exists already.
+        EngineError: a rank failed, or memory or disk ran out.
+    """
+    config = train_reward
+    supervised.check_output(TABLE, config)
+    train, held_out = split(read_episodes(config), config.held_out)
+    dialogues = DialogueEncoder(model.path, config.chat_template_kwargs)
+    encoder = VerdictEncoder(dialogues, config.question, model.max_context)
+    data = training_data(train, encoder, config)
+    logger.info(
+        "trajectories read train=%d held_out=%d verdicts=%d",
+        len(train),
+        len(held_out),
+        len(data.samples),
+    )
+
+    def look(engine: PolicyEngine) -> dict[str, Any]:
+        found = report(engine, train, held_out, encoder)
+        logger.info("on held-out tasks %s", json.dumps(found["held_out"]))
+        return found
+
+    job = supervised.Job(TABLE, config, data, look)
+    return supervised.train(run=run, model=model, job=job, place=place, stop=stop)
+
+
+def follow(
+    run: RunConfig, model: ModelConfig, train_reward: TrainRewardConfig, place: RankPlace
+) -> NoReturn:
+    """Be a rank other than 0 until the ranks end."""
+    supervised.follow(run, model, train_reward, TABLE, place)
