@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterator
 from pathlib import Path
 
-from agent_r1.cli.config import purpose_of
+from agent_r1.cli.config import purposes_of
 from agent_r1.config import checks as config_checks
 from agent_r1.config.look import Look
 from agent_r1.config.machine import (
@@ -74,7 +74,7 @@ def _without_configuration() -> Iterator[Look]:
 def _with_configuration(arguments: argparse.Namespace) -> list[Look]:
     config = load_config(arguments.config, arguments.options).config
     begun = (config.run.folder() / CONFIG_FILE).is_file()
-    findings = config_checks.look(config, purpose_of(config), resume=begun)
+    findings = config_checks.look(config, purposes_of(config)[0], resume=begun)
     known = {text for look in findings.looks for text in look.problems}
     others = [text for text in (*findings.problems, *findings.machine) if text not in known]
     return [Look("configuration", str(arguments.config), others), *findings.looks]

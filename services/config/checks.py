@@ -241,7 +241,7 @@ def look(
         resume: the run folder may hold a run.
     """
     if machine:
-        missing = missing_packages_problem(LEARNER if purpose == "sft" else WHOLE_RUN)
+        missing = missing_packages_problem(LEARNER if purpose in SUPERVISED else WHOLE_RUN)
         if missing is not None:
             return Findings(machine=[missing])
     findings = Findings(problems=problems(config, purpose))

@@ -29,9 +29,9 @@ from agent_r1_service.files.tasks import TaskFileError
 from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
 
 Purpose = Literal["train", "evaluate", "sft", "train_reward", "serve"]
-SUPERVISED = ("sft", "train_reward")
-"""Purposes that train on dialogues: without rollout, tools, reward and Redis."""
 """The command that a configuration is checked for."""
+SUPERVISED: tuple[Purpose, ...] = ("sft", "train_reward")
+"""Purposes that train on dialogues: without rollout, tools, reward and Redis."""
 
 MIB = 1024 * 1024
 SANDBOXED = ("python_exec", "code_tests")

@@ -206,9 +206,9 @@ def _mcp_settings(name: str, config: ToolConfig, *, machine: bool) -> Iterator[R
 
 
 def _component(name: str) -> Iterator[Report]:
-    from agent_r1.reward.components import BUILT_IN, JUDGE, load_component
+    from agent_r1.reward.components import ASKING, BUILT_IN, load_component
 
-    if name not in (*BUILT_IN, JUDGE):
+    if name not in (*BUILT_IN, *ASKING):
         load_component(name)
     yield from ()
 

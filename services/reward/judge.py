@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from string import Template
 
-from agent_r1.reward import scoring
 from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.config import JudgeConfig
 from agent_r1_proto.rewards import ScoreRequest
 from agent_r1_proto.tasks import ChatMessage
+
+FindAnswer = Callable[[ScoreRequest], str | None]
 
 TABLE = "reward.judge"
 PLACES = ("question", "transcript", "answer", "answers", "payload", "status")
@@ -26,14 +28,16 @@ class Judge:
     Args:
         config: `[reward.judge]`.
         patience_s: how long a server that is away is asked again, in seconds.
+        find_answer: returns the answer of an interaction.
 
     Raises:
         ValueError: the prompt cannot be read, or names something unknown.
     """
 
-    def __init__(self, config: JudgeConfig, patience_s: float) -> None:
+    def __init__(self, config: JudgeConfig, patience_s: float, find_answer: FindAnswer) -> None:
         self._config = config
         self._template = _read_template(config)
+        self._find_answer = find_answer
         self._pattern = re.compile(config.pattern, re.IGNORECASE)
         self.server = ChatServer(config, TABLE, patience_s)
 
@@ -44,7 +48,7 @@ class Judge:
             ServerAwayError: the server did not answer in time.
             ValueError: it refuses the request, or its answer has no score.
         """
-        prompt = self._template.substitute(places_of(request))
+        prompt = self._template.substitute(places_of(request, self._find_answer(request)))
 
         async def ask() -> float:
             choice = await self.server.complete(
@@ -74,14 +78,14 @@ class Judge:
         return (value - low) / (high - low)
 
 
-def places_of(request: ScoreRequest) -> dict[str, str]:
+def places_of(request: ScoreRequest, answer: str | None) -> dict[str, str]:
     """Return what a prompt may name of an interaction."""
     question = next((m.content for m in reversed(request.prompt) if m.role == "user"), "")
     answers = request.payload.get("answers")
     return {
         "question": question,
         "transcript": transcript_of(request),
-        "answer": scoring.extract_answer(request.turns[-1].text) or "",
+        "answer": answer or "",
         "answers": "; ".join(map(str, answers)) if isinstance(answers, list) else "",
         "payload": json.dumps(request.payload, ensure_ascii=False),
         "status": request.status,

@@ -62,7 +62,7 @@ class Scorer:
         """The language models that components ask, by the component's name."""
         patience_s = PATIENCE * config.component_timeout_s
         if config.judge is not None:
-            judge = Judge(config.judge, patience_s)
+            judge = Judge(config.judge, patience_s, self._find_answer)
             self._own["judge"], self.servers["judge"] = judge.score, judge.server
         if config.model is not None:
             model = RewardModel(config.model, patience_s)
@@ -93,10 +93,13 @@ class Scorer:
         for server in self.servers.values():
             await server.close()
 
-    def _measure_built_in(self, request: ScoreRequest) -> tuple[str | None, dict[str, float]]:
-        """Return the answer of the last turn (earlier ones do not count), and the values."""
+    def _find_answer(self, request: ScoreRequest) -> str | None:
+        """Return the answer of the last turn; earlier ones do not count."""
         text, pattern = request.turns[-1].text, self._answer_pattern
-        answer = scoring.extract_answer(text) if pattern is None else find_answer(text, pattern)
+        return scoring.extract_answer(text) if pattern is None else find_answer(text, pattern)
+
+    def _measure_built_in(self, request: ScoreRequest) -> tuple[str | None, dict[str, float]]:
+        answer = self._find_answer(request)
         has_answers = "answers" in request.payload
         return answer, {
             name: measure(request, answer)

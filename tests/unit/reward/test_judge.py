@@ -17,6 +17,7 @@ from agent_r1.reward.chat_server import ServerAwayError
 from agent_r1.reward.config import JudgeConfig, RewardConfig
 from agent_r1.reward.judge import Judge, places_of
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1.reward.scoring import extract_answer
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import TextPart
@@ -82,6 +83,10 @@ def config(server: ScriptedServer, **changes: Any) -> JudgeConfig:
     return JudgeConfig.model_validate({"url": server.url, "model": "m", "prompt": PROMPT} | changes)
 
 
+def answer_of(request: ScoreRequest) -> str | None:
+    return extract_answer(request.turns[-1].text)
+
+
 MakeJudge = Callable[..., Judge]
 
 
@@ -91,7 +96,7 @@ async def judge_of(server: ScriptedServer) -> AsyncIterator[MakeJudge]:
     made: list[Judge] = []
 
     def make(patience_s: float = 5.0, **changes: Any) -> Judge:
-        made.append(Judge(config(server, **changes), patience_s))
+        made.append(Judge(config(server, **changes), patience_s, answer_of))
         return made[-1]
 
     yield make
@@ -219,10 +224,10 @@ def test_the_transcript_has_the_turns_and_what_tools_answered():
         Turn(start=3, end=4, text="<answer>Paris</answer>", finish_reason="stop"),
     ]
     request = request_of(trajectory(turns=turns))
-    assert places_of(request)["transcript"] == (
+    assert places_of(request, None)["transcript"] == (
         "assistant: Let me look.\nsearch (ok): It is Paris.\nassistant: <answer>Paris</answer>"
     )
-    assert places_of(request)["question"] == request.prompt[-1].content
+    assert places_of(request, None)["question"] == request.prompt[-1].content
 
 
 @pytest.mark.parametrize(
@@ -261,4 +266,4 @@ def test_a_prompt_file_that_cannot_be_used_is_refused_at_the_start(
     if text is not None:
         file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        Judge(config(server, prompt=None, prompt_file=file), 1.0)
+        Judge(config(server, prompt=None, prompt_file=file), 1.0, answer_of)
