@@ -104,7 +104,8 @@ class Tail:
 
 def _policy(metrics: dict[str, Any]) -> list[tuple[str, str]]:
     """Return how the policy changes, as far as it was measured."""
-    measured = {"KL": metrics.get("loss/kl_ref"), "entropy": metrics.get("policy/entropy")}
+    kl = metrics.get("loss/kl_ref", metrics.get("reward/kl"))
+    measured = {"KL": kl, "entropy": metrics.get("policy/entropy")}
     return [(name, f"{value:.3f}") for name, value in measured.items() if value is not None]
 
 

@@ -83,4 +83,5 @@ class ScoreRequest(StrictMessage):
     prompt: list[ChatMessage] = []
     """What the model was asked; only components that read it need it."""
     turns: Annotated[list[ScoreTurn], Field(min_length=1, fail_fast=True)]
+    """The model's turns, in order; an interaction without one has a turn without text."""
     status: Status = "COMPLETED"

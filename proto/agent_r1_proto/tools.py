@@ -81,7 +81,9 @@ class ToolResult(StrictMessage):
     """
 
     status: ToolStatus = "ok"
+    """`ok`, or `error` where the text says what was wrong with the call."""
     parts: list[ResultPart] = []
+    """What the model sees, in order."""
     data: JsonValue = None
     """Anything for ToolEnv and logs; never shown to the model."""
 

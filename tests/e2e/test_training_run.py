@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import STEPS, ResumedRun
+from tests.support.metrics_page import unexplained
 from tests.support.runs import finished, processes_naming, steps
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -45,6 +46,12 @@ SUMMARY_FIELDS = {
 
 def test_every_step_is_there_once_after_kill_stop_and_resume(resumed_run: ResumedRun):
     assert [line["step"] for line in steps(resumed_run.folder)] == list(range(1, STEPS + 1))
+
+
+def test_every_number_of_a_step_is_explained_in_the_documentation(resumed_run: ResumedRun):
+    names = {name for line in steps(resumed_run.folder) for name in line}
+    assert len(names) > 60
+    assert unexplained(names) == set()
 
 
 def test_policy_versions_only_rise_and_are_never_used_twice(resumed_run: ResumedRun):

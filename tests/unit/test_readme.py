@@ -126,7 +126,7 @@ def test_source_files_that_source_files_name_exist(package: str) -> None:
 def test_every_subcommand_is_in_the_readme() -> None:
     help_text = build_parser().format_help()
     commands = re.findall(r"^ {2,6}([a-z][a-z-]*)(?: {2,}|$)", help_text, re.MULTILINE)
-    listed = code_block(README.split("## The command")[1], "")
+    listed = code_block(README.split("## The command")[1], "text")
     assert "train" in commands, help_text
     assert [name for name in commands if f"agent-r1 {name}" not in listed] == []
 

@@ -262,7 +262,7 @@ def _making(found: Mapping[str, Any]) -> list[str]:
         settings = f"`{', '.join(shown)}`" if shown else ""
         lines.append(_row([row["title"], row["table"], settings, walls or NOT_RUN]))
     return [
-        f"```\n{found['command']}\n```",
+        f"```sh\n{found['command']}\n```",
         f"{versions}. All runs together took {found['wall_s'] / 60:.0f} minutes.",
         "\n".join(lines),
     ]

@@ -22,6 +22,7 @@ class CallResult:
     name: str
     """Tool the model named; "" when the call could not be read."""
     arguments: dict[str, JsonValue]
+    """As the model wrote them."""
     status: CallStatus
     """ok and error come from the tool; the others say why it was not run."""
     text: str

@@ -23,7 +23,8 @@ def test_the_folder_has_twenty_tasks_and_everything_that_its_configuration_names
     assert config.model.path == str(folder / "base")
     assert (folder / "base" / "model.safetensors").is_file()
     assert {path.name for path in folder.iterdir()} == {
-        *("README.md", "run.toml", "task.py", "test_task.py", "base", "data", "episodes")
+        *("README.md", "run.toml", "task.py", "test_task.py", "pytest.ini"),
+        *("base", "data", "episodes"),
     }
 
 
