@@ -7,6 +7,7 @@ the wheel alone and finds the other packages where the tests have them.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,9 +18,12 @@ from pathlib import Path
 import numpy
 import pytest
 
+from tests.support.doc_blocks import blocks_of, commands
+
 pytestmark = [pytest.mark.slow, pytest.mark.redis, pytest.mark.timeout(900)]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+TUTORIAL = REPOSITORY / "docs" / "tutorial.md"
 SOURCES = ("deploy", "examples", "proto", "services")
 MAX_WHEEL_BYTES = 6_000_000
 PACKAGES = Path(numpy.__file__).parents[1]
@@ -107,13 +111,23 @@ def test_a_task_is_written_checked_and_tested_beside_packages_of_the_same_names(
 
 @pytest.mark.wheel
 @pytest.mark.vllm
-def test_the_written_task_trains(project: Project):
-    small = ["learner.steps=3", "learner.groups_per_batch=2", "learner.group_size=4"]
-    options = [word for key in small for word in ("--set", key)]
-    text = project.run("agent-r1", "train", "my_task/run.toml", "--run-dir", "first", *options)
-    assert "step 3/3" in text
-    assert "evaluation after at step 3: held_out" in text
-    assert "reward" in project.run("agent-r1", "show", "first", "--limit", "1")
+def test_the_tutorial_does_what_it_says(project: Project, tmp_path: Path):
+    folder, said = tmp_path, dict[str, str]()
+    for block in blocks_of(TUTORIAL, "sh"):
+        for command in commands(block.text):
+            program, *arguments = shlex.split(command)
+            if program == "cd":
+                folder = folder / arguments[0]
+                continue
+            if program == "pytest":
+                program, arguments = "python", ["-m", "pytest", *arguments]
+            name = " ".join([program, *arguments[:1]])
+            said[name] = run([str(project.programs / program), *arguments], cwd=folder)
+    assert "no problems" in said["agent-r1 validate"]
+    assert "rewards of train-" in said["agent-r1 try"]
+    assert "evaluation after at step 30: held_out" in said["agent-r1 train"]
+    assert "answered 6 of 6" in said["agent-r1 evaluate"]
+    assert "<answer>" in said["agent-r1 chat"]
 
 
 @pytest.mark.wheel

@@ -13,7 +13,6 @@ import json
 import re
 import shlex
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import yaml
 
 from agent_r1.cli.parser import build_parser
 from agent_r1.config.run import Config
+from tests.support.doc_blocks import Block, blocks, commands
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -30,9 +30,7 @@ PAGES = [
     *sorted((REPOSITORY / "proto").glob("*.md")),
     *sorted((REPOSITORY / "examples").glob("*/README.md")),
 ]
-FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
 LANGUAGES = ("python", "toml", "json", "yaml", "sh", "text")
-MARK = re.compile(r"^\*Not run by the tests: .+\.\*$")
 NUM_MARKED = 2
 """Blocks that no test runs; a new one is a decision."""
 ELSEWHERE = {
@@ -44,42 +42,7 @@ ELSEWHERE = {
 """Python that serves or needs a service, by page and first line: where tests have the same."""
 
 
-@dataclass(frozen=True)
-class Block:
-    """A code block of a page."""
-
-    page: str
-    line: int
-    language: str
-    text: str
-    marked: bool
-
-    def __str__(self) -> str:
-        """Name it in test ids."""
-        return f"{self.page}:{self.line}"
-
-
-def blocks() -> list[Block]:
-    """Return every code block of every page."""
-    found = []
-    for page in PAGES:
-        content = page.read_text()
-        for match in FENCE.finditer(content):
-            before = content[: match.start()].rstrip().splitlines()
-            text = re.sub(rf"^{match[1]}", "", match[3], flags=re.MULTILINE)
-            found.append(
-                Block(
-                    page=str(page.relative_to(REPOSITORY)),
-                    line=content[: match.start()].count("\n") + 1,
-                    language=match[2],
-                    text=text,
-                    marked=bool(before) and MARK.match(before[-1]) is not None,
-                )
-            )
-    return found
-
-
-BLOCKS = blocks()
+BLOCKS = [block for page in PAGES for block in blocks(page)]
 
 
 def of(language: str) -> list[Block]:
@@ -130,13 +93,6 @@ def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     if block.page == "docs/classes.md":
         exec("from dataclasses import replace\nfrom agent_r1 import *", names)
     exec(compile(block.text, str(block), "exec"), names)
-
-
-def commands(text: str) -> list[str]:
-    """Return the commands of a block, one a line, without comments."""
-    joined = re.sub(r"\\\n\s*", " ", text)
-    lines = (re.sub(r"(^|\s)#.*$", "", line).strip() for line in joined.splitlines())
-    return [line for line in lines if line]
 
 
 def words_of(command: str, program: str) -> list[str] | None:
