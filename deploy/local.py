@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from agent_r1.config import checks as config_checks
+from agent_r1.config.models import fetch_models, model_variables, with_models
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state
 from agent_r1_deploy.local_result import EXIT_OF_STATUS, print_result, print_stopped, summary_of
@@ -196,7 +197,7 @@ def run_services(
     Args:
         config: of the services.
         folder: has their configuration and gets their logs.
-        secrets: what its `config.json` leaves out.
+        secrets: environment variables with what its `config.json` leaves out.
         work: starts the services, and ends when they are needed no longer.
         view: shows what happens.
 
@@ -268,9 +269,12 @@ def run_training(config: Config, *, resume: bool) -> int:
         ConfigError: nothing was started, for the reason given.
     """
     config_checks.check(config, "train", resume=resume)
+    models = fetch_models(config, print)
+    if models:  # what is said of them could not be checked before
+        config_checks.check(with_models(config, models), "train", resume=resume)
     folder = config.run.folder()
     claim_run_folder(folder, resume=resume)
-    secrets = open_folder(config, folder)
+    variables = {**open_folder(config, folder), **model_variables(models)}
     view = TrainingView(folder, config)
 
     async def train(services: LocalServices) -> None:
@@ -279,7 +283,7 @@ def run_training(config: Config, *, resume: bool) -> int:
         await services.supervisor.wait()
 
     try:
-        interrupted = run_services(config, folder, secrets, train, view)
+        interrupted = run_services(config, folder, variables, train, view)
     except ServiceError as exc:
         logger.error("run stopped reason=%s", exc)
         print_stopped(folder, str(exc))

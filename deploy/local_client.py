@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.run import Config, write_config
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_deploy.local import (
@@ -60,6 +61,7 @@ async def serving(
     Raises:
         ServiceError: a service did not come up, or died too often.
     """
+    models = await asyncio.to_thread(fetch_models, config, report)
     work_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
     suffix = f"-client-{os.getpid()}"
     run = config.run.model_copy(
@@ -76,7 +78,7 @@ async def serving(
         config_file=work_dir / CONFIG_FILE,
         state_dir=state_dir,
         log_dir=log_dir,
-        secrets=write_config(own, work_dir / CONFIG_FILE),
+        secrets={**write_config(own, work_dir / CONFIG_FILE), **model_variables(models)},
         report=report,
         trains=False,
     )

@@ -214,11 +214,7 @@ class LocalServices:
         return {**token, f"{ENV_PREFIX}REDIS__URL": self.redis_url}
 
     def _model_environment(self, where: Place) -> dict[str, str]:
-        environment = {**self._environment(), **where.environment(os.environ)}
-        # A local model needs no hub, and asking for one that cannot be reached takes minutes.
-        if Path(self._config.model.path).is_dir() and "HF_HUB_OFFLINE" not in os.environ:
-            environment["HF_HUB_OFFLINE"] = "1"
-        return environment
+        return {**self._environment(), **where.environment(os.environ)}
 
     def _tool(self, name: str) -> ServiceSpec:
         command = self.command("tool", name, "--name", name)

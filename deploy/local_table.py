@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
@@ -86,7 +87,8 @@ def run_table(
     async def work(services: LocalServices) -> None:
         await _work(services, config, folder, baselines, runs, view)
 
-    return run_services(config, folder, open_folder(config, folder), work, view)
+    variables = {**model_variables(fetch_models(config, view.event)), **open_folder(config, folder)}
+    return run_services(config, folder, variables, work, view)
 
 
 def check_idle(folder: Path) -> None:

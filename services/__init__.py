@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+    from agent_r1.rollout.tool_formats import CallBlock, ParsedCall, ToolFormat
     from agent_r1.tools.base import (
         CallContext,
         Tool,
@@ -23,11 +24,13 @@ if TYPE_CHECKING:
     from agent_r1_proto.tools import ImagePart, TextPart, ToolResult, ToolSpec
 
 __all__ = [
+    "CallBlock",
     "CallContext",
     "CallResult",
     "EnvStep",
     "ImagePart",
     "ModelTurn",
+    "ParsedCall",
     "ScoreCall",
     "ScoreRequest",
     "ScoreTurn",
@@ -35,6 +38,7 @@ __all__ = [
     "TextPart",
     "Tool",
     "ToolEnv",
+    "ToolFormat",
     "ToolResult",
     "ToolSpec",
     "ToolUnavailableError",
@@ -44,6 +48,7 @@ __all__ = [
 
 _HOMES = {
     "agent_r1.rollout.envs": ("CallResult", "EnvStep", "ModelTurn", "ToolEnv"),
+    "agent_r1.rollout.tool_formats": ("CallBlock", "ParsedCall", "ToolFormat"),
     "agent_r1.tools.base": (
         "CallContext",
         "Tool",

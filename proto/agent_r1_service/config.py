@@ -76,7 +76,11 @@ class ModelConfig(StrictConfig):
     """`[model]`: the policy that is trained."""
 
     path: str
-    """Hugging Face model directory (or a model name, where a hub can be reached)."""
+    """Hugging Face model directory, or `owner/name` of a model on the hub, downloaded once at the
+    start. HF_HUB_OFFLINE=1 takes it from the hub's cache without asking the hub."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub; None is its main branch. A commit never
+    changes."""
     dtype: Dtype = "float32"
     """Number format of the weights in learner and rollout."""
     max_context: Annotated[int, Field(ge=16)] = 4096

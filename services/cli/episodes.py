@@ -16,7 +16,6 @@ from pathlib import Path
 from pydantic import Field, ValidationError
 
 from agent_r1.cli.run import rollout_settings
-from agent_r1.config.probe import model_folder
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.reward.scorer import Scorer, request_of
@@ -37,6 +36,7 @@ from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_service.config import StrictConfig
+from agent_r1_service.files.hub import model_folder
 
 SERVER_ID = "this-process"
 WEIGHTS = 0
@@ -210,7 +210,7 @@ async def open_runner(served: Config) -> AsyncIterator[EpisodeRunner]:
 
 
 def _load_chat(settings: RolloutSettings) -> tuple[ChatFormat, int]:
-    folder = model_folder(settings.model.path)
+    folder = model_folder(settings.model.path, settings.model.revision, small=True)
     ends = read_end_tokens(folder)
     has_tools = bool(settings.tools)
     return build_chat_format(settings.env, str(folder), ends, has_tools=has_tools), ends[0]

@@ -131,6 +131,8 @@ def _add_running(commands: _Commands) -> None:
     )
     _add_config(train, required=False)
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (run.dir)")
+    from_help = "start from this model, or from the last checkpoint of a run (model.path)"
+    train.add_argument("--from", dest="policy", metavar="MODEL_OR_RUN", help=from_help)
     train.add_argument(
         "--resume",
         metavar="DIR_OR_URL",
@@ -417,6 +419,21 @@ def _add_run_folders(commands: _Commands) -> None:
     show.add_argument("--eval", metavar="NAME", help="only this evaluation: before, after, …")
     limit_help = "show at most N (default: 8)"
     show.add_argument("--limit", type=int, default=8, metavar="N", help=limit_help)
+
+    export = _add(
+        commands,
+        "export",
+        "export:export",
+        "write a trained policy as a model directory",
+        "Write the policy of a checkpoint as a Hugging Face model directory, with tokenizer and "
+        "chat template, a model card, and agent.json: the system prompt, the tools, the sampling "
+        "and the limits of the run (docs/serving.md). `agent-r1 train CONFIG --from OUT` trains it "
+        "further.",
+    )
+    export.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
+    export.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist yet")
+    step_help = "learner step of the checkpoint, `last` (the default), or `best` by evaluation"
+    export.add_argument("--step", default="last", metavar="N", help=step_help)
 
     rescore = _add(
         commands,

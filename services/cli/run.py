@@ -19,8 +19,10 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
+from agent_r1.cli.policy import policy_model
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import check_port
+from agent_r1.config.models import fetch_models, with_models
 from agent_r1.config.resume import refuse_changes
 from agent_r1.config.run import (
     Config,
@@ -69,6 +71,10 @@ def train(arguments: argparse.Namespace) -> int:
     if (arguments.config is None) == (arguments.resume is None):
         raise ConfigError("name a CONFIG to start a run, or --resume DIR to continue one")
     options = list(arguments.options)
+    if arguments.policy is not None:
+        if arguments.resume is not None:
+            raise ConfigError("--from and --resume exclude each other; a run keeps its model")
+        options.append(f"model.path={json.dumps(policy_model(arguments.policy))}")
     if arguments.resume is not None:
         loaded = _load_resumed_from(arguments.resume, arguments.run_dir, options)
     else:
@@ -224,7 +230,7 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
     config_checks.use_plugins(config)
     announce_dir: Path | None = arguments.announce_dir
     if arguments.service == "rollout":
-        _serve_rollout(config, announce_dir)
+        _serve_rollout(_with_folders(config), announce_dir)
     elif arguments.service == "reward":
         with quick_imports():
             from agent_r1.reward import main as reward
@@ -331,7 +337,13 @@ def _has_begun(config: Config) -> bool:
     return store is not None and store.last_start() > 0
 
 
-def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -> int:
+def _with_folders(config: Config) -> Config:
+    """Return the configuration with the folders of its models, which are fetched if need be."""
+    return with_models(config, fetch_models(config, logger.info))
+
+
+def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) -> int:
+    config = _with_folders(named)
     place = read_place(os.environ, config.learner.ranks, "learner")
     if place.rank > 0:
         from agent_r1.learner import main as learner
@@ -357,7 +369,7 @@ def _serve_learner(config: Config, announce_dir: Path | None, *, resume: bool) -
             prompts=prompts,
             learner=config.learner,
             evaluation=config.evaluation,
-            resolved_config=dump_config(config)[0],
+            resolved_config=dump_config(named)[0],
             resume=resume,
         )
         status = outcome.finished_status(spec.folder.path, spec.total_steps) if resume else None
@@ -408,6 +420,7 @@ def _train_on_dialogues(
     place = read_place(os.environ, table.ranks, purpose)
     if place.rank == 0:
         config_checks.check(config, purpose)
+    config = _with_folders(config)
     from agent_r1.learner.engine.interface import EngineError
     from agent_r1.learner.reward_model import train as reward_model
     from agent_r1.learner.sft import train as warm_start

@@ -276,7 +276,7 @@ def _ask_hub(config: Config, findings: Findings, *, machine: bool) -> bool:
             f"model.path ({config.model.path}) was not checked: it is not a folder here"
         )
         return False
-    problem = hub_problem(config.model.path)
+    problem = hub_problem(config.model.path, config.model.revision)
     if problem is not None:
         findings.machine.append(problem)
     return problem is None

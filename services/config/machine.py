@@ -370,12 +370,12 @@ def listeners(config: Config, *, trains: bool) -> Iterator[tuple[str, ListenConf
 # --- The hub -------------------------------------------------------------------------------------
 
 
-def hub_problem(name: str) -> str | None:
+def hub_problem(name: str, revision: str | None = None) -> str | None:
     """Say why a model cannot be had from the hub; None when the hub has it."""
     from huggingface_hub import HfApi
 
     try:
-        HfApi().model_info(name, timeout=ANSWER_TIMEOUT_S)
+        HfApi().model_info(name, revision=revision, timeout=ANSWER_TIMEOUT_S)
     except Exception as exc:  # noqa: BLE001 - the client raises errors of several libraries
         (reason, *_) = str(exc).strip().splitlines() or [""]
         return (

@@ -22,21 +22,22 @@ from typing import Any, Literal, TextIO
 from agent_r1.config.machine import installed_version
 from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.policy import PolicyError
+from agent_r1.rollout.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model
 from agent_r1.tools.config import ToolConfig
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ModelConfig, StrictConfig
+from agent_r1_service.files.hub import model_folder
 from agent_r1_service.imports import quick_imports
 from agent_r1_service.user_code import describe
 
 Kind = Literal["part", "problem", "machine", "note", "spec", "end"]
-SMALL_FILES = ["*.json", "*.txt", "*.jinja"]
 
 
 class ProbeRequest(StrictConfig):
@@ -113,16 +114,12 @@ class Probe:
         machine = self._request.machine
         if config.type == "mcp":
             yield from _mcp_settings(name, config, machine=machine)
-        elif config.type == "search":
-            # Its index is not opened: that may take minutes.
-            described = {"name": name, "description": config.description}
-            self._specs[name] = ANY_TOOL.model_copy(update=described)
-            if config.backend == "elasticsearch" and machine:
-                yield from _elasticsearch(name, config)
         else:
-            from agent_r1.tools.main import load_tool
+            from agent_r1.tools.main import describe_tool
 
-            self._specs[name] = load_tool(name, config).spec()
+            self._specs[name] = describe_tool(name, config)
+        if config.type == "search" and config.backend == "elasticsearch" and machine:
+            yield from _elasticsearch(name, config)
         if name in self._specs:
             yield Report(kind="spec", spec=self._specs[name])
 
@@ -137,7 +134,7 @@ class Probe:
                 text="chat template: not checked, because transformers is not installed",
             )
             return
-        folder = model_folder(model.path)
+        folder = model_folder(model.path, model.revision, small=True)
         tokenizer = load_tokenizer(str(folder))
         if not self._request.samples:
             return
@@ -148,14 +145,16 @@ class Probe:
     def _chat_template(self, tokenizer: Any, folder: Path) -> Iterator[Report]:
         env = self._request.env
         tools = [self._specs.get(name, ANY_TOOL) for name in self._request.offered]
-        remark = check_call_format(tokenizer, tools, env.chat_template_kwargs)
+        tool_format = load_tool_format(env.tool_format) if tools else NO_CALLS
+        remark = check_call_format(tokenizer, tool_format, tools, env.chat_template_kwargs)
         if remark is not None:
             yield Report(kind="note", text=remark)
         ChatFormat(
             tokenizer,
             end_of_turn_ids=read_end_tokens(folder),
             template_kwargs=env.chat_template_kwargs,
-            reply_roles=("tool", "user") if self._sends_messages else ("tool",),
+            reply_roles=reply_roles(tools=bool(tools), messages=self._sends_messages),
+            tool_format=tool_format,
         )
 
     def _engine(self, model: ModelConfig) -> Iterator[Report]:
@@ -218,15 +217,6 @@ def _function(key: str, name: str) -> Iterator[Report]:
 
     (find_advantage if key == "learner.advantage" else find_policy_loss)(name)
     yield from ()
-
-
-def model_folder(path: str) -> Path:
-    """Return the folder with a model's tokenizer and settings; of a name on a hub, fetch those."""
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(path, allow_patterns=SMALL_FILES))
 
 
 # --- The process ---------------------------------------------------------------------------------

@@ -140,8 +140,8 @@ class EngineConfig(StrictConfig):
     more than this share of it padding."""
     share_prefixes: bool | None = None
     """Compute a prefix that trajectories of a micro-batch begin with once. Needs `model.attention =
-    "sdpa"`; not done with `packing`. None: on CPUs where that is the attention; on GPUs, where it
-    was not measured, no."""
+    "sdpa"` and layers that look back at all tokens; not done with `packing`. None: on CPUs where
+    that is so; on GPUs, where it was not measured, no."""
     packing: bool = False
     """Put the trajectories of a micro-batch end to end in one row instead of padding them. For
     `model.attention = "flash_attention_2"`; with the others, attention costs the row's square."""

@@ -20,7 +20,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
-from agent_r1.rollout.parsing import TurnText, parse_turn
+from agent_r1.rollout.parsing import TurnText
 from agent_r1.rollout.policy import EngineDeadError, Generation, PolicyError, Sampler
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.runner import CallRunner
@@ -154,12 +154,12 @@ class AgentLoop:
                 if generation.finish_reason == "length":
                     full = len(record.token_ids) >= self._max_context
                     return "TRUNCATED", "max_trajectory_tokens" if full else "max_tokens_per_turn"
-                step = await self._react(record, env, calls, number, start)
+                step, call_ids = await self._react(record, env, calls, number, start)
             if step.done:
                 return "COMPLETED", step.reason or "done"
             if number + 1 == max_turns:
                 break
-            reply = self._reply(step)
+            reply = self._reply(step, call_ids)
             if len(record.token_ids) + len(reply) >= self._max_context:
                 return "TRUNCATED", "max_trajectory_tokens"
             record.token_ids += reply
@@ -167,9 +167,13 @@ class AgentLoop:
 
     async def _react(
         self, record: TrajectoryBuilder, env: ToolEnv, calls: CallRunner, number: int, start: int
-    ) -> EnvStep:
-        """Run the calls of the turn that begins at `start`, and ask the environment."""
-        turn = parse_turn(record.turns[-1].text, opens_in_thought=self._chat.opens_in_thought)
+    ) -> tuple[EnvStep, list[str]]:
+        """Run the calls of the turn that begins at `start`, and ask the environment.
+
+        Returns:
+            What the environment says, and what the model called its calls.
+        """
+        turn = self._read(record.turns[-1].text)
         sampled = record.token_ids[start:]
         ends = self._chat.call_end_indexes(sampled, turn.text, turn.calls)
         outcomes = await calls.run(number, turn, [start + end for end in ends])
@@ -182,7 +186,14 @@ class AgentLoop:
                 results.append(outcome.result)
         step = await self._step(env, number, turn, results)
         record.add_step(step)
-        return step
+        return step, [call.id for call in turn.calls]
+
+    def _read(self, text: str) -> TurnText:
+        try:
+            return self._chat.read_turn(text)
+        except Exception as exc:
+            logger.exception("turn not read")
+            raise _AttemptFailedError(f"tool_format_error: reading a turn {_raised(exc)}") from exc
 
     # -- prompt and turns ------------------------------------------------------------------------
 
@@ -205,7 +216,7 @@ class AgentLoop:
         asked = list(messages)
         while asked[-1].role == "tool":
             asked.pop()
-        results = [self._limited(message.content) for message in messages[len(asked) :]]
+        results = [self._limited(message.content, "tool") for message in messages[len(asked) :]]
         rendered = self._chat.render_prompt(asked, list(specs.values()), results)
         if not self._prompt_logged:
             self._prompt_logged = True
@@ -255,21 +266,23 @@ class AgentLoop:
             )
         return generation
 
-    def _reply(self, step: EnvStep) -> list[int]:
+    def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[int]:
         """Return the tokens of the environment's reaction, generation prompt included."""
         roles: list[Role] = ["tool"] * len(step.observations)
         texts = list(step.observations)
         if step.message is not None:
             roles.append("user")
             texts.append(step.message)
-        return self._chat.encode_reply(roles, [self._limited(text)[1] for text in texts])
+        bodies = [self._limited(text, role)[1] for role, text in zip(roles, texts, strict=True)]
+        return self._chat.encode_reply(roles, bodies, call_ids)
 
-    def _limited(self, text: str) -> tuple[str, list[int]]:
+    def _limited(self, text: str, role: Role) -> tuple[str, list[int]]:
         """Return outside text as the model sees it, and its tokens."""
         return self._chat.encode_limited(
             repair_text(text),
             max_chars=self._env.max_tool_response_chars,
             max_tokens=self._env.max_tool_response_tokens,
+            role=role,
         )
 
     # -- the environment -------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Whether the chat template writes tool calls as parsing.py reads them.
+"""Whether the chat template writes tool calls in the format that they are read in.
 
 main.py asks at start, and `agent-r1 config check` before anything starts: a template that tells the
 model another format yields a policy that never calls a tool. The template is made to render a call,
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from agent_r1.rollout.chat_template import ChatTemplateError, render
-from agent_r1.rollout.parsing import CALL_CLOSE, CALL_OBJECT, CALL_OPEN, parse_turn
+from agent_r1.rollout.parsing import parse_turn
+from agent_r1.rollout.tool_formats import BUILTIN_FORMATS, ToolFormat
 from agent_r1_proto.tools import ToolSpec
 
-READ_FORMAT = f"{CALL_OPEN}{CALL_OBJECT}{CALL_CLOSE}"
 ANY_TOOL = ToolSpec(
     name="search",
     version="1",
@@ -23,8 +23,8 @@ ANY_TOOL = ToolSpec(
     parameters={"type": "object", "properties": {"query": {"type": "string"}}},
 )
 """Stands for tools whose schema is not known yet."""
-OTHER_FORMATS = ('"parameters"', "[TOOL_CALLS]", "<function", "<|python_tag|>", "<|tool_call")
-"""Traces, in what a template tells the model, of formats that are not read."""
+UNREAD_TRACES = ("<function", "<|tool_call")
+"""Traces, in what a template tells the model, of formats that no built-in one reads."""
 
 _QUESTION, _VALUE, _RESULT = "Question-7f3a", "Value-7f3a", "Result-7f3a"
 _ARGUMENTS = {"text": _VALUE, "quoted": 'a "word"', "number": 3}
@@ -34,6 +34,7 @@ _SHOWN_CHARS = 240
 
 def check_call_format(
     tokenizer: Any,
+    tool_format: ToolFormat,
     tools: Sequence[ToolSpec],
     template_kwargs: Mapping[str, Any] | None = None,
 ) -> str | None:
@@ -41,6 +42,7 @@ def check_call_format(
 
     Args:
         tokenizer: has the chat template.
+        tool_format: how calls are read.
         tools: what the model is offered; with none there is nothing to check.
         template_kwargs: `env.chat_template_kwargs`.
 
@@ -55,28 +57,43 @@ def check_call_format(
         return None
     template = _Template(tokenizer, dict(template_kwargs or {}))
     turn = template.turn_with_call(tools)
+    name = tools[0].name
     if _VALUE in turn:
-        calls = parse_turn(turn).calls
-        if [(call.name, call.arguments) for call in calls] != [(tools[0].name, _ARGUMENTS)]:
-            raise _other_format(f"writes a call as {_shorten(turn)}")
+        if not _reads(tool_format, turn, name):
+            readers = [key for key, other in BUILTIN_FORMATS.items() if _reads(other, turn, name)]
+            raise _other_format(tool_format, f"writes a call as {_shorten(turn)}", readers)
         return None
     told = template.told_about(tools)
-    found = [trace for trace in OTHER_FORMATS if told.get(trace, 0) > 0]
-    if found and not told[CALL_OPEN]:
-        raise _other_format(f"tells the model about calls with {found[0]}")
-    if told[CALL_OPEN]:
+    if told.get(tool_format.trace):
         return None
+    found = [trace for trace, count in told.items() if count > 0]
+    if found:
+        readers = [key for key, other in BUILTIN_FORMATS.items() if other.trace == found[0]]
+        what = f"tells the model about calls with {found[0]}"
+        raise _other_format(tool_format, what, readers)
     return (
         "the chat template does not tell the model how a call is written: unless its training has, "
-        f"say in env.system_prompt that a call is {READ_FORMAT}"
+        f"say in env.system_prompt that a call is {tool_format.example}"
     )
 
 
-def _other_format(what: str) -> ChatTemplateError:
+def _reads(tool_format: ToolFormat, turn: str, name: str) -> bool:
+    """Say whether a format reads the rendered call, and nothing else, in a turn."""
+    calls = parse_turn(turn, tool_format=tool_format).calls
+    return [(call.name, call.arguments) for call in calls] == [(name, _ARGUMENTS)]
+
+
+def _other_format(tool_format: ToolFormat, what: str, readers: Sequence[str]) -> ChatTemplateError:
+    remedy = (
+        "name the model's own format in env.tool_format (module:Name of a ToolFormat), choose a "
+        "model whose template has this one, or put a chat_template.jinja that has it beside the "
+        "model"
+    )
+    if readers:
+        remedy = f'set env.tool_format = "{readers[0]}"'
     return ChatTemplateError(
-        f"the chat template {what}, and calls are read as {READ_FORMAT} (Hermes), so that no call "
-        "of the model would be understood; choose a model whose template has that format, such as "
-        "Qwen2.5 or Qwen3, or put a chat_template.jinja that has it beside the model"
+        f"the chat template {what}, and calls are read as {tool_format.example}, so that no call "
+        f"of the model would be understood; {remedy}"
     )
 
 
@@ -96,7 +113,7 @@ class _Template:
     def told_about(self, tools: Sequence[ToolSpec]) -> dict[str, int]:
         """Count traces of formats in what the template says about tools, but not in the tools."""
         one, two = self._render(tools[:1]), self._render([tools[0], tools[0]])
-        traces = (CALL_OPEN, *OTHER_FORMATS)
+        traces = [*(format.trace for format in BUILTIN_FORMATS.values()), *UNREAD_TRACES]
         # What a second tool adds, the first one has brought along as well.
         return {trace: 2 * one.count(trace) - two.count(trace) for trace in traces}
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.rollout.chat_template import ChatTemplateError, render
-from agent_r1.rollout.parsing import CALL_CLOSE, MARKUP, THINK_CLOSE, THINK_OPEN, ParsedCall
+from agent_r1.rollout.parsing import MARKUP, THINK_CLOSE, THINK_OPEN, TurnText, parse_turn
+from agent_r1.rollout.tool_formats import HERMES, ParsedCall, ToolFormat
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
 
@@ -23,11 +24,21 @@ TRUNCATION_MARKER = "\n[truncated]"
 _QUESTION, _THOUGHT, _SAID = "Question-7f3a", "Thought-7f3a", "Said-7f3a"
 _SPOKEN = f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}"
 _REPLY = "Reply-7f3a"
+_QUOTED = f'{_REPLY} "quoted"\nnext.'
+"""A reply that looks different where a template writes it as a string of JSON."""
 _HIDES = (
     "the chat template does not show messages of role {role!r} after an assistant turn; use a "
     "template that does"
 )
 _MAX_UTF8_TAIL = 4
+_MOST_GLUE = 4096
+_CALL_ID = "call7f3a{}"  # nine letters and digits: some templates accept no other length
+_TOOL = ToolSpec(
+    name="tool7f3a",
+    version="1",
+    description="Any tool.",
+    parameters={"type": "object", "properties": {"text": {"type": "string"}}},
+).as_function()
 _LOOKS_LIKE_MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
 
 Dialogue = list[dict[str, str]]
@@ -41,6 +52,16 @@ class Rendered:
     token_ids: list[int]
 
 
+def reply_roles(*, tools: bool, messages: bool) -> tuple[Role, ...]:
+    """Return the roles of what may follow a turn.
+
+    Args:
+        tools: tools are offered.
+        messages: the environment sends messages (`ToolEnv.sends_messages`).
+    """
+    return ("tool",) * tools + ("user",) * messages
+
+
 class ChatFormat:
     """Token-level view of one model's chat template.
 
@@ -49,6 +70,7 @@ class ChatFormat:
         end_of_turn_ids: tokens at which the policy ends a turn.
         template_kwargs: `env.chat_template_kwargs`, given to every rendering.
         reply_roles: roles of the messages that may follow a turn; each is checked now.
+        tool_format: how the model writes tool calls.
 
     Raises:
         ChatTemplateError: the template rewrites earlier turns, or ends a turn with anything but
@@ -62,25 +84,33 @@ class ChatFormat:
         end_of_turn_ids: Sequence[int],
         template_kwargs: Mapping[str, Any] | None = None,
         reply_roles: Sequence[Role] = ("tool",),
+        tool_format: ToolFormat = HERMES,
     ) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
         self._kwargs = dict(template_kwargs or {})
         self._end_of_turn_ids = frozenset(end_of_turn_ids)
-        self._glue: dict[tuple[Role, ...], list[list[int]]] = {}
+        self._glue: dict[tuple[Role, ...], list[str]] = {}
+        self._glue_tokens: dict[str, list[int]] = {}
+        # A template may put the tools into a message, and move them when another one follows.
+        self._offered = [_TOOL] if "tool" in reply_roles else None
         self._control: frozenset[int] = frozenset()
         self._control_pattern = re.compile(r"(?!)")
-        close_ids = self.encode(CALL_CLOSE)
+        self._tool_format = tool_format
+        close_ids = self.encode(tool_format.closing_tag)
         self._call_close_id = close_ids[0] if len(close_ids) == 1 else None
         for role in reply_roles:
             self._check_keeps_turns(role)
+        self._json_roles = frozenset(role for role in reply_roles if self._writes_json(role))
         glue = {
-            token for role in reply_roles for piece in self._glue_of((role,)) for token in piece
+            token
+            for role in reply_roles
+            for piece in self._glue_of((role,))
+            for token in self.encode(piece)
         }
         self._find_control_tokens(glue)
         for role in reply_roles:
             self._check_round_trip((role, role) if role == "tool" else (role,))
-        self._marker_ids = self.encode_text(TRUNCATION_MARKER)
         question: Dialogue = [{"role": "user", "content": _QUESTION}]
         asked = self._render(question, generation_prompt=False)
         prompt = self._render(question).removeprefix(asked)
@@ -140,9 +170,15 @@ class ChatFormat:
         return [token for token in token_ids if token not in self._control]
 
     def encode_limited(
-        self, text: str, *, max_chars: int, max_tokens: int | None
+        self, text: str, *, max_chars: int, max_tokens: int | None, role: Role = "tool"
     ) -> tuple[str, list[int]]:
         """Encode outside text, cut to both limits with a visible marker where it was cut.
+
+        Args:
+            text: of a message.
+            max_chars: most characters of it.
+            max_tokens: most tokens; None is no limit.
+            role: of the message; some templates write the text of a tool as a string of JSON.
 
         Returns:
             The text as the model sees it, and its tokens (never more than `max_tokens`).
@@ -150,33 +186,52 @@ class ChatFormat:
         kept = text
         if len(kept) > max_chars:
             kept = kept[: max(max_chars - len(TRUNCATION_MARKER), 0)] + TRUNCATION_MARKER
-        token_ids = self.encode_text(kept)
+        shown = self._written(role, kept)
+        token_ids = self.encode_text(shown)
         if max_tokens is None or len(token_ids) <= max_tokens:
-            return kept, token_ids
-        budget = max(max_tokens - len(self._marker_ids), 0)
-        body = text[: len(kept)]
+            return shown, token_ids
+        marker = self._written(role, TRUNCATION_MARKER)
+        marker_ids = self.encode_text(marker)
+        budget = max(max_tokens - len(marker_ids), 0)
+        body = self._written(role, text[: len(kept)])
         while True:
             offsets = self._backend.encode(body, add_special_tokens=False).offsets
             body = body[: offsets[budget][0]] if len(offsets) > budget else body[:-1]
+            if role in self._json_roles:
+                body = body.rstrip("\\")  # half of an escape
             body_ids = self.encode_text(body)
-            if len(body_ids) + len(self._marker_ids) <= max_tokens:
-                return body + TRUNCATION_MARKER, body_ids + self._marker_ids
+            if len(body_ids) + len(marker_ids) <= max_tokens:
+                return body + marker, body_ids + marker_ids
             if not body:
-                return TRUNCATION_MARKER, self._marker_ids[:max_tokens]
+                return marker, marker_ids[:max_tokens]
 
-    def encode_reply(self, roles: Sequence[Role], bodies: Sequence[list[int]]) -> list[int]:
+    def encode_reply(
+        self, roles: Sequence[Role], bodies: Sequence[list[int]], call_ids: Sequence[str] = ()
+    ) -> list[int]:
         """Return the tokens between a sampled end-of-turn token and the model's next turn.
 
         Args:
             roles: role of each message; several tool results go in one rendering, in order.
             bodies: tokens of each message's text, from `encode_text` or `encode_limited`.
+            call_ids: what the model called each of its calls, for templates that repeat it beside
+                the result; "" where it did not say.
         """
         glue = self._glue_of(tuple(roles))
-        token_ids = list(glue[0])
+        for i, call_id in enumerate(call_ids):
+            if call_id:
+                glue = [piece.replace(_CALL_ID.format(i), call_id) for piece in glue]
+        token_ids = self._glue_ids(glue[0])[1:]  # the end-of-turn token is sampled
         for body, piece in zip(bodies, glue[1:], strict=True):
             token_ids += body
-            token_ids += piece
+            token_ids += self._glue_ids(piece)
         return token_ids
+
+    def _glue_ids(self, piece: str) -> list[int]:
+        if piece not in self._glue_tokens:
+            if len(self._glue_tokens) >= _MOST_GLUE:  # ids of calls are many
+                self._glue_tokens.clear()
+            self._glue_tokens[piece] = self.encode(piece)
+        return self._glue_tokens[piece]
 
     # -- the model's turns -----------------------------------------------------------------------
 
@@ -191,6 +246,12 @@ class ChatFormat:
         """Decode tokens as they are, control tokens included."""
         return self._backend.decode(list(token_ids), skip_special_tokens=False)
 
+    def read_turn(self, text: str) -> TurnText:
+        """Read the text of a turn, from `decode_turn`."""
+        return parse_turn(
+            text, tool_format=self._tool_format, opens_in_thought=self.opens_in_thought
+        )
+
     def call_end_indexes(
         self, token_ids: Sequence[int], text: str, calls: Sequence[ParsedCall]
     ) -> list[int]:
@@ -201,13 +262,14 @@ class ChatFormat:
         Args:
             token_ids: [N] one turn as sampled.
             text: `decode_turn(token_ids)`.
-            calls: what `parse_turn(text)` found.
+            calls: what `read_turn(text)` found.
         """
         if not calls:
             return []
         if self._call_close_id is not None:
             closing = [i for i, token in enumerate(token_ids) if token == self._call_close_id]
-            tag_ends = [m.end() for m in re.finditer(re.escape(CALL_CLOSE), text)]
+            closing_tag = re.escape(self._tool_format.closing_tag)
+            tag_ends = [found.end() for found in re.finditer(closing_tag, text)]
             # Equal counts: every tag in the text is one token, so they pair off in order.
             if len(closing) == len(tag_ends):
                 index_of = dict(zip(tag_ends, closing, strict=True))
@@ -263,15 +325,24 @@ class ChatFormat:
             **{**self._kwargs, **(extra or {})},
         )
 
-    def _glue_of(self, roles: tuple[Role, ...]) -> list[list[int]]:
-        """Return the tokens before, between and after the messages of a reply."""
+    def _writes_json(self, role: Role) -> bool:
+        """Say whether the template writes such a message as a string of JSON, as Llama 3's do."""
+        shown = self._render(_dialogue((role,), [_QUOTED]), tools=self._offered)
+        return _QUOTED not in shown and _as_json(_QUOTED) in shown
+
+    def _written(self, role: Role, text: str) -> str:
+        """Return the text of a message as the template writes it."""
+        return _as_json(text) if role in self._json_roles else text
+
+    def _glue_of(self, roles: tuple[Role, ...]) -> list[str]:
+        """Return the text before, between and after the messages of a reply."""
         if roles not in self._glue:
             self._glue[roles] = self._make_glue(roles)
         return self._glue[roles]
 
-    def _make_glue(self, roles: tuple[Role, ...]) -> list[list[int]]:
+    def _make_glue(self, roles: tuple[Role, ...]) -> list[str]:
         replies = [f"{_REPLY}-{i}." for i in range(len(roles))]
-        full = self._render(_dialogue(roles, replies))
+        full = self._render(_dialogue(roles, replies), tools=self._offered)
         before, _, rest = full.rpartition(_SAID)
         if not before:
             raise ChatTemplateError(
@@ -285,14 +356,14 @@ class ChatFormat:
                 raise ChatTemplateError(_HIDES.format(role=roles[len(pieces)]))
             pieces.append(piece)
         pieces.append(rest)
-        encoded = [self.encode(piece) for piece in pieces]
-        if not encoded[0] or encoded[0][0] not in self._end_of_turn_ids:
+        end = self.encode(pieces[0])[:1]
+        if not self._end_of_turn_ids.issuperset(end) or not end:
             raise ChatTemplateError(
                 f"the chat template ends an assistant turn with {pieces[0][:40]!r}, whose first "
                 f"token is none of the model's end-of-turn tokens {sorted(self._end_of_turn_ids)}; "
                 "list that token under eos_token_id in the model's generation_config.json"
             )
-        return [encoded[0][1:], *encoded[1:]]
+        return pieces
 
     def _check_keeps_turns(self, role: Role) -> None:
         """Refuse a template that renders earlier turns differently once there is a later one."""
@@ -307,9 +378,9 @@ class ChatFormat:
         question: Dialogue = [{"role": "user", "content": _QUESTION}]
         one = _dialogue((role,), [_REPLY])
         two = [*one, *one[1:]]
-        asked = self._render(question, generation_prompt=False, extra=extra)
-        first = self._render(one, generation_prompt=False, extra=extra)
-        second = self._render(two, generation_prompt=False, extra=extra)
+        asked = self._render(question, tools=self._offered, generation_prompt=False, extra=extra)
+        first = self._render(one, tools=self._offered, generation_prompt=False, extra=extra)
+        second = self._render(two, tools=self._offered, generation_prompt=False, extra=extra)
         turn = first[len(asked) :]
         return first.startswith(asked) and second == first + turn and turn.count(_THOUGHT) == 1
 
@@ -348,7 +419,7 @@ class ChatFormat:
             for token_id, token in tokens.items()
             if token.special
             or (_LOOKS_LIKE_MARKUP.match(token.content) and token_id in glue)
-            or token.content in MARKUP
+            or token.content in (*MARKUP, *self._tool_format.markup)
         }
         self._control = frozenset(control)
         longest_first = sorted(control.values(), key=len, reverse=True)
@@ -357,22 +428,36 @@ class ChatFormat:
 
     def _check_round_trip(self, roles: tuple[Role, ...]) -> None:
         """Check that glue and text, tokenized apart, read as the template's own rendering."""
-        replies = [f"{_REPLY}-{i}." for i in range(len(roles))]
-        expected = self._render(_dialogue(roles, replies))
+        replies = [f"{i} {_QUOTED}" for i in range(len(roles))]
+        expected = self._render(_dialogue(roles, replies), tools=self._offered)
         before = expected[: expected.rindex(_SAID) + len(_SAID)]
         end = self.encode(expected[len(before) :])[0]
-        reply = self.encode_reply(roles, [self.encode_text(text) for text in replies])
+        bodies = [
+            self.encode_text(self._written(role, text))
+            for role, text in zip(roles, replies, strict=True)
+        ]
+        reply = self.encode_reply(roles, bodies)
         rendered = self.decode([*self.encode(before), end, *reply])
         if rendered != expected:
             raise ChatTemplateError(
-                f"text does not survive this tokenizer: {rendered!r} instead of {expected!r}; "
-                "use a byte-level tokenizer without a normalizer or an added prefix space"
+                f"text does not survive this tokenizer and chat template: {rendered!r} instead of "
+                f"{expected!r}; use a byte-level tokenizer without a normalizer or an added prefix "
+                "space, and a template that writes messages as they are"
             )
+
+
+def _as_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _dialogue(roles: Sequence[Role], replies: Sequence[str]) -> Dialogue:
     return [
         {"role": "user", "content": _QUESTION},
         {"role": "assistant", "content": _SPOKEN},
-        *({"role": role, "content": text} for role, text in zip(roles, replies, strict=True)),
+        *map(_message, range(len(roles)), roles, replies),
     ]
+
+
+def _message(index: int, role: Role, text: str) -> dict[str, str]:
+    call = {"tool_call_id": _CALL_ID.format(index), "name": _TOOL["function"]["name"]}
+    return {"role": role, "content": text, **(call if role == "tool" else {})}

@@ -22,7 +22,7 @@ def load_tokenizer(model_path: str) -> Any:
     from transformers import AutoTokenizer  # seconds to import; tests with fakes do without
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(model_path)
+        tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
     except (OSError, ValueError) as exc:
         raise ChatTemplateError(
             f"model.path ({model_path}) has no tokenizer that transformers can load: {exc}"

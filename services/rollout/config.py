@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 from agent_r1_service.answers import check_pattern
 from agent_r1_service.config import ListenConfig, StrictConfig
 
+TOOL_FORMAT_PATTERN = r"^(hermes|llama3_json|mistral|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 ENV_TYPE_PATTERN = r"^(tool|math|code|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"
 
 
@@ -45,6 +46,10 @@ class EnvConfig(StrictConfig):
     where it matches last. A dot matches line ends too. For `ModelTurn.answer` and the built-in
     components that compare the answer, but for math_equal and the two formats. None: what stands in
     the last `<answer>` block."""
+    tool_format: Annotated[str, Field(pattern=TOOL_FORMAT_PATTERN)] = "hermes"
+    """How the model writes tool calls, as its chat template tells it: `hermes` (Qwen2.5, Qwen3),
+    `llama3_json` (Llama 3.x), `mistral`, or `module:Name` of a ToolFormat subclass found through
+    `run.plugins`."""
     enable_tools: list[str] | None = None
     """Names of the tools offered to the model; None offers all of `[tools.<name>]`, [] none."""
     pin: Literal["trajectory", "none"] = "trajectory"

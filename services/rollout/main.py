@@ -21,7 +21,7 @@ from pathlib import Path
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.app import create_app
 from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.envs import load_env_class
@@ -30,6 +30,7 @@ from agent_r1.rollout.policy import EngineDeadError, Policy, Sampler
 from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
+from agent_r1.rollout.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weights.fetcher import Fetcher
 from agent_r1.rollout.weights.file import FileFetcher
@@ -96,6 +97,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
     model, rollout = settings.model, settings.rollout
     engine = VllmSettings(
         model_path=model.path,
+        revision=model.revision,
         dtype=model.dtype,
         max_context=model.max_context,
         max_num_seqs=rollout.max_num_seqs or rollout.max_concurrent,
@@ -153,9 +155,10 @@ def build_chat_format(
     env_class = load_env_class(env.type, set(env.options))
     tokenizer = load_tokenizer(model_path)
     offers_tools = has_tools and env.enable_tools != []
+    tool_format = load_tool_format(env.tool_format) if offers_tools else NO_CALLS
     # Their schemas are known only later, and matter to no template seen so far.
     remark = check_call_format(
-        tokenizer, [ANY_TOOL] if offers_tools else [], env.chat_template_kwargs
+        tokenizer, tool_format, [ANY_TOOL] if offers_tools else [], env.chat_template_kwargs
     )
     if remark is not None:
         logger.warning("call format unknown remark=%s", remark)
@@ -163,7 +166,8 @@ def build_chat_format(
         tokenizer,
         end_of_turn_ids=end_of_turn_ids,
         template_kwargs=env.chat_template_kwargs,
-        reply_roles=("tool", "user") if env_class.sends_messages else ("tool",),
+        reply_roles=reply_roles(tools=offers_tools, messages=env_class.sends_messages),
+        tool_format=tool_format,
     )
 
 

@@ -24,6 +24,7 @@ from agent_r1.tools.results import describe_exception
 from agent_r1.tools.search.tool import SearchTool, add_retrieve, open_search_tool
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.announcements import withdraw_announcement
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.http.serving import serve_app
@@ -140,6 +141,19 @@ def make_service(tool: Tool, config: ToolConfig, instance: str) -> ToolService:
         session_expiry_s=config.session_expiry_s,
         max_calls_in_flight=config.max_calls_in_flight,
         max_result_bytes=config.max_result_bytes,
+    )
+
+
+def describe_tool(name: str, config: ToolConfig) -> ToolSpec:
+    """Return what the model reads about the tool of one table; a search index is not opened.
+
+    Raises:
+        ValueError: the class or its settings are wrong, or an MCP server does not answer.
+    """
+    if config.type != "search":
+        return load_tool(name, config).spec()
+    return ToolSpec(
+        name=name, version="1", description=config.description, parameters=SearchTool.parameters
     )
 
 

@@ -23,7 +23,7 @@ MOST_PROCESSES = 8
 SHARED_SERVERS = {
     "elasticsearch": re.compile(r"integration/test_(elasticsearch_\w+|search_tool)\.py"),
     "runs of e2e/conftest.py": re.compile(
-        r"e2e/test_(training_run|deterministic_run|run_that_fails|observed_run)\.py"
+        r"e2e/test_(training_run|deterministic_run|run_that_fails|observed_run|export)\.py"
     ),
     "the engine of live_engine": re.compile(r"integration/test_vllm_\w+\.py"),
 }

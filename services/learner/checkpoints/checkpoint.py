@@ -92,6 +92,12 @@ def complete_steps(directory: Path) -> list[int]:
     )
 
 
+def read_scores(directory: Path) -> dict[str, float]:
+    """Return the evaluation scores of checkpoints by step, as `keep_best` reads them."""
+    path = directory / SCORES_FILE
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
 def check_newest(directory: Path, engine_facts: Mapping[str, Any]) -> LearnerState | None:
     """Check every file of the newest checkpoint, without an engine; None when there is none.
 
@@ -107,7 +113,7 @@ def check_newest(directory: Path, engine_facts: Mapping[str, Any]) -> LearnerSta
         if path is None:
             return None
         check_seal(path / ENGINE_DIR, engine_facts)
-        return _read_checked(path)
+        return check_checkpoint(path)
 
 
 def check_prompts(state: LearnerState, fingerprint: str) -> None:
@@ -136,14 +142,14 @@ def _newest(directory: Path) -> Generator[Path | None]:
         raise ValueError(f"checkpoint {path} cannot be restored: {exc}{hint}") from exc
 
 
-def _sealed_state(state: LearnerState) -> str:
+def sealed_state(state: LearnerState) -> str:
     """Return the state as text, with the checksum of everything else in it."""
     values = state.model_dump(mode="json")
     return json.dumps({**values, CHECKSUM_KEY: _digest(values)}, indent=2) + "\n"
 
 
-def _read_checked(path: Path) -> LearnerState:
-    """Check a checkpoint's files and read the learner's state in it.
+def check_checkpoint(path: Path) -> LearnerState:
+    """Check every file of a checkpoint, and return the learner's state in it.
 
     Raises:
         ValueError: a file is missing or was changed; the message names it.
@@ -237,13 +243,13 @@ class Checkpoints:
         """
         self._require_owner()
         final = self.path(state.step)
-        text = _sealed_state(state)
+        text = sealed_state(state)
         if (final / STATE_FILE).is_file():
             write_atomically(final / STATE_FILE, text)
         else:
             self._write(engine, final, text)
         if self._store is not None:
-            scores = self._scores()
+            scores = read_scores(self.directory)
             self._store.save(final, state.step, scores=scores, kept=self._kept)
         self._delete_surplus()
         logger.info("checkpoint written step=%d path=%s", state.step, final)
@@ -270,17 +276,13 @@ class Checkpoints:
         self._require_owner()
         self._being_scored.discard(step)
         if score is not None and step in self.steps():
-            scores = self._scores() | {str(step): score}
+            scores = read_scores(self.directory) | {str(step): score}
             write_atomically(self.directory / SCORES_FILE, json.dumps(scores, indent=2) + "\n")
         self._delete_surplus()
 
-    def _scores(self) -> dict[str, float]:
-        path = self.directory / SCORES_FILE
-        return json.loads(path.read_text()) if path.exists() else {}
-
     def _delete_surplus(self) -> None:
         steps = self.steps()
-        keep = self._kept(steps, self._scores())
+        keep = self._kept(steps, read_scores(self.directory))
         for step in steps:
             if step not in keep:
                 shutil.rmtree(self.path(step))
@@ -309,7 +311,7 @@ class Checkpoints:
         with _newest(self.directory) as path:
             if path is None:
                 return None
-            state = _read_checked(path)
+            state = check_checkpoint(path)
             engine.load_state(path / ENGINE_DIR)
         logger.info("checkpoint restored step=%d path=%s", state.step, path)
         return state

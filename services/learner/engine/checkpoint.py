@@ -42,7 +42,8 @@ def export_model(
         model.config.save_pretrained(staging)
         if isinstance(model.generation_config, GenerationConfig):
             model.generation_config.save_pretrained(staging)
-        AutoTokenizer.from_pretrained(tokenizer_path).save_pretrained(staging)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_path, trust_remote_code=False)
+        tokenizer.save_pretrained(staging)
         template = Path(tokenizer_path) / "chat_template.jinja"
         if template.is_file() and not (staging / template.name).exists():
             shutil.copyfile(template, staging / template.name)

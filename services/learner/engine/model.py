@@ -202,13 +202,14 @@ def load_causal_model(table: ModelConfig) -> PreTrainedModel:
             f"model.path ({table.path}) holds no config.json; give a Hugging Face model directory"
         )
     try:
-        config = AutoConfig.from_pretrained(table.path)
+        config = AutoConfig.from_pretrained(table.path, trust_remote_code=False)
         for name in list(vars(config)):
             if name.endswith(("dropout", "_pdrop")) and isinstance(getattr(config, name), float):
                 setattr(config, name, 0.0)
         model = AutoModelForCausalLM.from_pretrained(
             table.path,
             config=config,
+            trust_remote_code=False,
             dtype=DTYPES[table.dtype],
             attn_implementation=CHECKED_ATTENTION,
         )

@@ -48,7 +48,9 @@ class DialogueEncoder:
 
     def __init__(self, model_path: str, template_kwargs: Mapping[str, Any] | None = None) -> None:
         try:
-            self._tokenizer: Any = AutoTokenizer.from_pretrained(model_path)
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                model_path, trust_remote_code=False
+            )
         except (OSError, ValueError) as exc:
             raise ValueError(
                 f"model.path ({model_path}) has no tokenizer that can be loaded: {exc}; put the "

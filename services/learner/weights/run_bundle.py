@@ -24,6 +24,7 @@ from agent_r1_proto.run_bundle import (
     plugin_part,
     tool_part,
 )
+from agent_r1_service.files.hub import model_folder
 from agent_r1_service.files.private import write_private
 from agent_r1_service.files.run_folder import BUNDLE_FILE
 from agent_r1_service.files.writing import hash_file
@@ -138,7 +139,7 @@ def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Iterator[tuple[Path
 
     To list the files may raise OSError or ValueError.
     """
-    yield model_part(), _model_files(config["model"]["path"])
+    yield model_part(), _model_files(config["model"]["path"], config["model"].get("revision"))
     run_dir = Path(config["run"]["dir"])
     for index, entry in enumerate(config["run"]["plugins"]):
         if Path(entry).is_dir():
@@ -149,14 +150,9 @@ def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Iterator[tuple[Path
                 yield tool_part(name, key), iter([(Path(tool[key]).parent, Path(tool[key]))])
 
 
-def _model_files(name: str) -> Iterator[tuple[Path, Path]]:
+def _model_files(name: str, revision: str | None) -> Iterator[tuple[Path, Path]]:
     """Yield the files of a model's folder, with its weights once."""
-    folder = Path(name)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        # The engine has loaded it.
-        folder = Path(snapshot_download(name, local_files_only=True))
+    folder = model_folder(name, revision)  # the engine has loaded it
     files = [path for path in sorted(folder.iterdir()) if path.is_file()]
     is_safe = any(path.suffix == ".safetensors" for path in files)
     for path in files:

@@ -16,6 +16,7 @@ from typing import Any
 from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
 from agent_r1.rollout.vllm.snapshot_reader import ModelLayout, read_model_layout
 from agent_r1_service.config import Dtype
+from agent_r1_service.files.hub import HubError, model_folder
 
 GIB = 2**30
 # Of vLLM's attention kernels for the CPU; importing them here to ask would take seconds.
@@ -34,6 +35,8 @@ class VllmSettings:
 
     model_path: str
     """Model directory, or a model's name where a hub can be reached."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub."""
     dtype: Dtype = "float32"
     max_context: int = 4096
     """Most tokens of one sequence."""
@@ -94,8 +97,6 @@ def prepare_environment(settings: VllmSettings) -> None:
         "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.start_timeout_s))),
         "TOKENIZERS_PARALLELISM": "false",
     }
-    if Path(settings.model_path).is_dir():
-        defaults["HF_HUB_OFFLINE"] = "1"
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
     plugins = os.environ.get("VLLM_PLUGINS")
@@ -109,7 +110,10 @@ def read_model(settings: VllmSettings) -> ModelFacts:
     Raises:
         PolicySetupError: there is no usable model, or the settings do not fit it.
     """
-    directory = _find_model(settings.model_path)
+    try:
+        directory = model_folder(settings.model_path, settings.revision)
+    except HubError as exc:
+        raise PolicySetupError(str(exc)) from exc
     config = _text_config(directory)
     tied = bool(config.tie_word_embeddings)
     heads = config.num_attention_heads
@@ -209,32 +213,12 @@ def free_memory_bytes() -> int:
     return free if limit == "max" else min(free, int(limit) - used)
 
 
-def _find_model(path: str) -> Path:
-    if Path(path).is_dir():
-        return Path(path).absolute()
-    if path.startswith((".", "/", "~")) or path.count("/") > 1:
-        raise PolicySetupError(
-            f"model.path ({path}) is not a directory; give an existing Hugging Face model directory"
-        )
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(
-            snapshot_download(path, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.jinja"])
-        )
-    except Exception as exc:
-        raise PolicySetupError(
-            f"model.path ({path}) is neither a directory nor a model the hub delivered "
-            f"({type(exc).__name__}: {exc}); give an existing Hugging Face model directory"
-        ) from exc
-
-
 def _text_config(directory: Path) -> Any:
     # transformers takes seconds to import; vLLM needs it as well.
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(directory).get_text_config()
+        return AutoConfig.from_pretrained(directory, trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as exc:
         raise PolicySetupError(
             f"model.path ({directory}) has no usable config.json: {exc}"

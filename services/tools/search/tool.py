@@ -35,17 +35,17 @@ class SearchTool(Tool):
     """
 
     max_batch = 64
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "What to search for."}},
+        "required": ["query"],
+        "additionalProperties": False,
+    }
 
     def __init__(self, name: str, config: ToolConfig, backend: SearchBackend) -> None:
         self.name = name
         self.description = config.description
         self.version = f"1+{backend.fingerprint[:12]}"
-        self.parameters = {
-            "type": "object",
-            "properties": {"query": {"type": "string", "description": "What to search for."}},
-            "required": ["query"],
-            "additionalProperties": False,
-        }
         self._config = config
         self._backend = backend
         embedded = config.backend == "bm25"

@@ -134,7 +134,9 @@ def test_a_hub_that_does_not_have_the_model_is_a_fault_of_this_machine(
 ):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setenv("HF_HOME", str(folder / "cache"))
-    monkeypatch.setattr("agent_r1.config.checks.hub_problem", lambda name: f"the hub has no {name}")
+    monkeypatch.setattr(
+        "agent_r1.config.checks.hub_problem", lambda name, _: f"the hub has no {name}"
+    )
     here = config_checks.look(load(folder, "model.path=owner/name"), "train")
     assert (here.problems, here.machine) == ([], ["the hub has no owner/name"])
     elsewhere = config_checks.look(load(folder, "model.path=owner/name"), "train", machine=False)

@@ -241,27 +241,23 @@ def test_code_that_hangs_hides_no_other_fault(folder: Path, monkeypatch: pytest.
 
 # --- The model -----------------------------------------------------------------------------------
 
-LLAMA_CALL = (
-    "{%- for c in message.tool_calls or [] -%}"
-    """{{- '{"name": "' + c.function.name + '", "parameters": ' -}}"""
-    "{{- c.function.arguments | tojson + '}' -}}{%- endfor -%}"
-)
+AS_LLAMA = {"<tool_call>": "", "</tool_call>": "", '"arguments"': '"parameters"'}
 
 
-def test_a_template_with_other_calls_and_a_head_size_without_kernel_are_found(folder: Path):
+def test_a_template_with_other_calls_is_found(folder: Path):
     model = folder / "model"
     template = (model / "chat_template.jinja").read_text()
     (model / "chat_template.jinja").unlink()
-    marker = '"\\n" + message.content + "<|im_end|>\\n"'
-    assert marker in template
-    (model / "chat_template.jinja").write_text(
-        template.replace(marker, f'"\\n" + message.content -}}}}{LLAMA_CALL}{{{{- "<|im_end|>\\n"')
-    )
+    for ours, theirs in AS_LLAMA.items():
+        assert ours in template
+        template = template.replace(ours, theirs)
+    (model / "chat_template.jinja").write_text(template)
     findings = loaded(folder, model=True)
     (problem,) = findings.problems
     assert f"model.path ({model})" in problem
-    assert '{"name": "search", "parameters": {"text"' in problem
+    assert '{"name":"search","parameters":{"text"' in problem
     assert '<tool_call>{"name": ..., "arguments": {...}}</tool_call>' in problem
+    assert 'set env.tool_format = "llama3_json"' in problem
 
 
 def test_a_head_size_without_a_kernel_is_a_fault_of_this_machine(folder: Path):

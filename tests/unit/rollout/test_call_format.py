@@ -11,6 +11,7 @@ from agent_r1.rollout.call_format import check_call_format
 from agent_r1.rollout.chat_template import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.main import build_chat_format
+from agent_r1.rollout.tool_formats import BUILTIN_FORMATS
 from agent_r1_proto.tools import ToolSpec
 from tests.support.fakes import HERMES_TEMPLATE, build_tokenizer
 
@@ -52,12 +53,13 @@ XML = """{{- '<tool_call>\n<function=' + f.name + '>' }}{% for k, v in f.argumen
 {{ '\n</function>\n</tool_call>' }}"""
 TWICE = HERMES + HERMES
 IN_A_THOUGHT = "{{- '<think>' }}" + HERMES + "{{- '</think>' }}"
+BESIDE = "put a chat_template.jinja that has it beside the model"
 AS_TEXT = """{{- '<tool_call>{"name": "' + f.name + '", "arguments": ' }}
 {{- f.arguments | tojson | tojson }}{{ '}</tool_call>' }}"""
 
 
-def check(text: str) -> str | None:
-    return check_call_format(build_tokenizer(template=text), [SEARCH])
+def check(text: str, reads: str = "hermes") -> str | None:
+    return check_call_format(build_tokenizer(template=text), BUILTIN_FORMATS[reads], [SEARCH])
 
 
 @pytest.mark.parametrize("call", [HERMES, HERMES_OF_STRINGS])
@@ -66,24 +68,42 @@ def test_a_template_that_writes_hermes_calls_is_fine(call: str):
 
 
 @pytest.mark.parametrize(
-    ("call", "seen"),
+    ("call", "seen", "remedy"),
     [
-        (LLAMA, '{"name": "search", "parameters": {"text": "Value-7f3a"'),
-        (MISTRAL, '[TOOL_CALLS] [{"name": "search", "arguments": {"text"'),
-        (PARAMETERS, '"parameters": {"text"'),
-        (XML, "<function=search>"),
-        (TWICE, "<tool_call>"),
-        (IN_A_THOUGHT, "<think><tool_call>"),
-        (AS_TEXT, "Value-7f3a"),
+        (
+            LLAMA,
+            '{"name": "search", "parameters": {"text": "Value-7f3a"',
+            'set env.tool_format = "llama3_json"',
+        ),
+        (
+            MISTRAL,
+            '[TOOL_CALLS] [{"name": "search", "arguments": {"text"',
+            'set env.tool_format = "mistral"',
+        ),
+        (PARAMETERS, '"parameters": {"text"', 'set env.tool_format = "llama3_json"'),
+        (XML, "<function=search>", BESIDE),
+        (TWICE, "<tool_call>", BESIDE),
+        (IN_A_THOUGHT, "<think><tool_call>", BESIDE),
+        (AS_TEXT, "Value-7f3a", BESIDE),
     ],
 )
-def test_a_template_that_writes_other_calls_is_refused(call: str, seen: str):
+def test_a_template_that_writes_other_calls_is_refused(call: str, seen: str, remedy: str):
     with pytest.raises(ChatTemplateError) as caught:
         check(template(call))
     message = str(caught.value)
     assert seen in message
     assert '<tool_call>{"name": ..., "arguments": {...}}</tool_call>' in message
-    assert "put a chat_template.jinja that has it beside the model" in message
+    assert remedy in message
+
+
+@pytest.mark.parametrize(("call", "reads"), [(LLAMA, "llama3_json"), (MISTRAL, "mistral")])
+def test_the_format_of_the_template_is_fine(call: str, reads: str):
+    assert check(template(call), reads) is None
+
+
+def test_a_hermes_template_is_refused_where_another_format_is_read():
+    with pytest.raises(ChatTemplateError, match=r'set env\.tool_format = "hermes"'):
+        check(template(HERMES), "mistral")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +137,8 @@ def test_a_template_that_raises_at_a_call_is_refused():
 
 
 def test_without_tools_any_template_will_do():
-    assert check_call_format(build_tokenizer(template=template(LLAMA)), []) is None
+    tokenizer = build_tokenizer(template=template(LLAMA))
+    assert check_call_format(tokenizer, BUILTIN_FORMATS["hermes"], []) is None
 
 
 def test_rollout_refuses_such_a_template_at_start(tmp_path: Path):

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from agent_r1.rollout.parsing import CALL_CLOSE, CALL_OPEN, parse_turn
+from agent_r1.rollout.parsing import parse_turn
+from agent_r1.rollout.tool_formats.hermes import CLOSE as CALL_CLOSE
+from agent_r1.rollout.tool_formats.hermes import OPEN as CALL_OPEN
 from agent_r1_proto.tools import ToolCall
 
 

@@ -9,8 +9,10 @@ predictions; padded, B = S rows of L = the longest; else B = 1 row of L = all th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -68,6 +70,15 @@ def _runs_on_cpu(table: EngineConfig) -> bool:
     return not torch.cuda.is_available()
 
 
+def _has_sliding_layers(folder: Path) -> bool:
+    """Say whether layers of a model look back a limited number of tokens (Gemma 3, Mistral 0.1)."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if values.get("layer_types"):
+        return "sliding_attention" in values["layer_types"]
+    return bool(values.get("sliding_window") and values.get("use_sliding_window", True))
+
+
 @dataclass(frozen=True)
 class EngineSetup:
     """Everything a rank needs to build its part of the engine; each reads it in its own file."""
@@ -91,7 +102,11 @@ class EngineSetup:
         """Return the setup of a table that may hold more than the engine's keys."""
         fields = {name: getattr(table, name) for name in EngineConfig.model_fields}
         if table.share_prefixes is None:
-            fields["share_prefixes"] = model.attention == "sdpa" and _runs_on_cpu(table)
+            fields["share_prefixes"] = (
+                model.attention == "sdpa"
+                and not _has_sliding_layers(Path(model.path))
+                and _runs_on_cpu(table)
+            )
         return cls(model, EngineConfig(**fields), seed, **more)
 
     def facts(self) -> dict[str, Any]:
@@ -107,7 +122,7 @@ class EngineSetup:
         own = {"torch_threads", "device", "rank_interface", "rank_join_timeout_s"}
         critic = self.critic
         return {
-            "model": self.model.model_dump(exclude={"path"}),
+            "model": self.model.model_dump(exclude={"path", "revision"}),
             self.table_name: self.config.model_dump(exclude=own),
             "seed": self.seed,
             "reference": self.with_reference,

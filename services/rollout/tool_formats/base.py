@@ -1,0 +1,195 @@
+"""How models write tool calls: what every format shares, and the class that users extend.
+
+parsing.py asks a `ToolFormat` for the calls of a turn; chat_format.py asks it for its tags.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic import JsonValue, TypeAdapter
+
+MAX_NAME_LENGTH = 64
+WIRE_DEPTH = 16
+OUT_OF_RANGE = "the tool call is not valid JSON: a value in it is out of range"
+_CALL_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_REPEATED = "an object in the tool call has the same key twice; write each key once"
+_JSON_OBJECT = TypeAdapter(dict[str, JsonValue])
+
+
+@dataclass(frozen=True)
+class ParsedCall:
+    """One tool call as the model wrote it."""
+
+    name: str
+    """Name of the tool; "" when the call could not be read."""
+    arguments: dict[str, JsonValue]
+    end: int
+    """One past the call's last character in the turn's text, its closing tag included."""
+    error: str = ""
+    """Why the call cannot be read, as the model is told; "" when it can."""
+    id: str = ""
+    """What the model called the call, where its format has such ids."""
+
+
+@dataclass(frozen=True)
+class CallBlock:
+    """A stretch of a turn that holds calls, and nothing else."""
+
+    start: int
+    """Of its first character in the turn's text."""
+    end: int
+    """One past its last character."""
+    calls: Sequence[ParsedCall]
+    """In order, at least one."""
+
+
+class ToolFormat(ABC):
+    """How a model writes tool calls.
+
+    A class of your own is named `env.tool_format = "module:Name"` and found through `run.plugins`.
+    It is made without arguments, once in a process.
+    """
+
+    example: ClassVar[str]
+    """A call as a model writes it, for messages to models and users."""
+    trace: ClassVar[str]
+    """Text by which a chat template that tells a model of this format is known."""
+    markup: ClassVar[tuple[str, ...]] = ()
+    """Tags of the format. Where one is a token, no text of a tool becomes that token."""
+    closing_tag: ClassVar[str] = ""
+    """What every call ends with; "" where that differs."""
+    vllm_parser: ClassVar[str] = ""
+    """The tool parser of `vllm serve` that reads the same calls; "" where there is none."""
+
+    @abstractmethod
+    def find(self, text: str, start: int) -> CallBlock | None:
+        """Return the first block of calls at or after `start`; None where none begins there.
+
+        A call that cannot be read is a `ParsedCall` with an `error`, which the model is told.
+        """
+
+
+class NoCalls(ToolFormat):
+    """For models that are offered no tool: nothing they write is a call."""
+
+    example = trace = ""
+
+    def find(self, text: str, start: int) -> CallBlock | None:
+        """Return None."""
+        return None
+
+
+class _RepeatedKeyError(ValueError):
+    """An object names a key twice, so that one of its values would be lost."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise _RepeatedKeyError
+    return values
+
+
+def _reject_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_reject_constant)
+
+
+def read_json(text: str, start: int = 0) -> tuple[Any, int]:
+    """Read the JSON value that begins at `start`.
+
+    Returns:
+        The value, and one past its last character.
+
+    Raises:
+        ValueError: it is no JSON, or nothing that a call may hold; the text is for the model.
+    """
+    try:
+        return _DECODER.raw_decode(text, start)
+    except json.JSONDecodeError as exc:
+        where = f"{exc.msg} at character {exc.pos - start}"
+        raise ValueError(f"the tool call is not valid JSON: {where}") from exc
+    except _RepeatedKeyError as exc:
+        raise ValueError(_REPEATED) from exc
+    except (ValueError, RecursionError) as exc:
+        raise ValueError(OUT_OF_RANGE) from exc
+
+
+def malformed(end: int, reason: object) -> ParsedCall:
+    """Return a call that cannot be read."""
+    return ParsedCall(name="", arguments={}, end=end, error=str(reason))
+
+
+def read_call(
+    call: Any,
+    end: int,
+    *,
+    example: str,
+    argument_keys: Sequence[str] = ("arguments",),
+    other_keys: Sequence[str] = (),
+) -> ParsedCall:
+    """Return the call that a JSON value is; a guess would run another one.
+
+    Args:
+        call: the value.
+        end: where it ends in the text of the turn.
+        example: how the model is told to write a call.
+        argument_keys: what the key of the arguments may be called; the first is the usual name.
+        other_keys: keys that may stand beside name and arguments, and say nothing.
+    """
+    if not isinstance(call, dict):
+        return malformed(end, f"the tool call must be a JSON object {example}")
+    named = next((key for key in argument_keys if key in call), argument_keys[0])
+    for key in ("name", named):
+        if key not in call:
+            found = ", ".join(map(_shown, call)) or "none"
+            return malformed(
+                end, f'the tool call has no "{key}" (its keys: {found}); write {example}'
+            )
+    unknown = [key for key in call if key not in ("name", named, *other_keys)]
+    if unknown:
+        problem = f"the tool call has the unknown key {_shown(unknown[0])}; write {example}"
+        return malformed(end, problem)
+    name, arguments = call["name"], call[named]
+    if not isinstance(name, str) or not name:
+        return malformed(end, '"name" of the tool call must be the name of a tool')
+    if len(name) > MAX_NAME_LENGTH:
+        return malformed(end, f'"name" is longer than {MAX_NAME_LENGTH} characters')
+    if not isinstance(arguments, dict):
+        return malformed(end, f'"{named}" of the tool call must be a JSON object')
+    if not _can_travel({"name": name, "arguments": arguments}):
+        return malformed(end, OUT_OF_RANGE)
+    return ParsedCall(name=name, arguments=arguments, end=end, id=call_id(call.get("id")))
+
+
+def call_id(value: Any) -> str:
+    """Return what a model wrote as the id of a call; "" for what is none."""
+    return value if isinstance(value, str) and _CALL_ID.fullmatch(value) else ""
+
+
+def _shown(key: str) -> str:
+    # Escaped: a lone surrogate could not travel in the message.
+    return json.dumps(key[:MAX_NAME_LENGTH])
+
+
+def _can_travel(call: dict[str, Any]) -> bool:
+    """Say whether values survive the wire: no infinity, lone surrogate or endless nesting.
+
+    They travel inside messages inside messages, whose nesting counts against a parser's limit.
+    """
+    try:
+        written = b'{"x":' * WIRE_DEPTH + _JSON_OBJECT.dump_json(call) + b"}" * WIRE_DEPTH
+        read: Any = _JSON_OBJECT.validate_json(written)
+        for _ in range(WIRE_DEPTH):
+            read = read["x"]
+        return read == call
+    except (ValueError, RecursionError):
+        return False

@@ -1,0 +1,47 @@
+"""Calls of Llama 3.x, `{"name": ..., "parameters": {...}}` without tags, separated by `;`."""
+
+from __future__ import annotations
+
+import re
+
+from agent_r1.rollout.tool_formats.base import (
+    CallBlock,
+    ToolFormat,
+    malformed,
+    read_call,
+    read_json,
+)
+
+PYTHON_TAG = "<|python_tag|>"
+OBJECT = '{"name": ..., "parameters": {...}}'
+# Text may hold other braces, so a call is known by its first key.
+_START = re.compile(
+    rf'(?:{re.escape(PYTHON_TAG)}\s*)?(\{{\s*"(?:name"\s*:|type"\s*:\s*"function"))', re.DOTALL
+)
+
+
+class Llama3JsonFormat(ToolFormat):
+    """A bare JSON object for each call: a call begins where `{"name":` stands."""
+
+    example = OBJECT
+    trace = '"parameters"'
+    markup = (PYTHON_TAG,)
+    vllm_parser = "llama3_json"
+
+    def find(self, text: str, start: int) -> CallBlock | None:
+        """Return the next call; one that is no JSON ends with the text."""
+        found = _START.search(text, start)
+        if found is None:
+            return None
+        try:
+            call, end = read_json(text, found.start(1))
+        except ValueError as exc:
+            return CallBlock(found.start(), len(text), [malformed(len(text), exc)])
+        read = read_call(
+            call,
+            end,
+            example=OBJECT,
+            argument_keys=("parameters", "arguments"),
+            other_keys=("type",),
+        )
+        return CallBlock(found.start(), end, [read])
