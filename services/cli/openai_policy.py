@@ -17,8 +17,9 @@ import httpx
 
 from agent_r1.config.sources import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat, Rendered
-from agent_r1.rollout.parsing import CALL_CLOSE, CALL_OPEN
 from agent_r1.rollout.policy import PolicyError
+from agent_r1.rollout.tool_formats import HERMES
+from agent_r1.rollout.tool_formats.hermes import CLOSE, OPEN
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
 
@@ -132,6 +133,7 @@ class DialogueChat(ChatFormat):
     def __init__(self, chat: ChatFormat, dialogue: Dialogue) -> None:
         # It has been checked, which takes longer than one interaction may wait.
         self.__dict__.update(chat.__dict__)
+        self._tool_format = HERMES  # the server has read the calls, and they are written like this
         self._dialogue = dialogue
 
     def render_prompt(
@@ -149,17 +151,19 @@ class DialogueChat(ChatFormat):
             dialogue.add_replies(roles, [text for text, _ in results])
         return super().render_prompt(messages, tools, results)
 
-    def encode_reply(self, roles: Sequence[Role], bodies: Sequence[list[int]]) -> list[int]:
+    def encode_reply(
+        self, roles: Sequence[Role], bodies: Sequence[list[int]], call_ids: Sequence[str] = ()
+    ) -> list[int]:
         """Render a reply, and add it to the dialogue."""
         self._dialogue.add_replies(roles, [self.decode(body) for body in bodies])
-        return super().encode_reply(roles, bodies)
+        return super().encode_reply(roles, bodies, call_ids)
 
 
 def _as_text(call: Mapping[str, Any]) -> str:
-    """Write a call as a model of ours would; arguments that are no JSON stay as they are."""
+    """Write a call in Hermes format; arguments that are no JSON stay as they are."""
     function = call.get("function") or {}
     arguments = function.get("arguments") or "{}"
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
     name = json.dumps(function.get("name", ""))
-    return f'{CALL_OPEN}{{"name": {name}, "arguments": {arguments}}}{CALL_CLOSE}'
+    return f'{OPEN}{{"name": {name}, "arguments": {arguments}}}{CLOSE}'

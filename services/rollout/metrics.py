@@ -104,6 +104,7 @@ FAILURE_KINDS = (
     *OUTAGES,
     "env_error",
     "env_timeout",
+    "tool_format_error",
     "policy_error",
     "trajectory_timeout",
     "unknown_tool_in_task",
