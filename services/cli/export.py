@@ -125,6 +125,7 @@ def describe_agent(config: Config) -> dict[str, Any]:
             "max_tool_response_chars": env.max_tool_response_chars,
             "max_tool_response_tokens": env.max_tool_response_tokens,
         },
+        "answer_pattern": env.answer_pattern,
         "environment": env.type,
         "dtype": config.model.dtype,
     }
