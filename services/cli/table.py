@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.cli.evaluate import Meter, command_again, evaluation_facts, questioning, search_url
+from agent_r1.cli.table_cells import read_cell, write_cell
 from agent_r1.cli.table_plan import (
     PlannedRun,
     TablePlan,
@@ -65,7 +66,7 @@ def table(arguments: argparse.Namespace) -> int:
     evaluations: dict[Baseline, Evaluation] = {
         name: _evaluation(plan, name, overwrite=arguments.overwrite) for name in baselines
     }
-    left = [run for run in selected if not _is_finished(run)]
+    left = [run for run in selected if not _is_finished(run) and not read_cell(plan.cells, run)]
     to_ask: dict[Baseline, Evaluation] = {
         name: found for name, found in evaluations.items() if found.left
     }
@@ -107,7 +108,7 @@ def _run(
         stopped, reason = True, f"{exc}\n"
     if not stopped:
         return 0
-    finished = sum(_is_finished(run) for run in selected)
+    finished = sum(_is_finished(run) or bool(read_cell(plan.cells, run)) for run in selected)
     kept = f"{finished} of {len(selected)} rows are finished and kept; continue with: {again}"
     if reason:
         raise ValueError(reason + kept)
@@ -201,11 +202,15 @@ def results_of(plan: TablePlan, command: str) -> Results:
         Row(name, BASELINE_TITLES[name], "methods", _baseline_runs(plan, name), baseline=True)
         for name in plan.baselines
     ]
-    scores: dict[Path, SeedScores] = {
-        run.folder: _scores(run, sets)
-        for run in plan.runs()
-        if _is_finished(run) and not _differences(run)
-    }
+    in_domain = _in_domain(plan, sets)
+    scores: dict[Path, SeedScores] = {}
+    for run in plan.runs():
+        if _is_finished(run) and not _differences(run):
+            scores[run.folder] = _scores(run, sets)
+            if plan.cells is not None:
+                write_cell(plan.cells, run, scores[run.folder], in_domain)
+        elif cell := read_cell(plan.cells, run):
+            scores[run.folder] = cell.scores()
     for method in plan.methods:
         runs = [scores[run.folder] for run in method.runs if run.folder in scores]
         rows.append(
@@ -216,12 +221,13 @@ def results_of(plan: TablePlan, command: str) -> Results:
         name=plan.name,
         rows=rows,
         sets=sets,
-        in_domain=_in_domain(plan, sets),
+        in_domain=in_domain,
         budget=(
             f"Every trained row spends {learner.steps or 'as many'} steps of "
             f"{learner.groups_per_batch} questions x {learner.group_size} trajectories."
         ),
         chosen_on=plan.chosen_on,
+        contrasts=plan.contrasts,
         command=command,
         versions=_versions(),
         settings={
@@ -287,6 +293,8 @@ def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:
         of_run = summary_of(run.folder).get("sets") or {}
         if of_run:
             return [name for name in sets if of_run.get(name, {}).get("in_domain")]
+        if cell := read_cell(plan.cells, run):
+            return [name for name in sets if name in cell.in_domain]
     return list(sets)
 
 

@@ -32,6 +32,7 @@ from agent_r1.config.sources import (
 from agent_r1.evaluation.table.config import (
     BASELINE_TITLES,
     Baseline,
+    ContrastConfig,
     MethodConfig,
     Part,
     TableFile,
@@ -90,6 +91,10 @@ class TablePlan:
     """Folder of the runs, the baselines' answers and the services' logs."""
     chosen_on: str = ""
     """Which choices were made while looking at which questions."""
+    contrasts: Sequence[ContrastConfig] = ()
+    """Comparisons that are tested."""
+    cells: Path | None = None
+    """Folder with a small file for every finished run."""
 
     def runs(self, only: Sequence[str] | None = None) -> list[PlannedRun]:
         """Return every run once, in order; only those of some methods where they are named."""
@@ -130,6 +135,12 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
 
     base = resolved([], folder)
     _check_base(base, table)
+    for contrast in table.contrasts:
+        if contrast.set is not None and contrast.set not in base.evaluation.sets:
+            raise ConfigError(
+                f"{file}: contrasts names the set {contrast.set!r}, and evaluation.sets has "
+                f"{sorted(base.evaluation.sets)}; name one of them, or leave set out"
+            )
     methods: list[PlannedMethod] = []
     known: dict[str, PlannedRun] = {}
     for method in table.methods:
@@ -138,7 +149,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         own = _options(method.set, base_folder, where)
         title = method.title or method.name
         runs: list[PlannedRun] = []
-        for seed in table.seeds:
+        for seed in method.seeds or table.seeds:
             run_dir = folder / "runs" / f"{method.name}_seed{seed}"
             with _named(where):
                 config = resolved(own, run_dir, seed)
@@ -148,7 +159,17 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         with _named(where):
             config_checks.check(runs[0].config, "train", machine=False)
         methods.append(PlannedMethod(method.name, title, method.table, settings, runs))
-    return TablePlan(results.name, base, table.baselines, methods, results, folder, table.chosen_on)
+    return TablePlan(
+        name=results.name,
+        base=base,
+        baselines=table.baselines,
+        methods=methods,
+        results=results,
+        folder=folder,
+        chosen_on=table.chosen_on,
+        contrasts=table.contrasts,
+        cells=None if table.cells is None else (base_folder / table.cells).resolve(),
+    )
 
 
 def chosen(plan: TablePlan, only: str | None) -> list[str] | None:
@@ -194,10 +215,11 @@ def _read_table(file: Path) -> TableFile:
     values = read_file(file)
     for _ in leaves(TableFile, values, f"file {file}"):
         pass
-    for method in values.get("methods", []):
-        if isinstance(method, Mapping):
-            for _ in leaves(MethodConfig, method, f"[[methods]] of file {file}"):
-                pass
+    for name, kind in (("methods", MethodConfig), ("contrasts", ContrastConfig)):
+        for entry in values.get(name, []):
+            if isinstance(entry, Mapping):
+                for _ in leaves(kind, entry, f"[[{name}]] of file {file}"):
+                    pass
     try:
         return TableFile.model_validate(values)
     except ValidationError as exc:

@@ -20,6 +20,8 @@ LEVEL = 0.95
 SEED = 0
 MAX_DRAWS = 1 << 22
 """Most random draws held in memory at one time."""
+MAX_FLIPPED = 16
+"""Most differences of an exact sign-flip test: it looks at 2^16 patterns."""
 
 
 @dataclass(frozen=True)
@@ -145,3 +147,51 @@ def mcnemar_exact(only_first: int, only_second: int) -> float:
     # Integers, since 2**n is beyond a float from n = 1024 on; int / int rounds once.
     tail = sum(math.comb(n, k) for k in range(fewer + 1))
     return min(1.0, 2 * tail / 2**n)
+
+
+def sign_flip_exact(differences_S: Sequence[float]) -> float:
+    """Return the two-sided p-value of the exact sign-flip test of a mean difference of 0.
+
+    Under the null hypothesis the difference of each pair is as likely as its negative, so all 2^S
+    patterns of signs are equally likely.
+
+    Args:
+        differences_S: [S] one difference a pair, such as of two methods with the same seed.
+
+    Returns:
+        Share of the patterns whose mean is at least as far from 0; at least 2^(1-S) where no
+        difference is 0.
+
+    Raises:
+        ValueError: there is no difference, or there are more than `MAX_FLIPPED`.
+
+    Source: Fisher, The Design of Experiments (1935), section 21.
+    """
+    differences = np.asarray(differences_S, dtype=np.float64)
+    if not 0 < differences.size <= MAX_FLIPPED:
+        raise ValueError(
+            f"differences_S has {differences.size} values; the exact test takes 1 to {MAX_FLIPPED}"
+        )
+    patterns = np.arange(1 << differences.size)[:, None] >> np.arange(differences.size) & 1
+    sums = (1 - 2 * patterns) @ differences
+    # By rounding, the same sum in another order may come out a little smaller.
+    least = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())
+    return float(np.mean(np.abs(sums) >= least))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values adjusted for their number, in the same order.
+
+    Each is at most the level a only where Holm's step-down procedure rejects at a.
+
+    Args:
+        p_values: of all tests of one family.
+
+    Source: Holm, Scandinavian Journal of Statistics 6 (1979).
+    """
+    adjusted = [0.0] * len(p_values)
+    largest = 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        adjusted[i] = largest
+    return adjusted

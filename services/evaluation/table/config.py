@@ -33,6 +33,19 @@ class MethodConfig(StrictConfig):
     """Which table it is a row of."""
     set: dict[str, JsonValue] = {}
     """Keys of the run configuration, as `--set` takes them: `learner.*` and `evaluation.*`."""
+    seeds: Annotated[list[int], Field(min_length=1)] | None = None
+    """Values of `run.seed` for this method; None: the table's."""
+
+
+class ContrastConfig(StrictConfig):
+    """One entry of `[[contrasts]]`: two methods that are compared, fixed before the first run."""
+
+    first: str
+    """Name of a method."""
+    second: str
+    """Name of the method it is compared with; the difference is second minus first."""
+    set: str | None = None
+    """The evaluation set whose exact match is compared; None: the average of the table."""
 
 
 class TableFile(StrictConfig):
@@ -53,6 +66,12 @@ class TableFile(StrictConfig):
     """Untrained methods, evaluated first."""
     methods: Annotated[list[MethodConfig], Field(min_length=1)]
     """Trained methods, in the order of the tables."""
+    contrasts: list[ContrastConfig] = []
+    """Comparisons that are tested, over the seeds that both methods have: exact sign-flip tests
+    whose p-values are adjusted for their number by Holm's procedure."""
+    cells: Path | None = None
+    """Folder with a small file for every finished run, made to be committed: a run that has one is
+    finished wherever the table is continued. None keeps results in the run folders only."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -61,4 +80,12 @@ class TableFile(StrictConfig):
             twice = next((value for value, count in counts.items() if count > 1), None)
             if twice is not None:
                 raise ValueError(f"{what} has {twice!r} twice; remove one of the two")
+        trained = {method.name for method in self.methods}
+        for contrast in self.contrasts:
+            for name in (contrast.first, contrast.second):
+                if name not in trained:
+                    raise ValueError(
+                        f"contrasts names {name!r}, and the trained methods are {sorted(trained)}; "
+                        "name one of them"
+                    )
         return self

@@ -13,7 +13,8 @@ from pydantic import JsonValue
 from agent_r1.evaluation.answers import write_json
 from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate
 from agent_r1.evaluation.table.chart import line_chart
-from agent_r1.evaluation.table.config import Part
+from agent_r1.evaluation.table.config import ContrastConfig, Part
+from agent_r1.evaluation.table.contrasts import Contrast, judge_contrasts, seed_differences
 from agent_r1.evaluation.table.run import (
     MASKS,
     Row,
@@ -76,6 +77,8 @@ class Results:
     versions: Mapping[str, str]
     settings: Mapping[str, Mapping[str, JsonValue]]
     """Every key of the learner, per method."""
+    contrasts: Sequence[ContrastConfig] = ()
+    """Comparisons that are tested."""
 
 
 def picture(results: Path, part: Part) -> Path:
@@ -137,6 +140,7 @@ def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
             "seed": SEED,
         },
         "goals": goal_sentences(rows, results.in_domain),
+        "contrasts": [vars(found) for found in tested(results)],
         "notes": domain_notes(rows, results.sets, results.in_domain),
         "sets": list(results.sets),
         "in_domain": list(results.in_domain),
@@ -197,9 +201,48 @@ def report(found: Mapping[str, Any]) -> str:
             blocks.append(f"![{shown}]({found['pictures'][part]})")
     if found["goals"]:
         blocks += ["## What the numbers say", "\n".join(f"- {goal}" for goal in found["goals"])]
+    blocks += _contrasts(found)
     blocks += ["## The paper's tables, for orientation", PAPER, PAPER_METHODS, PAPER_ABLATION]
     blocks += ["## How it was made", *_making(found)]
     return "\n\n".join(blocks) + "\n"
+
+
+def tested(results: Results) -> list[Contrast]:
+    """Return the contrasts of a table, over the seeds that both methods have."""
+    runs = {row.method: row.runs for row in results.rows}
+    average = list(results.in_domain or results.sets)
+    return judge_contrasts(
+        [
+            (
+                c.first,
+                c.second,
+                "average" if c.set is None else c.set,
+                seed_differences(runs[c.first], runs[c.second], [c.set] if c.set else average),
+            )
+            for c in results.contrasts
+        ]
+    )
+
+
+def _contrasts(found: Mapping[str, Any]) -> list[str]:
+    if not found.get("contrasts"):  # a table written by an older version has none
+        return []
+    columns = ["first", "second", "of", "seeds", "second minus first", "p", "p (Holm)"]
+    lines = [_row(columns), _row(["---"] * len(columns))]
+    for contrast in found["contrasts"]:
+        cells = [contrast["first"], contrast["second"], contrast["of"]]
+        if not contrast["differences"]:
+            lines.append(_row([*cells, "0", NOT_RUN, "", ""]))
+            continue
+        numbers = [contrast["mean"], contrast["p"], contrast["p_holm"]]
+        shown = [f"{numbers[0]:+.3f}", *(f"{number:.4f}" for number in numbers[1:])]
+        lines.append(_row([*cells, str(len(contrast["differences"])), *shown]))
+    text = (
+        "Fixed before the first run. The difference of the mean exact match is taken seed by seed; "
+        "p is that of the exact sign-flip test over seeds (two-sided), and its last column is "
+        "adjusted for the number of contrasts by Holm's procedure."
+    )
+    return ["## Contrasts", text, "\n".join(lines)]
 
 
 def _opening(found: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -101,3 +102,52 @@ def test_a_run_with_other_settings_is_in_no_report(folder: Path):
         finish(run, [0.0])
     assert table(folder, "--only", "grpo") == 0
     assert {row["method"] for row in written(folder)["rows"]} == {"grpo"}
+
+
+def test_a_run_that_has_a_cell_is_finished_without_its_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    grpo = read_plan(folder / "table.toml", out=folder / "out").methods[0]
+    finish(grpo.runs[0], [1.0, 0.0])
+    finish(grpo.runs[1], [1.0, None])
+    assert table(folder, "--only", "grpo") == 0
+    before = written(folder)
+    assert sorted(path.name for path in (folder / "cells").iterdir()) == [
+        "grpo_seed0.json",
+        "grpo_seed1.json",
+    ]
+    for run in grpo.runs:
+        shutil.rmtree(run.folder)
+    capsys.readouterr()
+    assert table(folder, "--only", "grpo") == 0
+    assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
+    assert written(folder) == before
+
+
+def test_a_cell_of_other_settings_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
+        finish(run, [1.0])
+    assert table(folder, "--only", "grpo") == 0
+    shutil.rmtree(folder / "out")
+    assert table(folder, "--only", "grpo", "--set", "learner.lr=0.5") == 2
+    error = capsys.readouterr().err
+    assert "was made with other settings: learner.lr is 1e-06 there and 0.5 here" in error
+
+
+def test_contrasts_are_tested_over_the_seeds_that_both_methods_have(folder: Path):
+    more = '[[contrasts]]\nfirst = "grpo"\nsecond = "rloo"\nset = "held_out"\n'
+    (folder / "table.toml").write_text(TABLE_TOML + more)
+    plan = read_plan(folder / "table.toml", out=folder / "out")
+    for run in plan.methods[0].runs:
+        finish(run, [0.0, 0.0])
+    finish(plan.methods[1].runs[0], [1.0, 0.0])
+    finish(plan.methods[1].runs[1], [1.0, 1.0])
+    assert table(folder, "--only", "grpo,rloo") == 0
+    (contrast,) = written(folder)["contrasts"]
+    assert contrast["differences"] == [0.5, 1.0]
+    # Both differences have one sign: 2 of 4 patterns are as far from 0.
+    assert (contrast["mean"], contrast["p"], contrast["p_holm"]) == (0.75, 0.5, 0.5)
+    text = (folder / "out" / "small.md").read_text()
+    assert "| grpo | rloo | held_out | 2 | +0.750 | 0.5000 | 0.5000 |" in text

@@ -52,6 +52,29 @@ def plan_of(folder: Path, text: str = TABLE_TOML, *options: str) -> TablePlan:
     return read_plan(file, options, folder / "out")
 
 
+def test_a_method_may_have_seeds_of_its_own(folder: Path):
+    text = TABLE_TOML.replace('name = "ppo"', 'name = "ppo"\nseeds = [0, 1, 2]')
+    plan = plan_of(folder, text)
+    assert {m.name: [run.seed for run in m.runs] for m in plan.methods} == {
+        "ppo": [0, 1, 2],
+        "grpo": [0, 7],
+        "grpo_masks": [0, 7],
+    }
+
+
+@pytest.mark.parametrize(
+    ("contrast", "message"),
+    [
+        ('first = "ppo"\nsecond = "dpo"', "contrasts names 'dpo'"),
+        ('first = "ppo"\nsecond = "grpo"\nset = "other"', "names the set 'other'.*held_out"),
+        ('first = "ppo"\nsecnd = "grpo"', "secnd.*second"),
+    ],
+)
+def test_a_contrast_of_what_the_table_lacks_is_refused(folder: Path, contrast: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        plan_of(folder, f"{TABLE_TOML}\n[[contrasts]]\n{contrast}\n")
+
+
 def with_set(key: str, value: object) -> str:
     """Return a table whose one method sets one key."""
     head = TABLE_TOML.split("[[methods]]")[0]

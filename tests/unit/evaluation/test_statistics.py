@@ -14,10 +14,12 @@ from agent_r1.evaluation import statistics
 from agent_r1.evaluation.statistics import (
     Estimate,
     bootstrap_mean,
+    holm,
     mcnemar_exact,
     paired_difference,
     pass_all,
     pass_at,
+    sign_flip_exact,
 )
 
 VALUES = st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=12)
@@ -161,3 +163,35 @@ def test_pass_rates_are_shares_of_all_draws(k: int):
     some, every = sum(map(any, draws)), sum(map(all, draws))
     assert pass_at(k, 2, 4) == pytest.approx(some / len(draws))
     assert pass_all(k, 2, 4) == pytest.approx(every / len(draws))
+
+
+# --- sign flips and Holm ------------------------------------------------------------------------
+
+
+def test_eight_differences_of_one_sign_have_the_smallest_p_value():
+    # Only all plus and all minus are as far from 0: 2 of 2^8 patterns.
+    assert sign_flip_exact([0.1] * 8) == 2 / 256
+
+
+def test_a_sign_flip_counts_the_patterns_at_least_as_far_from_zero():
+    # |1 + 2 - 3| = 0, and every pattern is at least that far.
+    assert sign_flip_exact([1, 2, -3]) == 1.0
+    # |3 + 2 - 1| = 4. Of the 8 sums of +-1 +-2 +-3 (6, 4, 2, 0, 0, -2, -4, -6), four are as far.
+    assert sign_flip_exact([-1, 2, 3]) == 0.5
+
+
+def test_rounding_does_not_make_a_pattern_look_nearer():
+    # 0.1 + 0.2 + 0.3 differs from 0.3 + 0.2 + 0.1 in the last digit; both are as far as can be.
+    assert sign_flip_exact([0.1, 0.2, 0.3]) == sign_flip_exact([0.3, 0.2, 0.1]) == 0.25
+
+
+def test_a_sign_flip_of_too_many_differences_is_refused():
+    with pytest.raises(ValueError, match="has 17 values"):
+        sign_flip_exact([1.0] * 17)
+
+
+def test_holm_multiplies_by_what_is_left_and_never_falls():
+    # Sorted .01, .02, .03, .04: times 4, 3, 2, 1 is .04, .06, .06, .04; the last may not be below
+    # the one before it.
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
