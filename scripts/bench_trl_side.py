@@ -34,9 +34,6 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from agent_r1.reward.scoring import exact_match, extract_answer  # noqa: E402
 from agent_r1.tools.search.tantivy_bm25 import open_index  # noqa: E402
 
-CALLS = """{%- if message.tool_calls %}{%- for call in message.tool_calls %}
-{{- '<tool_call>{"name":"' + call.function.name + '","arguments":' }}
-{{- call.function.arguments | tojson + '}</tool_call>' }}{%- endfor %}{%- endif -%}"""
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
     "start_anchor": "<|im_start|>assistant\n",
@@ -54,12 +51,8 @@ RESPONSE_TEMPLATE: dict[str, Any] = {
 
 
 def load_tokenizer(model: str) -> Any:
-    """Return the tokenizer, with a template that renders calls as the model writes them."""
+    """Return the tokenizer, which can read the calls that its template renders."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    end = '{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" -}}'
-    assert end in tokenizer.chat_template
-    called = end.replace(' + "<|im_end|>\\n" -}}', " -}}") + CALLS + '{{- "<|im_end|>\\n" -}}'
-    tokenizer.chat_template = tokenizer.chat_template.replace(end, called)
     tokenizer.response_template = RESPONSE_TEMPLATE
     return tokenizer
 
