@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from agent_r1.config.models import fetch_models, model_variables
+from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, write_config
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_deploy.local import (
@@ -62,6 +63,8 @@ async def serving(
         ServiceError: a service did not come up, or died too often.
     """
     models = await asyncio.to_thread(fetch_models, config, report)
+    if only_tools:
+        config = _without_models(config)
     work_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
     suffix = f"-client-{os.getpid()}"
     run = config.run.model_copy(
@@ -100,6 +103,16 @@ async def serving(
     # Kept when something went wrong: the message names a log in it.
     if not shown:
         shutil.rmtree(work_dir, ignore_errors=True)
+
+
+def _without_models(config: Config) -> Config:
+    """Return a configuration that asks for no GPU: those are for model and learner."""
+    changes = {
+        "placement": PlacementConfig(),
+        "learner": config.learner.model_copy(update={"ranks": 1, "device": "cpu"}),
+        "rollout": config.rollout.model_copy(update={"tensor_parallel_size": 1}),
+    }
+    return config.model_copy(update=changes)
 
 
 def run_client(

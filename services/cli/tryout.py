@@ -16,7 +16,6 @@ from rich.text import Text
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.cli.transcript import BAD_STYLE, SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1.config import checks as config_checks
-from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.groups import total_reward
@@ -44,10 +43,7 @@ def try_out(arguments: argparse.Namespace) -> int:
     asks_server = policy is not None and policy.startswith(OPENAI)
     _check_arguments(arguments, asks_server)
     config = load_config(arguments.config, arguments.options).config
-    if asks_server:
-        # GPUs are for the model, which is elsewhere.
-        config = config.model_copy(update={"placement": PlacementConfig()})
-    elif policy is not None:
+    if policy is not None and not asks_server:
         config = with_policy(config, policy)
     config_checks.check(config, "serve", machine=not asks_server)
     tasks = first_tasks(config, arguments.tasks)

@@ -18,7 +18,6 @@ from agent_r1.cli.episodes import Episode, EpisodeRunner, open_runner, read_epis
 from agent_r1.config import checks as config_checks
 from agent_r1.config.look import Look
 from agent_r1.config.packages import TOOLS, missing_packages_problem
-from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.groups import total_reward
@@ -58,8 +57,6 @@ def validate(arguments: argparse.Namespace) -> int:
     if missing is not None:
         raise ConfigError(missing)
     config = load_config(arguments.config, arguments.options).config
-    # GPUs are for model and learner, which are not started.
-    config = config.model_copy(update={"placement": PlacementConfig()})
     problems = 0
 
     def show(look: Look) -> None:

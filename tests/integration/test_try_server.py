@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from agent_r1.cli.main import main
+from tests.support.starter import write_starter
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
 
@@ -25,7 +26,10 @@ class ChatServer(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: ChatServer
+    @property
+    def chat(self) -> ChatServer:
+        assert isinstance(self.server, ChatServer)
+        return self.server
 
     def do_GET(self) -> None:
         assert self.path == "/v1/models"
@@ -34,9 +38,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         assert self.path == "/v1/chat/completions"
-        self.server.seen.append({**body, "key": self.headers["authorization"]})
+        self.chat.seen.append({**body, "key": self.headers["authorization"]})
         if body["messages"][-1]["role"] == "tool":
-            answer = self.server.answers.pop()
+            answer = self.chat.answers.pop()
             message: dict[str, Any] = {
                 "content": f"<think>I know.</think><answer>{answer}</answer>"
             }
@@ -53,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, format: str, *args: Any) -> None:
         pass
 
 
@@ -71,11 +75,7 @@ def server() -> Iterator[ChatServer]:
 
 @pytest.fixture
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    # The configuration names plugins, which reach the import path of this process.
-    monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    monkeypatch.setenv("PYTHONPATH", "")
-    folder = tmp_path / "my_task"
-    assert main(["init", str(folder)]) == 0
+    folder = write_starter(tmp_path, monkeypatch)
     # The first task's answer is "Lorwyn Plovum".
     first = (folder / "data" / "train.jsonl").read_text().splitlines()[0]
     (folder / "data" / "train.jsonl").write_text(first + "\n")
