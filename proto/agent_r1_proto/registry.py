@@ -123,6 +123,18 @@ class Registry:
         value = await self._get(self._broker.keys.incarnation)
         return None if value is None else int(value)
 
+    async def newest(self) -> tuple[NewestVersion | None, int | None]:
+        """Return newest version and incarnation in one request, each None before it is set."""
+        keys = self._broker.keys
+        version, number = await self._broker.retrying(
+            lambda: self._broker.redis.mget(keys.newest_version, keys.incarnation),
+            f"get {keys.newest_version}",
+        )
+        return (
+            None if version is None else NewestVersion.model_validate_json(version),
+            None if number is None else int(number),
+        )
+
     async def set_join_offer(self, offer: JoinOffer) -> None:
         """Publish how a service joins the run."""
         await self._set(self._broker.keys.join_offer, offer.model_dump_json())

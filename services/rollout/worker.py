@@ -110,17 +110,18 @@ class RolloutWorker:
         Raises:
             EngineDeadError: the policy cannot sample any more; everything in flight is given back.
         """
+        up_to_date = False
         try:
             while not self._stopping and (self.in_flight or not self._draining):
                 if self._draining or self.in_flight >= self._max_concurrent:
                     await self._wait_for_change()
                     continue
-                if not await self._holds_newest():
+                # Samples that were just taken have shown that the newest version is held.
+                if not up_to_date and not await self._holds_newest():
                     continue
                 room = self._max_concurrent - self.in_flight
                 entries = await self._consumer.read(room, READ_BLOCK_S)
-                if entries:
-                    await self._start(entries)
+                up_to_date = bool(entries) and await self._start(entries)
             if self._fatal is not None:
                 raise self._fatal
         finally:
@@ -159,14 +160,17 @@ class RolloutWorker:
             return False
         return True
 
-    async def _start(self, entries: list[Entry[RolloutTask]]) -> None:
+    async def _start(self, entries: list[Entry[RolloutTask]]) -> bool:
         """Start the samples that are still wanted, under weights that are the newest now.
+
+        Returns:
+            Whether this server holds those.
 
         The learner sets the newest version before it issues samples, so a version read after a
         sample is never older than the one the sample was issued for. A server that is behind gives
         its samples back, for servers that hold it.
         """
-        incarnation = await self._registry.incarnation()
+        newest, incarnation = await self._registry.newest()
         wanted: list[Entry[RolloutTask]] = []
         for entry in entries:
             task = entry.message
@@ -176,7 +180,6 @@ class RolloutWorker:
                 await self._consumer.finish(entry)
             else:
                 wanted.append(entry)
-        newest = await self._registry.newest_version()
         is_behind = newest is None or newest.policy_version > self._versions.held
         for entry in wanted:
             if self._takes_no_more or is_behind:  # to get the weights may take long
@@ -189,6 +192,7 @@ class RolloutWorker:
             work = asyncio.create_task(self._work(entry))
             self._working[work] = entry
             work.add_done_callback(self._ended)
+        return not is_behind
 
     async def _drop_repeat(self, entry: Entry[RolloutTask]) -> None:
         """Drop an entry that asks for an attempt under way: its answer is the other's."""
