@@ -1,4 +1,4 @@
-"""What user code builds on: `from agent_r1 import Tool, ToolEnv`.
+"""What user code builds on: `from agent_r1 import Tool, ToolEnv`; and `agent_r1.train(config)`.
 
 Names are loaded when they are first asked for, so that importing `agent_r1` costs nothing and never
 brings in torch or vllm.
@@ -10,6 +10,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from agent_r1.cli.api import RunStoppedError, train
+    from agent_r1.reward.trl import trl_reward
     from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
     from agent_r1.rollout.tool_formats import CallBlock, ParsedCall, ToolFormat
     from agent_r1.tools.base import (
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
         error_result,
         text_result,
     )
+    from agent_r1.tools.function import tool
     from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
     from agent_r1_proto.tasks import Task
     from agent_r1_proto.tools import ImagePart, TextPart, ToolResult, ToolSpec
@@ -31,6 +34,7 @@ __all__ = [
     "ImagePart",
     "ModelTurn",
     "ParsedCall",
+    "RunStoppedError",
     "ScoreCall",
     "ScoreRequest",
     "ScoreTurn",
@@ -44,9 +48,14 @@ __all__ = [
     "ToolUnavailableError",
     "error_result",
     "text_result",
+    "tool",
+    "train",
+    "trl_reward",
 ]
 
 _HOMES = {
+    "agent_r1.cli.api": ("RunStoppedError", "train"),
+    "agent_r1.reward.trl": ("trl_reward",),
     "agent_r1.rollout.envs": ("CallResult", "EnvStep", "ModelTurn", "ToolEnv"),
     "agent_r1.rollout.tool_formats": ("CallBlock", "ParsedCall", "ToolFormat"),
     "agent_r1.tools.base": (
@@ -56,6 +65,7 @@ _HOMES = {
         "error_result",
         "text_result",
     ),
+    "agent_r1.tools.function": ("tool",),
     "agent_r1_proto.rewards": ("ScoreCall", "ScoreRequest", "ScoreTurn"),
     "agent_r1_proto.tasks": ("Task",),
     "agent_r1_proto.tools": ("ImagePart", "TextPart", "ToolResult", "ToolSpec"),

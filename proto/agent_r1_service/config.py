@@ -58,7 +58,9 @@ class RunConfig(StrictConfig):
     The variable AGENT_R1_TOKEN holds the token itself instead. With neither, `agent-r1 train`,
     `evaluate` and `chat` make a token for as long as they run."""
     plugins: list[str] = []
-    """Folders put on the import path of every service: the one way user code is found."""
+    """Where every service finds user code: folders, which are put on its import path, and installed
+    packages as requirements (`my-tools>=1.2`). Nothing is installed: what is missing is an error
+    with the command that installs it."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     """Least severe level written to the logs."""
     log_format: LogFormat = "text"

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import difflib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from agent_r1.config.code import Findings, load_everything
 from agent_r1.config.machine import MIB, SUPERVISED, Purpose, hub_problem, look_at_machine
@@ -28,7 +32,6 @@ from agent_r1_service.extras import MissingPackageError
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import foreign_format
 from agent_r1_service.files.tasks import TaskFileError, numbered_tasks
-from agent_r1_service.fingerprint import distribution_name
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
@@ -107,22 +110,31 @@ def plugin_folders(config: Config) -> list[str]:
     """Return the folders of `run.plugins` that are put on the import path.
 
     Raises:
-        ConfigError: an entry is neither a folder nor an installed package.
+        ConfigError: an entry is neither a folder nor a requirement that what is installed meets.
     """
-    folders = []
+    folders = [entry for entry in config.run.plugins if Path(entry).is_dir()]
     for entry in config.run.plugins:
-        if Path(entry).is_dir():
-            folders.append(entry)
-            continue
-        name = distribution_name(entry)
-        try:
-            importlib.metadata.distribution(name)
-        except (importlib.metadata.PackageNotFoundError, ValueError) as exc:
-            raise ConfigError(
-                f"run.plugins names {entry!r}, which is neither a folder nor an installed "
-                f"package; correct the folder or `pip install {entry}`"
-            ) from exc
+        if entry not in folders:
+            _require_installed(entry)
     return folders
+
+
+def _require_installed(entry: str) -> None:
+    """Refuse a requirement (`my-tools>=1.2`) that nothing here meets; nothing is installed."""
+    named = f"run.plugins names {entry!r}, which is"
+    try:
+        wanted = Requirement(entry)
+        installed = importlib.metadata.version(wanted.name)
+    except (InvalidRequirement, importlib.metadata.PackageNotFoundError, ValueError) as exc:
+        raise ConfigError(
+            f"{named} neither a folder nor an installed package; correct the folder or "
+            f"`pip install {shlex.quote(entry)}`"
+        ) from exc
+    if not wanted.specifier.contains(installed, prereleases=True):
+        raise ConfigError(
+            f"{named} not what is installed here ({wanted.name} {installed}); "
+            f"`pip install {shlex.quote(entry)}`"
+        )
 
 
 def use_plugins(config: Config) -> None:
@@ -204,6 +216,13 @@ def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             "table [train_reward] is missing; it needs train_reward.trajectories and "
             "train_reward.output"
         )
+    if purpose == "train":
+        for name in config.learner.loggers:
+            if importlib.util.find_spec(name) is None:
+                yield (
+                    f'learner.loggers ("{name}") needs the package {name}, which is not installed; '
+                    f"`pip install 'agent-r1[{'learner' if name == 'tensorboard' else name}]'`"
+                )
     if purpose == "train" and config.redis.url is None:
         problem = redis_memory_problem(
             config.learner,

@@ -20,6 +20,7 @@ _TRAIN = "data.train"
 _CHECKPOINT = "learner.checkpoint_every"
 _EVALUATE = "evaluation.every"
 _FOLDER = "run.dir"
+_LOGGERS = "learner.loggers"
 
 _TRL = {
     "model_name_or_path": "model.path",
@@ -62,6 +63,7 @@ _TRL = {
     "eval_steps": _EVALUATE,
     "output_dir": _FOLDER,
     "run_name": "run.id",
+    "report_to": _LOGGERS,
 }
 _VERL = {
     "data.train_files": _TRAIN,
@@ -116,6 +118,7 @@ _VERL = {
     "trainer.test_freq": _EVALUATE,
     "trainer.val_before_train": "evaluation.before",
     "trainer.critic_warmup": "learner.critic_warmup_steps",
+    "trainer.logger": _LOGGERS,
     "trainer.project_name": "run.id",
     "trainer.experiment_name": "run.id",
     "trainer.default_local_dir": _FOLDER,
@@ -152,6 +155,8 @@ _OPENRLHF = {
     "vllm_num_engines": "placement.rollout_replicas",
     "adam_offload": 'learner.offload = "optimizer"',
     "packing_samples": "learner.packing",
+    "use_wandb": _LOGGERS,
+    "use_tensorboard": _LOGGERS,
 }
 NAMES: Mapping[str, str] = _TRL | _OPENRLHF | _VERL
 """Our key, or what else to do, by the last parts of their name."""

@@ -202,7 +202,11 @@ class LoadedConfig:
 
 
 def load_config(
-    file: Path | None, options: Sequence[str] = (), environ: Mapping[str, str] | None = None
+    file: Path | None,
+    options: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    *,
+    values: Mapping[str, Any] | None = None,
 ) -> LoadedConfig:
     """Read a configuration: defaults < file it extends < file < environment < options.
 
@@ -210,11 +214,12 @@ def load_config(
         file: `.toml` file, or the `config.json` of a run folder.
         options: `KEY=VALUE` texts, as given to `--set`.
         environ: environment variables; None takes this process's.
+        values: tables from Python in the place of a file; paths are relative to the current folder.
 
     Raises:
         ConfigError: a source is unreadable, a key unknown or a value not allowed.
     """
-    loaded = _load(file, options, os.environ if environ is None else environ)
+    loaded = _load(file, options, os.environ if environ is None else environ, values or {})
     _refuse_redacted(loaded.config.model_dump(mode="json"))
     return loaded
 
@@ -225,12 +230,17 @@ def read_written_config(file: Path) -> Config:
     Raises:
         ConfigError: it is unreadable, or of a release with other keys.
     """
-    return _load(file, (), {}).config
+    return _load(file, (), {}, {}).config
 
 
-def _load(file: Path | None, options: Sequence[str], environ: Mapping[str, str]) -> LoadedConfig:
+def _load(
+    file: Path | None,
+    options: Sequence[str],
+    environ: Mapping[str, str],
+    given: Mapping[str, Any],
+) -> LoadedConfig:
     values, origins = config_sources.collect(
-        Config, file=file, environ=environ, options=options, outputs=OUTPUT_KEYS
+        Config, file=file, given=given, environ=environ, options=options, outputs=OUTPUT_KEYS
     )
     _read_system_prompt(values, origins)
     _resolve_names(values, origins)

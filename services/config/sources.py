@@ -369,11 +369,12 @@ def collect(
     environ: Mapping[str, str],
     options: Sequence[str],
     outputs: frozenset[Key],
+    given: Mapping[str, Any] | None = None,
 ) -> tuple[dict[str, Any], dict[Key, str]]:
     """Read all sources, later ones over earlier ones.
 
-    Paths of `outputs` are resolved against the current folder, every other path against the folder
-    of the file that names it.
+    `given` are tables from Python, which come after the file. Paths of `outputs` are resolved
+    against the current folder, every other path against the folder of the file that names it.
 
     Returns:
         The nested values to validate, and for every key set where its value came from.
@@ -393,6 +394,8 @@ def collect(
     for path, values in read_chain(file) if file is not None else ():
         for key, value in leaves(tables, values, str(path)):
             apply(Setting(key, value, f"file {path}", path.resolve().parent))
+    for key, value in leaves(tables, given or {}, "given"):
+        apply(Setting(key, value, "given from Python", Path.cwd()))
     for setting in variable_settings(tables, environ, tree):
         apply(setting)
     for setting in option_settings(tables, options):

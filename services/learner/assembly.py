@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import partial
 
 from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState, check_prompts
 from agent_r1.learner.checkpoints.ledger import Ledger
@@ -15,6 +16,8 @@ from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations
 from agent_r1.learner.groups import GroupBuffer
+from agent_r1.learner.reporting.loggers import open_loggers
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.step_report import StepReporter
 from agent_r1.learner.reporting.summary import RunSummary
 from agent_r1.learner.run_spec import RunSpec
@@ -105,7 +108,9 @@ async def open_folder(spec: RunSpec, engine: PolicyEngine, engine_thread: Execut
     state = await loop.run_in_executor(engine_thread, _restore, spec, engine, checkpoints)
     if not spec.resume:
         await loop.run_in_executor(engine_thread, ledger.next_incarnation)
-    spec.folder.open_at(state.step, ledger.require_newest)
+    facts = RunFacts(spec.run.id, spec.folder.path, spec.resolved_config)
+    opening = partial(open_loggers, spec.learner.loggers, facts, state.step)
+    spec.folder.open_at(state.step, ledger.require_newest, opening)
     return OpenedFolder(ledger, checkpoints, state)
 
 

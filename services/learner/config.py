@@ -28,6 +28,7 @@ from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.verdicts import QUESTION
 
 Layout = Literal["shared", "padded", "packed"]
+LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 
 IMPORTANCE_CAP = 2.0
 """Largest importance weight of `importance_cap = "auto"`, as in F. Yao et al., 2025."""
@@ -272,6 +273,9 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """Newest checkpoints kept."""
     keep_best: Annotated[int, Field(ge=0)] = 1
     """Checkpoints kept besides for the best evaluation."""
+    loggers: list[LoggerName] = ["tensorboard"]
+    """Where the numbers of `metrics.jsonl` go too: `tensorboard` (in the run folder), `wandb`,
+    `mlflow`. See docs/observability.md."""
     trajectories_per_step: Annotated[int, Field(ge=0)] = 8
     """Trajectories of each batch written to `trajectories/`."""
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import BUILTIN_TOOLS, ToolConfig
+from agent_r1.tools.function import tool_class_of
 from agent_r1.tools.mcp.server import mcp_router
 from agent_r1.tools.registration import Announcer
 from agent_r1.tools.results import describe_exception
@@ -197,12 +198,22 @@ def _load_class(name: str, config: ToolConfig) -> Tool:
 
 
 def import_tool_class(name: str, key: str) -> type[Tool]:
-    """Import `module:Name`, the value of a key.
+    """Import `module:Name`, the value of a key: a class, or a function with `@tool`.
 
     Raises:
         ValueError: there is no such thing, or it is not a tool.
     """
     found = import_named(name, f"{key} ({name})")
+    of_function = tool_class_of(found)
+    if of_function is not None:
+        return of_function
+    if inspect.isfunction(found):
+        raise ValueError(
+            f"{key} ({name}) is a function without the decorator; write @agent_r1.tool above it"
+        )
     if not (isinstance(found, type) and issubclass(found, Tool)):
-        raise ValueError(f"{key} ({name}) is not a subclass of agent_r1.Tool; derive it from Tool")
+        raise ValueError(
+            f"{key} ({name}) is not a subclass of agent_r1.Tool; derive it from Tool, or write a "
+            "function with @agent_r1.tool"
+        )
     return found

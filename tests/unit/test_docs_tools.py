@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import httpx
 
 from agent_r1.rollout.tool_calls.outages import OUTAGES
-from agent_r1.tools.config import BUILTIN_TOOLS
+from agent_r1.tools.config import BUILTIN_TOOLS, ToolConfig
+from agent_r1.tools.function import tool_class_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENT = (ROOT / "docs" / "tools.md").read_text()
@@ -21,7 +23,7 @@ START_TIMEOUT_S = 30.0
 
 
 def test_the_example_is_one_short_class_that_serves_from_its_own_folder(tmp_path: Path):
-    (code,) = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
     assert len(code.splitlines()) < 30
     (tmp_path / "my_module.py").write_text(code)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("AGENT_R1__")}
@@ -61,3 +63,18 @@ def test_every_kind_of_outage_has_a_rule():
     )
     kinds = set(re.findall(r'"(tool_[a-z0-9_]+)"', client))
     assert kinds == OUTAGES.keys()
+
+
+def test_the_function_of_the_page_is_a_tool():
+    _, code = re.findall(r"```python\n(.*?)```", DOCUMENT, re.DOTALL)
+    module: dict[str, object] = {"__name__": "page"}
+    exec(code, module)  # the annotations are evaluated in it
+    found = tool_class_of(module["convert"])
+    assert found is not None
+    assert found().spec().parameters["required"] == ["degrees"]
+
+
+def test_the_tables_of_the_page_are_valid():
+    for block in re.findall(r"```toml\n(.*?)```", DOCUMENT, re.DOTALL):
+        for table in tomllib.loads(block)["tools"].values():
+            ToolConfig.model_validate(table)

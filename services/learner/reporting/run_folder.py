@@ -13,10 +13,11 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock
+from agent_r1.learner.reporting.loggers import MetricLogger
 from agent_r1_proto.failures import Failure
 from agent_r1_service.files.private import private_folder
 from agent_r1_service.files.run_folder import (
@@ -29,13 +30,9 @@ from agent_r1_service.files.run_folder import (
     LOGS_DIR,
     METRICS_FILE,
     SUMMARY_FILE,
-    TENSORBOARD_DIR,
     TRAJECTORIES_DIR,
 )
 from agent_r1_service.files.writing import report_full_disk, write_atomically
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +73,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._events: SummaryWriter | None = None
+        self._loggers: list[MetricLogger] | None = None
         self._lock = FolderLock(path)
         self._require_owner: Callable[[], None] = _anybody
 
@@ -118,17 +115,20 @@ class RunFolder:
             (self.path / TRAJECTORIES_DIR).mkdir(exist_ok=True)
             self._lock.acquire()
 
-    def open_at(self, step: int, require_owner: Callable[[], None]) -> None:
-        """Forget everything after `step` and open the event log for the steps that follow.
+    def open_at(
+        self,
+        step: int,
+        require_owner: Callable[[], None],
+        open_loggers: Callable[[], list[MetricLogger]] = list,
+    ) -> None:
+        """Forget everything after `step` and open the loggers for the steps that follow.
 
         Args:
             step: the last step that is part of the run.
             require_owner: called before every write from now on; raises where this learner may
                 not write.
+            open_loggers: opens those that get the numbers besides `metrics.jsonl`; none by default.
         """
-        # Only here: it imports torch, and a start that is refused need not wait for that.
-        from torch.utils.tensorboard import SummaryWriter
-
         self._require_owner = require_owner
         with report_full_disk("metrics", self.path):
             for name in (METRICS_FILE, EVALUATIONS_FILE):
@@ -138,9 +138,7 @@ class RunFolder:
             for path in (self.path / TRAJECTORIES_DIR).glob("step_*.jsonl"):
                 if int(path.stem.removeprefix("step_")) > step:
                     path.unlink()
-            # TensorBoard then hides what earlier files say of this step and later ones.
-            purge_step = step + 1 if step else None
-            self._events = SummaryWriter(self.path / TENSORBOARD_DIR, purge_step=purge_step)
+            self._loggers = open_loggers()
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
         """Write `config.json` unless the command that started the run has written it."""
@@ -149,27 +147,22 @@ class RunFolder:
             write_atomically(path, json.dumps(resolved, indent=2, default=str) + "\n")
 
     def write_metrics(self, step: int, values: Mapping[str, float]) -> None:
-        """Append one step to `metrics.jsonl` and to the TensorBoard events."""
+        """Append one step to `metrics.jsonl`, and give it to the loggers."""
         self._append(METRICS_FILE, [{"step": step, **values}])
-        self._write_events(step, values)
+        self.write_scalars(step, values)
 
     def write_evaluation(self, step: int, name: str, record: Mapping[str, Any]) -> None:
         """Append one evaluation to `evaluations.jsonl`."""
         self._append(EVALUATIONS_FILE, [{"step": step, "name": name, **record}])
 
-    def _write_events(self, step: int, values: Mapping[str, float]) -> None:
-        self._require_owner()
-        if self._events is None:
-            raise RuntimeError("the run folder is not open; call open_at first")
-        with report_full_disk("TensorBoard events", self.path / TENSORBOARD_DIR):
-            for tag, value in values.items():
-                if math.isfinite(value):
-                    self._events.add_scalar(tag, value, step)
-            self._events.flush()
-
     def write_scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Append numbers to the TensorBoard events only (an evaluation's, at its own step)."""
-        self._write_events(step, values)
+        """Give numbers to the loggers only (an evaluation's, at its own step)."""
+        self._require_owner()
+        if self._loggers is None:
+            raise RuntimeError("the run folder is not open; call open_at first")
+        finite = {name: value for name, value in values.items() if math.isfinite(value)}
+        for metric_logger in self._loggers:
+            metric_logger.log(step, finite)
 
     def write_answers(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Write the scores of the last evaluation, one line a question."""
@@ -210,11 +203,10 @@ class RunFolder:
             file.writelines(_line(record) for record in records)
 
     def close(self) -> None:
-        """Close the event log and give the lock back."""
+        """Close the loggers and give the lock back."""
+        loggers, self._loggers = self._loggers or [], None
         try:
-            if self._events is not None:
-                with report_full_disk("TensorBoard events", self.path / TENSORBOARD_DIR):
-                    self._events.close()
+            for metric_logger in loggers:
+                metric_logger.close()
         finally:
-            self._events = None
             self._lock.release()

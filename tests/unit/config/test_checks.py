@@ -47,6 +47,9 @@ def test_a_complete_configuration_has_no_problems(folder: Path):
         (["evaluation.sets.x=nowhere.jsonl"], "evaluation.sets.x: "),
         (["model.max_context=8192"], "must be <= 4096, the positions that the model"),
         (["run.plugins=['no-such-package-here']"], "neither a folder nor an installed package"),
+        (["learner.loggers=['mlflow']"], "`pip install 'agent-r1[mlflow]'`"),
+        (["run.plugins=['pydantic>=99']"], "not what is installed here (pydantic 2."),
+        (["run.plugins=['pydantic>=99']"], "`pip install 'pydantic>=99'`"),
     ],
 )
 def test_what_is_missing_is_named(folder: Path, options: list[str], expected: str):

@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.reporting.loggers import open_loggers
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
 from agent_r1_proto.tools import ImagePart, TextPart
@@ -25,7 +27,8 @@ from tests.support.builders import scored
 def opened(path: Path, step: int = 0, *, resume: bool = False) -> RunFolder:
     folder = RunFolder(path)
     folder.prepare(resume=resume)
-    folder.open_at(step, lambda: None)
+    facts = RunFacts("run", path)
+    folder.open_at(step, lambda: None, lambda: open_loggers(["tensorboard"], facts, step))
     return folder
 
 
@@ -165,11 +168,14 @@ def test_torch_is_imported_only_when_the_events_are_opened(tmp_path: Path):
     code = f"""
 import sys
 from pathlib import Path
+from agent_r1.learner.reporting.loggers import open_loggers
+from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
 folder = RunFolder(Path({str(tmp_path / "run")!r}))
 folder.prepare(resume=False)
 assert "torch" not in sys.modules
-folder.open_at(0, lambda: None)
+facts = RunFacts("run", folder.path)
+folder.open_at(0, lambda: None, lambda: open_loggers(["tensorboard"], facts, 0))
 folder.write_metrics(1, {{"reward/mean": 1.0}})
 folder.close()
 assert "torch" in sys.modules

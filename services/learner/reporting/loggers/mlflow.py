@@ -1,0 +1,73 @@
+"""`mlflow`: an MLflow server, or without `MLFLOW_TRACKING_URI` a database in the run folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from agent_r1.learner.reporting.loggers.base import RunFacts
+from agent_r1_service.extras import import_extra
+
+EXPERIMENT = "agent-r1"
+"""Where MLFLOW_EXPERIMENT_NAME names no other."""
+RUN_TAG = "agent_r1.run"
+MAX_PARAMETER_CHARS = 500
+_FORBIDDEN = re.compile(r"[^\w./ -]")
+"""What MLflow does not allow in the name of a metric or a parameter."""
+
+
+class MlflowLogger:
+    """One run of MLflow, which a resumed run continues."""
+
+    def __init__(self, run: RunFacts) -> None:
+        mlflow = import_extra("mlflow", "mlflow", 'learner.loggers ("mlflow")')
+        self._entities = mlflow.entities
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder / 'mlflow.db'}"
+        self._client = mlflow.MlflowClient(tracking_uri=uri)
+        self._run_id = self._find(run) or self._create(run)
+
+    def _find(self, run: RunFacts) -> str | None:
+        found = self._client.search_runs(
+            [self._experiment()], filter_string=f"tags.`{RUN_TAG}` = '{run.unique_id}'"
+        )
+        return found[0].info.run_id if found else None
+
+    def _experiment(self) -> str:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
+        found = self._client.get_experiment_by_name(name)
+        return self._client.create_experiment(name) if found is None else found.experiment_id
+
+    def _create(self, run: RunFacts) -> str:
+        made = self._client.create_run(
+            self._experiment(), run_name=run.id, tags={RUN_TAG: run.unique_id}
+        )
+        for key, value in _flat(run.config):
+            self._client.log_param(made.info.run_id, key, value)
+        return made.info.run_id
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers."""
+        now_ms = round(1000 * time.time())
+        metric = self._entities.Metric
+        metrics = [
+            metric(_FORBIDDEN.sub("_", name), value, now_ms, step) for name, value in values.items()
+        ]
+        self._client.log_batch(self._run_id, metrics=metrics)
+
+    def close(self) -> None:
+        """Say that the run has ended."""
+        self._client.set_terminated(self._run_id)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for name, value in values.items():
+        key = f"{prefix}{_FORBIDDEN.sub('_', str(name))}"
+        if isinstance(value, Mapping):
+            found += _flat(value, f"{key}.")
+        else:
+            found.append((key, str(value)[:MAX_PARAMETER_CHARS]))
+    return found

@@ -1,0 +1,37 @@
+"""`wandb`: Weights & Biases; `WANDB_MODE=offline` writes into the run folder only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from agent_r1.learner.reporting.loggers.base import RunFacts
+from agent_r1_service.extras import import_extra
+
+PROJECT = "agent-r1"
+"""Where WANDB_PROJECT names no other."""
+
+
+class WandbLogger:
+    """One run of W&B, which a resumed run continues."""
+
+    def __init__(self, run: RunFacts) -> None:
+        wandb = import_extra("wandb", "wandb", 'learner.loggers ("wandb")')
+        self._run = wandb.init(
+            project=wandb.Settings().project or PROJECT,
+            id=run.unique_id,
+            name=run.id,
+            dir=str(run.folder),
+            config=dict(run.config),
+            resume="allow",
+        )
+        # Steps that a resumed run makes again would be refused as W&B's own step count.
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Send numbers; W&B does so in its own time."""
+        self._run.log({"step": step, **values})
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()

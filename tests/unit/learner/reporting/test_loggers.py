@@ -1,0 +1,162 @@
+"""Loggers besides TensorBoard: what they are told, and that training survives them."""
+
+from __future__ import annotations
+
+import logging
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent_r1.learner.config import LearnerConfig
+from agent_r1.learner.reporting.loggers import MetricLogger, open_loggers
+from agent_r1.learner.reporting.loggers.base import RunFacts
+from agent_r1.learner.reporting.run_folder import RunFolder
+from agent_r1_service.extras import MissingPackageError
+
+
+def facts(folder: Path) -> RunFacts:
+    return RunFacts("demo", folder, {"learner": {"lr": 0.5}, "tools": {}})
+
+
+class FakeWandb:
+    """Stands in for the package: one run, which may refuse what it gets."""
+
+    def __init__(self) -> None:
+        self.settings: dict[str, Any] = {}
+        self.rows: list[dict[str, float]] = []
+        self.steps: list[tuple[str, str | None]] = []
+        self.away = False
+        self.finished = False
+
+    def Settings(self) -> SimpleNamespace:  # noqa: N802 - its name
+        return SimpleNamespace(project=None)
+
+    def init(self, **settings: Any) -> FakeWandb:
+        self.settings = settings
+        return self
+
+    def define_metric(self, name: str, step_metric: str | None = None) -> None:
+        self.steps.append((name, step_metric))
+
+    def log(self, row: dict[str, float]) -> None:
+        if self.away:
+            raise ConnectionError("no network")
+        self.rows.append(row)
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+@pytest.fixture
+def wandb(monkeypatch: pytest.MonkeyPatch) -> FakeWandb:
+    fake = FakeWandb()
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    return fake
+
+
+def test_wandb_gets_the_run_and_its_numbers_at_their_steps(wandb: FakeWandb, tmp_path: Path):
+    folder = RunFolder(tmp_path)
+    folder.prepare(resume=False)
+    folder.open_at(0, lambda: None, lambda: open_loggers(["wandb"], facts(tmp_path), 0))
+    folder.write_metrics(1, {"reward/mean": 0.5, "loss/kl": math.nan})
+    folder.close()
+    assert wandb.rows == [{"step": 1, "reward/mean": 0.5}]
+    assert wandb.steps == [("step", None), ("*", "step")]
+    assert (wandb.settings["name"], wandb.settings["project"]) == ("demo", "agent-r1")
+    assert wandb.settings["config"] == {"learner": {"lr": 0.5}, "tools": {}}
+    assert wandb.settings["resume"] == "allow"
+    assert wandb.finished
+
+
+def test_a_resumed_run_is_the_same_run_and_another_folder_another(tmp_path: Path):
+    names = {facts(tmp_path / name).unique_id for name in ("a", "a", "b")}
+    assert len(names) == 2
+    assert all(name.startswith("demo-") for name in names)
+
+
+def test_training_goes_on_when_a_logger_fails(
+    wandb: FakeWandb, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    (metric_logger,) = open_loggers(["wandb"], facts(tmp_path), 0)
+    wandb.away = True
+    with caplog.at_level(logging.WARNING):
+        metric_logger.log(3, {"reward/mean": 0.5})
+    assert "metrics not logged logger=wandb step=3" in caplog.text
+    wandb.away = False
+    metric_logger.log(4, {"reward/mean": 0.5})
+    assert [row["step"] for row in wandb.rows] == [4]
+
+
+class FakeMlflow:
+    """Stands in for the package and its client: a server with runs by id."""
+
+    def __init__(self) -> None:
+        self.entities = SimpleNamespace(Metric=lambda *values: values)
+        self.uris: list[str] = []
+        self.runs: dict[str, dict[str, Any]] = {}
+
+    def MlflowClient(self, tracking_uri: str) -> FakeMlflow:  # noqa: N802 - its name
+        self.uris.append(tracking_uri)
+        return self
+
+    def get_experiment_by_name(self, name: str) -> SimpleNamespace:
+        return SimpleNamespace(experiment_id=name)
+
+    def search_runs(self, experiments: list[str], filter_string: str) -> list[SimpleNamespace]:
+        wanted = filter_string.split("'")[1]
+        found = [key for key, run in self.runs.items() if wanted in run["tags"].values()]
+        return [SimpleNamespace(info=SimpleNamespace(run_id=key)) for key in found]
+
+    def create_run(self, experiment: str, run_name: str, tags: dict[str, str]) -> SimpleNamespace:
+        self.runs["r1"] = {"name": run_name, "tags": tags, "params": {}, "metrics": []}
+        return SimpleNamespace(info=SimpleNamespace(run_id="r1"))
+
+    def log_param(self, run_id: str, key: str, value: str) -> None:
+        self.runs[run_id]["params"][key] = value
+
+    def log_batch(self, run_id: str, metrics: list[tuple[Any, ...]]) -> None:
+        self.runs[run_id]["metrics"] += [(name, value, step) for name, value, _, step in metrics]
+
+    def set_terminated(self, run_id: str) -> None:
+        self.runs[run_id]["ended"] = True
+
+
+@pytest.fixture
+def mlflow(monkeypatch: pytest.MonkeyPatch) -> FakeMlflow:
+    fake = FakeMlflow()
+    monkeypatch.setitem(sys.modules, "mlflow", fake)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return fake
+
+
+def test_mlflow_keeps_one_run_however_often_it_is_resumed(mlflow: FakeMlflow, tmp_path: Path):
+    for step, tag in ((1, "reward/mean"), (2, "reward/my_rewards:brevity")):
+        (metric_logger,) = open_loggers(["mlflow"], facts(tmp_path), step - 1)
+        metric_logger.log(step, {tag: 0.5})
+        metric_logger.close()
+    assert mlflow.uris == [f"sqlite:///{tmp_path}/mlflow.db"] * 2
+    (run,) = mlflow.runs.values()
+    assert (run["name"], run["params"]) == ("demo", {"learner.lr": "0.5"})
+    # MLflow allows no colon in a name.
+    assert run["metrics"] == [("reward/mean", 0.5, 1), ("reward/my_rewards_brevity", 0.5, 2)]
+    assert run["ended"]
+
+
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
+def test_a_logger_without_its_package_is_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingPackageError, match=rf"pip install 'agent-r1\[{name}\]'"):
+        open_loggers([name], facts(tmp_path), 0)
+
+
+def test_no_logger_is_an_answer_too():
+    none: list[MetricLogger] = open_loggers([], RunFacts("demo", Path()), 0)
+    assert none == []
+    assert LearnerConfig(loggers=[]).loggers == []
+    assert LearnerConfig().loggers == ["tensorboard"]
