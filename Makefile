@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-scale bench-learner profile clean
+.PHONY: help setup demo table test test-unit test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -83,6 +83,9 @@ bench-path: setup ## measure the path of a trajectory through Redis, into runs/b
 
 bench-memory: setup ## measure the memory of a run with all services, into runs/bench/memory.json
 	@$(BIN)/python scripts/bench_memory.py
+
+bench-estimate: setup ## compare `agent-r1 estimate` with the learner's real memory on this CPU, into docs/results/estimate.json
+	@$(BIN)/python scripts/bench_estimate.py
 
 bench-scale: setup ## measure what 1 to 64 rollout servers cost, and 16,000 trajectories in flight
 	@$(BIN)/python scripts/bench_scale.py

@@ -233,8 +233,13 @@ def check_search(config: Config) -> None:
     """Refuse a configuration whose search tool `naive_rag` cannot ask.
 
     Raises:
-        ConfigError: there is none, or the model is not offered it.
+        ConfigError: there is none, the model is not offered it, or it writes other calls.
     """
+    if config.env.tool_format != "hermes":
+        raise ConfigError(
+            "--method naive_rag shows its retrieval as a call in the format hermes, and "
+            f"env.tool_format is {config.env.tool_format!r}; choose another --method"
+        )
     if SEARCH_TOOL not in config.tools:
         raise ConfigError(
             f"--method naive_rag asks the tool {SEARCH_TOOL!r}, and the configured tools are "

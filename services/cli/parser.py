@@ -133,6 +133,8 @@ def _add_running(commands: _Commands) -> None:
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (run.dir)")
     from_help = "start from this model, or from the last checkpoint of a run (model.path)"
     train.add_argument("--from", dest="policy", metavar="MODEL_OR_RUN", help=from_help)
+    dry_help = "take two steps in a folder of its own, and say how long the run and how large "
+    train.add_argument("--dry-run", action="store_true", help=f"{dry_help}its folder will be")
     train.add_argument(
         "--resume",
         metavar="DIR_OR_URL",
@@ -224,6 +226,21 @@ def _add_doctor(commands: _Commands) -> None:
         "config", type=Path, nargs="?", metavar="CONFIG", help=f"{CONFIG_HELP} (optional)"
     )
     _add_set(doctor)
+
+
+def _add_estimate(commands: _Commands) -> None:
+    estimate = _add(
+        commands,
+        "estimate",
+        "estimate:estimate",
+        "say how much memory and disk a run takes",
+        "Work out the memory of learner and rollout, and the disk for checkpoints and weights, "
+        "from the configuration and the size of the model. Nothing is loaded or started. Where it "
+        "does not fit, say which keys make it fit; the exit status is then 1.",
+    )
+    _add_config(estimate)
+    gpu_help = "judge for GPUs of this size (default: those of this machine, or its CPU)"
+    estimate.add_argument("--gpu-gb", type=float, metavar="GB", help=gpu_help)
 
 
 def _add_search(commands: _Commands) -> None:
@@ -609,6 +626,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_running(commands)
     _add_config_commands(commands)
     _add_doctor(commands)
+    _add_estimate(commands)
     _add_search(commands)
     _add_tools(commands)
     _add_rollout(commands)

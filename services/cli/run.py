@@ -81,6 +81,12 @@ def train(arguments: argparse.Namespace) -> int:
         if arguments.run_dir is not None:
             options.append(f"run.dir={json.dumps(str(arguments.run_dir))}")
         loaded = load_config(arguments.config, options)
+    if arguments.dry_run:
+        from agent_r1.cli.dry_run import dry_run
+
+        if arguments.resume is not None:
+            raise ConfigError("--dry-run and --resume exclude each other; name a CONFIG")
+        return dry_run(loaded.config)
     return local.run_training(loaded.config, resume=arguments.resume is not None)
 
 

@@ -113,6 +113,13 @@ class Config(StrictConfig):
                     f"env.enable_tools names {name!r}, and the configured tools are "
                     f"{sorted(self.tools)}; add a table [tools.{name}] or remove the name"
                 )
+        reads_hermes = self.reward.rule == "paper" or "format" in self.reward.components
+        if self.tools and self.env.tool_format != "hermes" and reads_hermes:
+            raise ValueError(
+                f'the reward component "format" reads calls in the format hermes, and '
+                f"env.tool_format is {self.env.tool_format!r}; leave the component out, or write "
+                "one of your own"
+            )
         for name in self.diagnose.sets or []:
             if name not in self.evaluation.sets:
                 raise ValueError(

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.rollout.chat_template import ChatTemplateError, render
+from agent_r1.rollout.outside_text import OutsideText, as_json
 from agent_r1.rollout.parsing import MARKUP, THINK_CLOSE, THINK_OPEN, TurnText, parse_turn
 from agent_r1.rollout.tool_formats import HERMES, ParsedCall, ToolFormat
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
 
-TRUNCATION_MARKER = "\n[truncated]"
 # Words that no template writes by itself, without whitespace at their ends (templates may strip).
 _QUESTION, _THOUGHT, _SAID = "Question-7f3a", "Thought-7f3a", "Said-7f3a"
 _SPOKEN = f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}"
@@ -39,7 +39,6 @@ _TOOL = ToolSpec(
     description="Any tool.",
     parameters={"type": "object", "properties": {"text": {"type": "string"}}},
 ).as_function()
-_LOOKS_LIKE_MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
 
 Dialogue = list[dict[str, str]]
 
@@ -94,8 +93,6 @@ class ChatFormat:
         self._glue_tokens: dict[str, list[int]] = {}
         # A template may put the tools into a message, and move them when another one follows.
         self._offered = [_TOOL] if "tool" in reply_roles else None
-        self._control: frozenset[int] = frozenset()
-        self._control_pattern = re.compile(r"(?!)")
         self._tool_format = tool_format
         close_ids = self.encode(tool_format.closing_tag)
         self._call_close_id = close_ids[0] if len(close_ids) == 1 else None
@@ -108,7 +105,7 @@ class ChatFormat:
             for piece in self._glue_of((role,))
             for token in self.encode(piece)
         }
-        self._find_control_tokens(glue)
+        self._outside = OutsideText(tokenizer, glue, (*MARKUP, *tool_format.markup))
         for role in reply_roles:
             self._check_round_trip((role, role) if role == "tool" else (role,))
         question: Dialogue = [{"role": "user", "content": _QUESTION}]
@@ -149,30 +146,13 @@ class ChatFormat:
         return Rendered(rest + text, [*self.encode(rest), *token_ids])
 
     def encode_text(self, text: str) -> list[int]:
-        """Encode text from outside (a tool's) so that nothing in it becomes a control token.
-
-        `<|im_end|>` inside a passage is spelled out in ordinary tokens.
-        """
-        token_ids = self.encode(text)
-        if self._control.isdisjoint(token_ids):
-            return token_ids
-        pieces: list[str] = []
-        last = 0
-        for match in self._control_pattern.finditer(text):
-            pieces += [text[last : match.start() + 1], text[match.start() + 1 : match.end()]]
-            last = match.end()
-        pieces.append(text[last:])
-        token_ids = [token for piece in pieces if piece for token in self.encode(piece)]
-        if self._control.isdisjoint(token_ids):
-            return token_ids
-        # A normalizer may turn other characters into a control token's: spell everything out.
-        token_ids = [token for character in text for token in self.encode(character)]
-        return [token for token in token_ids if token not in self._control]
+        """Encode text from outside (a tool's) so that nothing in it becomes a control token."""
+        return self._outside.encode(text)
 
     def encode_limited(
         self, text: str, *, max_chars: int, max_tokens: int | None, role: Role = "tool"
     ) -> tuple[str, list[int]]:
-        """Encode outside text, cut to both limits with a visible marker where it was cut.
+        """Encode outside text as the template writes it, cut to both limits with a visible marker.
 
         Args:
             text: of a message.
@@ -183,27 +163,10 @@ class ChatFormat:
         Returns:
             The text as the model sees it, and its tokens (never more than `max_tokens`).
         """
-        kept = text
-        if len(kept) > max_chars:
-            kept = kept[: max(max_chars - len(TRUNCATION_MARKER), 0)] + TRUNCATION_MARKER
-        shown = self._written(role, kept)
-        token_ids = self.encode_text(shown)
-        if max_tokens is None or len(token_ids) <= max_tokens:
-            return shown, token_ids
-        marker = self._written(role, TRUNCATION_MARKER)
-        marker_ids = self.encode_text(marker)
-        budget = max(max_tokens - len(marker_ids), 0)
-        body = self._written(role, text[: len(kept)])
-        while True:
-            offsets = self._backend.encode(body, add_special_tokens=False).offsets
-            body = body[: offsets[budget][0]] if len(offsets) > budget else body[:-1]
-            if role in self._json_roles:
-                body = body.rstrip("\\")  # half of an escape
-            body_ids = self.encode_text(body)
-            if len(body_ids) + len(marker_ids) <= max_tokens:
-                return body + marker, body_ids + marker_ids
-            if not body:
-                return marker, marker_ids[:max_tokens]
+        in_json = role in self._json_roles
+        return self._outside.encode_limited(
+            text, max_chars=max_chars, max_tokens=max_tokens, in_json=in_json
+        )
 
     def encode_reply(
         self, roles: Sequence[Role], bodies: Sequence[list[int]], call_ids: Sequence[str] = ()
@@ -328,11 +291,7 @@ class ChatFormat:
     def _writes_json(self, role: Role) -> bool:
         """Say whether the template writes such a message as a string of JSON, as Llama 3's do."""
         shown = self._render(_dialogue((role,), [_QUOTED]), tools=self._offered)
-        return _QUOTED not in shown and _as_json(_QUOTED) in shown
-
-    def _written(self, role: Role, text: str) -> str:
-        """Return the text of a message as the template writes it."""
-        return _as_json(text) if role in self._json_roles else text
+        return _QUOTED not in shown and as_json(_QUOTED) in shown
 
     def _glue_of(self, roles: tuple[Role, ...]) -> list[str]:
         """Return the text before, between and after the messages of a reply."""
@@ -411,21 +370,6 @@ class ChatFormat:
             "chat_template.jinja that renders every turn as it was written beside the model"
         )
 
-    def _find_control_tokens(self, glue: set[int]) -> None:
-        tokens: Mapping[int, Any] = self._tokenizer.added_tokens_decoder
-        # A word may be a token of its own and stand in the glue ("user"); it controls nothing.
-        control = {
-            token_id: token.content
-            for token_id, token in tokens.items()
-            if token.special
-            or (_LOOKS_LIKE_MARKUP.match(token.content) and token_id in glue)
-            or token.content in (*MARKUP, *self._tool_format.markup)
-        }
-        self._control = frozenset(control)
-        longest_first = sorted(control.values(), key=len, reverse=True)
-        if longest_first:
-            self._control_pattern = re.compile("|".join(map(re.escape, longest_first)))
-
     def _check_round_trip(self, roles: tuple[Role, ...]) -> None:
         """Check that glue and text, tokenized apart, read as the template's own rendering."""
         replies = [f"{i} {_QUOTED}" for i in range(len(roles))]
@@ -433,7 +377,7 @@ class ChatFormat:
         before = expected[: expected.rindex(_SAID) + len(_SAID)]
         end = self.encode(expected[len(before) :])[0]
         bodies = [
-            self.encode_text(self._written(role, text))
+            self.encode_text(as_json(text) if role in self._json_roles else text)
             for role, text in zip(roles, replies, strict=True)
         ]
         reply = self.encode_reply(roles, bodies)
@@ -444,10 +388,6 @@ class ChatFormat:
                 f"{expected!r}; use a byte-level tokenizer without a normalizer or an added prefix "
                 "space, and a template that writes messages as they are"
             )
-
-
-def _as_json(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _dialogue(roles: Sequence[Role], replies: Sequence[str]) -> Dialogue:

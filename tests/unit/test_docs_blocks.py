@@ -35,6 +35,12 @@ NUM_MARKED = 2
 """Blocks that no test runs; a new one is a decision."""
 ELSEWHERE = {
     ("docs/mcp.md", "from mcp import Client"): "tests/integration/test_mcp_server.py",
+    ("docs/serving.md", '"""Ask a served agent: python ask.py OUT QUESTION [URL]."""'): (
+        "tests/e2e/test_export.py"
+    ),
+    ("docs/serving.md", "from transformers import AutoModelForCausalLM, AutoTokenizer"): (
+        "tests/e2e/test_export.py"
+    ),
     ("docs/mcp.md", "from mcp.server.mcpserver import MCPServer"): (
         "tests/support/mcp_notes_server.py"
     ),

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from pydantic import JsonValue
 
-from agent_r1.rollout.chat_format import TRUNCATION_MARKER
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, CallStatus
+from agent_r1.rollout.outside_text import TRUNCATION_MARKER
 from agent_r1.rollout.parsing import ParsedCall, TurnText
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_proto.tasks import RolloutTask

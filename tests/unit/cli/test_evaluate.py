@@ -176,6 +176,12 @@ def test_a_policy_that_is_nothing_is_refused_before_anything_starts(
     assert fake.configs == []
 
 
+def test_naive_rag_is_for_hermes_calls_only(file: Path, capsys: pytest.CaptureFixture[str]):
+    options = ("--method", "naive_rag", "--set", "env.tool_format=mistral")
+    assert cli.main(command(file, *options)) == 2
+    assert "as a call in the format hermes" in capsys.readouterr().err
+
+
 def test_naive_rag_refuses_a_tool_without_a_query_before_anything_starts(
     file: Path,
     launch: Callable[..., FakeLauncher],

@@ -246,6 +246,14 @@ def test_a_url_without_a_password_is_no_secret(file: Path):
     assert secrets == {}
 
 
+def test_the_reward_for_the_format_is_for_hermes_calls_only(file: Path):
+    search = "tools.search.corpus=corpus.jsonl"
+    scored = "reward.components={exact_match = 1.0, format = 0.1}"
+    with pytest.raises(ConfigError, match="reads calls in the format hermes"):
+        load(file, search, "env.tool_format=mistral", scored)
+    assert load(file, search, "env.tool_format=mistral").config.env.tool_format == "mistral"
+
+
 def test_replicas_cannot_share_a_port_or_a_name(file: Path):
     with pytest.raises(ConfigError, match=r"rollout\.port \(8001\) must be 0"):
         load(file, "placement.rollout_replicas=2", "rollout.port=8001")

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from agent_r1.rollout.chat_format import TRUNCATION_MARKER, ChatFormat
+from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1.rollout.outside_text import TRUNCATION_MARKER
 from agent_r1.rollout.policy import EngineDeadError
 from agent_r1.rollout.trajectory_builder import derive_seed
 from agent_r1_proto.messages import decode_entry, encode_entry

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.rollout.chat_format import TRUNCATION_MARKER, ChatFormat
+from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
+from agent_r1.rollout.outside_text import TRUNCATION_MARKER
 from agent_r1.rollout.parsing import ParsedCall, parse_turn
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec

@@ -1,0 +1,212 @@
+"""What `agent-r1 estimate` says of the learner's memory, beside what it takes on this CPU.
+
+    python scripts/bench_estimate.py [--only NAME,...] [--out FILE]
+
+Each setting is a process of its own: it loads the training engine of a random model, notes the
+memory, and takes two steps on random trajectories. "state" is weights and AdamW between two steps;
+"peak" is the most that was resident during the second step. Both are counted from before the model
+was loaded. For some settings, a second process measures the same peak with an allocator that gives
+back at once what is freed ("used"): what remains is what the training needs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib
+import json
+import multiprocessing
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "docs" / "results" / "estimate.json"
+MODEL = {
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 8000,
+    "tie_word_embeddings": False,
+}
+LEARNER = {"max_tokens_per_microbatch": 1024, "logprob_chunk_tokens": 256}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "tokens": {"learner": {"max_tokens_per_microbatch": 2048}},
+    "checkpointing": {
+        "learner": {"max_tokens_per_microbatch": 2048, "activation_checkpointing": True}
+    },
+    "vocabulary": {"model": {"vocab_size": 32000}, "learner": {"logprob_chunk_tokens": 512}},
+    "tied": {"model": {"vocab_size": 32000, "tie_word_embeddings": True}},
+    "deep": {"model": {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 24}},
+    "padded": {"learner": {"max_tokens_per_microbatch": 2048, "share_prefixes": False}},
+    "reference": {"reference": True},
+    "critic": {"critic": True},
+    "zero1": {"learner": {"zero_stage": 1}},
+    "bfloat16": {"dtype": "bfloat16"},
+}
+BARE = ("plain", "checkpointing", "deep")
+"""Settings whose peak is measured with the other allocator as well."""
+M_MMAP_THRESHOLD = -3
+"""Of `mallopt`: larger blocks are mapped apart, and unmapped when they are freed."""
+GIVEN_BACK_BYTES = 1 << 16
+LENGTH = 256
+"""Tokens of a trajectory."""
+
+
+def resident(field: str) -> float:
+    """Return `VmRSS` or `VmHWM` of this process, in bytes."""
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError(f"/proc/self/status has no {field}")
+
+
+def measure(name: str, folder: Path) -> dict[str, Any]:
+    """Measure one setting in this process."""
+    import numpy as np
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from agent_r1.config.estimate import activation_parts, read_model_size, state_parts, total
+    from agent_r1.learner.config import EngineConfig
+    from agent_r1.learner.engine.interface import LossSpec, TrainSample
+    from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+    from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
+    from agent_r1_service.config import ModelConfig
+
+    importlib.import_module("agent_r1.learner.engine.ranks.engine")  # with its libraries
+    torch.set_num_threads(1)
+    setting = SETTINGS[name]
+    shape = {**MODEL, **setting.get("model", {}), "max_position_embeddings": 4096}
+    model = Qwen2ForCausalLM(Qwen2Config(**shape))
+    model.save_pretrained(folder)
+    del model
+    gc.collect()
+    table = ModelConfig(path=str(folder), dtype=setting.get("dtype", "float32"))
+    config = EngineConfig.model_validate({"device": "cpu", **LEARNER, **setting.get("learner", {})})
+    critic = CriticSetup(table, 1e-5, 0) if setting.get("critic") else None
+    setup = EngineSetup.of(
+        table, config, with_reference=bool(setting.get("reference")), critic=critic
+    )
+    rng = np.random.default_rng(0)
+    tokens = config.max_tokens_per_microbatch
+    samples = []
+    for _ in range(2 * tokens // LENGTH):  # two micro-batches: the second adds to gradients
+        mask = np.ones(LENGTH, np.bool_)
+        mask[0] = False
+        samples.append(
+            TrainSample(
+                token_ids=rng.integers(0, shape["vocab_size"], LENGTH).astype(np.int32),
+                loss_mask=mask,
+                rollout_logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
+                advantages=np.where(mask, rng.normal(), 0.0).astype(np.float32),
+                **({} if critic is None else _values(mask)),
+            )
+        )
+    _trim()
+    before = resident("VmRSS")
+    engine = DeepSpeedPolicyEngine(setup)
+    spec = LossSpec(kl_coef=0.1 if setup.with_reference else 0.0)
+    engine.train_batch(samples, spec)
+    _trim()
+    state = resident("VmRSS") - before
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    engine.train_batch(samples, spec)
+    peak = resident("VmHWM") - before
+    engine.close()
+    size = read_model_size(folder)
+    parts = list(state_parts(size, setup.config, table.dtype, "policy"))
+    if setup.with_reference:
+        parts += [part for part in parts if part.name == "policy: weights"]
+    if critic is not None:
+        parts += list(state_parts(size, setup.config, table.dtype, "critic"))
+    held = total([part for part in parts if "gradients" not in part.name])
+    more = list(activation_parts(size, setup.config, table, tokens, on_gpu=False))
+    used = total(parts) + total(more[:-1])
+    return {
+        "setting": name,
+        "weights": size.weights,
+        "state_mb": round(state / 1e6, 1),
+        "estimated_state_mb": round(held / 1e6, 1),
+        "peak_mb": round(peak / 1e6, 1),
+        "estimated_used_mb": round(used / 1e6, 1),
+        "estimated_peak_mb": round((used + more[-1].size) / 1e6, 1),
+    }
+
+
+def _values(mask: Any) -> dict[str, Any]:
+    import numpy as np
+
+    zeros = np.zeros(len(mask), np.float32)
+    return {"value_mask": mask, "returns": zeros, "old_values": zeros}
+
+
+def _trim() -> None:
+    """Give freed memory back, so that what is resident is what is used."""
+    gc.collect()
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def run(name: str) -> dict[str, Any]:
+    """Measure one setting in processes of its own."""
+    found = in_process(name, gives_back=False)
+    for what in ("state", "peak"):
+        found[f"{what}_error"] = round(found[f"estimated_{what}_mb"] / found[f"{what}_mb"] - 1, 3)
+    if name in BARE:
+        used = in_process(name, gives_back=True)["peak_mb"]
+        found |= {"used_mb": used, "used_error": round(found["estimated_used_mb"] / used - 1, 3)}
+    return found
+
+
+def in_process(name: str, *, gives_back: bool) -> dict[str, Any]:
+    """Measure one setting in a process forked from this one, which has imported everything.
+
+    Args:
+        name: of the setting.
+        gives_back: let the allocator give back at once what is freed.
+    """
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(
+        target=_measure_into, args=(sender, name, gives_back)
+    )
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError as exc:
+        raise RuntimeError(f"{name} was not measured; the lines above say why") from exc
+    finally:
+        process.join()
+
+
+def _measure_into(sender: Any, name: str, gives_back: bool) -> None:
+    if gives_back:
+        ctypes.CDLL("libc.so.6").mallopt(M_MMAP_THRESHOLD, GIVEN_BACK_BYTES)
+    with tempfile.TemporaryDirectory() as folder:
+        sender.send(measure(name, Path(folder)))
+    sender.close()
+    os._exit(0)  # nothing that was forked along has to end in order
+
+
+def main() -> None:
+    """Measure every setting and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default=",".join(SETTINGS), help="settings, separated by commas")
+    parser.add_argument("--out", type=Path, default=OUT)
+    arguments = parser.parse_args()
+    importlib.import_module("agent_r1.learner.engine.policy_engine")
+    results = []
+    for name in arguments.only.split(","):
+        results.append(run(name))
+        print(json.dumps(results[-1]), flush=True)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""What a run takes, worked out by hand for a model of 1000 weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.config.estimate import (
+    GPU_OVERHEAD,
+    ModelSize,
+    activation_parts,
+    disk_parts,
+    kv_bytes_per_token,
+    learner_parts,
+    microbatch_tokens,
+    read_model_size,
+    rollout_parts,
+    state_parts,
+    total,
+)
+from agent_r1.config.run import Config
+from agent_r1.learner.config import EngineConfig
+from agent_r1_service.config import ModelConfig
+
+SIZE = ModelSize(
+    weights=1000,
+    layers=2,
+    hidden=8,
+    intermediate=16,
+    heads=2,
+    queries=8,
+    keys=4,
+    vocabulary=32,
+    tied=True,
+)
+
+
+def config(**tables: dict[str, Any]) -> Config:
+    model = {"path": "none", "max_context": 512, **tables.pop("model", {})}
+    env = {"max_tokens_per_turn": 64}
+    return Config.model_validate({"model": model, "env": env, **tables})
+
+
+def sizes(table: dict[str, Any], dtype: Any = "float32") -> list[float]:
+    engine = EngineConfig.model_validate(table)
+    return [part.size for part in state_parts(SIZE, engine, dtype, "policy")]
+
+
+def test_float32_without_zero():
+    # 4 bytes a weight, 4 a gradient, 8 AdamW.
+    assert sizes({}) == [4000, 4000, 8000]
+
+
+def test_bfloat16_runs_as_stage_1():
+    # 2 a weight; a gradient 2 as it comes and 4 in the sum; (4 + 8) / 2 ranks.
+    assert sizes({"ranks": 2}, "bfloat16") == [2000, 6000, 6000]
+
+
+def test_stage_3_divides_everything():
+    assert sizes({"ranks": 4, "zero_stage": 3}, "bfloat16") == [500, 1000, 3000]
+
+
+def test_offload_moves_the_optimizer_away():
+    table = {"ranks": 4, "zero_stage": 2, "offload": "optimizer"}
+    assert sizes(table, "bfloat16") == [2000, 1000]
+
+
+def test_checkpointing_keeps_the_inputs_of_the_layers_and_one_layer():
+    model = ModelConfig(path="none")
+    kept = {}
+    for name in (True, False):
+        table = EngineConfig(activation_checkpointing=name, share_prefixes=False)
+        kept[name] = next(iter(activation_parts(SIZE, table, model, 100, on_gpu=True))).size
+    # All layers are twice one; 100 tokens x 4 bytes x 8 are the inputs of one.
+    assert kept[True] == kept[False] / 2 + 2 * 100 * 4 * 8
+
+
+def test_a_trajectory_longer_than_a_micro_batch_has_one_of_its_own():
+    assert microbatch_tokens(config(learner={"max_tokens_per_microbatch": 100})) == 512
+    small = {"groups_per_batch": 1, "group_size": 2}
+    assert microbatch_tokens(config(learner=small)) == 2 * 512
+
+
+def test_reference_and_critic_are_counted():
+    plain = total(learner_parts(config(), SIZE, None, on_gpu=False))
+    both = config(learner={"algorithm": "ppo", "kl": "loss"})
+    with_both = total(learner_parts(both, SIZE, SIZE, on_gpu=False))
+    # A reference of 4 bytes a weight, and a critic of 16.
+    assert with_both - plain == 4 * 1000 + 16 * 1000
+
+
+def test_the_kv_cache_of_a_gpu_is_what_is_left():
+    # 2 (keys and values) x 2 layers x 4 x 4 bytes.
+    assert kv_bytes_per_token(SIZE, "float32") == 64
+    parts = rollout_parts(config(), SIZE, 10e9)
+    assert parts[1].size == pytest.approx(0.85 * 10e9 - 4000 - GPU_OVERHEAD)
+
+
+def test_a_cpu_engine_has_a_head_of_its_own():
+    weights, cache = rollout_parts(config(rollout={"kv_cache_gib": 2}), SIZE, None)
+    assert weights.size == 4000 + 32 * 8 * 4
+    assert cache.size == 2 * 2**30
+
+
+def test_disk_for_checkpoints_and_versions():
+    checkpoints, versions = disk_parts(config(), SIZE, None)
+    # 2 newest, 1 best, 1 being written; each 12 bytes of state a weight, and a model of 4.
+    assert checkpoints.size == 4 * 1000 * 16
+    assert versions.size == 3 * 4000
+
+
+def test_weights_are_counted_without_loading_them(tiny_base_dir: Path):
+    found = read_model_size(tiny_base_dir)
+    # float32: 4 bytes each; the rest of the file is its header.
+    file_size = (tiny_base_dir / "model.safetensors").stat().st_size
+    assert 0 <= file_size - 4 * found.weights < 10_000
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"has no usable config\.json"):
+        read_model_size(tmp_path)
