@@ -204,7 +204,10 @@ async def open_runner(served: Config) -> AsyncIterator[EpisodeRunner]:
         try:
             await tools.start(settings.rollout.tool_start_timeout_s)
             scorer = Scorer(served.reward, served.env.answer_pattern)
-            yield EpisodeRunner(settings, chat, end_token, tools, scorer)
+            try:
+                yield EpisodeRunner(settings, chat, end_token, tools, scorer)
+            finally:
+                await scorer.close()
         finally:
             await tools.stop()
 

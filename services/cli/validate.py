@@ -190,7 +190,9 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[L
             parameters = ", ".join(spec.parameters.get("properties", {}))
             yield Look(f"tools.{name}", f"version {spec.version}: {name}({parameters})")
         yield _prompt_look(served, runner, tasks)
-        problems = [problem async for problem in _reward_problems(runner.scorer, tasks)]
+        # Not of language models, which would be asked about every line.
+        scorer = Scorer(served.reward.without_asking(), served.env.answer_pattern)
+        problems = [problem async for problem in _reward_problems(scorer, tasks)]
         yield Look("reward", ", ".join(served.reward.components), list(_limited(problems)))
         async for look in episode_looks(served, runner, tasks):
             yield look

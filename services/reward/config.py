@@ -106,6 +106,11 @@ class RewardConfig(ListenConfig):
     max_concurrent: Annotated[int, Field(ge=1)] = 32
     """Trajectories scored at once."""
 
+    def without_asking(self) -> Self:
+        """Return the table without the components that ask a language model."""
+        kept = {name: weight for name, weight in self.components.items() if name not in ASKING}
+        return self.model_copy(update={"components": kept} | dict.fromkeys(ASKING.values()))
+
     @model_validator(mode="after")
     def _check_components(self) -> Self:
         built_in = (*BUILT_IN, *ON_REQUEST, *ASKING)

@@ -267,3 +267,10 @@ def test_a_prompt_file_that_cannot_be_used_is_refused_at_the_start(
         file.write_text(text)
     with pytest.raises(ValueError, match=message):
         Judge(config(server, prompt=None, prompt_file=file), 1.0, answer_of)
+
+
+async def test_what_asks_a_model_can_be_left_out(server: ScriptedServer):
+    table = RewardConfig(components={"judge": 1.0, "answered": 0.5}, judge=config(server))
+    reward = await Scorer(table.without_asking()).score(asked())
+    assert reward.total == 0.5
+    assert server.bodies == []
