@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar, TypeVar, get_type_hints
+from typing import Any, ClassVar, TypeVar, get_type_hints, overload
 
 from docstring_parser import Docstring, parse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -55,10 +55,18 @@ class FunctionTool(Tool):
             answer = await self.function(**given)
         else:
             answer = await asyncio.to_thread(self.function, **given)
-        # None is no answer but a `return` that was forgotten; the service says so.
-        return answer if isinstance(answer, ToolResult | str | None) else to_json(answer).decode()
+        return answer if _is_answer(answer) else to_json(answer).decode()
 
 
+def _is_answer(value: Any) -> bool:
+    # None is a `return` that was forgotten, and the service says so.
+    return value is None or isinstance(value, ToolResult | str)
+
+
+@overload
+def tool(function: Function) -> Function: ...
+@overload
+def tool(*, version: str = "1", idempotent: bool = True) -> Callable[[Function], Function]: ...
 def tool(
     function: Function | None = None, *, version: str = "1", idempotent: bool = True
 ) -> Function | Callable[[Function], Function]:

@@ -10,7 +10,6 @@ import difflib
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import ClassVar
 
 from pydantic import JsonValue
 
@@ -44,7 +43,7 @@ class PageFetcher(Tool):
     """
 
     name = "fetch_page"
-    parameters: ClassVar = {
+    parameters = {
         "type": "object",
         "properties": {
             "document": {

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import JsonValue
 from pydantic_core import to_jsonable_python
@@ -61,7 +61,7 @@ class SqlQuery(Tool):
     """
 
     name = "sql_query"
-    parameters: ClassVar = {
+    parameters = {
         "type": "object",
         "properties": {"query": {"type": "string", "description": "One SELECT statement."}},
         "required": ["query"],
@@ -173,7 +173,7 @@ class SqlQuery(Tool):
 
     def _query(
         self, connection: Any, query: str, timeout_s: float
-    ) -> tuple[list[str], list[Sequence[Any]]]:
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
         errors = self._sqlalchemy.exc
         started = time.monotonic()
         try:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.sql import SqlQuery
@@ -88,7 +89,8 @@ async def test_each_task_names_its_database(tmp_path: Path):
         await tool.open("r", {"database": name})
         assert await ask(tool, "SELECT name FROM city") == f"name\n{name}"
         await tool.close("r")
-    for wrong in (None, {}, {"database": "../north"}, {"database": 3}):
+    wrongs: list[JsonValue] = [None, {}, {"database": "../north"}, {"database": 3}]
+    for wrong in wrongs:
         with pytest.raises(ValueError, match="names no database"):
             await tool.open("r", wrong)
     with pytest.raises(ToolUnavailableError, match="unable to open database file"):
