@@ -195,7 +195,7 @@ def _measure_into(sender: Any, name: str, gives_back: bool) -> None:
 
 def main() -> None:
     """Measure every setting and write the report."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(SETTINGS), help="settings, separated by commas")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()

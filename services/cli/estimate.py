@@ -204,6 +204,9 @@ def _candidates(config: Config, machine: Machine) -> Iterator[Change]:
     yield "learner", "activation_checkpointing", True
     if machine.gpu_bytes is None:
         return
+    if learner.offload == "none":
+        yield "learner", "zero_stage", max(1, learner.zero_stage)
+        yield "learner", "offload", "optimizer"
     ranks = learner.ranks
     while ranks < MOST_RANKS:
         ranks *= 2
@@ -219,10 +222,11 @@ def _lines(config: Config, policy: ModelSize, found: Estimate, machine: Machine)
     on_gpu = machine.gpu_bytes is not None
     yield f"model: {policy.weights / 1e6:,.1f}M weights, {policy.layers} layers of {policy.hidden}"
     ranks, servers = config.learner.ranks, config.placement.num_rollout_servers
-    where = "a GPU each" if on_gpu else "on the CPU"
+    where = "with a GPU each" if on_gpu else "on the CPU"
     tokens = microbatch_tokens(config)
-    yield from _table(f"learner, {ranks} ranks {where}, {tokens} tokens at a time", found.learner)
-    yield from _table(f"rollout, {servers} servers {where}", found.rollout)
+    title = f"learner, {_count(ranks, 'rank')} {where}, {tokens} tokens at a time"
+    yield from _table(title, found.learner)
+    yield from _table(f"rollout, {_count(servers, 'server')} {where}", found.rollout)
     cache = next(part.size for part in found.rollout if "cache" in part.name)
     parts = config.rollout.tensor_parallel_size if on_gpu else 1
     of_one = kv_bytes_per_token(policy, config.model.dtype) * config.model.max_context
@@ -236,6 +240,10 @@ def _lines(config: Config, policy: ModelSize, found: Estimate, machine: Machine)
         yield f"{'all processes of the run':{WIDTH}} {readable_size(whole):>10}"
         free = readable_size(machine.memory_bytes)
         yield f"this machine has {free} of memory and {readable_size(machine.disk_bytes)} of disk"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _table(title: str, parts: Sequence[Part]) -> Iterator[str]:

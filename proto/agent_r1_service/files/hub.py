@@ -13,10 +13,10 @@ from pathlib import Path
 
 from agent_r1_service.files.room import readable_size, require_room
 
-MODEL_FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "*.model")
-SMALL_FILES = ("*.json", "*.txt", "*.jinja")
+MODEL_FILES: list[str] = ["*.json", "*.safetensors", "*.txt", "*.jinja", "*.model"]
+SMALL_FILES: list[str] = ["*.json", "*.txt", "*.jinja"]
 """Those that say what a model is, without its weights."""
-OTHER_FILES = ("*/*", "consolidated*")
+OTHER_FILES: list[str] = ["*/*", "consolidated*"]
 """Folders hold the weights in formats of other programs; so do these files."""
 PROGRESS_S = 5.0
 
@@ -67,23 +67,25 @@ def model_folder(
 
 
 def _fetch(
-    name: str, revision: str | None, files: tuple[str, ...], report: Callable[[str], None]
+    name: str, revision: str | None, files: list[str], report: Callable[[str], None]
 ) -> Path:
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import (
+        constants,
+        snapshot_download,  # pyright: ignore[reportUnknownVariableType] - a type of tqdm
+    )
 
-    allowed, ignored = list(files), list(OTHER_FILES)
     if constants.HF_HUB_OFFLINE:
         return Path(
             snapshot_download(
                 name,
                 revision=revision,
-                allow_patterns=allowed,
-                ignore_patterns=ignored,
+                allow_patterns=files,
+                ignore_patterns=OTHER_FILES,
                 local_files_only=True,
             )
         )
     plan = snapshot_download(
-        name, revision=revision, allow_patterns=allowed, ignore_patterns=ignored, dry_run=True
+        name, revision=revision, allow_patterns=files, ignore_patterns=OTHER_FILES, dry_run=True
     )
     if not plan:
         raise HubError(f"{name} has none of the files {', '.join(files)} on the hub")
@@ -102,8 +104,8 @@ def _fetch(
         folder = snapshot_download(
             name,
             revision=plan[0].commit_hash,
-            allow_patterns=allowed,
-            ignore_patterns=ignored,
+            allow_patterns=files,
+            ignore_patterns=OTHER_FILES,
         )
     return Path(folder)
 

@@ -39,7 +39,7 @@ def test_a_run_that_fits_is_summed_up(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["estimate", str(file), "--set", "learner.device=cpu"]) == 0
     printed = capsys.readouterr().out
     assert "model: 0.7M weights, " in printed
-    for title in ("learner, 1 ranks on the CPU", "rollout, 1 servers", "disk", "it fits"):
+    for title in ("learner, 1 rank on the CPU", "rollout, 1 server on", "disk", "it fits"):
         assert title in printed
 
 
@@ -74,6 +74,21 @@ def test_the_key_that_makes_it_fit_is_named_alone(config: Config):
     machine = replace(LARGE, memory_bytes=(need(fewer) + 0.1) * 1e9)
     changes = make_fit(config, lambda c: not sum_up(c, SIZE, None, machine).problems, machine)
     assert changes == [("learner", "max_tokens_per_microbatch", 4096)]
+
+
+def test_a_gpu_that_is_too_small_gives_its_optimizer_to_the_machine(config: Config):
+    # 100M weights in bfloat16 take 0.2 GB, their gradients 0.6, the optimizer 1.2, and CUDA 4: 6.0
+    # in all, and 4.8 without the optimizer, beside activations.
+    size = replace(SIZE, weights=100_000_000, intermediate=16, vocabulary=32)
+    table = config.model_copy(
+        update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}
+    )
+    machine = replace(LARGE, gpu_bytes=5.5e9)
+    table = changed(table, [("rollout", "gpu_memory_utilization", 1.0)])
+    changes = make_fit(table, lambda c: not sum_up(c, size, None, machine).problems, machine)
+    assert changes is not None
+    assert ("learner", "offload", "optimizer") in changes
+    assert [change for change in changes if change[1] == "ranks"] == []
 
 
 def test_too_small_a_disk_keeps_fewer_checkpoints(config: Config):
