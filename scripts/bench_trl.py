@@ -368,7 +368,8 @@ class Bench:
     def best_setting(self, cell: Cell, model: Path, world: Path) -> str:
         """Return the fastest of TRL's settings on this model with a tool that takes no time."""
         tried: dict[str, Any] = self.report["settings"].setdefault(cell.model, {})
-        trial = dataclasses.replace(cell, latency="0", staleness=0)
+        questions = cell.trial_questions or cell.questions
+        trial = dataclasses.replace(cell, latency="0", staleness=0, questions=questions)
         for name, setting in TRL_SETTINGS.items():
             if name in tried:
                 continue

@@ -41,6 +41,8 @@ class Cell:
     steps: int = 8
     trl_steps: int = 8
     """Fewer where a step of TRL takes minutes."""
+    trial_questions: int | None = None
+    """Questions of a step while TRL's settings compete; None is `questions`."""
     staleness: int = 0
     lr: float = 2e-4
     reward: float | None = None
@@ -76,6 +78,7 @@ CELLS = {
             goal=0.8,
             model="random90m",
             questions=4,
+            trial_questions=2,
             max_turns=1,
             max_tokens_per_turn=256,
             max_completion=256,
