@@ -69,6 +69,7 @@ async def answer_questions(redis_url: str, run_id: str) -> None:
                     rollout = entry.message
                     attempt = int(str(rollout.task.metadata.get(ATTEMPT, 1)))
                     right = float(rollout.sampling.temperature > 0 and attempt % 2 == 0)
+                    assert rollout.reply_stream is not None
                     reply = scored(rollout, total=right, num_sampled=3 + attempt)
                     await tasks.finish(entry, [(rollout.reply_stream, reply)])
 
