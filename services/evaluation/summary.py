@@ -7,6 +7,7 @@ from the lines, so anyone can compute it again; the order of the lines does not 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -29,6 +30,8 @@ MEASURES = ("em", "f1", "substring_match", "reward", "num_calls", "num_turns")
 """Numbers of a line that are averaged; `em` is the exact match."""
 RIGHT = ("exact_match", "math_equal", "all_tests_passed")
 """Reward components that are 1.0 for a right answer; the first one that an answer has decides."""
+SCORERS = ("reward_model", "judge")
+"""Reward components that can choose among answers: they need not know the right one."""
 NO_CALLS = Estimate(0.0, 0.0, 0.0)
 """Of a tool that answered no call."""
 RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k")
@@ -52,6 +55,9 @@ class GroupScores:
     """By k: the chance that one of k answers to a question is right; empty with one attempt."""
     pass_all: dict[str, Estimate]
     """By k: the chance that each of k answers is (pass^k)."""
+    chosen: dict[str, Estimate]
+    """Share of right answers after one of each question's has been chosen: `majority` takes the
+    most frequent, and the name of a component that answer which it scores highest (best of n)."""
 
     def record(self) -> dict[str, Any]:
         """Return the scores as JSON values."""
@@ -118,6 +124,7 @@ def _scores(answers: Sequence[Answer], tools: Sequence[str]) -> GroupScores:
         calls={tool: mean for tool, mean in calls.items() if mean is not None},
         pass_at=_pass_rates(questions, pass_at),
         pass_all=_pass_rates(questions, pass_all),
+        chosen=_choices(questions),
     )
 
 
@@ -142,6 +149,36 @@ def _pass_rates(
         if values:
             rates[str(k)] = bootstrap_mean(values)
     return rates
+
+
+def _choices(questions: Sequence[Sequence[Answer]]) -> dict[str, Estimate]:
+    """Estimate what each way of choosing gets right; {} with one answer to each question."""
+    ways: dict[str, Callable[[Sequence[Answer]], Answer | None]] = {"majority": _majority}
+    ways |= {name: lambda answers, n=name: _best(answers, n) for name in SCORERS}
+    found: dict[str, Estimate] = {}
+    for name, choose in ways.items() if max(map(len, questions), default=0) > 1 else ():
+        picked = [one for answers in questions if (one := choose(answers)) is not None]
+        right = [float(p) for answer in picked if (p := _passes(answer)) is not None]
+        if right:
+            found[name] = bootstrap_mean(right)
+    return found
+
+
+def _majority(answers: Sequence[Answer]) -> Answer | None:
+    """Return an answer that most say, the first where several are; none only where all are.
+
+    Source: self-consistency, arXiv:2203.11171.
+    """
+    said = [" ".join((answer.prediction or "").casefold().split()) for answer in answers]
+    counts = Counter(filter(None, said))
+    return answers[said.index(counts.most_common(1)[0][0]) if counts else 0]
+
+
+def _best(answers: Sequence[Answer], component: str) -> Answer | None:
+    """Return the answer that a component scores highest; None where it has not scored them all."""
+    if any(component not in answer.components for answer in answers):
+        return None
+    return max(answers, key=lambda answer: answer.components[component])
 
 
 def _passes(answer: Answer) -> bool | None:
@@ -181,6 +218,10 @@ def _line(name: str, scores: GroupScores, names: ScoreNames) -> str:
     failed = f"  failed {scores.failed}" if scores.failed else ""
     shown += [(f"pass@{k}", estimate) for k, estimate in scores.pass_at.items() if k != "1"]
     shown += [(f"pass^{k}", estimate) for k, estimate in scores.pass_all.items() if k != "1"]
+    shown += [
+        (name if name == "majority" else f"best by {name}", estimate)
+        for name, estimate in scores.chosen.items()
+    ]
     text = "  ".join(f"{title} {_number(estimate)}" for title, estimate in shown)
     return f"{name:<24} {text}  n {scores.n}{failed}"
 

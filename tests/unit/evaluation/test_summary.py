@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.evaluation.answers import CallLine, TurnLine
+from agent_r1.evaluation.answers import Answer, CallLine, TurnLine
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.statistics import Estimate, bootstrap_mean
 from agent_r1.evaluation.summary import summarise_answers, summary_lines, summary_record
@@ -94,6 +94,38 @@ def test_a_task_of_another_kind_passes_by_its_own_component():
 
 def test_one_answer_a_question_has_no_pass_rates():
     assert summarise_answers(ANSWERS)["s"].pass_at == {}
+    assert summarise_answers(ANSWERS)["s"].chosen == {}
+
+
+def test_the_most_frequent_answer_and_the_best_by_a_scorer_are_chosen():
+    def said(name: str, *attempts: tuple[str | None, float, float]) -> list[Answer]:
+        return [
+            answer(
+                name,
+                em,
+                prediction=text,
+                attempt=i,
+                components={"exact_match": em, "reward_model": score},
+            )
+            for i, (text, em, score) in enumerate(attempts)
+        ]
+
+    lines = [
+        *said("1", ("Bern", 0.0, 0.2), ("Oslo", 1.0, 0.4), ("oslo ", 1.0, 0.3)),
+        # Two and two: the first of those that are said most.
+        *said("2", ("Rome", 0.0, 0.9), ("Nice", 1.0, 0.1), ("Nice", 1.0, 0.2), ("Rome", 0.0, 0.3)),
+        # Answers that are none do not vote.
+        *said("3", (None, 0.0, 0.1), (None, 0.0, 0.1), ("Kyiv", 1.0, 0.8)),
+    ]
+    s = summarise_answers(lines)["s"]
+    # Majority: Oslo right, Rome wrong, Kyiv right. Best: Oslo, Rome (0.9) wrong, Kyiv.
+    assert {name: mean(share) for name, share in s.chosen.items()} == {
+        "majority": pytest.approx(2 / 3),
+        "reward_model": pytest.approx(2 / 3),
+    }
+    (line,) = summary_lines({"s": s}, ScoreNames((), ()))
+    assert "majority 0.667" in line
+    assert "best by reward_model 0.667" in line
 
 
 def test_the_order_of_the_lines_does_not_matter():
