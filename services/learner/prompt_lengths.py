@@ -58,7 +58,7 @@ def fitting_reader(data: DataConfig, form: PromptFormat) -> ReadSource:
     def read(source: DataSource) -> list[Task]:
         found = list(numbered_tasks(source))
         texts = [form.render(task, tokenizer) for _, task in found]
-        encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         lengths = [len(token_ids) for token_ids in encoded]
         long = [i for i, length in enumerate(lengths) if length > limit]
         if long and data.over_long == "refuse":
