@@ -47,7 +47,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "reference": {"reference": True},
     "critic": {"critic": True},
     "zero1": {"learner": {"zero_stage": 1}},
-    "bfloat16": {"dtype": "bfloat16"},
 }
 BARE = ("plain", "checkpointing", "deep")
 """Settings whose peak is measured with the other allocator as well."""
@@ -72,7 +71,14 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from agent_r1.config.estimate import activation_parts, read_model_size, state_parts, total
+    from agent_r1.config.estimate import (
+        CPU_BUFFERS,
+        Part,
+        activation_parts,
+        read_model_size,
+        state_parts,
+        total,
+    )
     from agent_r1.learner.config import EngineConfig
     from agent_r1.learner.engine.interface import LossSpec, TrainSample
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
@@ -125,6 +131,7 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
         parts += [part for part in parts if part.name == "policy: weights"]
     if critic is not None:
         parts += list(state_parts(size, setup.config, table.dtype, "critic"))
+    parts.append(Part("buffers of the libraries", CPU_BUFFERS))
     held = total([part for part in parts if "gradients" not in part.name])
     more = list(activation_parts(size, setup.config, table, tokens, on_gpu=False))
     used = total(parts) + total(more[:-1])

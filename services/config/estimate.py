@@ -26,6 +26,8 @@ MASTER = FLOAT
 """A float32 copy of a bfloat16 weight."""
 GPU_OVERHEAD = 4e9
 """CUDA, NCCL and fragments of freed memory on a GPU; never measured here."""
+CPU_BUFFERS = 60e6
+"""What torch, oneDNN and DeepSpeed allocate for themselves at their first step on a CPU."""
 KEPT_SHARE, KEPT_LAYERS = 0.5, 2.0
 """What the C library of a CPU keeps of freed activations, as was measured: a share of them, and of
 what one layer keeps (docs/benchmarks.md)."""
@@ -163,6 +165,8 @@ def learner_parts(
     parts += activation_parts(size, table, config.model, tokens, on_gpu=on_gpu)
     if on_gpu:
         parts.append(Part("CUDA, NCCL, fragments", GPU_OVERHEAD))
+    else:
+        parts.append(Part("buffers of the libraries", CPU_BUFFERS))
     return parts
 
 
