@@ -45,7 +45,7 @@ class Stage:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._env_class = load_env_class(config.env.type, set(config.env.options))
-        self._scorer = Scorer(config.reward)
+        self._scorer = Scorer(config.reward, config.env.answer_pattern)
         self._tools: dict[str, Tool] = {
             name: load_tool(name, tool) for name, tool in config.tools.items()
         }

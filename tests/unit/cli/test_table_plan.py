@@ -239,3 +239,17 @@ def test_the_table_of_the_tiny_world_asks_for_the_papers_rows(monkeypatch: pytes
         "grpo_masks": (True, True),
         "grpo_no_masks": (False, False),
     }
+
+
+def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    plan = read_plan(REPOSITORY / "examples" / "deep_world" / "table.toml")
+    seeds = {method.name: len(method.runs) for method in plan.methods}
+    assert len(plan.contrasts) == 4
+    assert {seeds[c.first] for c in plan.contrasts} == {8}
+    assert {seeds[c.second] for c in plan.contrasts} == {8}
+    # 6 settings with 8 seeds (one GRPO serves both tables), 5 with 3.
+    assert len(plan.runs()) == 6 * 8 + 5 * 3

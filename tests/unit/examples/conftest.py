@@ -1,4 +1,4 @@
-"""Loads the modules of examples/tiny_world, a plain folder of scripts, for its tests."""
+"""Loads the modules of tiny_world and deep_world, plain folders of scripts, for their tests."""
 
 import importlib
 import sys
@@ -7,19 +7,25 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-FOLDER = Path(__file__).resolve().parents[3] / "examples" / "tiny_world"
-MODULES = ("world", "questions", "tokenizer", "generate", "init_model")
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+SCRIPTS = ("world", "questions", "tokenizer", "generate", "init_model")
+
+
+def load_scripts(example: str, *more: str) -> SimpleNamespace:
+    """Import the modules of an example; their short names are gone from sys.modules afterwards."""
+    folder, names = str(EXAMPLES / example), (*SCRIPTS, *more)
+    sys.path.insert(0, folder)
+    modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
+    sys.path.remove(folder)
+    for name in names:
+        del sys.modules[name]
+    return SimpleNamespace(**modules)
 
 
 @pytest.fixture(scope="session")
 def tiny_world() -> SimpleNamespace:
-    """The example's modules by name; their short names are gone from sys.modules afterwards."""
-    sys.path.insert(0, str(FOLDER))
-    modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in MODULES}
-    sys.path.remove(str(FOLDER))
-    for name in MODULES:
-        del sys.modules[name]
-    return SimpleNamespace(**modules)
+    """The modules of tiny_world by name."""
+    return load_scripts("tiny_world")
 
 
 @pytest.fixture(scope="session")
@@ -27,4 +33,29 @@ def world_files(tiny_world: SimpleNamespace, tmp_path_factory: pytest.TempPathFa
     """A folder with the generated files of world 5, demonstrations left out."""
     folder = tmp_path_factory.mktemp("world")
     tiny_world.generate.write_world(5, folder, demonstrations=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def deep_world() -> SimpleNamespace:
+    """The modules of deep_world by name."""
+    return load_scripts("deep_world", "scripted", "catalogue", "demonstrations")
+
+
+@pytest.fixture(scope="session")
+def deep_world_size() -> dict[str, int]:
+    """How much of a world the tests generate."""
+    sizes = {"num_names": 300, "num_train": 200, "num_eval": 150}
+    return {**sizes, "num_demos": 150, "num_drills": 20}
+
+
+@pytest.fixture(scope="session")
+def deep_world_files(
+    deep_world: SimpleNamespace,
+    deep_world_size: dict[str, int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A folder with the generated files of a small world 5."""
+    folder = tmp_path_factory.mktemp("deep_world")
+    deep_world.generate.write_world(5, folder, **deep_world_size)
     return folder
