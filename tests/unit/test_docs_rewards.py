@@ -7,6 +7,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,6 +30,12 @@ def blocks(language: str) -> list[str]:
 
 def block(language: str) -> str:
     return blocks(language)[0]
+
+
+def table_with(name: str) -> dict[str, Any]:
+    """Return the configuration that has this table."""
+    (found,) = [text for text in blocks("toml") if f"[{name}]" in text]
+    return tomllib.loads(found)
 
 
 def names_in_table(section: str) -> set[str]:
@@ -80,12 +87,12 @@ def test_the_table_lists_every_built_in_component():
 
 
 def test_the_judge_of_the_example_can_be_built():
-    config = tomllib.loads(blocks("toml")[1])
+    config = table_with("reward.judge")
     assert set(Scorer(RewardConfig.model_validate(config["reward"])).servers) == {"judge"}
 
 
 def test_the_reward_model_of_the_example_can_be_trained_and_asked():
-    trained, asked = map(tomllib.loads, blocks("toml")[2:4])
+    trained, asked = table_with("train_reward"), table_with("reward.model")
     TrainRewardConfig.model_validate(trained["train_reward"])
     assert set(Scorer(RewardConfig.model_validate(asked["reward"])).servers) == {"reward_model"}
 
