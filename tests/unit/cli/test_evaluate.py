@@ -15,7 +15,7 @@ import pytest
 
 from agent_r1.cli import evaluate as cli_evaluate
 from agent_r1.cli import main as cli
-from agent_r1.cli.parser import METHODS
+from agent_r1.cli.commands.results import METHODS
 from agent_r1.config.code import Findings
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.config import Method
