@@ -188,6 +188,13 @@ def test_a_failure_names_its_remedy(target: Target, output: str, expected: str) 
     assert output in message
 
 
+def use_this_python(target: Target) -> None:
+    """Let the target's Python be that of the tests; a link would not find its packages."""
+    target.python.parent.mkdir(parents=True)
+    target.python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    target.python.chmod(0o755)
+
+
 @pytest.mark.parametrize("where", ["environment", "configuration file"])
 def test_a_constraint_of_the_users_own_does_not_stop_the_lock(
     monkeypatch: pytest.MonkeyPatch, target: Target, tmp_path: Path, where: str
@@ -199,8 +206,7 @@ def test_a_constraint_of_the_users_own_does_not_stop_the_lock(
         monkeypatch.setenv("PIP_CONSTRAINT", str(constraint))
     else:
         monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
-    target.python.parent.mkdir(parents=True)
-    target.python.symlink_to(sys.executable)
+    use_this_python(target)
     # With the constraint pip says that versions conflict, which would end the set-up.
     with pytest.raises(lock_install.InstallError, match="No matching distribution found"):
         lock_install.run_pip(
@@ -214,9 +220,7 @@ def test_modules_of_the_current_folder_do_not_stop_the_set_up(
     for name in ("re", "importlib", "ctypes"):
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('the user's own')\n")
     monkeypatch.chdir(tmp_path)
-    target.python.parent.mkdir(parents=True)
-    target.python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    target.python.chmod(0o755)
+    use_this_python(target)
     assert not lock_install.is_installed(target, "no-such-package==1.0")
     assert lock_install.is_installed(target, f"pytest=={pytest.__version__}")
     assert native_libraries.is_loadable(target.python) == bool(ctypes.util.find_library("numa"))
