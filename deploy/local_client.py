@@ -1,6 +1,6 @@
 """The services of a run lent to a client on this machine: `evaluate`, `chat`, `try`, `validate`.
 
-cli/evaluate.py, cli/chat.py --configuration, client--> here --> tools, reward and rollout
+cli/evaluation, cli/task --configuration, client--> here --> tools, reward and rollout
 (local_services.py), without a learner, for as long as the client runs. What fails meanwhile is
 shown at once.
 """

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from agent_r1.cli.transcript import print_transcript
+from agent_r1.cli.results.transcript import print_transcript
 from agent_r1.config.sources import at_hand
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES

@@ -1,6 +1,7 @@
 """`agent-r1 table` on one machine: one start of the services, and one learner after another.
 
-cli/table.py --configuration, runs--> here --> the processes (local_services.py), each run's folder.
+cli/evaluation/table.py --configuration, runs--> here --> the processes (local_services.py), the
+folder of each run.
 All runs have the same run id and Redis, so that rollout keeps serving; a run begins by pushing
 its own weights under the next policy version. The numbers go from one run folder's ledger to the
 next.

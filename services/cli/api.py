@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agent_r1.cli.run import load_resumed
+from agent_r1.cli.training.run import load_resumed
 from agent_r1.config.run import load_config
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1_service.files.run_folder import LOGS_DIR, SUMMARY_FILE

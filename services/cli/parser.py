@@ -1,6 +1,6 @@
 """The command line of `agent-r1`: its commands, their arguments and their help.
 
-Nothing here or in `commands` imports a service, so that `agent-r1 --help` answers at once. A
+Nothing here or in a `commands.py` imports a service, so that `agent-r1 --help` answers at once. A
 command names the function that runs it, and `agent_r1.cli.main` imports its module only then.
 """
 
@@ -9,7 +9,11 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 
-from agent_r1.cli.commands import results, runs, services
+from agent_r1.cli.evaluation import commands as evaluation
+from agent_r1.cli.results import commands as results
+from agent_r1.cli.services import commands as services
+from agent_r1.cli.task import commands as task
+from agent_r1.cli.training import commands as training
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -24,6 +28,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=version, help=version_help)
     parser.set_defaults(run=None, parser=parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for room in (runs, services, results):
+    for room in (task, training, services, evaluation, results):
         room.add_to(commands)
     return parser

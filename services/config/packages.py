@@ -1,6 +1,6 @@
 """Which packages a command needs beyond those that `pip install agent-r1` brings.
 
-checks.py and cli/validate.py ask before they load anything, so that a person who has not run
+checks.py and cli/task/validate.py ask before they load anything, so that a person who has not run
 `agent-r1 setup` reads that, and not which import failed first.
 """
 

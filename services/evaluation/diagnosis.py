@@ -1,8 +1,8 @@
 """The figures of `agent-r1 diagnose`, each with its bound: whether a task can tell methods apart.
 
-cli/diagnose.py --rewards of scripted policies and of the model's answers--> here --lines, JSON-->
-the user. Pure functions. A missed bound is a fault of the task or of its base model: they are to be
-changed, not the bound.
+cli/evaluation/diagnose.py --rewards of scripted policies and of the model's answers--> here
+--lines, JSON--> the user. Pure functions. A missed bound is a fault of the task or of its base
+model: they are to be changed, not the bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Starts one rollout server: engine, chat format, tools, stream worker and HTTP routes.
 
-`agent_r1.cli.run` calls `serve` with the tables of one run. Samples come from the stream `tasks`,
-weights from the learner's snapshots; trajectories go to the stream `trajectories`.
+`cli/training/run.py` calls `serve` with the tables of one run. Samples come from the stream
+`tasks`, weights from the learner's snapshots; trajectories go to the stream `trajectories`.
 """
 
 from __future__ import annotations

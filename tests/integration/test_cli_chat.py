@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from agent_r1.cli import chat as cli_chat
+from agent_r1.cli.evaluation import chat as cli_chat
 from agent_r1.config.run import Config, ConfigError, load_config, write_config
 from agent_r1.reward.config import RewardConfig
 from agent_r1_proto.streams import Broker

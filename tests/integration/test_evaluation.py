@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from agent_r1.cli import evaluate as cli_evaluate
+from agent_r1.cli.evaluation import evaluate as cli_evaluate
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.answers import read_answers, summary_file
 from agent_r1.evaluation.config import QuestioningConfig

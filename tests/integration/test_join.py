@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from agent_r1.cli import join as join_module
-from agent_r1.cli.join import join
 from agent_r1.cli.main import main
-from agent_r1.cli.pull_bundle import BundlePuller, Part
+from agent_r1.cli.services import join as join_module
+from agent_r1.cli.services.join import join
+from agent_r1.cli.services.pull_bundle import BundlePuller, Part
 from agent_r1.config.run import Config, dump_config, load_config
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.server import LearnerServer
@@ -161,7 +161,7 @@ def test_another_build_of_a_package_is_refused(
     run = scene.run.model_copy(update={"plugins": ["rich>=14"]})
     with learner(scene.model_copy(update={"run": run}), redis_url, tmp_path / "run"):
         assert join(scene.run.id, "reward", redis_url, []).run.plugins == ["rich>=14"]
-        monkeypatch.setattr("agent_r1.cli.pull_bundle.package_hash", lambda _: "0")
+        monkeypatch.setattr("agent_r1.cli.services.pull_bundle.package_hash", lambda _: "0")
         with pytest.raises(ValueError, match="another build of it than the learner's"):
             join(scene.run.id, "reward", redis_url, [])
 

@@ -16,7 +16,7 @@ import pytest
 from mcp import Client, MCPError, StdioServerParameters, stdio_client
 from mcp_types import TextContent
 
-from agent_r1.cli.tools_mcp import serve_mcp
+from agent_r1.cli.services.tools_mcp import serve_mcp
 from agent_r1.config.run import ConfigError
 from agent_r1.tools.mcp.client import McpTool
 from agent_r1_proto.tools import ToolSpec
@@ -73,7 +73,7 @@ url = "http://tools:8000/"
 STDIO = """
 import argparse, sys
 from pathlib import Path
-from agent_r1.cli.tools_mcp import serve_mcp
+from agent_r1.cli.services.tools_mcp import serve_mcp
 sys.exit(serve_mcp(argparse.Namespace(config=Path(sys.argv[1]), tool=sys.argv[2], options=[])))
 """
 HTTP = """

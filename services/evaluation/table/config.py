@@ -1,6 +1,6 @@
 """What a table file says: methods over seeds, and where results go.
 
-`agent_r1.cli.table_plan` reads the file and resolves every method to a run configuration.
+`cli/evaluation/table_plan.py` reads the file and resolves every method to a run configuration.
 """
 
 from __future__ import annotations

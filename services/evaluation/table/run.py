@@ -1,7 +1,7 @@
 """The numbers of a results table: means over seeds, their intervals, what they say.
 
-cli/table.py --answers of every run--> here --> report.py. Pure functions: the same answers
-give the same numbers.
+cli/evaluation/table.py --answers of every run--> here --> report.py. Pure functions: the same
+answers give the same numbers.
 
 Dimension key: S = seeds, N = questions of one set, R = resamples.
 """

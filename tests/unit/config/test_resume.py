@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.cli.run import load_resumed
+from agent_r1.cli.training.run import load_resumed
 from agent_r1.config.resume import MAY_DIFFER, may_differ
 from agent_r1.config.run import Config, ConfigError, load_config, write_config
 from agent_r1.config.sources import known_keys

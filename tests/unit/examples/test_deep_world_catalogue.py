@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_r1 import ToolEnv
-from agent_r1.cli.scripted import play_all
+from agent_r1.cli.task.scripted import play_all
 from agent_r1.config.checks import use_plugins
 from agent_r1.config.run import Config, load_config
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn

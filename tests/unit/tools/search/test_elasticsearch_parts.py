@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.cli.search import progress_lines
+from agent_r1.cli.services.search import progress_lines
 from agent_r1.tools.search import elasticsearch_index
 from agent_r1.tools.search.elasticsearch_bm25 import missing_part
 from agent_r1.tools.search.elasticsearch_client import Server, reason_in

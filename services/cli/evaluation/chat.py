@@ -1,0 +1,191 @@
+"""`agent-r1 chat MODEL_OR_RUN`: ask the agent, and watch its turns.
+
+Starts tools, reward and rollout on this machine, sends each question as a task of its own
+(`purpose` eval) and prints the trajectory that comes back: sampled text and tool text in different
+colours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from agent_r1.cli.policy import config_file_of, describe_policy, with_policy
+from agent_r1.cli.results.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ConfigError
+from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import SamplingParameters, Task
+from agent_r1_service.evaluation_client import EvalClient, EvalResult
+from agent_r1_service.exit_status import EXIT_FAILED
+from agent_r1_service.files.tasks import read_task_file
+
+HELP = (
+    "Type a question. :pick [SET] asks a held-out question, :sets lists the sets, :help prints "
+    "this text, :quit leaves."
+)
+ANSWER_TIMEOUT_S = 300.0
+READ_BYTES = 65536
+HIGHEST_TEMPERATURE = 10.0
+
+
+def chat(arguments: argparse.Namespace) -> int:
+    """Start the services and answer questions until the user leaves."""
+    from agent_r1_deploy import local_client
+
+    if not 0.0 <= arguments.temperature <= HIGHEST_TEMPERATURE:
+        raise ConfigError(
+            f"--temperature ({arguments.temperature}) must be from 0 (greedy) to "
+            f"{HIGHEST_TEMPERATURE:g}"
+        )
+    config = chat_config(arguments.policy, arguments.config, arguments.options)
+    config_checks.check(config, "serve")
+    console = Console(highlight=False, markup=False, emoji=False)
+
+    async def talk(served: Config) -> int:
+        return await converse(served, console, arguments.question, arguments.temperature)
+
+    def report(line: str) -> None:
+        loud = line.startswith("!!")
+        console.print(Text(line, style="bold red" if loud else "dim"), soft_wrap=True)
+
+    policy = describe_policy(config.model.path)
+    report(policy if policy == config.model.path else f"{policy} ({config.model.path})")
+    return local_client.run_client(config, talk, report)
+
+
+def chat_config(policy: str, file: Path | None, options: list[str]) -> Config:
+    """Find the configuration: the one named, else that of the run which made the policy."""
+    file = file or config_file_of(policy)
+    if file is None:
+        raise ConfigError(
+            f"{policy} is not in a run folder, so its tools and prompts are unknown; name a "
+            "configuration with --config"
+        )
+    config = with_policy(load_config(file, options).config, policy)
+    # A user's own question has no answer to compare with; held-out ones have, and are compared.
+    nothing = {"rule": "weighted", "components": {"answered": 1.0}, "ranges": {}}
+    reward = config.reward.model_copy(update=nothing)
+    return config.model_copy(update={"reward": reward})
+
+
+def _pick(config: Config, wanted: str, rng: random.Random) -> Task:
+    """Choose a held-out question at random.
+
+    Raises:
+        ValueError: there is no such set.
+    """
+    sets = config.evaluation.sets
+    if not sets:
+        raise ConfigError("the configuration names no held-out questions; set evaluation.sets")
+    if wanted and wanted not in sets:
+        raise ConfigError(f"there is no set {wanted!r}; the sets are {', '.join(sorted(sets))}")
+    return rng.choice(read_task_file(sets[wanted or rng.choice(sorted(sets))]))
+
+
+class LineReader:
+    """Reads lines of standard input while services are watched.
+
+    Without a thread, since one that waits for input would keep the process from ending, and without
+    Python's buffer, since what waits in it does not wake the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = sys.stdin.fileno()
+        self._data = b""
+        self._ended = False
+
+    async def read(self) -> str | None:
+        """Ask for a line; None at the end of input."""
+        print("question> ", end="", flush=True)
+        while b"\n" not in self._data and not self._ended:
+            await self._wait()
+            chunk = os.read(self._descriptor, READ_BYTES)
+            self._data += chunk
+            self._ended = not chunk
+        line, _, self._data = self._data.partition(b"\n")
+        if not line and self._ended and not self._data:
+            return None
+        return line.decode(errors="replace").strip()
+
+    async def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        ready = asyncio.Event()
+        try:
+            loop.add_reader(self._descriptor, ready.set)
+        except PermissionError:  # a file, which is always ready
+            return
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(self._descriptor)
+
+
+async def converse(
+    config: Config, console: Console, question: str | None, temperature: float
+) -> int:
+    async with await Broker.connect(config.redis.connection_url(), config.run.id) as broker:
+        client = EvalClient(
+            broker,
+            run_id=config.run.id,
+            client_id="chat",
+            sampling=SamplingParameters(temperature=temperature),
+            timeout_s=ANSWER_TIMEOUT_S,
+        )
+        policy = describe_policy(config.model.path)
+        if question is not None:
+            task = Task(id="chat", prompt=question)
+            return _show(await client.run([task]), policy, console)
+        legend = Text("text the model samples", style=SAMPLED_STYLE)
+        console.print(legend.append("  text a tool returns", style=TOOL_STYLE))
+        console.print(HELP)
+        rng = random.Random()
+        count = 0
+        reader = LineReader()
+        while (line := await reader.read()) is not None:
+            command, _, argument = line.partition(" ")
+            if command in (":quit", ":q", ":exit"):
+                break
+            if not line or command == ":help":
+                console.print(HELP)
+                continue
+            if command == ":sets":
+                console.print(", ".join(sorted(config.evaluation.sets)) or "none")
+                continue
+            try:
+                task = (
+                    _pick(config, argument.strip(), rng)
+                    if command == ":pick"
+                    else Task(id=f"chat-{count}", prompt=line)
+                )
+            except ValueError as exc:
+                console.print(Text(str(exc), style="bold red"))
+                continue
+            count += 1
+            _show(await client.run([task]), policy, console)
+    return 0
+
+
+def _show(results: Sequence[EvalResult], policy: str, console: Console) -> int:
+    (result,) = results
+    if result.scored is None:
+        console.print(Text(f"no answer: {result.reason}; see the logs", style="bold red"))
+        return EXIT_FAILED
+    record = readable(result.scored, step=0, advantage=None, trained=False)
+    # The servers are fresh and number weights from 0, and `answered` is no reward.
+    record["policy"] = policy
+    if record["reward"] is not None:
+        record["reward"]["total"] = None
+    print_transcript(record, console)
+    sys.stdout.flush()
+    return EXIT_FAILED if result.failed else 0

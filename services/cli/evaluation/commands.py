@@ -1,0 +1,147 @@
+"""Commands that play a policy and measure it: evaluate, diagnose, compare, table, chat."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from agent_r1.cli.declare import (
+    CONFIG_HELP,
+    Commands,
+    add_command,
+    add_config,
+    add_set,
+)
+
+METHODS = ("agent", "base_tool_call", "naive_rag")
+"""`agent_r1.evaluation.config.Method`, whose module takes too long to import for `--help`."""
+
+
+def add_to(commands: Commands) -> None:
+    """Add all of them."""
+    _add_evaluation(commands)
+    _add_diagnose(commands)
+    _add_comparisons(commands)
+    _add_chat(commands)
+
+
+def _add_evaluation(commands: Commands) -> None:
+    evaluate = add_command(
+        commands,
+        "evaluate",
+        "evaluation.evaluate:evaluate",
+        "score a policy on the evaluation sets",
+        "Start tools, reward and rollout on this machine with a given policy, ask every question "
+        "of evaluation.sets, and write one JSON line per answer to FILE. The scores, with 95 % "
+        "intervals, go into a file beside it, with the suffix .summary.json. If you run the "
+        "command again after an interruption, it asks only the questions that have no answer yet. "
+        "`--set run.seed=S` seeds the sampling, `--set evaluation.temperature=T` sets its "
+        "temperature.",
+    )
+    add_config(evaluate)
+    evaluate.add_argument(
+        "--policy",
+        metavar="MODEL_OR_RUN",
+        help="model directory, or a run folder (its last checkpoint); base_tool_call uses the "
+        "configuration's model.path by default",
+    )
+    evaluate.add_argument(
+        "--method",
+        choices=METHODS,
+        default=METHODS[0],
+        help="agent (the default): the policy with its tools. base_tool_call: the same with the "
+        "untrained model that CONFIG names. naive_rag: one retrieval with the question, then one "
+        "turn to answer",
+    )
+    evaluate.add_argument(
+        "--attempts",
+        type=int,
+        default=1,
+        metavar="K",
+        help="sample K answers to each question, and report pass@k and pass^k as well; needs "
+        "evaluation.temperature > 0 (default: 1)",
+    )
+    out_help = "JSON-lines file to write"
+    evaluate.add_argument("--out", type=Path, required=True, metavar="FILE", help=out_help)
+    overwrite_help = "start again and discard the answers in FILE"
+    evaluate.add_argument("--overwrite", action="store_true", help=overwrite_help)
+
+
+def _add_diagnose(commands: Commands) -> None:
+    diagnose = add_command(
+        commands,
+        "diagnose",
+        "evaluation.diagnose:diagnose",
+        "say whether a task and a model can tell methods apart",
+        "Play the scripted policies of [diagnose], ask a model the evaluation questions and "
+        "groups of training questions on services of its own, and compare every figure to its "
+        "bound: the scores of the scripted policies, greedy and sampled scores of the model, the "
+        "share of groups with different rewards, and how alike the gradients of trajectories and "
+        "of two estimators are. The exit status is 1 if a bound is missed. `--set "
+        "evaluation.max_questions=N` asks fewer questions of each set.",
+    )
+    add_config(diagnose)
+    diagnose.add_argument(
+        "--policy",
+        metavar="MODEL_OR_RUN",
+        help="model directory, or a run folder (its last checkpoint); by default the "
+        "configuration's model.path",
+    )
+    diagnose.add_argument(
+        "--out", type=Path, metavar="FILE", help="JSON file to write the figures to"
+    )
+
+
+def _add_comparisons(commands: Commands) -> None:
+    compare = add_command(
+        commands,
+        "compare",
+        "evaluation.evaluate:compare",
+        "paired test between two evaluations",
+        "Compare two files of `agent-r1 evaluate` on the questions that both have, for each set "
+        "and for all sets: the difference of the means with its 95 % interval (paired bootstrap), "
+        "and an exact McNemar test for exact match.",
+    )
+    compare.add_argument("a", type=Path, metavar="A", help="JSON-lines file of an evaluation")
+    b_help = "file of the other; differences are B - A"
+    compare.add_argument("b", type=Path, metavar="B", help=b_help)
+    compare.add_argument("--out", type=Path, metavar="FILE", help="write the numbers as JSON")
+
+    table = add_command(
+        commands,
+        "table",
+        "evaluation.table:table",
+        "compare methods over several seeds",
+        "Start tools, reward and rollout once, evaluate the baselines, train every method of TABLE "
+        "with every seed, and write the scores with 95 % intervals as Markdown and JSON. If you "
+        "run the command again, it keeps finished rows and continues with the rest.",
+    )
+    table.add_argument("table", type=Path, metavar="TABLE", help="table file (.toml)")
+    table.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results and runs (default: the file's `results`, and runs/table)",
+    )
+    only_help = "only these methods or baselines, by name"
+    table.add_argument("--only", metavar="METHOD[,METHOD]", help=only_help)
+    overwrite_help = "start the rows again and discard their results"
+    table.add_argument("--overwrite", action="store_true", help=overwrite_help)
+    add_set(table)
+
+
+def _add_chat(commands: Commands) -> None:
+    chat = add_command(
+        commands,
+        "chat",
+        "evaluation.chat:chat",
+        "ask the agent a question and watch its turns",
+        "Start tools and rollout on this machine, then ask the agent questions: your own, or "
+        "held-out ones (`:pick`). Text from the model and text from tools have different colours.",
+    )
+    policy_help = "model directory, or run folder (its last checkpoint)"
+    chat.add_argument("policy", metavar="MODEL_OR_RUN", help=policy_help)
+    config_help = f"{CONFIG_HELP}; a run folder has its own"
+    chat.add_argument("--config", type=Path, metavar="CONFIG", help=config_help)
+    add_set(chat)
+    chat.add_argument("--question", metavar="TEXT", help="ask this one question and exit")
+    chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")

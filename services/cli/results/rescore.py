@@ -1,0 +1,151 @@
+"""`agent-r1 rescore RUN --config NEW`: what other rewards would have said of stored trajectories.
+
+Reads `trajectories/step_*.jsonl` of a run folder, scores every trajectory with the reward service's
+own scorer in this process, and prints both rewards side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from agent_r1.cli.results.stored import read_records, step_files
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1.reward.scorer import ComponentError, Scorer
+from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
+from agent_r1_service.exit_status import EXIT_FAILED
+from agent_r1_service.files.run_folder import CONFIG_FILE
+from agent_r1_service.files.writing import write_atomically
+
+
+@dataclass(frozen=True)
+class Rescored:
+    """A stored trajectory and what it is worth under the new rewards."""
+
+    record: dict[str, Any]
+    before: Reward
+    after: Reward | None
+    """None when a component failed."""
+    error: str = ""
+
+    @property
+    def group(self) -> tuple[int, int]:
+        """Step and group."""
+        return self.record["step"], self.record["group_id"]
+
+
+def rescore(arguments: argparse.Namespace) -> int:
+    """Score stored trajectories again, and compare."""
+    folder: Path = arguments.run_folder
+    files = step_files(folder)
+    config = load_config(arguments.config or folder / CONFIG_FILE, arguments.options).config
+    config_checks.use_plugins(config)
+    records = [r for path in files.values() for r in read_records(path) if r["reward"] is not None]
+    if not records:
+        raise ConfigError(
+            f"{folder} has no stored trajectory with a reward; learner.trajectories_per_step says "
+            "how many of each batch are stored"
+        )
+    scored = asyncio.run(_score_all(config, records))
+    for line in comparison_lines(scored):
+        print(line)
+    if arguments.out is not None:
+        write_atomically(arguments.out, "".join(map(_line, scored)))
+        print(f"rewards: {arguments.out}")
+    failed = [one for one in scored if one.after is None]
+    if failed:
+        print(f"!! {len(failed)} of {len(scored)} were not scored; the first: {failed[0].error}")
+        return EXIT_FAILED
+    return 0
+
+
+async def _score_all(config: Config, records: Sequence[dict[str, Any]]) -> list[Rescored]:
+    scorer = Scorer(config.reward, config.env.answer_pattern)
+    places = asyncio.Semaphore(config.reward.max_concurrent)
+
+    async def score(record: dict[str, Any]) -> Rescored:
+        before = Reward.model_validate(record["reward"])
+        async with places:
+            try:
+                return Rescored(record, before, await scorer.score(request_of(record)))
+            except (ComponentError, ValueError) as exc:
+                return Rescored(record, before, None, f"{record['rollout_id']}: {exc}")
+
+    try:
+        return await asyncio.gather(*map(score, records))
+    finally:
+        await scorer.close()
+
+
+def request_of(record: dict[str, Any]) -> ScoreRequest:
+    """Return a stored trajectory as the components see it."""
+    turns = [
+        ScoreTurn(
+            text=turn["text"],
+            num_calls=len(turn["calls"]),
+            calls=[
+                ScoreCall(**{key: call[key] for key in ScoreCall.model_fields})
+                for call in turn["calls"]
+            ],
+        )
+        for turn in record["turns"]
+    ]
+    return ScoreRequest(
+        prompt=record["prompt"],
+        payload=record["payload"],
+        turns=turns or [ScoreTurn(text="")],
+        status=record["status"],
+    )
+
+
+def comparison_lines(scored: Sequence[Rescored]) -> Iterator[str]:
+    """Yield the lines that compare rewards before and after."""
+    both = [(one.before, one.after) for one in scored if one.after is not None]
+    if not both:
+        return
+    names = sorted({name for pair in both for reward in pair for name in reward.components})
+    width = max(len("groups of equal rewards"), *map(len, names))
+    yield f"{len(both)} trajectories of {len({one.record['step'] for one in scored})} steps"
+    yield f"{'':{width}}    before     after"
+
+    def row(name: str, *values: float | None) -> str:
+        cells = ("-" if value is None else f"{value:.3f}" for value in values)
+        return f"{name:{width}}  " + "  ".join(f"{cell:>8}" for cell in cells)
+
+    yield row("reward", fmean(b.total for b, _ in both), fmean(a.total for _, a in both))
+    for name in names:
+        sides = (
+            [pair[i].components[name] for pair in both if name in pair[i].components]
+            for i in (0, 1)
+        )
+        yield row(name, *(fmean(values) if values else None for values in sides))
+    yield row("groups of equal rewards", *_equal_shares(scored))
+
+
+def _equal_shares(scored: Sequence[Rescored]) -> tuple[float | None, float | None]:
+    """Return the shares of groups with one reward alone, before and after; None without groups."""
+    groups: dict[tuple[int, int], list[tuple[float, float]]] = defaultdict(list)
+    for one in scored:
+        if one.after is not None:
+            groups[one.group].append((one.before.total, one.after.total))
+    compared = [list(zip(*members, strict=True)) for members in groups.values() if len(members) > 1]
+    if not compared:
+        return None, None
+    before, after = (fmean(len(set(sides[i])) == 1 for sides in compared) for i in (0, 1))
+    return before, after
+
+
+def _line(one: Rescored) -> str:
+    names = ("step", "rollout_id", "group_id", "sample_index", "task_id")
+    fields = {name: one.record[name] for name in names}
+    after = None if one.after is None else one.after.model_dump(mode="json")
+    values = {**fields, "before": one.before.model_dump(mode="json"), "after": after}
+    return json.dumps(values, ensure_ascii=False) + "\n"

@@ -1,0 +1,63 @@
+"""`agent-r1 ray up|down|train|apps`: a run on a Ray cluster; deploy/ray does it.
+
+Only the functions here import that package, and with it ray, which is installed on demand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from typing import Any
+
+from agent_r1.cli.training.run import configure_logging
+from agent_r1.config.run import Config, ConfigError, load_config
+
+EXTRA = "agent-r1[ray]"
+
+
+def _ray_module(name: str) -> Any:
+    """Import a module of deploy/ray.
+
+    Raises:
+        ConfigError: ray is not installed.
+    """
+    try:
+        return importlib.import_module(f"agent_r1_deploy.ray.{name}")
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] != "ray":
+            raise
+        raise ConfigError(f"this command needs Ray; `pip install '{EXTRA}'`") from exc
+
+
+def _load(arguments: argparse.Namespace) -> Config:
+    config = load_config(arguments.config, arguments.options).config
+    configure_logging(config.run, "ray")
+    return config
+
+
+def up(arguments: argparse.Namespace) -> int:
+    """Train a run on a cluster."""
+    module = _ray_module("up")
+    return module.up(_load(arguments), arguments.config, arguments.options, detach=arguments.detach)
+
+
+def down(arguments: argparse.Namespace) -> int:
+    """Stop a run on a cluster."""
+    return _ray_module("up").down(_load(arguments))
+
+
+def train(arguments: argparse.Namespace) -> int:
+    """Run the learner, as a job of a cluster."""
+    module = _ray_module("learner")
+    return module.train(_load(arguments), str(arguments.config), arguments.options)
+
+
+def apps(arguments: argparse.Namespace) -> int:
+    """Print the Serve configuration of a run."""
+    import yaml
+
+    from agent_r1_deploy.ray.applications import serve_config
+
+    yaml.safe_dump(serve_config(_load(arguments)), sys.stdout, sort_keys=False)
+    return 0

@@ -1,0 +1,227 @@
+"""`agent-r1 try CONFIG`: watch a policy at the first tasks of a run, before anything is trained.
+
+Starts the services without a learner and prints every turn, call and reward component; with
+`openai:URL` only the tools are started. In the end it says what would keep training from learning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from agent_r1.cli.policy import describe_policy, with_policy
+from agent_r1.cli.results.transcript import BAD_STYLE, SAMPLED_STYLE, TOOL_STYLE, print_transcript
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ConfigError
+from agent_r1.learner.groups import total_reward
+from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1_proto.streams import Broker
+from agent_r1_proto.tasks import SamplingParameters, Task
+from agent_r1_service.evaluation_client import ATTEMPT, EvalClient, EvalResult
+from agent_r1_service.exit_status import EXIT_FAILED
+from agent_r1_service.files.tasks import read_task_file
+
+OPENAI = "openai:"
+MAX_SHOWN_IDS = 5
+
+Group = list[EvalResult]
+"""The attempts at one task."""
+Ask = Callable[[int, Task], Awaitable[Group]]
+"""Makes the attempts at the task of this number."""
+
+
+def try_out(arguments: argparse.Namespace) -> int:
+    """Run the first tasks, and print what happens; 1 if an attempt failed."""
+    from agent_r1_deploy import local_client
+
+    policy: str | None = arguments.policy
+    asks_server = policy is not None and policy.startswith(OPENAI)
+    _check_arguments(arguments, asks_server)
+    config = load_config(arguments.config, arguments.options).config
+    if policy is not None and not asks_server:
+        config = with_policy(config, policy)
+    config_checks.check(config, "serve", machine=not asks_server)
+    tasks = first_tasks(config, arguments.tasks)
+    console = Console(highlight=False, markup=False, emoji=False)
+    shown = policy if policy is not None and asks_server else describe_policy(config.model.path)
+    groups: list[Group] = []
+
+    def report(line: str) -> None:
+        loud = line.startswith("!!")
+        console.print(Text(line, style=BAD_STYLE if loud else "dim"), soft_wrap=True)
+
+    async def watch(ask: Ask) -> None:
+        for number, task in enumerate(tasks):
+            groups.append(await ask(number, task))
+            print_group(groups[-1], shown, console)
+
+    async def client(served: Config) -> None:
+        if policy is not None and asks_server:
+            await _ask_server(served, policy, arguments, watch)
+        else:
+            await _ask_rollout(served, arguments.samples, watch)
+
+    report(f"policy: {shown}")
+    legend = Text("text the model samples", style=SAMPLED_STYLE)
+    console.print(legend.append("  text a tool returns", style=TOOL_STYLE))
+    local_client.run_client(config, client, report, only_tools=asks_server)
+    for warning in warnings(groups, calls_tools=bool(config.tools)):
+        report(f"!! {warning}")
+    return EXIT_FAILED if any(one.failed for group in groups for one in group) else 0
+
+
+def _check_arguments(arguments: argparse.Namespace, asks_server: bool) -> None:
+    for name, value in (("-n", arguments.tasks), ("--samples", arguments.samples)):
+        if value < 1:
+            raise ConfigError(f"{name} ({value}) must be 1 or more")
+    if arguments.model is not None and not asks_server:
+        raise ConfigError("--model goes with --policy openai:URL; it names a model of that server")
+
+
+def first_tasks(config: Config, count: int) -> list[Task]:
+    """Return the tasks that training would begin with, or the first of the evaluation sets.
+
+    Raises:
+        ConfigError: the configuration names no data.
+    """
+    if config.data is not None:
+        order = config.prompt_order()
+        return [order.task(i) for i in range(min(count, len(order)))]
+    files = list(config.evaluation.sets.values())
+    if not files:
+        raise ConfigError("the configuration names no tasks; set data.train or evaluation.sets")
+    return [task for file in files for task in read_task_file(file)][:count]
+
+
+# --- Asking --------------------------------------------------------------------------------------
+
+
+def _attempts(task: Task, samples: int) -> list[Task]:
+    """Return a task as it is asked each time, so that each attempt has a seed of its own."""
+    return [
+        task.model_copy(update={"metadata": {**task.metadata, ATTEMPT: number}})
+        for number in range(samples)
+    ]
+
+
+async def _ask_rollout(
+    served: Config, samples: int, watch: Callable[[Ask], Awaitable[None]]
+) -> None:
+    """Let the rollout service make the attempts, sampled as in training."""
+    async with await Broker.connect(served.redis.connection_url(), served.run.id) as broker:
+        client = EvalClient(
+            broker,
+            run_id=served.run.id,
+            client_id="try",
+            sampling=SamplingParameters(temperature=served.learner.temperature),
+            seed=served.run.seed,
+            sample_timeout_s=served.learner.sample_timeout_s,
+            max_attempts=served.learner.max_attempts,
+        )
+        await watch(lambda _, task: client.run(_attempts(task, samples)))
+
+
+async def _ask_server(
+    served: Config,
+    policy: str,
+    arguments: argparse.Namespace,
+    watch: Callable[[Ask], Awaitable[None]],
+) -> None:
+    """Let a server with the OpenAI API write the turns; tools, environment and reward are real."""
+    from agent_r1.cli.task.episodes import open_runner
+    from agent_r1.cli.task.openai_policy import Dialogue, DialogueChat, find_model, open_client
+    from agent_r1.reward.scorer import ComponentError
+
+    async with open_client(policy.removeprefix(OPENAI)) as http, open_runner(served) as runner:
+        server = await find_model(http, arguments.model)
+
+        async def attempt(group: int, task: Task, sample: int) -> EvalResult:
+            dialogue = Dialogue(server, served.learner.temperature, served.env.max_tokens_per_turn)
+            chat = DialogueChat(runner.chat, dialogue)
+            try:
+                return EvalResult(
+                    task,
+                    await runner.run(
+                        task, dialogue.next_text, chat=chat, group=group, sample=sample
+                    ),
+                )
+            except (ComponentError, ValueError) as exc:
+                return EvalResult(task, None, str(exc))
+
+        async def ask(group: int, task: Task) -> Group:
+            return await asyncio.gather(
+                *(attempt(group, task, sample) for sample in range(arguments.samples))
+            )
+
+        await watch(ask)
+
+
+# --- Showing -------------------------------------------------------------------------------------
+
+
+def print_group(group: Group, policy: str, console: Console) -> None:
+    """Print every attempt at a task, and their rewards side by side."""
+    for number, one in enumerate(group):
+        if one.scored is None:
+            console.rule(Text(f"{one.task.id}  sample {number}"), align="left")
+            console.print(Text(f"no result: {one.reason}", style=BAD_STYLE), soft_wrap=True)
+            continue
+        record = readable(one.scored, step=0, advantage=None, trained=False)
+        record["policy"] = policy
+        title = f"{one.task.id}  sample {number}  {record['status']}"
+        console.rule(Text(title), align="left")
+        print_transcript(record, console)
+    rewards = "  ".join(f"{reward:g}" for reward in rewards_of(group))
+    console.print(Text(f"rewards of {group[0].task.id}: {rewards or 'none'}", style="bold"))
+
+
+def rewards_of(group: Group) -> list[float]:
+    """Return the rewards that the group's attempts would be trained with."""
+    return [total_reward(one.scored) for one in group if one.scored and not one.failed]
+
+
+def warnings(groups: Sequence[Group], *, calls_tools: bool) -> Iterator[str]:
+    """Yield what would keep training from learning, each with a remedy.
+
+    Args:
+        groups: what came of each task.
+        calls_tools: the model is offered tools.
+    """
+    results = [one for group in groups for one in group]
+    if failed := [one for one in results if one.failed]:
+        yield (
+            f"{len(failed)} of {len(results)} attempts failed; the first: {failed[0].reason}; "
+            "correct the tool, the environment or the reward"
+        )
+    compared = {group[0].task.id: rewards_of(group) for group in groups}
+    equal = {name: r[0] for name, r in compared.items() if len(r) > 1 and len(set(r)) == 1}
+    if equal:
+        names = ", ".join(f"{name} ({reward:g})" for name, reward in equal.items())
+        some = "" if len(equal) < len(groups) else "nothing can be learned: "
+        yield (
+            f"{some}all rewards are equal in {len(equal)} of {len(groups)} groups: {names}; a "
+            "group teaches only by its differences: take easier or harder tasks, a reward with "
+            "more values, a better model, or more --samples"
+        )
+    calls = [c for one in results if one.scored for c in one.scored.trajectory.calls()]
+    if calls_tools and not calls:
+        yield (
+            "the model made no tool call; say in env.system_prompt when to call and how, or warm "
+            "the model up with `agent-r1 sft`"
+        )
+    elif calls and all(call.status == "malformed" for call in calls):
+        yield (
+            f"none of the {len(calls)} tool calls could be read; the first: {calls[0].error}; see "
+            "that the chat template tells the model the format that is read"
+        )
+    cut = [one for one in results if one.scored and one.scored.trajectory.status == "TRUNCATED"]
+    if cut and cut[0].scored is not None:
+        yield (
+            f"{len(cut)} of {len(results)} attempts were cut off; the first: "
+            f"{cut[0].scored.trajectory.reason}; raise that limit, or teach the model to be brief"
+        )

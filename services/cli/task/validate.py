@@ -1,0 +1,307 @@
+"""`agent-r1 validate CONFIG`: is the task sound? Its data, tools, environment and reward, no model.
+
+Starts the tools as a run would, and plays scripted turns against them in this process
+(episodes.py). Each check is a line; below one that failed stands what is wrong, and the remedy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_r1.cli.task.episodes import Episode, EpisodeRunner, open_runner, read_episode, scripted
+from agent_r1.cli.training.doctor import lines
+from agent_r1.config import checks as config_checks
+from agent_r1.config.look import Look
+from agent_r1.config.packages import TOOLS, missing_packages_problem
+from agent_r1.config.run import Config, load_config
+from agent_r1.config.sources import ConfigError, at_hand
+from agent_r1.learner.groups import total_reward
+from agent_r1.reward.scorer import ComponentError, Scorer
+from agent_r1.rollout.envs import load_env_class
+from agent_r1_proto.rewards import ScoredTrajectory, ScoreRequest, ScoreTurn
+from agent_r1_proto.tasks import Task
+from agent_r1_service.exit_status import EXIT_FAILED
+from agent_r1_service.files.tasks import numbered_tasks
+from agent_r1_service.user_code import describe
+
+EMPTY_ANSWER = "<think></think><answer></answer>"
+"""Leads a component to what it compares answers with."""
+SHOWN = 5
+"""Most problems of one kind that are printed."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A task and where it stands."""
+
+    task: Task
+    where: str
+    """File and line."""
+    trains: bool
+
+    def __str__(self) -> str:
+        """Name file, line and task."""
+        return f"{self.where} (task {self.task.id!r})"
+
+
+def validate(arguments: argparse.Namespace) -> int:
+    """Make every check; 1 if one failed."""
+    from agent_r1_deploy import local_client
+
+    missing = missing_packages_problem(TOOLS)
+    if missing is not None:
+        raise ConfigError(missing)
+    config = load_config(arguments.config, arguments.options).config
+    problems = 0
+
+    def show(look: Look) -> None:
+        nonlocal problems
+        problems += len(look.problems)
+        for line in lines(look):
+            print(line, flush=True)
+
+    for look in configuration_looks(config, arguments.config):
+        show(look)
+    if not problems:
+        tasks = read_lines(config)
+        for look in data_looks(config, tasks):
+            show(look)
+
+        async def check(served: Config) -> None:
+            async for look in served_looks(served, tasks):
+                show(look)
+
+        try:
+            local_client.run_client(config, check, print, only_tools=True)
+        except ValueError as exc:
+            show(Look("tools", "", [str(exc)]))
+    print(f"{problems} problem{'' if problems == 1 else 's'}" if problems else "no problems")
+    return EXIT_FAILED if problems else 0
+
+
+def configuration_looks(config: Config, file: Path) -> Iterator[Look]:
+    """Yield what `agent-r1 config check --elsewhere` finds."""
+    findings = config_checks.look(config, "train", machine=False)
+    known = {text for look in findings.looks for text in look.problems}
+    others = [text for text in findings.problems if text not in known]
+    yield Look("configuration", str(file), others)
+    yield from findings.looks
+
+
+# --- The data ------------------------------------------------------------------------------------
+
+
+def read_lines(config: Config) -> list[Line]:
+    """Read every task of the configuration, in the order of its files.
+
+    Raises:
+        TaskFileError: a line is wrong; file and line are named.
+    """
+    train = [] if config.data is None else config.data.train
+    sources = [(source, True) for source in train]
+    sources += [(source, False) for source in config.evaluation.sets.values()]
+    return [
+        Line(task, where.replace(str(source), str(at_hand(source.source)), 1), trains)
+        for source, trains in sources
+        for where, task in numbered_tasks(source)
+    ]
+
+
+def data_looks(config: Config, tasks: Sequence[Line]) -> Iterator[Look]:
+    """Yield what is found by reading: repeated questions, and what environment and reward need."""
+    trained = sum(line.trains for line in tasks)
+    found = f"{trained} to train on, {len(tasks) - trained} to evaluate with"
+    yield Look("tasks", found, list(_limited(repeated(tasks))))
+    yield Look("environment", config.env.type, list(_limited(_env_problems(config, tasks))))
+
+
+def repeated(tasks: Iterable[Line]) -> Iterator[str]:
+    """Yield the tasks that were there before: the same prompt, payload and tool context.
+
+    Prompts alone may be equal: a game asks every player the same.
+    """
+    first: dict[str, Line] = {}
+    for line in tasks:
+        question = json.dumps(
+            [
+                [[m.role, " ".join(m.content.casefold().split())] for m in line.task.messages()],
+                line.task.payload,
+                line.task.tool_context,
+            ],
+            sort_keys=True,
+        )
+        earlier = first.setdefault(question, line)
+        if earlier is line:
+            continue
+        if earlier.trains and not line.trains:
+            yield f"{line} leaks: {earlier} trains on the same question; remove one of them"
+        else:
+            yield f"{line} repeats {earlier}; remove one of them"
+
+
+def _env_problems(config: Config, tasks: Iterable[Line]) -> Iterator[str]:
+    """Yield the tasks for which the environment cannot be made."""
+    made = load_env_class(config.env.type, set(config.env.options))
+    for line in tasks:
+        try:
+            made(line.task, **config.env.options)
+        except Exception as exc:  # noqa: BLE001 - user code may raise anything
+            yield (
+                f"{line}: {made.__name__}(...) raised {describe(exc)}; correct the task's payload "
+                "or the class"
+            )
+
+
+async def _reward_problems(scorer: Scorer, tasks: Iterable[Line]) -> AsyncIterator[str]:
+    """Yield the tasks whose empty answer the reward cannot score."""
+    for line in tasks:
+        request = ScoreRequest(payload=line.task.payload, turns=[ScoreTurn(text=EMPTY_ANSWER)])
+        try:
+            await scorer.score(request)
+        except (ComponentError, ValueError) as exc:
+            text = str(exc)
+            remedy = "" if "; " in text else "; correct the task's payload or the component"
+            yield f"{line}: an empty answer cannot be scored: {text}{remedy}"
+
+
+def _limited(problems: Iterable[str]) -> Iterator[str]:
+    left = 0
+    for number, problem in enumerate(problems):
+        if number < SHOWN:
+            yield problem
+        else:
+            left += 1
+    if left:
+        yield f"{left} more like these"
+
+
+# --- With the tools ------------------------------------------------------------------------------
+
+
+async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[Look]:
+    """Yield what is found with the tools running: their schemas, prompts, rewards, the episodes."""
+    async with open_runner(served) as runner:
+        for name, spec in runner.specs.items():
+            parameters = ", ".join(spec.parameters.get("properties", {}))
+            yield Look(f"tools.{name}", f"version {spec.version}: {name}({parameters})")
+        yield _prompt_look(served, runner, tasks)
+        # Not of language models, which would be asked about every line.
+        scorer = Scorer(served.reward.without_asking(), served.env.answer_pattern)
+        problems = [problem async for problem in _reward_problems(scorer, tasks)]
+        yield Look("reward", ", ".join(served.reward.components), list(_limited(problems)))
+        async for look in episode_looks(served, runner, tasks):
+            yield look
+
+
+def _prompt_look(config: Config, runner: EpisodeRunner, tasks: Sequence[Line]) -> Look:
+    """Compare the prompts, as the model gets them, with the context."""
+    limit, turn = config.model.max_context, config.env.max_tokens_per_turn
+    problems: list[str] = []
+    lengths: list[int] = []
+    crowded = 0
+    for line in tasks:
+        try:
+            length = len(runner.prompt_tokens(line.task))
+        except ValueError as exc:
+            problems.append(f"{line}: {exc}")
+            continue
+        lengths.append(length)
+        crowded += limit - turn < length < limit
+        if length >= limit:
+            problems.append(
+                f"{line}: the prompt has {length} tokens, and model.max_context is {limit}; "
+                "shorten it or raise model.max_context"
+            )
+    if not lengths:
+        return Look("prompts", "", list(_limited(problems)))
+    found = (
+        f"{min(lengths)} to {max(lengths)} tokens (median {statistics.median(lengths):.0f}) of "
+        f"{limit}"
+    )
+    notes = []
+    if crowded:
+        notes.append(
+            f"{crowded} prompts leave less than env.max_tokens_per_turn ({turn}) for the first "
+            "turn; raise model.max_context"
+        )
+    return Look("prompts", found, list(_limited(problems)), notes)
+
+
+async def episode_looks(
+    config: Config, runner: EpisodeRunner, tasks: Sequence[Line]
+) -> AsyncIterator[Look]:
+    """Play the two episodes that the configuration names, and compare what they are worth."""
+    files = {"passing": config.episodes.passing, "failing": config.episodes.failing}
+    missing = [name for name, file in files.items() if file is None]
+    by_id = {line.task.id: line.task for line in reversed(tasks)}
+    worth: dict[str, float] = {}
+    for name, file in files.items():
+        if file is None:
+            continue
+        try:
+            look, reward = await _play(name, read_episode(file), runner, by_id)
+        except (ConfigError, ComponentError) as exc:
+            look, reward = Look(f"{name} episode", str(at_hand(file)), [str(exc)]), None
+        yield look
+        if reward is not None:
+            worth[name] = reward
+    if missing:
+        text = (
+            f"there is no {' and no '.join(missing)} episode, so nothing shows that the reward "
+            "tells good from bad; name one in [episodes]"
+        )
+        yield Look("episodes", "", notes=[text])
+    elif len(worth) == 2:
+        yield _compared(worth["passing"], worth["failing"])
+
+
+def _compared(passing: float, failing: float) -> Look:
+    if passing > failing:
+        return Look("rewards", f"passing {passing:g} > failing {failing:g}")
+    problem = (
+        f"the passing episode earns {passing:g} and the failing one {failing:g}, so the reward "
+        "does not tell them apart; correct the reward, the environment or the episodes"
+    )
+    return Look("rewards", "", [problem])
+
+
+async def _play(
+    name: str, episode: Episode, runner: EpisodeRunner, tasks: Mapping[str, Task]
+) -> tuple[Look, float | None]:
+    """Play one episode; return what is said of it, and its reward."""
+    if episode.task not in tasks:
+        raise ConfigError(
+            f"the {name} episode names the task {episode.task!r}, which no file of the "
+            "configuration has; name one of data.train or evaluation.sets"
+        )
+    scored = await runner.run(tasks[episode.task], scripted(episode.turns))
+    trajectory = scored.trajectory
+    problems = []
+    if trajectory.status == "FAILED":
+        problems.append(f"it FAILED: {trajectory.reason}; correct the tool, the ToolEnv or a turn")
+    if trajectory.status == "TRUNCATED" and name == "passing":
+        problems.append(f"it was cut off: {trajectory.reason}; raise the limit or shorten a turn")
+    unused = len(episode.turns) - len(trajectory.turns)
+    if unused and not problems:
+        problems.append(
+            f"it ended ({trajectory.reason}) after {len(trajectory.turns)} turns, and the script "
+            f"has {unused} more; remove them or correct the ToolEnv"
+        )
+    reward = None if scored.reward is None else total_reward(scored)
+    return Look(f"{name} episode", _worth(scored), problems), reward
+
+
+def _worth(scored: ScoredTrajectory) -> str:
+    """Describe how an episode ended and what it is worth."""
+    trajectory = scored.trajectory
+    calls = ", ".join(f"{call.tool or '(not parsed)'} {call.status}" for call in trajectory.calls())
+    how = f"{trajectory.status}: {trajectory.reason}, {len(trajectory.turns)} turns"
+    if scored.reward is None:
+        return f"{how} ({calls or 'no calls'})"
+    components = ", ".join(f"{k} {v:g}" for k, v in scored.reward.components.items())
+    return f"reward {total_reward(scored):g} ({components}); {how} ({calls or 'no calls'})"

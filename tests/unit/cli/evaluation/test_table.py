@@ -1,0 +1,153 @@
+"""`agent-r1 table` where every run is finished: what it gathers and writes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.cli import main as cli
+from agent_r1.cli.evaluation.table_plan import PlannedRun, read_plan
+from agent_r1.config.run import write_config
+from tests.support.config_scene import load_nothing, write_scene
+
+TABLE_TOML = """
+config = "run.toml"
+results = "small"
+seeds = [0, 1]
+baselines = ["base_tool_call"]
+methods = [
+    { name = "grpo", title = "GRPO" },
+    { name = "rloo", title = "RLOO", set = { "learner.algorithm" = "rloo" } },
+]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    load_nothing(monkeypatch)
+    folder = write_scene(tmp_path / "example").parent
+    (folder / "table.toml").write_text(TABLE_TOML)
+    return folder
+
+
+def finish(run: PlannedRun, em: list[float | None]) -> None:
+    """Write what a finished run leaves."""
+    run.folder.mkdir(parents=True)
+    write_config(run.config, run.folder / "config.json")
+    summary = {"status": "finished", "wall_s": 60.0, "sets": {"held_out": {"in_domain": True}}}
+    (run.folder / "summary.json").write_text(json.dumps(summary))
+    lines = [{"id": str(i), "set": "held_out", "em": em[i], "f1": em[i]} for i in range(len(em))]
+    answers = "".join(json.dumps(line) + "\n" for line in lines)
+    (run.folder / "evaluation_after.jsonl").write_text(answers)
+    metrics = '{"step": 1, "reward/exact_match": 0.25}\n'
+    (run.folder / "metrics.jsonl").write_text(metrics)
+
+
+def table(folder: Path, *options: str) -> int:
+    return cli.main(["table", str(folder / "table.toml"), "--out", str(folder / "out"), *options])
+
+
+def written(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "out" / "small.json").read_text())
+
+
+def test_finished_runs_are_reported_without_starting_anything(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    grpo = read_plan(folder / "table.toml", out=folder / "out").methods[0]
+    finish(grpo.runs[0], [1.0, 0.0])
+    finish(grpo.runs[1], [1.0, None])  # a question that failed counts in no mean
+    assert table(folder, "--only", "grpo") == 0
+    numbers = written(folder)
+    assert [(row["seed"], row["em"], row["n"]) for row in numbers["rows"]] == [
+        (0, 0.5, 2),
+        (1, 1.0, 1),
+    ]
+    # Seeds weigh the same: (1/2 + 1) / 2.
+    averages = {row["method"]: row["average"] for row in numbers["estimates"]}
+    assert averages["grpo"]["mean"] == 0.75
+    assert averages["rloo"] is None
+    assert numbers["command"].endswith(f"table.toml --out {folder / 'out'}")
+    assert numbers["settings"]["rloo"]["advantage"] == "rloo"
+    assert [row["failed"] for row in numbers["rows"]] == [0, 1]
+    text = (folder / "out" / "small.md").read_text()
+    assert "count in no mean: GRPO seed 1: 1 of held_out." in text
+    assert "| RLOO | not run | not run |" in text
+    assert "| Base Tool Call | not run | not run |" in text
+    assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
+
+
+def test_a_run_that_lost_too_much_is_kept_and_has_an_exit_status_of_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    grpo = read_plan(folder / "table.toml", out=folder / "out").methods[0]
+    for run in grpo.runs:
+        finish(run, [1.0, 0.0])
+    (grpo.runs[1].folder / "summary.json").write_text('{"status": "finished_with_losses"}')
+    assert table(folder, "--only", "grpo") == 3
+    text = capsys.readouterr().out
+    assert "2 of 2 rows are finished and kept" in text
+    assert f"lost more than learner.max_lost_share allows; see {grpo.runs[1].folder}" in text
+    assert str(grpo.runs[0].folder) not in text
+
+
+def test_a_run_with_other_settings_is_in_no_report(folder: Path):
+    changed = read_plan(folder / "table.toml", ["learner.lr=0.5"], folder / "out")
+    finish(changed.methods[1].runs[0], [1.0])
+    for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
+        finish(run, [0.0])
+    assert table(folder, "--only", "grpo") == 0
+    assert {row["method"] for row in written(folder)["rows"]} == {"grpo"}
+
+
+def test_a_run_that_has_a_cell_is_finished_without_its_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    grpo = read_plan(folder / "table.toml", out=folder / "out").methods[0]
+    finish(grpo.runs[0], [1.0, 0.0])
+    finish(grpo.runs[1], [1.0, None])
+    assert table(folder, "--only", "grpo") == 0
+    before = written(folder)
+    assert sorted(path.name for path in (folder / "cells").iterdir()) == [
+        "grpo_seed0.json",
+        "grpo_seed1.json",
+    ]
+    for run in grpo.runs:
+        shutil.rmtree(run.folder)
+    capsys.readouterr()
+    assert table(folder, "--only", "grpo") == 0
+    assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
+    assert written(folder) == before
+
+
+def test_a_cell_of_other_settings_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
+        finish(run, [1.0])
+    assert table(folder, "--only", "grpo") == 0
+    shutil.rmtree(folder / "out")
+    assert table(folder, "--only", "grpo", "--set", "learner.lr=0.5") == 2
+    error = capsys.readouterr().err
+    assert "was made with other settings: learner.lr is 1e-06 there and 0.5 here" in error
+
+
+def test_contrasts_are_tested_over_the_seeds_that_both_methods_have(folder: Path):
+    more = '[[contrasts]]\nfirst = "grpo"\nsecond = "rloo"\nset = "held_out"\n'
+    (folder / "table.toml").write_text(TABLE_TOML + more)
+    plan = read_plan(folder / "table.toml", out=folder / "out")
+    for run in plan.methods[0].runs:
+        finish(run, [0.0, 0.0])
+    finish(plan.methods[1].runs[0], [1.0, 0.0])
+    finish(plan.methods[1].runs[1], [1.0, 1.0])
+    assert table(folder, "--only", "grpo,rloo") == 0
+    (contrast,) = written(folder)["contrasts"]
+    assert contrast["differences"] == [0.5, 1.0]
+    # Both differences have one sign: 2 of 4 patterns are as far from 0.
+    assert (contrast["mean"], contrast["p"], contrast["p_holm"]) == (0.75, 0.5, 0.5)
+    text = (folder / "out" / "small.md").read_text()
+    assert "| grpo | rloo | held_out | 2 | +0.750 | 0.5000 | 0.5000 |" in text

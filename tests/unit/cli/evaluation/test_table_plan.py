@@ -1,0 +1,255 @@
+"""What a table file becomes: resolved runs, or an error that names the method and the key."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_r1.cli import main as cli
+from agent_r1.cli.evaluation.table_plan import TablePlan, chosen, flat_settings, read_plan
+from agent_r1.config.run import write_config
+from agent_r1.config.sources import ConfigError
+from tests.support.config_scene import load_nothing, write_scene
+
+TABLE_TOML = """
+config = "run.toml"
+results = "results/small"
+seeds = [0, 7]
+baselines = ["naive_rag"]
+
+[defaults]
+"learner.lr" = 1e-4
+learner.group_size = 6
+
+[[methods]]
+name = "ppo"
+title = "PPO"
+set = { "learner.algorithm" = "ppo", "learner.critic_lr" = 2e-3 }
+
+[[methods]]
+name = "grpo"
+set = { "learner.algorithm" = "grpo" }
+
+[[methods]]
+name = "grpo_masks"
+table = "ablation"
+set = { "learner.algorithm" = "grpo" }
+"""
+REPOSITORY = Path(__file__).resolve().parents[4]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    load_nothing(monkeypatch)
+    return write_scene(tmp_path / "example").parent
+
+
+def plan_of(folder: Path, text: str = TABLE_TOML, *options: str) -> TablePlan:
+    file = folder / "table.toml"
+    file.write_text(text)
+    return read_plan(file, options, folder / "out")
+
+
+def test_a_method_may_have_seeds_of_its_own(folder: Path):
+    text = TABLE_TOML.replace('name = "ppo"', 'name = "ppo"\nseeds = [0, 1, 2]')
+    plan = plan_of(folder, text)
+    assert {m.name: [run.seed for run in m.runs] for m in plan.methods} == {
+        "ppo": [0, 1, 2],
+        "grpo": [0, 7],
+        "grpo_masks": [0, 7],
+    }
+
+
+@pytest.mark.parametrize(
+    ("contrast", "message"),
+    [
+        ('first = "ppo"\nsecond = "dpo"', "contrasts names 'dpo'"),
+        ('first = "ppo"\nsecond = "grpo"\nset = "other"', "names the set 'other'.*held_out"),
+        ('first = "ppo"\nsecnd = "grpo"', "secnd.*second"),
+    ],
+)
+def test_a_contrast_of_what_the_table_lacks_is_refused(folder: Path, contrast: str, message: str):
+    with pytest.raises(ConfigError, match=message):
+        plan_of(folder, f"{TABLE_TOML}\n[[contrasts]]\n{contrast}\n")
+
+
+def with_set(key: str, value: object) -> str:
+    """Return a table whose one method sets one key."""
+    head = TABLE_TOML.split("[[methods]]")[0]
+    return f'{head}\n[[methods]]\nname = "odd"\nset = {{ "{key}" = {json.dumps(value)} }}\n'
+
+
+def test_every_method_has_a_run_a_seed(folder: Path):
+    plan = plan_of(folder)
+    ppo = plan.methods[0]
+    assert [run.folder for run in ppo.runs] == [
+        folder / "out" / "runs" / "ppo_seed0",
+        folder / "out" / "runs" / "ppo_seed7",
+    ]
+    config = ppo.runs[1].config
+    assert (config.run.seed, config.run.dir) == (7, ppo.runs[1].folder)
+    assert (config.learner.algorithm, config.learner.advantage) == ("ppo", "gae")
+    assert (config.learner.critic_lr, config.learner.lr, config.learner.group_size) == (
+        2e-3,
+        1e-4,
+        6,
+    )
+    evaluation = config.evaluation
+    assert (evaluation.before, evaluation.every, evaluation.after) == (False, 0, True)
+    assert plan.results == folder / "out" / "small"
+
+
+def test_a_run_with_the_same_settings_serves_both_tables(folder: Path):
+    plan = plan_of(folder)
+    assert list(plan.methods[2].runs) == list(plan.methods[1].runs)
+    assert len(plan.runs()) == 4
+    assert [run.method for run in plan.runs(["grpo_masks"])] == ["grpo", "grpo"]
+
+
+def test_the_command_line_comes_over_defaults_and_a_method_over_both(folder: Path):
+    plan = plan_of(folder, TABLE_TOML, "learner.lr=5e-5", "learner.algorithm=rloo")
+    assert (plan.base.learner.lr, plan.base.learner.algorithm) == (5e-5, "rloo")
+    ppo = plan.methods[0].runs[0].config.learner
+    assert (ppo.lr, ppo.algorithm) == (5e-5, "ppo")
+
+
+def test_paths_of_a_table_mean_its_own_folder(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "more.jsonl").write_text((folder / "held_out.jsonl").read_text())
+    monkeypatch.chdir("/")
+    text = TABLE_TOML.replace("[defaults]", '[defaults]\n"evaluation.sets.held_out" = "more.jsonl"')
+    assert plan_of(folder, text).base.evaluation.sets["held_out"].source == folder / "more.jsonl"
+
+
+def test_the_runs_of_a_table_cannot_share_a_store(folder: Path):
+    text = with_set("learner.checkpoint_url", "s3://bucket/x")
+    with pytest.raises(ConfigError, match=r"holds one run, .* share their run\.id; remove it"):
+        plan_of(folder, text)
+
+
+def test_a_table_needs_exact_match_as_a_component(folder: Path):
+    without = 'reward.components={"answered" = 1.0}'
+    with pytest.raises(ConfigError, match=r"does not name exact_match; name it .* 0\.0"):
+        plan_of(folder, TABLE_TOML, without)
+    assert plan_of(folder, TABLE_TOML, 'reward.components={"answered" = 1.0, "exact_match" = 0.0}')
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("env.max_turns", 3, r"'odd': env.max_turns \(3\) differs .* move it to \[defaults\]"),
+        ("rollout.max_concurrent", 3, r"'odd': rollout.max_concurrent \(3\) differs"),
+        ("model.max_context", 500, r"'odd': model.max_context \(500\) differs"),
+        ("reward.port", 1, r"'odd': reward.port \(1\) differs"),
+        ("tools.search.top_k", 5, r"'odd': tools.search.top_k \(5\) differs"),
+        ("evaluation.max_questions", 5, "would answer different questions"),
+        ("evaluation.temperature", 0.5, "would answer different questions"),
+        ("learner.stepz", 5, "'odd': unknown key 'stepz' .* the nearest known one is 'steps'"),
+        ("learner.lam", 0.5, r"'odd': .*learner.lam \(0.5\) is not used with advantage"),
+        ("learner.loss_mask", False, "'odd': .*set advantage_mask = false too"),
+        ("run.seed", 3, "'odd': run.seed is set by the table itself"),
+        ("evaluation.every", 3, "'odd': evaluation.every is set by the table itself"),
+    ],
+)
+def test_a_method_that_cannot_run_beside_the_others_is_refused(
+    folder: Path, key: str, value: object, expected: str
+):
+    with pytest.raises(ConfigError, match=f"(?s){expected}"):
+        plan_of(folder, with_set(key, value))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("seeds =", "seds =", "unknown table 'seds' .* nearest known one is 'seeds'"),
+        ("title =", "titel =", "unknown key 'titel'|unknown table 'titel'"),
+        ("[0, 7]", "[0, 0]", "seeds has 0 twice"),
+        ("[0, 7]", "[]", "seeds"),
+        ('"grpo_masks"', '"grpo"', "methods has 'grpo' twice"),
+        ('"naive_rag"', '"naive"', "naive_rag"),
+        ('"run.toml"', '"gone.toml"', "no configuration file"),
+        ('"ablation"', '"other"', "ablation"),
+    ],
+)
+def test_a_table_file_is_strict(folder: Path, old: str, new: str, expected: str):
+    with pytest.raises(ConfigError, match=expected):
+        plan_of(folder, TABLE_TOML.replace(old, new))
+
+
+def test_only_names_methods_of_the_table(folder: Path):
+    plan = plan_of(folder)
+    assert chosen(plan, "ppo, naive_rag") == ["ppo", "naive_rag"]
+    assert chosen(plan, None) is None
+    with pytest.raises(ConfigError, match="'pppo'; the table has naive_rag, ppo, grpo, grpo_masks"):
+        chosen(plan, "pppo")
+
+
+def test_a_run_with_other_settings_is_named_with_the_remedy(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = plan_of(folder).methods[0].runs[0]
+    run.folder.mkdir(parents=True)
+    write_config(run.config, run.folder / "config.json")
+    (run.folder / "summary.json").write_text('{"status": "finished"}')
+    arguments = ["table", str(folder / "table.toml"), "--out", str(folder / "out")]
+    assert cli.main([*arguments, "--only", "ppo", "--set", "learner.lr=0.5"]) == 2
+    text = capsys.readouterr().err
+    assert "learner.lr is 0.0001 there and 0.5 here" in text
+    assert "--only ppo --set learner.lr=0.5 --overwrite" in text
+
+
+def test_a_function_of_a_method_is_loaded_before_anything_starts(tmp_path: Path):
+    folder = write_scene(tmp_path / "example").parent
+    without_methods = TABLE_TOML.partition("[[methods]]")[0]
+    odd = without_methods + '[[methods]]\nname = "odd"\nset = { learner.advantage = "own:f" }\n'
+    with pytest.raises(ConfigError, match=r"'odd': learner.advantage .* No module named 'own'"):
+        plan_of(folder, odd)
+
+
+def test_where_a_run_lies_is_no_setting_of_it(folder: Path):
+    runs = plan_of(folder).methods[0].runs
+    here, there = (flat_settings(run.config) for run in runs)
+    assert {key for key in here if here[key] != there[key]} == {"run.seed"}
+
+
+def test_the_table_of_the_tiny_world_asks_for_the_papers_rows(monkeypatch: pytest.MonkeyPatch):
+    # Its data are generated, so the files are not there in a fresh checkout.
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    plan = read_plan(REPOSITORY / "examples" / "tiny_world" / "table.toml")
+    titles = {part: [m.title for m in plan.methods if m.table == part] for part in ("methods",)}
+    assert titles["methods"] == ["PPO", "GRPO", "REINFORCE++", "REINFORCE++-baseline", "RLOO"]
+    # 9 settings (one GRPO serves both tables) x 3 seeds.
+    assert len(plan.runs()) == 27
+    budgets = {
+        (c.learner.steps, c.learner.groups_per_batch, c.learner.group_size)
+        for c in (run.config for run in plan.runs())
+    }
+    assert budgets == {(50, 16, 8)}
+    masks = {
+        m.name: (m.runs[0].config.learner.loss_mask, m.runs[0].config.learner.advantage_mask)
+        for m in plan.methods
+        if m.table == "ablation"
+    }
+    assert masks == {
+        "ppo_masks": (True, True),
+        "ppo_no_advantage_mask": (True, False),
+        "ppo_no_masks": (False, False),
+        "grpo_masks": (True, True),
+        "grpo_no_masks": (False, False),
+    }
+
+
+def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    plan = read_plan(REPOSITORY / "examples" / "deep_world" / "table.toml")
+    seeds = {method.name: len(method.runs) for method in plan.methods}
+    assert len(plan.contrasts) == 4
+    assert {seeds[c.first] for c in plan.contrasts} == {8}
+    assert {seeds[c.second] for c in plan.contrasts} == {8}
+    # 6 settings with 8 seeds (one GRPO serves both tables), 5 with 3.
+    assert len(plan.runs()) == 6 * 8 + 5 * 3

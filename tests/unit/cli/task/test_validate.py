@@ -1,0 +1,97 @@
+"""What `agent-r1 validate` finds by reading; tests/integration/test_validate.py plays episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent_r1.cli.task.episodes import read_episode
+from agent_r1.cli.task.validate import Line, data_looks, repeated
+from agent_r1.config.run import load_config
+from agent_r1.config.sources import ConfigError
+from agent_r1_proto.tasks import Task
+from tests.support.config_scene import write_scene
+
+TRAIN, HELD_OUT = Path("train.jsonl"), Path("held_out.jsonl")
+
+
+def lines(*tasks: tuple[Path, str, dict[str, object]]) -> list[Line]:
+    numbers = {TRAIN: 0, HELD_OUT: 0}
+    made = []
+    for file, prompt, payload in tasks:
+        numbers[file] += 1
+        task = Task.model_validate(
+            {"id": f"{file.stem}-{numbers[file]}", "prompt": prompt, "payload": payload}
+        )
+        made.append(Line(task, f"{file}:{numbers[file]}", trains=file == TRAIN))
+    return made
+
+
+def test_a_question_of_the_evaluation_that_is_trained_on_is_a_leak():
+    answer: dict[str, object] = {"answer": "Rome"}
+    tasks = lines(
+        (TRAIN, "Who?", {}), (TRAIN, "Where is it?", answer), (HELD_OUT, "where  IS it?", answer)
+    )
+    assert list(repeated(tasks)) == [
+        "held_out.jsonl:1 (task 'held_out-1') leaks: train.jsonl:2 (task 'train-2') trains on the "
+        "same question; remove one of them"
+    ]
+
+
+def test_a_question_that_is_there_twice_repeats():
+    tasks = lines((TRAIN, "Who?", {}), (TRAIN, "Where?", {}), (TRAIN, "Who?", {}))
+    assert list(repeated(tasks)) == [
+        "train.jsonl:3 (task 'train-3') repeats train.jsonl:1 (task 'train-1'); remove one of them"
+    ]
+
+
+def test_games_that_differ_in_their_payload_are_different_tasks():
+    tasks = lines((TRAIN, "Play.", {"seed": 1}), (HELD_OUT, "Play.", {"seed": 2}))
+    assert list(repeated(tasks)) == []
+
+
+def test_every_task_for_which_the_environment_cannot_be_made_is_named_up_to_five(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "goals_env.py").write_text(
+        "from agent_r1 import ToolEnv\n"
+        "class GoalEnv(ToolEnv):\n"
+        "    def __init__(self, task):\n"
+        "        super().__init__(task)\n"
+        "        self.goal = task.payload['goal']\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = load_config(write_scene(tmp_path / "x"), ["env.type=goals_env:GoalEnv"], {}).config
+    wrong = [(TRAIN, f"Reach {i}.", {}) for i in range(7)]
+    tasks = lines((TRAIN, "Reach it.", {"goal": 1}), *wrong)
+    _, environment = data_looks(config, tasks)
+    assert len(environment.problems) == 6  # five, and how many more there are
+    assert (
+        "train.jsonl:2 (task 'train-2'): GoalEnv(...) raised KeyError: 'goal'"
+        in (environment.problems[0])
+    )
+    assert environment.problems[-1] == "2 more like these"
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("", "Invalid JSON"),
+        ('{"task": "a"}', "turns: Field required"),
+        ('{"task": "a", "turns": []}', "turns: List should have at least 1 item"),
+        ('{"task": "a", "turns": ["x"], "rewards": 1}', "rewards: Extra inputs"),
+    ],
+)
+def test_an_episode_that_cannot_be_read_says_what_to_write(tmp_path: Path, text: str, wrong: str):
+    file = tmp_path / "passing.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=wrong) as error:
+        read_episode(file)
+    assert f"{file}" in str(error.value)
+    assert '"turns": ["text of the first turn", ...]' in str(error.value)
+
+
+def test_an_episode_that_is_missing_is_named(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"gone\.json cannot be read: No such file"):
+        read_episode(tmp_path / "gone.json")
