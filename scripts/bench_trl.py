@@ -6,8 +6,9 @@ Both sides train the same model on the same questions in the same order, with gr
 one learning rate, the same limits on tokens and turns, and the same search as the tool. A round is
 a run of ours and a run of TRL, one after the other; figures are medians over a run's steps without
 the first, and ratios are medians over rounds. TRL runs with whichever of the settings in
-bench_trl_cells.py is fastest for the model; those are tried first. What is done is kept in
-runs/bench/trl.json, and a second call goes on from there (`--again CELL` forgets a cell).
+bench_trl_cells.py is fastest for the model; those are tried first, and our side trains in the
+dtype of the one that is chosen. What is done is kept in runs/bench/trl.json, and a second call goes
+on from there (`--again CELL` forgets a cell).
 
 A round counts only if both sides trained as many trajectories in every step, and about as many
 tokens that carry loss. TRL lives in an environment of its own, runs/bench/trl/venv, which this
@@ -55,6 +56,8 @@ REQUIREMENTS = SCRIPTS / "bench_trl_requirements.txt"
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 RUN_TIMEOUT_S = 3 * 3600.0
 TRIAL_TIMEOUT_S = 600.0
+HOPELESS = 3.0
+"""A setting whose trial takes so many times as long as the shortest is given up."""
 POLL_S = 0.1
 TRIAL_STEPS = 3
 PACKAGES = {
@@ -186,7 +189,7 @@ TRL_NAMES = {
 }
 
 
-def our_config(cell: Cell, model: Path, world: Path, steps: int, seed: int) -> str:
+def our_config(cell: Cell, model: Path, world: Path, steps: int, seed: int, dtype: str) -> str:
     """Return the run.toml of a cell."""
     corpus = json.dumps(str(world / "corpus.jsonl"))
     search = f'type = "search"\ncorpus = {corpus}\ntop_k = 2\npassage_template = " {{text}}"\n'
@@ -203,7 +206,7 @@ seed = {seed}
 plugins = [{json.dumps(str(SCRIPTS))}]
 [model]
 path = {json.dumps(str(model))}
-dtype = "float32"
+dtype = "{dtype}"
 max_context = 1024
 [data]
 train = [{json.dumps(str(world / "train.jsonl"))}]
@@ -237,12 +240,12 @@ checkpoint_every = 0
 """
 
 
-def run_ours(cell: Cell, model: Path, world: Path, steps: int, seed: int) -> Steps:
+def run_ours(cell: Cell, model: Path, world: Path, steps: int, seed: int, dtype: str) -> Steps:
     """Train with this project."""
     folder = FOLDER / "ours"
     shutil.rmtree(folder, ignore_errors=True)
     config = FOLDER / "ours.toml"
-    config.write_text(our_config(cell, model, world, steps, seed), encoding="utf-8")
+    config.write_text(our_config(cell, model, world, steps, seed, dtype), encoding="utf-8")
     command = [str(Path(sys.executable).with_name("agent-r1")), "train", str(config)]
     command += ["--run-dir", str(folder)]
     lines = watch(
@@ -370,11 +373,14 @@ class Bench:
         tried: dict[str, Any] = self.report["settings"].setdefault(cell.model, {})
         questions = cell.trial_questions or cell.questions
         trial = dataclasses.replace(cell, latency="0", staleness=0, questions=questions)
+        limit_s = TRIAL_TIMEOUT_S
         for name, setting in TRL_SETTINGS.items():
             if name in tried:
                 continue
+            began = time.monotonic()
             try:
-                steps = run_trl(trial, model, world, TRIAL_STEPS, 0, setting, TRIAL_TIMEOUT_S)
+                steps = run_trl(trial, model, world, TRIAL_STEPS, 0, setting, limit_s)
+                limit_s = min(limit_s, HOPELESS * (time.monotonic() - began))
                 tried[name] = steps.report()["trajectories_per_s"]
             except RuntimeError as exc:
                 tried[name] = f"does not run: {str(exc).strip().splitlines()[-1]}"
@@ -396,8 +402,9 @@ class Bench:
         done: list[dict[str, Any]] = self.report["cells"].setdefault(cell.name, [])
         while len(done) < rounds:
             seed = len(done)
-            ours = run_ours(cell, model, world, steps or cell.steps, seed)
             chosen = TRL_SETTINGS[setting]
+            dtype = chosen.get("dtype", "float32")
+            ours = run_ours(cell, model, world, steps or cell.steps, seed, dtype)
             theirs = run_trl(cell, model, world, steps or cell.trl_steps, seed, chosen)
             check_equal(cell, ours, theirs)
             done.append({"setting": setting, "ours": ours.report(), "trl": theirs.report()})
