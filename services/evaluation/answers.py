@@ -95,6 +95,10 @@ class Answer(Message):
     num_turns: int = 0
     num_calls: int = 0
     """Tool calls of the model, malformed ones included."""
+    sampled_tokens: int | None = None
+    """Tokens sampled for the answer; None in files of older versions, as is the next one."""
+    seconds: float | None = None
+    """From the first turn to the end, tool calls included, beside the other questions in flight."""
     policy_versions: list[int] = []
     seed: int | None = None
     """Seed of the first turn's sampler."""
@@ -179,6 +183,8 @@ def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
         "reason": trajectory.reason,
         "num_turns": len(trajectory.turns),
         "num_calls": len(calls),
+        "sampled_tokens": trajectory.num_action_tokens,
+        "seconds": trajectory.latency_ms / 1000,
         "policy_versions": trajectory.policy_versions(),
         "seed": trajectory.seed,
         "turns": [

@@ -26,10 +26,14 @@ from agent_r1.evaluation.statistics import (
     pass_at,
 )
 
-MEASURES = ("em", "f1", "substring_match", "reward", "num_calls", "num_turns")
+MEASURES = (
+    *("em", "f1", "substring_match", "reward"),
+    *("num_calls", "num_turns", "sampled_tokens", "seconds"),
+)
 """Numbers of a line that are averaged; `em` is the exact match."""
-RIGHT = ("exact_match", "math_equal", "all_tests_passed")
-"""Reward components that are 1.0 for a right answer; the first one that an answer has decides."""
+RIGHT = ("math_equal", "all_tests_passed", "exact_match")
+"""Reward components that are 1.0 for a right answer; the first one that an answer has decides.
+Exact match comes last: every answer with gold answers has it, and the others are asked for."""
 SCORERS = ("reward_model", "judge")
 """Reward components that can choose among answers: they need not know the right one."""
 NO_CALLS = Estimate(0.0, 0.0, 0.0)

@@ -59,7 +59,8 @@ def result(of: Task, **changes: Any) -> EvalResult:
 
 
 def test_a_line_holds_question_answer_scores_and_how_it_was_made():
-    line = make_answer(task(), result(task(), calls=CALLS), "agent").model_dump(mode="json")
+    found = result(task(), calls=CALLS, latency_ms=1500.0)
+    line = make_answer(task(), found, "agent").model_dump(mode="json")
     json.dumps(line, allow_nan=False)
     expected = {
         "method": "agent",
@@ -77,6 +78,8 @@ def test_a_line_holds_question_answer_scores_and_how_it_was_made():
         "components": {"exact_match": 1.0, "f1": 0.5, "substring_match": 1.0, "format": 0.0},
         "num_turns": 1,
         "num_calls": 3,
+        "sampled_tokens": 3,
+        "seconds": 1.5,
         "calls": {"search": 1, "sum": 1},
         "policy_versions": [3],
         "seed": 1,

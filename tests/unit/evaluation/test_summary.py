@@ -92,6 +92,17 @@ def test_a_task_of_another_kind_passes_by_its_own_component():
     assert summarise_answers(unknown)["s"].pass_at == {}
 
 
+def test_mathematics_decides_over_the_same_text_where_it_is_asked_for():
+    # Both answers equal the gold one as mathematics, and neither is its text.
+    lines = [
+        answer("1", 0.0, components={"exact_match": 0.0, "math_equal": 1.0}, attempt=i)
+        for i in range(2)
+    ]
+    scores = summarise_answers(lines)["s"]
+    assert mean(scores.pass_at["2"]) == 1.0
+    assert mean(scores.chosen["majority"]) == 1.0
+
+
 def test_one_answer_a_question_has_no_pass_rates():
     assert summarise_answers(ANSWERS)["s"].pass_at == {}
     assert summarise_answers(ANSWERS)["s"].chosen == {}
