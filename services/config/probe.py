@@ -153,7 +153,9 @@ class Probe:
             tokenizer,
             end_of_turn_ids=read_end_tokens(folder),
             template_kwargs=env.chat_template_kwargs,
-            reply_roles=reply_roles(tools=bool(tools), messages=self._sends_messages),
+            reply_roles=reply_roles(
+                tools=bool(tools) and tool_format.in_template, messages=self._sends_messages
+            ),
             tool_format=tool_format,
         )
 

@@ -43,7 +43,8 @@ def check_call_format(
     Args:
         tokenizer: has the chat template.
         tool_format: how calls are read.
-        tools: what the model is offered; with none there is nothing to check.
+        tools: what the model is offered; with none, or with a format that the template need not
+            know, there is nothing to check.
         template_kwargs: `env.chat_template_kwargs`.
 
     Returns:
@@ -53,7 +54,7 @@ def check_call_format(
         ChatTemplateError: the template cannot render the tools, a call or its result, or it
             writes calls in another format.
     """
-    if not tools:
+    if not tools or not tool_format.in_template:
         return None
     template = _Template(tokenizer, dict(template_kwargs or {}))
     turn = template.turn_with_call(tools)

@@ -133,7 +133,8 @@ class ChatFormat:
         replies = [f"{_REPLY}-{i}." for i in range(len(results))]
         dialogue = [{"role": m.role, "content": m.content} for m in messages]
         dialogue += [{"role": "tool", "content": reply} for reply in replies]
-        functions = [tool.as_function() for tool in tools] or None
+        in_template = tools if self._tool_format.in_template else ()
+        functions = [tool.as_function() for tool in in_template] or None
         rest = self._render(dialogue, tools=functions)
         text, token_ids = "", list[int]()
         # From the end, where the replies are: nothing before them can be taken for one.

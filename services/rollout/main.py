@@ -166,7 +166,9 @@ def build_chat_format(
         tokenizer,
         end_of_turn_ids=end_of_turn_ids,
         template_kwargs=env.chat_template_kwargs,
-        reply_roles=reply_roles(tools=offers_tools, messages=env_class.sends_messages),
+        reply_roles=reply_roles(
+            tools=offers_tools and tool_format.in_template, messages=env_class.sends_messages
+        ),
         tool_format=tool_format,
     )
 

@@ -50,7 +50,8 @@ class EnvStep:
     """The environment's reaction to one turn."""
 
     observations: Sequence[str] = ()
-    """What the model sees of each call: one text per call, in call order. Cut to the limits."""
+    """What the model sees of each call: one text per call, in call order, or none where `message`
+    shows the results. Cut to the limits."""
     process_rewards: Sequence[float | None] = ()
     """Reward of each call, placed on the token that closes it; empty: none."""
     turn_reward: float | None = None

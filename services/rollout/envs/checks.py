@@ -76,10 +76,11 @@ def _check_kinds(name: str, step: EnvStep) -> None:
 
 
 def _check_reply(name: str, env: ToolEnv, step: EnvStep, num_calls: int) -> None:
-    if len(step.observations) != num_calls:
+    in_message = not step.observations and step.message is not None
+    if len(step.observations) != num_calls and not in_message:
         raise WrongStepError(
             f"{name} returned {len(step.observations)} observations for {num_calls} calls; "
-            "return one per call"
+            "return one per call, or none and a message that shows the results"
         )
     if step.message is not None and not env.sends_messages:
         kind = type(env).__name__

@@ -66,6 +66,9 @@ class ToolFormat(ABC):
     """What every call ends with; "" where that differs."""
     vllm_parser: ClassVar[str] = ""
     """The tool parser of `vllm serve` that reads the same calls; "" where there is none."""
+    in_template: ClassVar[bool] = True
+    """False where the prompt tells the model about tools and calls: the chat template is then
+    given no tools. Results have to be shown by `EnvStep.message`, as `TextEnv` does."""
 
     @abstractmethod
     def find(self, text: str, start: int) -> CallBlock | None:

@@ -1,0 +1,49 @@
+"""Calls as ReAct writes them: a line that names the action, and a line with its input as JSON.
+
+Source: ReAct, arXiv:2210.03629; the two lines are those that LangChain's prompts made common.
+"""
+
+from __future__ import annotations
+
+import re
+
+from agent_r1.rollout.tool_formats.base import (
+    CallBlock,
+    ParsedCall,
+    ToolFormat,
+    malformed,
+    read_call,
+    read_json,
+)
+
+NAME, INPUT = "Action:", "Action Input:"
+EXAMPLE = f'{NAME} TOOL\n{INPUT} {{"NAME": "VALUE"}}'
+_ACTION = re.compile(
+    rf"^[ \t]*{NAME}[ \t]*(?P<name>[^\n]*?)[ \t]*$(?P<input>\s*^[ \t]*{INPUT}\s*)?", re.MULTILINE
+)
+
+
+class ReactFormat(ToolFormat):
+    """One action a turn, the first; what the model writes after it is no call and no answer."""
+
+    example = EXAMPLE
+    trace = INPUT
+    in_template = False
+
+    def find(self, text: str, start: int) -> CallBlock | None:
+        """Return the first action; its block reaches to the end of the turn."""
+        action = _ACTION.search(text, start)
+        if action is None:
+            return None
+        return CallBlock(action.start(), len(text), [_read(action, text)])
+
+
+def _read(action: re.Match[str], text: str) -> ParsedCall:
+    if action["input"] is None:
+        return malformed(len(text), f"the action has no line `{INPUT}` with JSON; write {EXAMPLE}")
+    try:
+        arguments, end = read_json(text, action.end())
+    except ValueError as exc:
+        return malformed(len(text), exc)
+    call = {"name": action["name"], "arguments": arguments}
+    return read_call(call, end, example=EXAMPLE)
