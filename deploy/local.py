@@ -258,8 +258,13 @@ async def _run_services(
 # --- Training ----------------------------------------------------------------------------------
 
 
-def run_training(config: Config, *, resume: bool) -> int:
+def run_training(config: Config, *, resume: bool, temporary: bool = False) -> int:
     """Run or resume training with every service on this machine.
+
+    Args:
+        config: of the run.
+        resume: continue the run in the run folder.
+        temporary: the caller deletes the run folder, so the user is not sent there.
 
     Returns:
         Exit status (`agent_r1_service.exit_status`): 0 finished, 1 stopped for a reason that was
@@ -286,17 +291,19 @@ def run_training(config: Config, *, resume: bool) -> int:
         interrupted = run_services(config, folder, variables, train, view)
     except ServiceError as exc:
         logger.error("run stopped reason=%s", exc)
-        print_stopped(folder, str(exc))
+        print_stopped(folder, str(exc), temporary=temporary)
         return EXIT_FAILED
     except ConfigError:
         raise
     except Exception as exc:
         logger.exception("unexpected error in the launcher")
-        print_stopped(folder, f"{exc!r}; the traceback is in {folder / LOGS_DIR / LAUNCHER_LOG}")
+        where = folder / LOGS_DIR / LAUNCHER_LOG
+        print_stopped(folder, f"{exc!r}; the traceback is in {where}", temporary=temporary)
         return EXIT_FAILED
     status = None if interrupted else summary_of(folder).get("status")
     if status not in EXIT_OF_STATUS:  # the learner also ends in order when it is stopped
-        print_stopped(folder, None)
+        print_stopped(folder, None, temporary=temporary)
         return EXIT_INTERRUPTED
-    print_result(folder, config.score_names())
+    if not temporary:
+        print_result(folder, config.score_names())
     return EXIT_OF_STATUS[status]

@@ -144,18 +144,25 @@ def _print_next(console: Console, run: Path) -> None:
     console.print(f"  {run}/summary.json, {run}/logs/", soft_wrap=True)
 
 
-def print_stopped(folder: Path, error: str | None) -> None:
-    """Say why a run stopped (None: the user stopped it), and how to continue if it can."""
+def print_stopped(folder: Path, error: str | None, *, temporary: bool = False) -> None:
+    """Say why a run stopped (None: the user stopped it), and how to continue if it can.
+
+    A run in a temporary folder cannot.
+    """
     stream = sys.stdout if error is None else sys.stderr
     if error is not None:
         print(f"{ERROR_PREFIX}{error}", file=stream)
-    print(_way_on(folder, failed=error is not None), file=stream, flush=True)
+    way_on = _way_on(folder, failed=error is not None, temporary=temporary)
+    print(way_on, file=stream, flush=True)
 
 
-def _way_on(folder: Path, *, failed: bool) -> str:
+def _way_on(folder: Path, *, failed: bool, temporary: bool) -> str:
+    cause = "correct the problem above, and " if failed else ""
+    again = f"{cause}start again with the same command."
+    if temporary:
+        return f"Stopped: {again}"
     if not (folder / LEDGER_FILE).exists():
-        cause = "correct the problem above, and " if failed else ""
-        return f"Stopped before training began: {cause}start again with the same command."
+        return f"Stopped before training began: {again}"
     resume = f"{program('agent-r1')} train --resume {at_hand(folder)}"
     if failed:
         return (

@@ -1,12 +1,13 @@
 """`agent-r1 train CONFIG --dry-run`: how long a run takes and how large it grows, from two steps.
 
 Runs the first two steps of a configuration with every service, in a folder that is deleted
-afterwards, and multiplies what they took.
+afterwards unless they fail, and multiplies what they took.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1_service.durations import format_duration
+from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from agent_r1_service.files.room import free_bytes, readable_size
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE, TRAJECTORIES_DIR
 
@@ -55,12 +57,17 @@ def dry_run(config: Config) -> int:
     from agent_r1_deploy import local
 
     plan = plan_of(config)
-    with tempfile.TemporaryDirectory(prefix="agent-r1-dry-run-") as temporary:
-        folder = Path(temporary) / "run"
-        status = local.run_training(shortened(config, folder), resume=False)
-        if not (folder / METRICS_FILE).is_file():
+    place = Path(tempfile.mkdtemp(prefix="agent-r1-dry-run-"))
+    folder = place / "run"
+    status = None
+    try:
+        status = local.run_training(shortened(config, folder), resume=False, temporary=True)
+        if status in (EXIT_FAILED, EXIT_INTERRUPTED):
             return status
         measured = measure(folder)
+    finally:
+        if status != EXIT_FAILED:  # else the message above names a log in it
+            shutil.rmtree(place)
     for line in prediction(config, plan, measured):
         print(line)
     return status

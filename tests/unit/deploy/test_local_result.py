@@ -152,3 +152,14 @@ def test_a_run_that_began_goes_on_once_the_cause_is_removed(
     assert "Remove the cause before you continue" in error
     assert "--set KEY=VALUE" in error
     assert f"train --resume {tmp_path}" in error
+
+
+@pytest.mark.parametrize("error", [None, "the corpus has no passages"])
+def test_nobody_is_sent_to_a_folder_that_is_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: str | None
+):
+    (tmp_path / "ledger.json").write_text("{}")
+    print_stopped(tmp_path, error, temporary=True)
+    shown = "".join(capsys.readouterr())
+    assert str(tmp_path) not in shown
+    assert "start again with the same command" in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from agent_r1.cli.training.dry_run import (
     Measured,
     Plan,
     disk,
+    dry_run,
     hours,
     plan_of,
     prediction,
@@ -20,6 +22,7 @@ from agent_r1.cli.training.dry_run import (
 from agent_r1.cli.training.estimate import Machine, changed, make_fit, sum_up
 from agent_r1.config.estimate import ModelSize
 from agent_r1.config.run import Config, load_config
+from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from tests.support.config_scene import write_scene
 
 SIZE = ModelSize(
@@ -130,6 +133,25 @@ def test_the_plan_is_the_whole_runs_and_the_dry_run_two_steps(config: Config, tm
     lines = list(prediction(config, PLAN, MEASURED))
     assert lines[0] == "a step takes 3.00 s, a checkpoint 0.00 MB"
     assert "1000 steps will take about" in lines[1]
+
+
+@pytest.mark.parametrize(("status", "stays"), [(EXIT_INTERRUPTED, False), (EXIT_FAILED, True)])
+def test_a_dry_run_that_stops_keeps_its_folder_for_the_cause_alone(
+    config: Config, monkeypatch: pytest.MonkeyPatch, status: int, stays: bool
+):
+    folders: list[Path] = []
+
+    def run_training(config: Config, *, resume: bool, temporary: bool) -> int:
+        assert temporary
+        folders.append(config.run.folder())
+        folders[0].mkdir()
+        (folders[0] / "metrics.jsonl").write_text('{"step": 1}\n')
+        return status
+
+    monkeypatch.setattr("agent_r1_deploy.local.run_training", run_training)
+    assert dry_run(config) == status
+    assert folders[0].exists() == stays
+    shutil.rmtree(folders[0].parent, ignore_errors=True)
 
 
 def test_a_dry_run_of_a_resumed_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
