@@ -1,7 +1,7 @@
 """Turns from a server with the OpenAI chat API: `agent-r1 try CONFIG --policy openai:URL`.
 
 The server sees messages, not tokens: it has a template and a tokenizer of its own. Its calls are
-written down in the format that this system reads (episodes.py runs the interaction). That is good
+written down in the format of `env.tool_format` (episodes.py runs the interaction). That is good
 enough to see whether a task can be solved, and nothing is trained on it.
 """
 
@@ -18,8 +18,7 @@ import httpx
 from agent_r1.config.sources import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat, Rendered
 from agent_r1.rollout.policy import PolicyError
-from agent_r1.rollout.tool_formats import HERMES
-from agent_r1.rollout.tool_formats.hermes import CLOSE, OPEN
+from agent_r1.rollout.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
 
@@ -101,6 +100,8 @@ class Dialogue:
     server: ChatServer
     temperature: float
     max_tokens: int
+    tool_format: ToolFormat = HERMES
+    """How calls are written down."""
     messages: list[Message] = field(default_factory=list)
     tools: list[Mapping[str, Any]] = field(default_factory=list)
 
@@ -115,7 +116,8 @@ class Dialogue:
         if calls:
             kept["tool_calls"] = calls
         self.messages.append(kept)
-        return said + "".join(map(_as_text, calls))
+        written = [_name_and_arguments(call) for call in calls]
+        return said + (self.tool_format.write(written) if written else "")
 
     def add_replies(self, roles: Sequence[Role], texts: Sequence[str]) -> None:
         """Add what the environment answered, each result to the call it belongs to."""
@@ -133,8 +135,10 @@ class DialogueChat(ChatFormat):
     def __init__(self, chat: ChatFormat, dialogue: Dialogue) -> None:
         # It has been checked, which takes longer than one interaction may wait.
         self.__dict__.update(chat.__dict__)
-        self._tool_format = HERMES  # the server has read the calls, and they are written like this
         self._dialogue = dialogue
+        if not self._tool_format.write([("any", "{}")]):  # one of the user's own, which only reads
+            self._tool_format = HERMES
+        dialogue.tool_format = self._tool_format
 
     def render_prompt(
         self,
@@ -159,11 +163,10 @@ class DialogueChat(ChatFormat):
         return super().encode_reply(roles, bodies, call_ids)
 
 
-def _as_text(call: Mapping[str, Any]) -> str:
-    """Write a call in Hermes format; arguments that are no JSON stay as they are."""
+def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the tool of a call and the JSON of its arguments."""
     function = call.get("function") or {}
     arguments = function.get("arguments") or "{}"
     if not isinstance(arguments, str):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    name = json.dumps(function.get("name", ""))
-    return f'{OPEN}{{"name": {name}, "arguments": {arguments}}}{CLOSE}'
+    return function.get("name", ""), arguments

@@ -77,6 +77,17 @@ class ToolFormat(ABC):
         A call that cannot be read is a `ParsedCall` with an `error`, which the model is told.
         """
 
+    def write(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Return the calls of a turn, at least one, as a model would write them.
+
+        `agent-r1 try --policy openai:URL` writes down the calls of a server like this, and in
+        Hermes format where a format returns "".
+
+        Args:
+            calls: name of the tool and JSON of its arguments.
+        """
+        return ""
+
 
 class NoCalls(ToolFormat):
     """For models that are offered no tool: nothing they write is a call."""
@@ -171,6 +182,11 @@ def read_call(
     if not _can_travel({"name": name, "arguments": arguments}):
         return malformed(end, OUT_OF_RANGE)
     return ParsedCall(name=name, arguments=arguments, end=end, id=call_id(call.get("id")))
+
+
+def json_call(name: str, arguments: str, key: str = "arguments") -> str:
+    """Return a call as an object; arguments that are no JSON stay as they are."""
+    return f'{{"name": {json.dumps(name)}, "{key}": {arguments}}}'
 
 
 def call_id(value: Any) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from agent_r1.rollout.tool_formats.base import (
     CallBlock,
     ParsedCall,
     ToolFormat,
+    json_call,
     malformed,
     read_call,
     read_json,
@@ -36,6 +38,10 @@ class HermesFormat(ToolFormat):
         is_closed = block.group().endswith(CLOSE)
         call = _read(block[1], block.end(), is_closed=is_closed)
         return CallBlock(block.start(), block.end(), [call])
+
+    def write(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Write each call between tags of its own."""
+        return "".join(f"{OPEN}{json_call(*call)}{CLOSE}" for call in calls)
 
 
 def _read(body: str, end: int, *, is_closed: bool) -> ParsedCall:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from agent_r1.rollout.tool_formats.base import (
     CallBlock,
     ToolFormat,
+    json_call,
     malformed,
     read_call,
     read_json,
@@ -45,3 +47,7 @@ class Llama3JsonFormat(ToolFormat):
             other_keys=("type",),
         )
         return CallBlock(found.start(), end, [read])
+
+    def write(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Write objects, with `; ` between them."""
+        return "; ".join(json_call(*call, key="parameters") for call in calls)

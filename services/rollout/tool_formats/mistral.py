@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from agent_r1.rollout.tool_formats.base import (
     CallBlock,
     ParsedCall,
     ToolFormat,
+    json_call,
     malformed,
     read_call,
     read_json,
@@ -36,6 +38,10 @@ class MistralFormat(ToolFormat):
         named = _NAMED.match(text, first)
         calls = _named_call(text, named) if named else _listed_calls(text, first)
         return CallBlock(tag, calls[-1].end, calls)
+
+    def write(self, calls: Sequence[tuple[str, str]]) -> str:
+        """Write one list."""
+        return f"{TAG}[{', '.join(json_call(*call) for call in calls)}]"
 
 
 def _skip(text: str, position: int) -> int:

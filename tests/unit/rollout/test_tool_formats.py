@@ -138,6 +138,17 @@ def test_any_text_is_read_in_every_format(name: str, text: str):
 
 
 @pytest.mark.parametrize("name", BUILTIN_FORMATS)
+def test_calls_that_are_written_are_read_again(name: str):
+    tool_format = BUILTIN_FORMATS[name]
+    calls = [("search", '{"query": "a \\"b\\" {c}"}'), ("add", '{"x": 1}')]
+    text = "Let me see. " + tool_format.write(calls)
+    read = parse_turn(text, tool_format=tool_format).calls
+    assert [(call.name, call.arguments, call.error) for call in read] == [
+        (name, json.loads(arguments), "") for name, arguments in calls
+    ]
+
+
+@pytest.mark.parametrize("name", BUILTIN_FORMATS)
 def test_where_no_tool_is_offered_nothing_is_a_call(name: str):
     text = {"hermes": "<tool_call>{}</tool_call>", "llama3_json": LLAMA, "mistral": NAMED}[name]
     assert parse_turn(text, tool_format=NO_CALLS).calls == ()
