@@ -28,12 +28,19 @@ class MlflowLogger:
         uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run.folder / 'mlflow.db'}"
         self._client = mlflow.MlflowClient(tracking_uri=uri)
         self._run_id = self._find(run) or self._create(run)
+        self._newest_step = self._find_newest_step()
 
     def _find(self, run: RunFacts) -> str | None:
         found = self._client.search_runs(
             [self._experiment()], filter_string=f"tags.`{RUN_TAG}` = '{run.unique_id}'"
         )
         return found[0].info.run_id if found else None
+
+    def _find_newest_step(self) -> int:
+        """Return the last step that MLflow has numbers of; 0 without any."""
+        names = self._client.get_run(self._run_id).data.metrics
+        histories = (self._client.get_metric_history(self._run_id, name) for name in names)
+        return max((entry.step for history in histories for entry in history), default=0)
 
     def _experiment(self) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or EXPERIMENT
@@ -49,7 +56,9 @@ class MlflowLogger:
         return made.info.run_id
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send numbers."""
+        """Send numbers, but for a step that is made again after a resume: MLflow keeps both."""
+        if step <= self._newest_step:
+            return
         now_ms = round(1000 * time.time())
         metric = self._entities.Metric
         metrics = [

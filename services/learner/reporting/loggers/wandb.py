@@ -24,12 +24,15 @@ class WandbLogger:
             config=dict(run.config),
             resume="allow",
         )
-        # Steps that a resumed run makes again would be refused as W&B's own step count.
+        self._newest_step = int(self._run.summary.get("step") or 0)
+        # Steps of the run are not W&B's own count, which a resumed run goes on with.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Send numbers; W&B does so in its own time."""
+        """Send numbers, in W&B's own time, but for a step that is made again after a resume."""
+        if step <= self._newest_step:
+            return
         self._run.log({"step": step, **values})
 
     def close(self) -> None:

@@ -29,6 +29,7 @@ class FakeWandb:
         self.settings: dict[str, Any] = {}
         self.rows: list[dict[str, float]] = []
         self.steps: list[tuple[str, str | None]] = []
+        self.summary: dict[str, float] = {}
         self.away = False
         self.finished = False
 
@@ -46,6 +47,7 @@ class FakeWandb:
         if self.away:
             raise ConnectionError("no network")
         self.rows.append(row)
+        self.summary.update(row)
 
     def finish(self) -> None:
         self.finished = True
@@ -118,6 +120,14 @@ class FakeMlflow:
     def log_param(self, run_id: str, key: str, value: str) -> None:
         self.runs[run_id]["params"][key] = value
 
+    def get_run(self, run_id: str) -> SimpleNamespace:
+        metrics = {name: value for name, value, _ in self.runs[run_id]["metrics"]}
+        return SimpleNamespace(data=SimpleNamespace(metrics=metrics))
+
+    def get_metric_history(self, run_id: str, name: str) -> list[SimpleNamespace]:
+        kept = self.runs[run_id]["metrics"]
+        return [SimpleNamespace(step=step) for key, _, step in kept if key == name]
+
     def log_batch(self, run_id: str, metrics: list[tuple[Any, ...]]) -> None:
         self.runs[run_id]["metrics"] += [(name, value, step) for name, value, _, step in metrics]
 
@@ -144,6 +154,26 @@ def test_mlflow_keeps_one_run_however_often_it_is_resumed(mlflow: FakeMlflow, tm
     # MLflow allows no colon in a name.
     assert run["metrics"] == [("reward/mean", 0.5, 1), ("reward/my_rewards_brevity", 0.5, 2)]
     assert run["ended"]
+
+
+def log_twice(name: str, folder: Path) -> None:
+    """Log three steps, and again those after a checkpoint of the first."""
+    for first in (1, 2):
+        (metric_logger,) = open_loggers([name], facts(folder), first - 1)
+        for step in range(first, 5 if first == 2 else 4):
+            metric_logger.log(step, {"reward/mean": step / 8})
+        metric_logger.close()
+
+
+def test_no_step_is_in_mlflow_twice(mlflow: FakeMlflow, tmp_path: Path):
+    log_twice("mlflow", tmp_path)
+    (run,) = mlflow.runs.values()
+    assert [step for _, _, step in run["metrics"]] == [1, 2, 3, 4]
+
+
+def test_no_step_is_in_wandb_twice(wandb: FakeWandb, tmp_path: Path):
+    log_twice("wandb", tmp_path)
+    assert [row["step"] for row in wandb.rows] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
