@@ -93,7 +93,7 @@ class Probe:
             yield f"tools.{name}", partial(self._tool, name, config)
         if request.reward is not None:
             for name in request.reward.components:
-                yield f"reward.components ({name})", partial(_component, name)
+                yield f"reward.components ({name})", partial(_component, name, request.reward)
         for key, name in request.functions.items():
             yield f"{key} ({name})", partial(_function, key, name)
         if request.model is not None:
@@ -206,9 +206,12 @@ def _mcp_settings(name: str, config: ToolConfig, *, machine: bool) -> Iterator[R
         yield Report(kind="machine", text=text)
 
 
-def _component(name: str) -> Iterator[Report]:
+def _component(name: str, reward: RewardConfig) -> Iterator[Report]:
     from agent_r1.reward.components import ASKING, BUILT_IN, load_component
+    from agent_r1.reward.judge import read_template
 
+    if name == "judge" and reward.judge is not None:
+        read_template(reward.judge)
     if name not in (*BUILT_IN, *ASKING):
         load_component(name)
     yield from ()

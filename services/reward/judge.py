@@ -36,7 +36,7 @@ class Judge:
 
     def __init__(self, config: JudgeConfig, patience_s: float, find_answer: FindAnswer) -> None:
         self._config = config
-        self._template = _read_template(config)
+        self._template = read_template(config)
         self._find_answer = find_answer
         self._pattern = re.compile(config.pattern, re.IGNORECASE)
         self.server = ChatServer(config, TABLE, patience_s)
@@ -101,7 +101,12 @@ def transcript_of(request: ScoreRequest) -> str:
     return "\n".join(lines)
 
 
-def _read_template(config: JudgeConfig) -> Template:
+def read_template(config: JudgeConfig) -> Template:
+    """Return the prompt of a judge.
+
+    Raises:
+        ValueError: it cannot be read, or names something unknown.
+    """
     text, named = config.prompt, "reward.judge.prompt"
     if config.prompt_file is not None:
         named = f"reward.judge.prompt_file ({config.prompt_file})"

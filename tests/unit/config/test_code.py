@@ -275,3 +275,25 @@ def test_a_model_without_a_chat_template_is_refused(folder: Path):
     (folder / "model" / "chat_template.jinja").unlink()
     (problem,) = loaded(folder, model=True).problems
     assert "has no chat template; put a chat_template.jinja beside the model" in problem
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wrong"),
+    [
+        (None, "cannot be read"),
+        ("How good was $anser?", "names $anser; a prompt may name $question"),
+        ("It costs $5: $answer?", "has a lone dollar sign"),
+        ("How good was $answer?", None),
+    ],
+)
+def test_the_prompt_of_a_judge_is_read(folder: Path, prompt: str | None, wrong: str | None):
+    file = folder / "prompt.txt"
+    if prompt is not None:
+        file.write_text(prompt)
+    judge = f'{{url = "http://127.0.0.1:9/v1", model = "m", prompt_file = "{file}"}}'
+    options = ("reward.components={judge = 1.0}", f"reward.judge={judge}")
+    problems = loaded(folder, *options).problems
+    assert len(problems) == (wrong is not None), problems
+    if wrong is not None:
+        assert f"reward.judge.prompt_file ({file})" in problems[0]
+        assert wrong in problems[0]
