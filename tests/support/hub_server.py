@@ -49,93 +49,95 @@ class HubServer:
         return entry
 
 
-def _handler(hub: HubServer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
 
-        def do_HEAD(self) -> None:
-            self._answer(body=False)
+    def __init__(self, hub: HubServer) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.hub = hub
 
-        def do_GET(self) -> None:
-            self._answer(body=True)
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _Server
 
-        def _answer(self, *, body: bool) -> None:
-            path = self.path.partition("?")[0]
-            hub.requests.append(f"{self.command} {path}")
-            api = f"/api/models/{hub.name}"
-            if path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
-                siblings = [{"rfilename": name} for name in hub.files]
-                self._json({"id": hub.name, "sha": COMMIT, "siblings": siblings}, body)
-            elif path.startswith(f"{api}/tree/"):
-                self._json(hub.tree(), body)
-            elif path.startswith(f"/{hub.name}/resolve/"):
-                self._file(path.rpartition("/")[2], body)
-            else:
-                missing = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Not found"}
-                self._send(404, b"", missing, body)
+    def do_HEAD(self) -> None:
+        self._answer()
 
-        def _json(self, value: Any, body: bool) -> None:
-            content = json.dumps(value).encode()
-            self._send(200, content, {"Content-Type": "application/json"}, body)
+    def do_GET(self) -> None:
+        self._answer()
 
-        def _file(self, name: str, body: bool) -> None:
-            content = hub.files.get(name)
-            if body and name == hub.broken:
-                self._send(500, b"", {}, body)
-                return
-            if content is None:
-                self._send(404, b"", {"X-Error-Code": "EntryNotFound"}, body)
-                return
-            digest = hashlib.sha256 if name.endswith(LARGE) else hashlib.sha1
-            headers = {
-                "ETag": f'"{digest(content).hexdigest()}"',
-                "X-Repo-Commit": COMMIT,
-                "Accept-Ranges": "bytes",
-            }
-            start = 0
-            status = 200
-            if (wanted := self.headers.get("Range")) is not None:
-                start = int(wanted.removeprefix("bytes=").partition("-")[0])
-                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-                status = 206
-            self._send(status, content[start:], headers, body, large=name.endswith(LARGE))
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
 
-        def _send(
-            self,
-            status: int,
-            content: bytes,
-            headers: dict[str, str],
-            body: bool,
-            large: bool = False,
-        ) -> None:
-            self.send_response(status)
-            for name, value in headers.items():
-                self.send_header(name, value)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if not body:
-                return
-            cut, whole = hub.cut_after, len(content)
-            if large and cut is not None:
-                hub.cut_after = None
-                content = content[:cut]
-            self.wfile.write(content)
-            hub.sent_bytes += len(content) if large else 0
-            if len(content) < whole:
-                self.close_connection = True
+    def _answer(self) -> None:
+        hub, path = self.server.hub, self.path.partition("?")[0]
+        hub.requests.append(f"{self.command} {path}")
+        api = f"/api/models/{hub.name}"
+        if path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
+            siblings = [{"rfilename": name} for name in hub.files]
+            self._json({"id": hub.name, "sha": COMMIT, "siblings": siblings})
+        elif path.startswith(f"{api}/tree/"):
+            self._json(hub.tree())
+        elif path.startswith(f"/{hub.name}/resolve/"):
+            self._file(path.rpartition("/")[2])
+        else:
+            missing = {"X-Error-Code": "RepoNotFound", "X-Error-Message": "Not found"}
+            self._send(404, b"", missing)
 
-    return Handler
+    def _json(self, value: Any) -> None:
+        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
+
+    def _file(self, name: str) -> None:
+        hub = self.server.hub
+        content = hub.files.get(name)
+        if content is None:
+            self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
+        elif self.command == "GET" and name == hub.broken:
+            self._send(500, b"", {})
+        else:
+            self._content(content, large=name.endswith(LARGE))
+
+    def _content(self, content: bytes, *, large: bool) -> None:
+        """Send a file, or the part of it that is wanted; a large one may be cut."""
+        hub, whole, status = self.server.hub, len(content), 200
+        digest = hashlib.sha256 if large else hashlib.sha1
+        headers = {
+            "ETag": f'"{digest(content).hexdigest()}"',
+            "X-Repo-Commit": COMMIT,
+            "Accept-Ranges": "bytes",
+        }
+        if (wanted := self.headers.get("Range")) is not None:
+            start = int(wanted.removeprefix("bytes=").partition("-")[0])
+            content = content[start:]
+            headers["Content-Range"] = f"bytes {start}-{whole - 1}/{whole}"
+            status = 206
+        if large and self.command == "GET":
+            cut, hub.cut_after = hub.cut_after, None
+            self._send(status, content, headers, cut=cut)
+            hub.sent_bytes += len(content[:cut])
+        else:
+            self._send(status, content, headers)
+
+    def _send(
+        self, status: int, content: bytes, headers: dict[str, str], cut: int | None = None
+    ) -> None:
+        """Answer; the connection breaks after `cut` bytes."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(content[:cut])
+            self.close_connection = self.close_connection or len(content[:cut]) < len(content)
 
 
 @contextmanager
 def serving_hub(name: str, folder: Path) -> Iterator[HubServer]:
     """Serve the files of a folder as a model while the block lasts."""
     hub = HubServer(name, folder)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(hub))
-    server.daemon_threads = True
+    server = _Server(hub)
     hub.url = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
