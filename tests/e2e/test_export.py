@@ -131,7 +131,9 @@ def test_plain_vllm_and_the_documented_client_answer_as_chat_does(
     turns = [line.removeprefix("model> ") for line in said.splitlines() if "model> " in line]
     assert turns == [turn["text"] for turn in record["turns"]]
     document = (ROOT / "docs" / "serving.md").read_text()
-    client = next(c for c in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "ask" in c)
+    client = next(
+        c for c in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "Ask a" in c
+    )
     (tmp_path / "ask.py").write_text(client)
     found = {
         call["arguments"]["query"]: call["text"]

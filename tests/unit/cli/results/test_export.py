@@ -113,12 +113,22 @@ def test_the_card_shows_scores_and_no_path_of_this_machine(run: Path, tmp_path: 
     assert '"max_turns": 3' in card
 
 
-def test_the_command_that_serves_it_is_printed(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("cpu_build", "program"),
+    [("", "vllm serve"), ("0.32.0", "python -m vllm.entrypoints.openai.api_server --model")],
+)
+def test_the_command_that_serves_it_here_is_printed(
+    run: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    cpu_build: str,
+    program: str,
 ):
+    monkeypatch.setattr("agent_r1.cli.results.export.installed_version", lambda name: cpu_build)
     exported(run, tmp_path / "out")
     printed = capsys.readouterr().out
-    assert f"vllm serve {tmp_path}/out" in printed
+    assert f"serve it: {program} {tmp_path}/out --dtype" in printed
     assert "--enable-auto-tool-choice --tool-call-parser hermes" in printed
 
 
