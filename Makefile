@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo table test test-unit test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner profile clean
+.PHONY: help setup setup-gpu demo table test test-unit test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -8,6 +8,9 @@ help: ## list the commands
 
 setup: ## install exactly the locked packages into .venv (a second run ends at once)
 	@scripts/setup
+
+setup-gpu: ## the same for NVIDIA GPUs; from then on, `make setup` keeps this variant
+	@scripts/setup --variant gpu
 
 demo: setup ## train a search agent on this machine with every service, into runs/demo
 	@$(BIN)/python scripts/demo
@@ -46,6 +49,9 @@ test-models: setup ## run every supported architecture, and serve an exported ag
 
 test-wheel: setup ## train what `agent-r1 init` writes, and the demo, from an installed wheel
 	@$(BIN)/python -m pytest tests/e2e/test_wheel.py -m "wheel or not wheel"
+
+test-docs: setup ## run the commands of the documentation as they stand, with a small run
+	@$(BIN)/python -m pytest tests/e2e/test_docs_shell.py -m docs
 
 test-ray: setup ## train on a Ray cluster of network namespaces, whose nodes are killed in mid-run
 	@$(BIN)/python scripts/test_ray

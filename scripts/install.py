@@ -1,7 +1,8 @@
-"""Make `.venv` of a checkout: installs exactly deploy/constraints/cpu.txt, writes a stamp.
+"""Make `.venv` of a checkout: installs exactly one lock of deploy/constraints, writes a stamp.
 
 Called by scripts/setup with Python 3.11 or 3.12; standard library only. A second run finds the
-stamp and ends at once; an interrupted run continues. A failure says what to do about it.
+stamp and ends at once; an interrupted run continues. A failure says what to do about it. Without
+`--variant`, an environment keeps its variant, and a new one is for CPUs.
 """
 
 from __future__ import annotations
@@ -21,26 +22,34 @@ sys.path.insert(0, str(REPOSITORY))  # nothing is installed yet
 from deploy import lock_install, native_libraries  # noqa: E402 - found through the line above
 from deploy.lock_install import InstallError, Target  # noqa: E402
 
-LOCK = REPOSITORY / "deploy" / "constraints" / "cpu.txt"
+LOCKS = REPOSITORY / "deploy" / "constraints"
+VARIANTS = ("cpu", "gpu")
 PARITY_LOCK = REPOSITORY / "tests" / "parity" / "requirements.txt"
 SCRIPTS = tuple(map(Path, (__file__, lock_install.__file__, native_libraries.__file__)))
 VENV = REPOSITORY / ".venv"
 STAMP = VENV / "agent-r1-setup.txt"
-TARGET = Target(VENV, LOCK)
 
 
-def compute_stamp() -> str:
+def variant_there(stamp: Path = STAMP) -> str | None:
+    """Return the variant of a finished set-up; None without one."""
+    if not stamp.exists():
+        return None
+    first = stamp.read_text().split(" ")[0]
+    return first if first in VARIANTS else VARIANTS[0]  # older stamps name none
+
+
+def compute_stamp(target: Target) -> str:
     """Return what a finished set-up depends on: lock, project file, interpreter and place."""
     digest = hashlib.sha256()
-    for path in (TARGET.lock, PARITY_LOCK, REPOSITORY / "pyproject.toml", *sorted(SCRIPTS)):
+    for path in (target.lock, PARITY_LOCK, REPOSITORY / "pyproject.toml", *sorted(SCRIPTS)):
         digest.update(path.read_bytes())
     digest.update(f"{sys.version_info[:2]} {REPOSITORY}".encode())
-    return digest.hexdigest()
+    return f"{target.lock.stem} {digest.hexdigest()}"
 
 
-def is_done(stamp: str) -> bool:
-    """Tell whether `.venv` is what `stamp` says."""
-    return TARGET.python.exists() and STAMP.exists() and STAMP.read_text().strip() == stamp
+def is_done(stamp: str, target: Target, file: Path = STAMP) -> bool:
+    """Tell whether the environment is what `stamp` says."""
+    return target.python.exists() and file.exists() and file.read_text().strip() == stamp
 
 
 def check_system() -> None:
@@ -50,16 +59,18 @@ def check_system() -> None:
         sys.exit(check.returncode)
 
 
-def make_venv() -> None:
+def make_venv(target: Target) -> None:
     """Create `.venv`, or keep the one that is there when its interpreter fits."""
     probe = "import sys; print('%d.%d' % sys.version_info[:2])"
-    if TARGET.python.exists():
-        found = subprocess.run([str(TARGET.python), "-c", probe], capture_output=True, text=True)
+    if target.python.exists():
+        found = subprocess.run([str(target.python), "-c", probe], capture_output=True, text=True)
         wanted = f"{sys.version_info.major}.{sys.version_info.minor}"
         has_pip = subprocess.run(
-            [str(TARGET.python), "-m", "pip", "--version"], capture_output=True
+            [str(target.python), "-m", "pip", "--version"], capture_output=True
         )
-        if found.stdout.strip() == wanted and has_pip.returncode == 0:
+        # Both variants have a `vllm`, under two names: they do not replace each other.
+        same = variant_there() in (None, target.lock.stem)
+        if same and found.stdout.strip() == wanted and has_pip.returncode == 0:
             return
     if VENV.exists():
         shutil.rmtree(VENV)
@@ -72,38 +83,42 @@ def make_venv() -> None:
         raise InstallError(f"python -m venv ended with exit code {exc.returncode}") from exc
 
 
-def install_all() -> None:
+def install_all(target: Target) -> None:
     """Install the lock and this project into `.venv`."""
-    make_venv()
-    lock_install.install_lock(TARGET)
-    lock_install.run_pip(TARGET, "installing agent-r1", ["--editable", "."], REPOSITORY)
+    make_venv(target)
+    lock_install.install_lock(target)
+    lock_install.run_pip(target, "installing agent-r1", ["--editable", "."], REPOSITORY)
     parity = ["--upgrade", "--target", str(VENV / "parity"), "--requirement", str(PARITY_LOCK)]
-    lock_install.run_pip(TARGET, "installing what tests compare with", parity)
+    lock_install.run_pip(target, "installing what tests compare with", parity)
 
 
 def main() -> None:
     """Bring `.venv` to the state of the lock, or say why that is not possible."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--force", action="store_true", help="ignore the stamp")
+    parser.add_argument(
+        "--variant", choices=VARIANTS, help="default: the one that is there, or cpu"
+    )
     options = parser.parse_args()
-    stamp = compute_stamp()
-    if is_done(stamp) and not options.force:
+    target = Target(VENV, LOCKS / f"{options.variant or variant_there() or VARIANTS[0]}.txt")
+    stamp = compute_stamp(target)
+    if is_done(stamp, target) and not options.force:
         return
     check_system()
     started = time.monotonic()
     with (REPOSITORY / "pyproject.toml").open() as guard:
         # Two set-ups in one folder (two terminals) take turns; the second finds the work done.
         fcntl.flock(guard, fcntl.LOCK_EX)
-        if is_done(stamp) and not options.force:
+        if is_done(stamp, target) and not options.force:
             return
         try:
-            install_all()
+            install_all(target)
         except InstallError as exc:
-            sys.exit(lock_install.explain(TARGET, str(exc)))
+            sys.exit(lock_install.explain(target, str(exc)))
         except native_libraries.MissingLibraryError as exc:
             sys.exit(f"\nset-up stopped: {exc}")
         except OSError as exc:
-            sys.exit(lock_install.explain(TARGET, f"{type(exc).__name__}: {exc}"))
+            sys.exit(lock_install.explain(target, f"{type(exc).__name__}: {exc}"))
         except KeyboardInterrupt:
             sys.exit("\nset-up interrupted; the same command continues where it stopped")
         STAMP.write_text(stamp + "\n")

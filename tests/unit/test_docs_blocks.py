@@ -1,17 +1,20 @@
 """Every code block of the documentation is run, or read by what it is for.
 
 Python is executed; TOML is a configuration; JSON and YAML are read; a command of `agent-r1` goes
-through the real parser, and `make` targets and scripts exist (tests/e2e/test_wheel.py runs the
-tutorial's commands). A block that needs a GPU, a hub or a download stands below a visible line that
-says so. These are counted.
+through the real parser, and scripts exist. Shell blocks are run here or by `make test-docs`, or
+another test runs the same (tests/support/doc_commands.py). A block that needs a GPU, a hub or a
+download stands below a visible line that says so. These are counted.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ import yaml
 from agent_r1.cli.parser import build_parser
 from agent_r1.config.run import Config
 from tests.support.doc_blocks import Block, blocks, commands
+from tests.support.doc_commands import ELSEWHERE, QUICK, RUN, is_named
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -31,9 +35,9 @@ PAGES = [
     *sorted((REPOSITORY / "examples").glob("*/README.md")),
 ]
 LANGUAGES = ("python", "toml", "json", "yaml", "sh", "text")
-NUM_MARKED = 2
+NUM_MARKED = 8
 """Blocks that no test runs; a new one is a decision."""
-ELSEWHERE = {
+PYTHON_ELSEWHERE = {
     ("docs/mcp.md", "from mcp import Client"): "tests/integration/test_mcp_server.py",
     ("docs/serving.md", '"""Ask a served agent: python ask.py OUT QUESTION [URL]."""'): (
         "tests/e2e/test_export.py"
@@ -41,6 +45,7 @@ ELSEWHERE = {
     ("docs/serving.md", "from transformers import AutoModelForCausalLM, AutoTokenizer"): (
         "tests/e2e/test_export.py"
     ),
+    ("docs/serving.md", '"""my_tools.py"""'): "tests/unit/test_docs_serving.py",
     ("docs/mcp.md", "from mcp.server.mcpserver import MCPServer"): (
         "tests/support/mcp_notes_server.py"
     ),
@@ -87,7 +92,7 @@ def test_yaml_is_yaml(block: Block):
 @pytest.mark.parametrize("block", of("python"), ids=str)
 def test_python_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     first = block.text.splitlines()[0]
-    if test := ELSEWHERE.get((block.page, first)):
+    if test := PYTHON_ELSEWHERE.get((block.page, first)):
         assert (REPOSITORY / test).is_file()
         compile(block.text, str(block), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return
@@ -121,6 +126,48 @@ def test_commands_are_what_the_program_takes(block: Block, capsys: pytest.Captur
             build_parser().parse_args(arguments[:end])
         except SystemExit:
             pytest.fail(f"{command}: {capsys.readouterr().err}")
+
+
+COMMON = {"agent-r1", "python", ".venv", "scripts", "examples", "runs", "docs", "exec", "make"}
+
+
+def telling_words(block: Block) -> list[str]:
+    """Return the words by which the commands of a block are known."""
+    words = [word for command in commands(block.text) for word in re.split(r"[\s=/]+", command)]
+    return [word for word in words if len(word) > 3 and word not in COMMON]
+
+
+@pytest.mark.parametrize("block", of("sh"), ids=str)
+def test_every_shell_block_is_run_by_a_test(block: Block):
+    if is_named(block, QUICK) or is_named(block, RUN):
+        return
+    first = commands(block.text)[0]
+    tests = {
+        test
+        for (page, start), test in ELSEWHERE.items()
+        if block.page == page and first.startswith(start)
+    }
+    assert len(tests) == 1, f"tests/support/doc_commands.py does not say which test runs {block}"
+    text = (REPOSITORY / tests.pop()).read_text()
+    assert any(word in text for word in telling_words(block)), telling_words(block)
+
+
+def test_no_test_is_named_for_a_block_that_is_gone():
+    blocks = of("sh")
+    for named in (QUICK, RUN, ELSEWHERE):
+        for entry in named:
+            assert any(is_named(block, {entry}) for block in blocks), entry
+
+
+@pytest.mark.parametrize("block", [b for b in of("sh") if is_named(b, QUICK)], ids=str)
+def test_quick_commands_run(block: Block, tmp_path: Path):
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    command = ["bash", "-euo", "pipefail", "-c", block.text]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
 
 
 SCRIPT = re.compile(r"^(\./)?(scripts/\w+|(scripts|examples|deploy)/[\w/-]+\.py)$")

@@ -138,27 +138,32 @@ def test_the_cpu_lock_leaves_out_the_cuda_builds_that_break_transformers() -> No
 
 
 def test_a_finished_set_up_is_recognized_until_something_changes(
-    install: ModuleType, target: Target, monkeypatch: pytest.MonkeyPatch
+    install: ModuleType, target: Target
 ) -> None:
-    monkeypatch.setattr(install, "TARGET", target)
-    monkeypatch.setattr(install, "STAMP", target.prefix / "stamp")
-    stamp = install.compute_stamp()
-    assert not install.is_done(stamp)
+    file = target.prefix / "stamp"
+    stamp = install.compute_stamp(target)
+    assert not install.is_done(stamp, target, file)
     target.python.parent.mkdir(parents=True)
     target.python.touch()
-    install.STAMP.write_text(stamp + "\n")
-    assert install.is_done(stamp)
-    assert not install.is_done("another lock")
+    file.write_text(stamp + "\n")
+    assert install.is_done(stamp, target, file)
+    assert not install.is_done("another lock", target, file)
 
 
-def test_the_stamp_depends_on_the_lock(
-    install: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    before = install.compute_stamp()
+def test_a_finished_set_up_knows_its_variant(install: ModuleType, tmp_path: Path) -> None:
+    file = tmp_path / "stamp"
+    assert install.variant_there(file) is None
+    file.write_text(install.compute_stamp(Target(tmp_path, LOCKS[1])))
+    assert install.variant_there(file) == "gpu"
+    file.write_text("3f2a, of an older set-up")
+    assert install.variant_there(file) == "cpu"
+
+
+def test_the_stamp_depends_on_the_lock(install: ModuleType, target: Target, tmp_path: Path) -> None:
+    before = install.compute_stamp(target)
     lock = tmp_path / "cpu.txt"
     lock.write_text("six==1.17.0\n")
-    monkeypatch.setattr(install, "TARGET", Target(tmp_path / ".venv", lock))
-    assert install.compute_stamp() != before
+    assert install.compute_stamp(Target(target.prefix, lock)) != before
 
 
 def test_a_package_cut_short_is_installed_again(target: Target) -> None:

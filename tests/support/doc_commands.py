@@ -1,0 +1,79 @@
+"""Which test runs each shell block of the documentation, by page and first command.
+
+A block is marked as not run (doc_blocks.py), or tests/e2e/test_docs_shell.py runs it as it stands
+(`RUN`), or another test runs the same (`ELSEWHERE`). tests/unit/test_docs_blocks.py holds this
+against the pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tests.support.doc_blocks import Block, commands
+
+QUICK = {
+    ("docs/security.md", "(umask 077;"),
+    ("docs/scale-out.md", "mkdir -p -m 700"),
+    ("docs/scale-out.md", "export AGENT_R1__RUN__TOKEN_FILE"),
+    ("docs/paper-setting.md", "export AGENT_R1__RUN__ID"),
+}
+"""Blocks that are run in the suite."""
+RUN = [
+    ("docs/evaluation.md", "agent-r1 evaluate CONFIG --policy MODEL_OR_RUN --out scores.jsonl"),
+    ("docs/evaluation.md", "agent-r1 diagnose CONFIG"),
+    ("docs/add-a-reward.md", "agent-r1 rescore RUN"),
+    ("docs/observability.md", "openssl rand"),
+    ("docs/observability.md", "jq -R"),
+    ("docs/serving.md", "agent-r1 export"),
+    ("docs/serving.md", "agent-r1 train examples/tiny_world/run.toml --from out"),
+    ("examples/tiny_world/README.md", "agent-r1 train examples/tiny_world/run.toml"),
+    ("examples/deep_world/README.md", "python examples/deep_world/generate.py"),
+]
+"""Blocks that `make test-docs` runs, with a small run of tiny_world, in this order."""
+ELSEWHERE = {
+    ("docs/add-a-reward.md", "vllm serve reward_model"): "tests/integration/test_reward_model.py",
+    ("docs/deploy/compose.md", "docker"): "scripts/test_docker",
+    ("docs/deploy/compose.md", "cp .env.example"): "tests/unit/test_quality_compose.py",
+    ("docs/deploy/compose.md", "LEARNER_GPUS="): "tests/unit/test_quality_compose.py",
+    ("docs/deploy/compose.md", "PLUGINS="): "tests/unit/test_quality_compose.py",
+    ("docs/deploy/kubernetes.md", ""): "scripts/test_k8s",
+    ("docs/deploy/ray.md", ""): "scripts/test_ray",
+    ("docs/learner-ranks.md", ""): "tests/integration/test_ranks_on_hosts.py",
+    ("docs/observability.md", ".venv/bin/python scripts/dashboard_results.py"): (
+        "tests/unit/test_dashboard_results.py"
+    ),
+    ("docs/paper-setting.md", "agent-r1 config check"): (
+        "tests/unit/examples/test_multihop_qa_configs.py"
+    ),
+    ("docs/performance.md", "make profile"): "tests/unit/test_profile_parts.py",
+    ("docs/results/tiny_world.md", "agent-r1 table"): "tests/integration/test_launcher_table.py",
+    ("docs/scale-out.md", "torchrun"): "tests/integration/test_ranks_on_hosts.py",
+    ("docs/scale-out.md", "agent-r1"): "tests/support/run_on_hosts.py",
+    ("docs/scale-out.md", "cat > redis.conf"): "tests/support/run_on_hosts.py",
+    ("docs/search.md", "agent-r1 search index"): "tests/integration/test_elasticsearch_index.py",
+    ("docs/search.md", "python scripts/bench_search.py"): (
+        "tests/integration/test_elasticsearch_parity.py"
+    ),
+    ("docs/serving.md", "vllm serve out"): "tests/e2e/test_export.py",
+    ("docs/tools.md", ""): "tests/integration/test_tool_swap.py",
+    ("docs/tutorial.md", ""): "tests/e2e/test_wheel.py",
+    ("README.md", "make demo"): "tests/e2e/test_wheel.py",
+    ("README.md", "docker compose"): "scripts/test_docker",
+    ("examples/code/README.md", "docker compose"): "tests/unit/test_quality_compose.py",
+    ("examples/deep_world/README.md", "agent-r1 diagnose"): "tests/integration/test_diagnose.py",
+    ("examples/deep_world/README.md", "agent-r1 train"): "tests/unit/examples/test_deep_world.py",
+    ("examples/deep_world/README.md", "agent-r1 table"): "tests/integration/test_launcher_table.py",
+    ("examples/multihop_qa/README.md", "python convert.py"): "tests/e2e/test_multihop_smoke.py",
+    ("examples/multihop_qa/README.md", "agent-r1 train"): "tests/e2e/test_multihop_smoke.py",
+    ("examples/starter/README.md", ""): "tests/e2e/test_wheel.py",
+    ("examples/tiny_world/README.md", "python examples/tiny_world/generate.py"): (
+        "tests/unit/examples/test_tiny_world.py"
+    ),
+}
+"""What runs the commands of a block with other values: other machines, hours, or a clean place."""
+
+
+def is_named(block: Block, table: Iterable[tuple[str, str]]) -> bool:
+    """Say whether a table has the block: the page, and how its first command begins."""
+    first = commands(block.text)[0]
+    return any(block.page == page and first.startswith(start) for page, start in table)
