@@ -79,6 +79,8 @@ class LocalServices:
         """Set once Redis answers."""
         self.tool_urls: dict[str, str] = {}
         """Of the tools that were started, by name; set once they are up."""
+        self.reward_url = ""
+        """Set once the reward service is up."""
         placement = config.placement
         self.supervisor = Supervisor(
             log_dir,
@@ -151,7 +153,9 @@ class LocalServices:
         self.tool_urls = dict(zip(tools, urls, strict=True))
 
     async def _start_servers(self) -> None:
-        await _together([self.start_tools(), self.supervisor.start(self._reward())])
+        _, self.reward_url = await _together(
+            [self.start_tools(), self.supervisor.start(self._reward())]
+        )
         await _together(
             [
                 self.supervisor.start(self._rollout(name, where))
@@ -227,10 +231,13 @@ class LocalServices:
         return self._spec("reward", command, port_variable=port, stop_rank=ROLLOUT_RANK)
 
     def _rollout(self, name: str, where: Place) -> ServiceSpec:
+        environment = self._model_environment(where)
+        if self._config.rollout.scorer_url is None and self.reward_url:
+            environment[f"{ENV_PREFIX}ROLLOUT__SCORER_URL"] = self.reward_url
         return self._spec(
             name,
             self.command("rollout", name),
-            environment=self._model_environment(where),
+            environment=environment,
             cores=where.cores,
             stop_rank=ROLLOUT_RANK,
         )

@@ -5,13 +5,14 @@ reward --XADD--> stream `scored_trajectories` (or the task's `reply_stream`) -->
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_proto.trajectory import Status, Trajectory
+from agent_r1_proto.trajectory import Status, Trajectory, Turn
 
 
 class Reward(Message):
@@ -29,7 +30,7 @@ class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "2.0"
+    SCHEMA_VERSION: ClassVar[str] = "2.1"
 
     trajectory: Trajectory
     reward: Reward | None
@@ -85,3 +86,42 @@ class ScoreRequest(StrictMessage):
     turns: Annotated[list[ScoreTurn], Field(min_length=1, fail_fast=True)]
     """The model's turns, in order; an interaction without one has a turn without text."""
     status: Status = "COMPLETED"
+
+
+class ValueRequest(StrictMessage):
+    """Body of `POST /value`: an interaction as far as it has come, for one component."""
+
+    component: str
+    """Name in `reward.components`."""
+    interaction: ScoreRequest
+    """With an empty payload, where the component must not know the answer."""
+
+
+class Value(Message):
+    """Answer of `POST /value`."""
+
+    value: float
+    """What the component returned."""
+    tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that a language model read and wrote for it; 0 where none was asked."""
+
+
+def score_turns(turns: Sequence[Turn]) -> list[ScoreTurn]:
+    """Return turns as the components see them; an interaction without turns has one empty turn."""
+    return [
+        ScoreTurn(
+            text=turn.text,
+            num_calls=len(turn.calls),
+            calls=[
+                ScoreCall(
+                    tool=c.tool,
+                    arguments=c.arguments,
+                    status=c.status,
+                    text=c.text(),
+                    data=c.data,
+                )
+                for c in turn.calls
+            ],
+        )
+        for turn in turns
+    ] or [ScoreTurn(text="")]

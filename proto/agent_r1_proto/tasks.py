@@ -14,6 +14,9 @@ from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
 
 Purpose = Literal["train", "eval"]
 Role = Literal["system", "user", "assistant", "tool"]
+DecodingMethod = Literal["best_of_n", "majority", "value_guided", "beam"]
+TURN_BY_TURN: tuple[DecodingMethod, ...] = ("value_guided", "beam")
+"""Methods that choose after every turn; the others choose among whole interactions."""
 
 
 class ChatMessage(StrictMessage):
@@ -32,6 +35,51 @@ class SamplingParameters(StrictMessage):
     """Overrides `env.max_turns` for this task."""
     seed: int | None = None
     """Seed of the first turn; None derives one from the sample's key."""
+
+
+class Decoding(StrictMessage):
+    """How the answer is chosen among several branches of one interaction."""
+
+    method: DecodingMethod
+    """`best_of_n`: of whole interactions, the one that the scorer likes best. `majority`: the first
+    of those whose answer is the most frequent. `value_guided`: after every turn, the candidate that
+    the scorer likes best. `beam`: the same with several branches kept."""
+    candidates: Annotated[int, Field(ge=2)] = 4
+    """Interactions sampled (`best_of_n`, `majority`), or turns sampled after every branch."""
+    keep: Annotated[int, Field(ge=1)] = 1
+    """`beam`: branches that are kept after every turn; 1 with every other method."""
+    lookahead: Annotated[int, Field(ge=0)] | None = None
+    """Turns whose calls are run before a candidate is scored, its own included; None is 1. With 0 a
+    candidate is scored as it is written, and only the calls of those kept are run."""
+    max_calls: Annotated[int, Field(ge=0)] | str | None = None
+    """Most tool calls of all branches together: a number, or the name under which the task's
+    payload has it. None: no limit."""
+    scorer: str | None = None
+    """Reward component that scores branches; it never sees the payload. `majority` has none."""
+
+    @property
+    def by_turn(self) -> bool:
+        """Whether it chooses after every turn."""
+        return self.method in TURN_BY_TURN
+
+    @model_validator(mode="after")
+    def _check_method(self) -> Self:
+        if (self.keep > 1) != (self.method == "beam"):
+            raise ValueError(
+                f"decoding.keep ({self.keep}) must be 2 or more with the method beam and 1 with "
+                f"every other; the method is {self.method}"
+            )
+        if self.lookahead is not None and not self.by_turn:
+            raise ValueError(
+                f"decoding.lookahead ({self.lookahead}) belongs to {' and '.join(TURN_BY_TURN)}; "
+                f"{self.method} scores whole interactions: leave it out"
+            )
+        if (self.scorer is None) != (self.method == "majority"):
+            raise ValueError(
+                f"decoding.scorer is {self.scorer!r} with the method {self.method}; majority has "
+                "no scorer, and every other method needs one"
+            )
+        return self
 
 
 class Task(StrictMessage):
@@ -106,7 +154,7 @@ class RolloutTask(StreamMessage):
     """One sample to roll out: an entry of the stream `tasks`."""
 
     SCHEMA_NAME: ClassVar[str] = "rollout_task"
-    SCHEMA_VERSION: ClassVar[str] = "1.1"
+    SCHEMA_VERSION: ClassVar[str] = "1.2"
 
     key: RolloutKey
     group_size: Annotated[int, Field(ge=1)]
@@ -119,6 +167,22 @@ class RolloutTask(StreamMessage):
     """A FAILED attempt below this number is retried by the rollout server at once."""
     traceparent: str | None = None
     """Trace that this sample belongs to, as W3C Trace Context writes it; None: not traced."""
+    decoding: Decoding | None = None
+    """How the answer is chosen among several branches; None: there is one, sampled as it comes."""
+
+    @model_validator(mode="after")
+    def _check_decoding(self) -> Self:
+        if self.decoding is not None and self.purpose == "train":
+            raise ValueError(
+                f"decoding ({self.decoding.method}) must not be set with the purpose train: what a "
+                "search chooses is no sample of the policy; leave it out or ask for eval"
+            )
+        if self.decoding is not None and self.sampling.temperature == 0.0:
+            raise ValueError(
+                f"decoding ({self.decoding.method}) chooses among samples, and at temperature 0 "
+                "they are all the same; raise sampling.temperature"
+            )
+        return self
 
     def stream_key(self) -> str:
         """Return the rollout id."""

@@ -1,7 +1,7 @@
 """Tool calls: what rollout asks of a tool service and what comes back.
 
 rollout --POST /call--> tool service --> rollout. `GET /spec` answers `ToolSpec`, `GET /healthz`
-answers `ToolHealth`; `POST /open` and `POST /close` bracket a session.
+answers `ToolHealth`; `POST /open` and `POST /close` bracket a session, `POST /fork` copies one.
 """
 
 from __future__ import annotations
@@ -30,6 +30,11 @@ class ToolSpec(StrictMessage):
     """Most calls one `POST /call` may carry."""
     idempotent: bool = True
     """A call may be sent again when it is not known whether the first one ran."""
+    forks: bool = False
+    """`POST /fork` copies a session; otherwise a copy is a fresh session with the calls repeated.
+    """
+    outside_effects: bool = False
+    """A call changes more than its session, so a branch that calls it cannot be discarded."""
 
     def as_function(self) -> dict[str, Any]:
         """Return the tool as chat templates take it."""
@@ -139,6 +144,13 @@ class SessionRequest(StrictMessage):
 
     rollout_id: str
     tool_context: JsonValue = None
+
+
+class ForkRequest(StrictMessage):
+    """Body of `POST /fork`: begins the session `fork_id` in the state that `rollout_id` has."""
+
+    rollout_id: str
+    fork_id: str
 
 
 class ToolHealth(Message):

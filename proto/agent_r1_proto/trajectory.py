@@ -81,6 +81,23 @@ class Turn(Message):
     gave none."""
 
 
+class DecodingCost(Message):
+    """What a search over the branches of an interaction has spent, and what it chose."""
+
+    sampled_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that the policy sampled for all branches."""
+    calls: Annotated[int, Field(ge=0)] = 0
+    """Calls that tools answered to all branches."""
+    replayed_calls: Annotated[int, Field(ge=0)] = 0
+    """Calls made once more, to give a branch the state of a tool that its parent had."""
+    scores: Annotated[int, Field(ge=0)] = 0
+    """Branches that were scored, counted each time."""
+    scorer_tokens: Annotated[int, Field(ge=0)] = 0
+    """Tokens that the scorer's model read and wrote; 0 of a scorer without one."""
+    score: float | None = None
+    """Score of the branch that was chosen; None with `majority`."""
+
+
 class Trajectory(StreamMessage):
     """One finished rollout as a flat token sequence.
 
@@ -89,7 +106,7 @@ class Trajectory(StreamMessage):
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "2.0"
+    SCHEMA_VERSION: ClassVar[str] = "2.1"
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""
@@ -116,6 +133,8 @@ class Trajectory(StreamMessage):
     started_at: float = 0.0
     """Unix time, seconds."""
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
+    decoding: DecodingCost | None = None
+    """Where the answer was chosen among several branches, of which this is one: what they cost."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:

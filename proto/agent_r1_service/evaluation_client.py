@@ -22,7 +22,7 @@ from agent_r1_proto.messages import Message
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import StreamConsumer
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import RolloutKey, RolloutTask, SamplingParameters, Task
+from agent_r1_proto.tasks import Decoding, RolloutKey, RolloutTask, SamplingParameters, Task
 from agent_r1_service.tracing import begin_trace
 
 logger = logging.getLogger(__name__)
@@ -106,6 +106,8 @@ class EvalClient:
     client_id: str
     """Names the reply stream; unique among the clients that run at one time."""
     sampling: SamplingParameters = GREEDY
+    decoding: Decoding | None = None
+    """How each answer is chosen among several branches; None samples one."""
     seed: int | None = None
     """Each question's own seed derives from it (`question_seed`), whatever else is asked; None
     leaves seeds to the rollout server."""
@@ -233,6 +235,7 @@ class EvalClient:
             task=question.task,
             purpose="eval",
             sampling=sampling,
+            decoding=self.decoding,
             reply_stream=self._stream,
             max_attempts=question.attempt + self.max_attempts,
             traceparent=begin_trace("question", task_id=question.task.id),

@@ -96,9 +96,16 @@ class Answer(Message):
     num_calls: int = 0
     """Tool calls of the model, malformed ones included."""
     sampled_tokens: int | None = None
-    """Tokens sampled for the answer; None in files of older versions, as is the next one."""
+    """Tokens sampled for the answer, those of discarded branches included; None in files of older
+    versions, as is the next one."""
     seconds: float | None = None
     """From the first turn to the end, tool calls included, beside the other questions in flight."""
+    scorer_tokens: int | None = None
+    """With `--decode`: tokens that the scorer's model read and wrote."""
+    discarded_calls: int | None = None
+    """With `--decode`: calls that tools answered to branches that were not chosen."""
+    replayed_calls: int | None = None
+    """With `--decode`: calls made once more, to give a branch the state of a tool."""
     policy_versions: list[int] = []
     seed: int | None = None
     """Seed of the first turn's sampler."""
@@ -177,13 +184,21 @@ def _text(value: JsonValue) -> str | None:
 
 
 def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
-    calls = trajectory.calls()
-    return {
+    calls, cost = trajectory.calls(), trajectory.decoding
+    spent: dict[str, Any] = {"sampled_tokens": trajectory.num_action_tokens}
+    if cost is not None:
+        kept = sum(call.status in ANSWERED for call in calls)
+        spent = {
+            "sampled_tokens": cost.sampled_tokens,
+            "scorer_tokens": cost.scorer_tokens,
+            "discarded_calls": cost.calls - kept,
+            "replayed_calls": cost.replayed_calls,
+        }
+    return spent | {
         "status": trajectory.status,
         "reason": trajectory.reason,
         "num_turns": len(trajectory.turns),
         "num_calls": len(calls),
-        "sampled_tokens": trajectory.num_action_tokens,
         "seconds": trajectory.latency_ms / 1000,
         "policy_versions": trajectory.policy_versions(),
         "seed": trajectory.seed,

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
+from agent_r1_proto.tasks import Decoding
 from agent_r1_service.config import StrictConfig
 
 SEARCH_TOOL = "search"
@@ -29,6 +30,8 @@ class QuestioningConfig(StrictConfig):
     """Each question's sampling seed derives from it, from the set's name and from the task's id."""
     attempts: Annotated[int, Field(ge=1)] = 1
     """Answers sampled for each question."""
+    decoding: Decoding | None = None
+    """How each answer is chosen among several branches; None samples one."""
     max_turns: Annotated[int, Field(ge=1)] | None = None
     """Overrides `env.max_turns`; None leaves it. `naive_rag` always has one turn."""
     max_questions: Annotated[int, Field(ge=1)] | None = None

@@ -33,7 +33,7 @@ from agent_r1.evaluation.summary import SetScores, summarise_answers, summary_re
 from agent_r1_proto.failures import reason_kind
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import SamplingParameters, Task
+from agent_r1_proto.tasks import Decoding, SamplingParameters, Task
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.evaluation_client import ATTEMPT, EvalClient, EvalResult
@@ -106,6 +106,7 @@ class Evaluation:
             "max_turns": questioning.turns(),
             "max_questions": questioning.max_questions,
             **({"attempts": questioning.attempts} if questioning.attempts > 1 else {}),
+            **_decoding_facts(questioning.decoding),
             **{f"sets.{name}": f"sha256:{source_digest(one)}" for name, one in sets.items()},
             **(facts or {}),
         }
@@ -188,6 +189,7 @@ class Evaluation:
                 sampling=SamplingParameters(
                     temperature=questioning.temperature, max_turns=questioning.turns()
                 ),
+                decoding=questioning.decoding,
                 seed=questioning.seed,
                 timeout_s=questioning.timeout_s,
                 sample_timeout_s=questioning.sample_timeout_s,
@@ -219,6 +221,12 @@ class Evaluation:
         if refused:
             logger.warning("retrievals that the search tool refused count=%d", refused)
         return [with_passages(task, found[key_of(task)]) for task in tasks], found
+
+
+def _decoding_facts(decoding: Decoding | None) -> Facts:
+    if decoding is None:
+        return {}
+    return {f"decoding.{name}": value for name, value in decoding.model_dump().items()}
 
 
 def _attempt_of(task: Task, attempt: int) -> Task:

@@ -26,9 +26,16 @@ from agent_r1.evaluation.statistics import (
     pass_at,
 )
 
+SPENDING = {
+    "sampled_tokens": "sampled tokens",
+    "scorer_tokens": "scorer tokens",
+    "discarded_calls": "discarded calls",
+    "replayed_calls": "replayed calls",
+}
+"""Numbers of a line that say what a search has cost, and how they are shown."""
 MEASURES = (
     *("em", "f1", "substring_match", "reward"),
-    *("num_calls", "num_turns", "sampled_tokens", "seconds"),
+    *("num_calls", "num_turns", "seconds", *SPENDING),
 )
 """Numbers of a line that are averaged; `em` is the exact match."""
 RIGHT = ("math_equal", "all_tests_passed", "exact_match")
@@ -38,7 +45,7 @@ SCORERS = ("reward_model", "judge")
 """Reward components that can choose among answers: they need not know the right one."""
 NO_CALLS = Estimate(0.0, 0.0, 0.0)
 """Of a tool that answered no call."""
-RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k")
+RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k", "decoding.method")
 
 
 @dataclass(frozen=True)
@@ -226,6 +233,8 @@ def _line(name: str, scores: GroupScores, names: ScoreNames) -> str:
         (name if name == "majority" else f"best by {name}", estimate)
         for name, estimate in scores.chosen.items()
     ]
+    if scores.measures["scorer_tokens"] is not None:
+        shown += [(title, scores.measures[spent]) for spent, title in SPENDING.items()]
     text = "  ".join(f"{title} {_number(estimate)}" for title, estimate in shown)
     return f"{name:<24} {text}  n {scores.n}{failed}"
 

@@ -1,12 +1,14 @@
-"""The HTTP side of the reward service: scores one finished interaction per request.
+"""The HTTP side of the reward service: scores one interaction per request.
 
 Reads `ScoreRequest` from clients that have no stream (evaluation of foreign trajectories, users'
-own loops), writes `Reward`. Training goes through `worker.py`.
+own loops), writes `Reward`. Rollout servers that search ask `POST /value` about branches which have
+not ended. Training goes through `worker.py`.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 
 from fastapi import FastAPI, HTTPException, Request, Response
 
@@ -14,7 +16,7 @@ from agent_r1.reward.metrics import reward_page
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1_proto.messages import Message
-from agent_r1_proto.rewards import Reward, ScoreRequest
+from agent_r1_proto.rewards import Reward, ScoreRequest, Value, ValueRequest
 from agent_r1_service.http.api import Route, describe, json_response, parse_body
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,16 @@ ROUTES = (
             "500": "A component failed.",
         },
     ),
+    Route(
+        "/value",
+        "post",
+        ValueRequest,
+        Value,
+        {
+            "422": "The body does not fit the schema, or the component cannot score a branch.",
+            "500": "The component failed.",
+        },
+    ),
 )
 
 
@@ -70,8 +82,16 @@ def create_app(scorer: Scorer, worker: RewardWorker | None = None) -> FastAPI:
     @app.post("/score")
     async def score(request: Request) -> Response:
         body = parse_body(ScoreRequest, await request.body())
+        return await answered(scorer.score(body))
+
+    @app.post("/value")
+    async def value(request: Request) -> Response:
+        body = parse_body(ValueRequest, await request.body())
+        return await answered(scorer.value(body.component, body.interaction))
+
+    async def answered(scoring: Awaitable[Message]) -> Response:
         try:
-            return json_response(await scorer.score(body))
+            return json_response(await scoring)
         except ValueError as exc:
             raise HTTPException(422, str(exc)) from exc
         except ComponentError as exc:

@@ -11,6 +11,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -24,6 +25,11 @@ logger = logging.getLogger(__name__)
 FIRST_DELAY_S, LONGEST_DELAY_S = 0.5, 10.0
 _AWAY = {408, 425, 429}
 """Statuses below 500 that another try may not get."""
+
+
+TOKENS_ASKED: ContextVar[list[int] | None] = ContextVar("TOKENS_ASKED", default=None)
+"""Gets the number of tokens that each request of this context reads and writes; None counts none.
+"""
 
 
 class ServerAwayError(Exception):
@@ -152,12 +158,21 @@ class ChatServer:
 
     def _choice_of(self, answer: httpx.Response) -> dict[str, Any]:
         try:
-            return dict(answer.json()["choices"][0])
+            body = dict(answer.json())
+            _count_tokens(body)
+            return dict(body["choices"][0])
         except (ValueError, LookupError, TypeError) as exc:
             raise ValueError(
                 f"{answer.url} answers {answer.text!r:.300}, which is no chat completion; correct "
                 f"{self._table}.url, which mostly ends with /v1"
             ) from exc
+
+
+def _count_tokens(body: dict[str, Any]) -> None:
+    """Count what a request has cost, where somebody counts and the server says it."""
+    tokens, usage = TOKENS_ASKED.get(), body.get("usage")
+    if tokens is not None and usage is not None:
+        tokens.append(int(usage["total_tokens"]))
 
 
 def _retry_after_s(answer: httpx.Response) -> float:

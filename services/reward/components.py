@@ -62,6 +62,8 @@ ASKING = {"judge": "judge", "reward_model": "model"}
 """Built-in components that ask a language model, and the table under `[reward]` of each."""
 
 NEEDS_ANSWERS = frozenset({"exact_match", "f1", "substring_match"})
+COMPARES_ANSWER = NEEDS_ANSWERS | {"math_equal"}
+"""Built-in components that say nothing without the right answer."""
 
 
 def load_component(name: str) -> Component:

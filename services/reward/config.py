@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
-from agent_r1.reward.components import ASKING, BUILT_IN, ON_REQUEST
+from agent_r1.reward.components import ASKING, BUILT_IN, COMPARES_ANSWER, ON_REQUEST
 from agent_r1_service.config import ListenConfig, StrictConfig
 from agent_r1_service.verdicts import QUESTION
 
@@ -110,6 +110,10 @@ class RewardConfig(ListenConfig):
         """Return the table without the components that ask a language model."""
         kept = {name: weight for name, weight in self.components.items() if name not in ASKING}
         return self.model_copy(update={"components": kept} | dict.fromkeys(ASKING.values()))
+
+    def branch_scorers(self) -> list[str]:
+        """Return the named components that can score a branch: they need not know the answer."""
+        return [name for name in self.components if name not in COMPARES_ANSWER]
 
     @model_validator(mode="after")
     def _check_components(self) -> Self:

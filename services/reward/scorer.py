@@ -11,7 +11,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 from agent_r1.reward import scoring
-from agent_r1.reward.chat_server import ChatServer
+from agent_r1.reward.chat_server import TOKENS_ASKED, ChatServer
 from agent_r1.reward.components import (
     ASKING,
     BUILT_IN,
@@ -22,7 +22,7 @@ from agent_r1.reward.components import (
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.judge import Judge
 from agent_r1.reward.reward_model import RewardModel
-from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
+from agent_r1_proto.rewards import Reward, ScoreRequest, Value, score_turns
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_service.answers import find_answer
 
@@ -88,6 +88,30 @@ class Scorer:
             values[name] = await self._run_own(name, component, request)
         return Reward(total=self._total(values), components=values, prediction=prediction)
 
+    async def value(self, name: str, request: ScoreRequest) -> Value:
+        """Return what one component says of an interaction, which may not have ended.
+
+        Raises:
+            ValueError: there is no such component, or it needs to know the answer.
+            ComponentError: it failed.
+        """
+        if name not in self._config.branch_scorers():
+            raise ValueError(
+                f"component ({name!r}) cannot score a branch; those of reward.components that can: "
+                f"{', '.join(self._config.branch_scorers()) or 'none'}"
+            )
+        tokens: list[int] = []
+        outer = TOKENS_ASKED.set(tokens)
+        try:
+            if name in self._own:
+                value = await self._run_own(name, self._own[name], request)
+            else:
+                measure = BUILT_IN[name]
+                value = await asyncio.to_thread(measure, request, self._find_answer(request))
+        finally:
+            TOKENS_ASKED.reset(outer)
+        return Value(value=value, tokens=sum(tokens))
+
     async def close(self) -> None:
         """Close what components hold open."""
         for server in self.servers.values():
@@ -149,27 +173,10 @@ class Scorer:
 
 
 def request_of(trajectory: Trajectory) -> ScoreRequest:
-    """Return a trajectory as the components see it; one without turns has one empty turn."""
-    turns = [
-        ScoreTurn(
-            text=turn.text,
-            num_calls=len(turn.calls),
-            calls=[
-                ScoreCall(
-                    tool=c.tool,
-                    arguments=c.arguments,
-                    status=c.status,
-                    text=c.text(),
-                    data=c.data,
-                )
-                for c in turn.calls
-            ],
-        )
-        for turn in trajectory.turns
-    ]
+    """Return a trajectory as the components see it."""
     return ScoreRequest(
         prompt=trajectory.rollout.task.messages(),
         payload=trajectory.rollout.task.payload,
-        turns=turns or [ScoreTurn(text="")],
+        turns=score_turns(trajectory.turns),
         status=trajectory.status,
     )

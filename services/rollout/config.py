@@ -128,5 +128,8 @@ class RolloutConfig(ListenConfig):
     """Time to wait at start for every tool service to answer, in seconds."""
     max_tool_requests: Annotated[int, Field(ge=1)] = 64
     """HTTP requests to one tool in flight at a time; further ones wait."""
+    scorer_url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """Base URL of the reward service that scores branches for decoding. None: the one that is
+    started beside this server; without one, decoding by a scorer is refused."""
     announce_expiry_s: Annotated[float, Field(gt=0)] = 15.0
     """An announcement in Redis that is not renewed for this long disappears, in seconds."""

@@ -24,6 +24,7 @@ from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
 from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
+from agent_r1.rollout.decoding.scorer import BranchScorer, RewardService
 from agent_r1.rollout.envs import load_env_class
 from agent_r1.rollout.metrics import RolloutMetrics
 from agent_r1.rollout.policy import EngineDeadError, Policy, Sampler
@@ -229,6 +230,10 @@ async def _serve_samples(
         broker = await stack.enter_async_context(await connect(settings))
         tools = make_tool_client(settings, broker, server_id)
         stack.push_async_callback(tools.stop)
+        scorer: RewardService | None = None
+        if rollout.scorer_url is not None:
+            scorer = RewardService(rollout.scorer_url, token)
+            stack.push_async_callback(scorer.close)
         stack.push_async_callback(policy.stop)
         await _all_or_none(tools.start(rollout.tool_start_timeout_s), policy.start())
         registry = Registry(broker)
@@ -240,7 +245,7 @@ async def _serve_samples(
         worker = RolloutWorker(
             consumer=consumer,
             registry=registry,
-            run_attempt=make_agent_loop(policy, chat, tools, settings, server_id).run,
+            run_attempt=make_agent_loop(policy, chat, tools, settings, server_id, scorer).run,
             versions=versions,
             trajectories=broker.keys.trajectories,
             max_concurrent=rollout.max_concurrent,
@@ -327,6 +332,7 @@ def make_agent_loop(
     tools: ToolClient,
     settings: RolloutSettings,
     server_id: str,
+    scorer: BranchScorer | None = None,
 ) -> AgentLoop:
     """Return what runs trajectories with the configured environment."""
     env = settings.env
@@ -339,6 +345,7 @@ def make_agent_loop(
         max_context=settings.model.max_context,
         run_seed=settings.run.seed,
         server_id=server_id,
+        scorer=scorer,
     )
 
 

@@ -1,10 +1,11 @@
 """A trajectory while it grows, and the seeds of its turns.
 
-agent_loop.py appends prompt, sampled and reply tokens; `finish` makes the `Trajectory` message.
+agent_loop.py appends the prompt, turns.py sampled and reply tokens; `finish` makes the `Trajectory` message.
 """
 
 from __future__ import annotations
 
+import copy
 import hashlib
 
 import numpy as np
@@ -29,8 +30,13 @@ def _hash_to_seed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1
 
 
-def turn_seed(run_seed: int, rollout: RolloutTask, turn: int) -> int:
-    """Return the seed of a turn: the task's own for the first turn, or derived from the key."""
+def turn_seed(run_seed: int, rollout: RolloutTask, turn: int, path: str = "") -> int:
+    """Return the seed of a turn: the task's own for the first turn, or derived from the key.
+
+    A branch with a `path` has seeds of its own, which derive from these.
+    """
+    if path:
+        return _hash_to_seed(f"{turn_seed(run_seed, rollout, turn)}/{path}")
     if rollout.sampling.seed is None:
         return derive_seed(run_seed, rollout.key, turn)
     if turn == 0:
@@ -48,6 +54,12 @@ class TrajectoryBuilder:
         self.version_spans: list[VersionSpan] = []
         self._logprobs: list[tuple[int, list[float]]] = []
         self._state_key = ""
+
+    def copy(self) -> TrajectoryBuilder:
+        """Return a trajectory with the same beginning, which grows on its own."""
+        twin = copy.copy(self)
+        vars(twin).update({name: copy.copy(value) for name, value in vars(self).items()})
+        return twin
 
     def add_prompt(self, token_ids: list[int]) -> None:
         """Begin with the prompt."""

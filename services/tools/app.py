@@ -1,12 +1,12 @@
 """The HTTP service of one tool.
 
-Reads calls from rollout (`POST /call`, one or many; `POST /open`, `POST /close`), runs them through
+Reads calls from rollout (`POST /call`, one or many; `POST /open`, `/fork`, `/close`), runs them through
 a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET /healthz` and
 `GET /readyz` whether it takes calls. How a call can end:
 
 - 200, result ok or error: the tool's own answer, an exception in the user's `call` included;
 - 409: the call needs a session that is not open here; 422: the request is wrong;
-- 501: the tool's own code is wrong: `call` returned no result, or `open` raised;
+- 501: the tool's own code is wrong: `call` returned no result, or `open` or `fork` raised;
 - 503: draining, overloaded, or what stands behind the tool is down; 504: the time is up.
 Everything but 200 is an outage for the caller, never an answer to the model.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
 import jsonschema
@@ -39,6 +39,7 @@ from agent_r1.tools.sessions import SessionNotOpenError, Sessions
 from agent_r1_proto.tools import (
     CallReply,
     CallRequest,
+    ForkRequest,
     SessionRequest,
     ToolCall,
     ToolHealth,
@@ -70,6 +71,7 @@ ROUTES = (
     ),
     Route("/call", "post", CallRequest, CallReply, {**_SESSION_ERRORS, "504": "The time is up."}),
     Route("/open", "post", SessionRequest, errors=_SESSION_ERRORS),
+    Route("/fork", "post", ForkRequest, errors=_SESSION_ERRORS),
     Route("/close", "post", SessionRequest, errors=_SESSION_ERRORS),
 )
 _STATUS_OF: dict[type[Exception], int] = {
@@ -192,21 +194,46 @@ class ToolService:
             ToolUnavailableError: what stands behind the tool is down.
             BrokenToolError: the tool's `open` raised anything else.
         """
+        self._require_sessions()
+        self._refuse_when_draining()
+        opening = self.sessions.open(request.rollout_id, request.tool_context)
+        await self._begin("open", request.rollout_id, opening)
+
+    async def fork(self, request: ForkRequest) -> None:
+        """Open a session in the state of another one.
+
+        Raises:
+            HTTPException: the tool has no sessions, or does not fork them.
+            SessionNotOpenError: the other one is not open here.
+            ToolUnavailableError: what stands behind the tool is down.
+            BrokenToolError: the tool's `fork` raised anything else.
+        """
+        self._require_sessions()
+        if not self.spec.forks:
+            raise HTTPException(
+                409, f"tool {self.spec.name!r} forks no sessions; open one and repeat the calls"
+            )
+        opening = self.sessions.fork(request.rollout_id, request.fork_id)
+        await self._begin("fork", request.fork_id, opening)
+
+    def _require_sessions(self) -> None:
         if not self.spec.sessions:
             raise HTTPException(
                 409, f"tool {self.spec.name!r} keeps no sessions; send its calls to /call directly"
             )
-        self._refuse_when_draining()
+
+    async def _begin(self, hook: str, rollout_id: str, opening: Awaitable[None]) -> None:
+        """Await what opens a session; anything it raises but an outage is the tool's mistake."""
         try:
-            await self.sessions.open(request.rollout_id, request.tool_context)
-        except ToolUnavailableError:
+            await opening
+        except (ToolUnavailableError, SessionNotOpenError):
             raise
         except Exception as exc:
             logger.exception(
-                "session open raised tool=%s rollout_id=%s", self.spec.name, request.rollout_id
+                "session %s raised tool=%s rollout_id=%s", hook, self.spec.name, rollout_id
             )
             kind = type(self._tool).__name__
-            raise BrokenToolError(f"{kind}.open raised {describe_exception(exc)}") from exc
+            raise BrokenToolError(f"{kind}.{hook} raised {describe_exception(exc)}") from exc
 
     async def close(self, request: SessionRequest) -> None:
         """Close a session; one that is not open is already closed."""
@@ -355,6 +382,11 @@ def create_app(service: ToolService) -> FastAPI:
     @app.post("/open")
     async def open_session(request: Request) -> Response:
         await service.open(parse_body(SessionRequest, await request.body()))
+        return json_response(None)
+
+    @app.post("/fork")
+    async def fork_session(request: Request) -> Response:
+        await service.fork(parse_body(ForkRequest, await request.body()))
         return json_response(None)
 
     @app.post("/close")

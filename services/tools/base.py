@@ -26,6 +26,7 @@ _METHODS = {
     "call_batch": ("calls",),
     "open": ("rollout_id", "tool_context"),
     "close": ("rollout_id",),
+    "fork": ("rollout_id", "fork_id"),
     "start": (),
     "stop": (),
 }
@@ -92,6 +93,15 @@ class Tool(ABC):
     first deadline passes: raise it for a tool whose `call_batch` is cheaper than its calls."""
     idempotent: bool = True
     """False: a call that may have run is never sent again; its attempt fails instead."""
+    outside_effects: bool = False
+    """True: a call changes more than its session, such as sending a message. Decoding that discards
+    branches is then refused: what a discarded branch has done could not be taken back."""
+
+    @property
+    def forks(self) -> bool:
+        """Whether `fork` is written; otherwise a branch of the interaction gets a fresh session,
+        in which the calls so far are made once more."""
+        return type(self).fork is not Tool.fork
 
     @abstractmethod
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult | str:
@@ -120,6 +130,15 @@ class Tool(ABC):
         return await asyncio.gather(
             *(self.call(arguments, context) for arguments, context in calls), return_exceptions=True
         )
+
+    async def fork(self, rollout_id: str, fork_id: str) -> None:
+        """Begin the session `fork_id` in the state that the session `rollout_id` has now.
+
+        Decoding asks for it when an interaction branches. No call of `rollout_id` runs meanwhile;
+        `close` is called for both. Write it where that is cheaper than making the calls again, or
+        where a repeated call would be answered differently.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not fork sessions")
 
     # The four hooks do nothing unless a subclass needs them (B027 wants them abstract).
     async def open(self, rollout_id: str, tool_context: JsonValue) -> None:  # noqa: B027

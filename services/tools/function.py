@@ -66,9 +66,15 @@ def _is_answer(value: Any) -> bool:
 @overload
 def tool(function: Function) -> Function: ...
 @overload
-def tool(*, version: str = "1", idempotent: bool = True) -> Callable[[Function], Function]: ...
 def tool(
-    function: Function | None = None, *, version: str = "1", idempotent: bool = True
+    *, version: str = "1", idempotent: bool = True, outside_effects: bool = False
+) -> Callable[[Function], Function]: ...
+def tool(
+    function: Function | None = None,
+    *,
+    version: str = "1",
+    idempotent: bool = True,
+    outside_effects: bool = False,
 ) -> Function | Callable[[Function], Function]:
     """Make a tool of a function, which can still be called as before.
 
@@ -81,13 +87,13 @@ def tool(
         function: what is called.
         version: recorded with every call.
         idempotent: False: a call that may have run is never sent again.
+        outside_effects: True: a call changes something that stays, such as sending a message.
 
     Raises:
         ValueError: an annotation, the docstring or the text of a parameter is missing.
     """
-    if function is None:
-        return lambda decorated: _as_tool(decorated, version, idempotent)
-    return _as_tool(function, version, idempotent)
+    said = {"version": version, "idempotent": idempotent, "outside_effects": outside_effects}
+    return (lambda one: _as_tool(one, said)) if function is None else _as_tool(function, said)
 
 
 def tool_class_of(found: object) -> type[Tool] | None:
@@ -95,7 +101,7 @@ def tool_class_of(found: object) -> type[Tool] | None:
     return getattr(found, _CLASS, None) if inspect.isfunction(found) else None
 
 
-def _as_tool(function: Function, version: str, idempotent: bool) -> Function:
+def _as_tool(function: Function, said: dict[str, str | bool]) -> Function:
     name = function.__name__
     text = parse(inspect.getdoc(function) or "")
     description = "\n\n".join(filter(None, (text.short_description, text.long_description)))
@@ -110,8 +116,7 @@ def _as_tool(function: Function, version: str, idempotent: bool) -> Function:
         "name": name,
         "description": description,
         "parameters": _schema(arguments, name),
-        "version": version,
-        "idempotent": idempotent,
+        **said,
         "function": staticmethod(function),
         "arguments": arguments,
         "context_name": context_name,

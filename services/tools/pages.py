@@ -20,7 +20,7 @@ _UNSEEN = ("script", "style", "head")
 _BLOCKS = {"p", "div", "br", "li", "tr", "h1", "h2", "h3", "h4", "h5", "h6", "section", "table"}
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Place:
     """Where a trajectory reads."""
 
@@ -84,6 +84,10 @@ class PageFetcher(Tool):
     async def open(self, rollout_id: str, tool_context: JsonValue) -> None:
         """Begin to read; nothing is open yet."""
         self._places[rollout_id] = _Place()
+
+    async def fork(self, rollout_id: str, fork_id: str) -> None:
+        """Let another branch read on from the same place."""
+        self._places[fork_id] = self._places[rollout_id]
 
     async def close(self, rollout_id: str) -> None:
         """Forget where the trajectory read."""

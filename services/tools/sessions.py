@@ -1,7 +1,7 @@
 """Sessions of one tool process: which rollouts opened one, and when each was last used.
 
-Reads `POST /open`, `POST /close` and calls from `app.py`; calls `Tool.open` and `Tool.close`. A
-session without calls expires, so a rollout that died without closing leaks nothing.
+Reads `POST /open`, `/fork`, `/close` and calls from `app.py`; calls `Tool.open`, `fork` and `close`.
+A session without calls expires, so a rollout that died without closing leaks nothing.
 """
 
 from __future__ import annotations
@@ -58,6 +58,25 @@ class Sessions:
                 raise
             session.is_open = True
             session.last_used = self.clock()
+
+    async def fork(self, rollout_id: str, fork_id: str) -> None:
+        """Open a session in the state of another one; a repeated request changes nothing.
+
+        Raises:
+            SessionNotOpenError: the other one is not open.
+        """
+        twin = self._sessions.setdefault(fork_id, _Session(last_used=self.clock()))
+        async with twin.lock:
+            if twin.is_open:
+                return
+            try:
+                with self.use(rollout_id):
+                    await self.tool.fork(rollout_id, fork_id)
+            except BaseException:
+                self._sessions.pop(fork_id, None)
+                raise
+            twin.is_open = True
+            twin.last_used = self.clock()
 
     async def close(self, rollout_id: str) -> None:
         """Close a session; a request for one that is not open changes nothing.

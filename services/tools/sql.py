@@ -39,6 +39,7 @@ _LONGEST_VALUE = 1_000_000
 
 @dataclass
 class _Session:
+    url: str
     connection: Any
     """A connection of SQLAlchemy."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -99,8 +100,14 @@ class SqlQuery(Tool):
             ToolUnavailableError: it cannot be reached.
             ValueError: the task names no database, or the role may do more than read.
         """
-        url = self._url_of(tool_context)
-        self._sessions[rollout_id] = _Session(await asyncio.to_thread(self._connect, url))
+        await self._open(rollout_id, self._url_of(tool_context))
+
+    async def fork(self, rollout_id: str, fork_id: str) -> None:
+        """Connect once more: what only reads leaves nothing behind in its connection."""
+        await self._open(fork_id, self._sessions[rollout_id].url)
+
+    async def _open(self, rollout_id: str, url: str) -> None:
+        self._sessions[rollout_id] = _Session(url, await asyncio.to_thread(self._connect, url))
 
     async def close(self, rollout_id: str) -> None:
         """Close the connection."""

@@ -15,9 +15,9 @@ import pytest
 
 from agent_r1_proto.messages import StreamMessage, decode_entry, encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.tasks import Decoding, RolloutTask
 from agent_r1_proto.tools import TextPart
-from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, Turn
+from agent_r1_proto.trajectory import DecodingCost, ToolCallRecord, Trajectory, Turn
 from tests.support.builders import rollout_task, scored, trajectory
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -37,19 +37,24 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TURN = Turn(
     start=2, end=5, text="x", finish_reason="stop", process_reward=0.5, state_key="Ada is known"
 )
+BEAM = Decoding(method="beam", candidates=4, keep=2, max_calls="budget", scorer="reward_model")
+COST = DecodingCost(sampled_tokens=90, calls=7, replayed_calls=1, scores=8, scorer_tokens=400)
 EXAMPLES: dict[str, StreamMessage] = {
     "rollout_task-1.0": rollout_task(group_id=7, sample_index=1, attempt=2),
     "rollout_task-1.1": rollout_task(group_id=7, traceparent=TRACEPARENT),
+    "rollout_task-1.2": rollout_task(purpose="eval", decoding=BEAM),
     "trajectory-1.0": trajectory(policy_version=4, calls=[CALL]),
     "trajectory-1.1": trajectory(policy_version=4, calls=[CALL_WITH_DATA]),
     "trajectory-1.2": trajectory(rollout_task(traceparent=TRACEPARENT), policy_version=4),
     "trajectory-1.3": trajectory(policy_version=4, turns=[TURN]),
     "trajectory-2.0": trajectory(policy_version=4, token_ids=np.array([7, 300, 151_935, 0, 9])),
+    "trajectory-2.1": trajectory(policy_version=4, decoding=COST),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
     "scored_trajectory-1.2": scored(rollout_task(traceparent=TRACEPARENT), total=0.25),
     "scored_trajectory-1.3": scored(policy_version=4, turns=[TURN], total=0.25),
     "scored_trajectory-2.0": scored(policy_version=4, calls=[CALL], token_ids=np.arange(5) + 300),
+    "scored_trajectory-2.1": scored(policy_version=4, decoding=COST, total=0.25),
 }
 """By schema and the version that first could write them."""
 CLASSES: dict[str, type[StreamMessage]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import subprocess
@@ -10,6 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.cli.evaluation.evaluate import questioning
+from agent_r1.cli.policy import with_policy
+from agent_r1.config.run import Config, load_config
+from agent_r1.evaluation.main import Evaluation
+from agent_r1_deploy import local_client
+from agent_r1_proto.tasks import Decoding
 from tests.e2e.conftest import STEPS, ResumedRun
 from tests.support.metrics_page import unexplained
 from tests.support.runs import finished, processes_naming, steps
@@ -138,17 +145,61 @@ def test_a_used_run_folder_is_refused_and_resume_named(resumed_run: ResumedRun):
     assert f"--resume {resumed_run.folder}" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def evaluated(
+    resumed_run: ResumedRun, tmp_path_factory: pytest.TempPathFactory
+) -> list[Evaluation]:
+    """Two evaluations of the run on the same services: greedy, and one that searches."""
+    out = tmp_path_factory.mktemp("evaluated")
+    options = ["reward.components={exact_match = 1.0, answered = 0.0}"]
+    config = with_policy(load_config(resumed_run.config, options).config, str(resumed_run.folder))
+    decoding = Decoding(method="beam", candidates=3, keep=2, scorer="answered")
+    greedy = questioning(config, "agent")
+    searching = greedy.model_copy(
+        update={"temperature": 1.0, "decoding": decoding, "max_questions": 2}
+    )
+    sets = {name: config.evaluation.sets[name] for name in ("hotpot_like", "wiki2_like")}
+    evaluations = [
+        Evaluation(sets=sets, questioning=how, out=out / f"{i}.jsonl")
+        for i, how in enumerate((greedy, searching))
+    ]
+
+    async def ask(served: Config) -> None:
+        for evaluation in evaluations:
+            await asyncio.to_thread(evaluation.ask, run=served.run, redis=served.redis)
+
+    local_client.run_client(config, ask, print)
+    return evaluations
+
+
 def test_evaluate_scores_the_run_as_its_last_evaluation_did(
-    resumed_run: ResumedRun, tmp_path: Path
+    resumed_run: ResumedRun, evaluated: list[Evaluation]
 ):
-    out = tmp_path / "scores.jsonl"
-    finished("evaluate", resumed_run.config, "--policy", resumed_run.folder, "--out", out)
     summary = json.loads((resumed_run.folder / "summary.json").read_text())
-    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    rows = evaluated[0].file.answers.values()
     for name in ("hotpot_like", "wiki2_like"):
-        scores = [row["components"]["exact_match"] for row in rows if row["set"] == name]
+        scores = [row.components["exact_match"] for row in rows if row.set == name]
         assert len(scores) == QUESTIONS
         # Greedy answers of the same weights; batch shapes differ, so one answer may flip.
         assert sum(scores) / QUESTIONS == pytest.approx(
             summary["sets"][name]["after"]["em"], abs=1.01 / QUESTIONS
         )
+
+
+def test_a_search_chooses_among_branches_with_the_real_engine_tools_and_reward(
+    evaluated: list[Evaluation],
+):
+    rows = list(evaluated[1].file.answers.values())
+    assert [row.reason for row in rows if row.failed] == []
+    assert len(rows) == 4
+    for row in rows:
+        assert row.sampled_tokens is not None
+        assert row.discarded_calls is not None
+        # The scorer gives 1 to a branch that has an answer, so none without one is taken.
+        assert (row.status, row.components["answered"]) == ("COMPLETED", 1.0)
+        assert row.scorer_tokens == 0  # it asks no model
+    # Three candidates a turn: most of what was sampled, and calls of the others, were given up.
+    assert sum(row.sampled_tokens or 0 for row in rows) > 2 * sum(
+        len(turn.text.split()) for row in rows for turn in row.turns
+    )
+    assert sum(row.discarded_calls or 0 for row in rows) > 0

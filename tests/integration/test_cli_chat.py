@@ -64,7 +64,7 @@ async def talk(
     seen: list[RolloutTask] = []
     answering = asyncio.create_task(answer_tasks(config, seen, **changes))
     try:
-        code = await cli_chat.converse(config, console, question, 0.0)
+        code = await cli_chat.converse(config, console, question, GREEDY)
     finally:
         answering.cancel()
         await asyncio.gather(answering, return_exceptions=True)
@@ -128,7 +128,8 @@ def test_a_run_brings_its_own_configuration_and_its_last_model(config: Config, t
     write_config(config, run / "config.json")
     ranges = 'reward.ranges={"desk:brief" = [0.0, 1.0]}'
     own = 'reward.components={"desk:brief" = 1.0}'
-    found = cli_chat.chat_config(str(run), None, ["rollout.max_concurrent=3", own, ranges])
+    options = ["rollout.max_concurrent=3", own, ranges]
+    found = cli_chat.uncompared(cli_chat.chat_config(str(run), None, options))
     assert found.model.path == str(model)
     assert found.rollout.max_concurrent == 3
     # A question that is typed has no answer to compare with.
@@ -149,6 +150,21 @@ def test_the_ranges_of_components_that_chat_leaves_out_do_no_harm(tmp_path: Path
     model = run / "checkpoints" / "step_000004" / "model"
     model.mkdir(parents=True)
     (model / "config.json").write_text("{}")
-    served = cli_chat.chat_config(str(run), None, [])
+    served = cli_chat.uncompared(cli_chat.chat_config(str(run), None, []))
     write_config(served, run / "served.json")
     assert load_config(run / "served.json", [], {}).config.reward.components == {"answered": 1.0}
+
+
+def test_a_reward_model_stays_only_where_it_scores_branches(tmp_path: Path):
+    file = write_scene(tmp_path / "example")
+    options = [
+        "reward.components={exact_match = 1.0, reward_model = 0.5}",
+        'reward.model={url = "http://localhost:9/v1", model = "rm"}',
+    ]
+    config = load_config(file, options, {}).config
+    alone = cli_chat.uncompared(config).reward
+    assert (alone.components, alone.model) == ({"answered": 1.0}, None)
+    scoring = cli_chat.uncompared(config, "reward_model").reward
+    assert scoring.components == {"answered": 1.0, "reward_model": 0.0}
+    for reward in (alone, scoring):  # what the service is given fits
+        RewardConfig.model_validate(reward.model_dump())

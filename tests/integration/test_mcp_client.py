@@ -149,14 +149,17 @@ def test_name_text_schema_and_version_come_from_the_server(starts: Callable[[], 
     assert server == "notes-1.0"
     assert len(fingerprint) == 8
     assert spec.idempotent  # readOnlyHint
+    assert not spec.outside_effects
     assert not spec.sessions
     # The connection that asked has ended, and its process with it.
     assert [is_running(pid) for pid in starts()] == [False]
 
 
-def test_a_tool_without_annotations_is_not_sent_again_unless_the_settings_say_so():
-    assert not McpTool(**stdio("note")).spec().idempotent
-    assert McpTool(**stdio("note", idempotent=True)).spec().idempotent
+def test_a_tool_without_annotations_is_taken_for_one_that_changes_something():
+    plain = McpTool(**stdio("note")).spec()
+    assert (plain.idempotent, plain.outside_effects) == (False, True)
+    told = McpTool(**stdio("note", idempotent=True, outside_effects=False)).spec()
+    assert (told.idempotent, told.outside_effects) == (True, False)
 
 
 def test_description_can_be_overridden_and_does_not_change_the_version():

@@ -302,8 +302,10 @@ class FakeToolServer:
     instance: str = "fake-1"
     description: str = "Looks things up."
     idempotent: bool = True
+    forks: bool = False
+    outside_effects: bool = False
     statuses: list[int] = field(default_factory=list)
-    """Status codes of the next requests to /call, /open and /close; 200 once it is empty."""
+    """Status codes of the next requests to /call, /open, /fork and /close; 200 once it is empty."""
     spec_statuses: list[int] = field(default_factory=list)
     """Status codes of the next requests to /spec."""
     always: int = 200
@@ -315,6 +317,8 @@ class FakeToolServer:
     requests: list[CallRequest] = field(default_factory=list)
     opened: list[str] = field(default_factory=list)
     closed: list[str] = field(default_factory=list)
+    forked: list[tuple[str, str]] = field(default_factory=list)
+    """Sessions that were copied, and their copies."""
     url: str = ""
     _runner: web.AppRunner | None = None
 
@@ -334,6 +338,8 @@ class FakeToolServer:
             sessions=self.sessions,
             max_batch=self.max_batch,
             idempotent=self.idempotent,
+            forks=self.forks,
+            outside_effects=self.outside_effects,
         )
 
     async def __aenter__(self) -> FakeToolServer:
@@ -341,6 +347,7 @@ class FakeToolServer:
         app.router.add_get("/spec", self._spec)
         app.router.add_post("/call", self._call)
         app.router.add_post("/open", self._open)
+        app.router.add_post("/fork", self._fork)
         app.router.add_post("/close", self._close)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -380,6 +387,11 @@ class FakeToolServer:
 
     async def _open(self, request: web.Request) -> web.Response:
         self.opened.append((await request.json())["rollout_id"])
+        return self._failure() or web.json_response({})
+
+    async def _fork(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.forked.append((body["rollout_id"], body["fork_id"]))
         return self._failure() or web.json_response({})
 
     async def _close(self, request: web.Request) -> web.Response:

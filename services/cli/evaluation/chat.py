@@ -18,14 +18,16 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.cli.evaluation.decoding import check_tools, decoding_of
 from agent_r1.cli.policy import config_file_of, describe_policy, with_policy
 from agent_r1.cli.results.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1.reward.components import ASKING
 from agent_r1_proto.streams import Broker
-from agent_r1_proto.tasks import SamplingParameters, Task
+from agent_r1_proto.tasks import Decoding, SamplingParameters, Task
 from agent_r1_service.evaluation_client import EvalClient, EvalResult
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.tasks import read_task_file
@@ -49,11 +51,14 @@ def chat(arguments: argparse.Namespace) -> int:
             f"{HIGHEST_TEMPERATURE:g}"
         )
     config = chat_config(arguments.policy, arguments.config, arguments.options)
-    config_checks.check(config, "serve")
+    decoding = decoding_of(arguments, config, arguments.temperature)
+    config = uncompared(config, None if decoding is None else decoding.scorer)
+    check_tools(decoding, config_checks.check(config, "serve").specs)
     console = Console(highlight=False, markup=False, emoji=False)
 
     async def talk(served: Config) -> int:
-        return await converse(served, console, arguments.question, arguments.temperature)
+        sampling = SamplingParameters(temperature=arguments.temperature)
+        return await converse(served, console, arguments.question, sampling, decoding)
 
     def report(line: str) -> None:
         loud = line.startswith("!!")
@@ -72,11 +77,23 @@ def chat_config(policy: str, file: Path | None, options: list[str]) -> Config:
             f"{policy} is not in a run folder, so its tools and prompts are unknown; name a "
             "configuration with --config"
         )
-    config = with_policy(load_config(file, options).config, policy)
-    # A user's own question has no answer to compare with; held-out ones have, and are compared.
-    nothing = {"rule": "weighted", "components": {"answered": 1.0}, "ranges": {}}
-    reward = config.reward.model_copy(update=nothing)
-    return config.model_copy(update={"reward": reward})
+    return with_policy(load_config(file, options).config, policy)
+
+
+def uncompared(config: Config, scorer: str | None = None) -> Config:
+    """Return a configuration whose rewards need no right answer, since nobody knows one.
+
+    Args:
+        config: of the services.
+        scorer: component that is kept.
+    """
+    changes = {
+        "rule": "weighted",
+        "components": {"answered": 1.0} | ({} if scorer is None else {scorer: 0.0}),
+        "ranges": {},
+        **{table: None for name, table in ASKING.items() if name != scorer},
+    }
+    return config.model_copy(update={"reward": config.reward.model_copy(update=changes)})
 
 
 def _pick(config: Config, wanted: str, rng: random.Random) -> Task:
@@ -132,14 +149,19 @@ class LineReader:
 
 
 async def converse(
-    config: Config, console: Console, question: str | None, temperature: float
+    config: Config,
+    console: Console,
+    question: str | None,
+    sampling: SamplingParameters,
+    decoding: Decoding | None = None,
 ) -> int:
     async with await Broker.connect(config.redis.connection_url(), config.run.id) as broker:
         client = EvalClient(
             broker,
             run_id=config.run.id,
             client_id="chat",
-            sampling=SamplingParameters(temperature=temperature),
+            sampling=sampling,
+            decoding=decoding,
             timeout_s=ANSWER_TIMEOUT_S,
         )
         policy = describe_policy(config.model.path)

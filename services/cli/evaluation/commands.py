@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from agent_r1.cli.declare import (
@@ -12,6 +13,8 @@ from agent_r1.cli.declare import (
     add_set,
 )
 
+DECODING_METHODS = ("best_of_n", "majority", "value_guided", "beam")
+"""`agent_r1_proto.tasks.DecodingMethod`."""
 METHODS = ("agent", "base_tool_call", "naive_rag")
 """`agent_r1.evaluation.config.Method`, whose module takes too long to import for `--help`."""
 
@@ -60,10 +63,49 @@ def _add_evaluation(commands: Commands) -> None:
         help="sample K answers to each question, and report pass@k and pass^k as well; needs "
         "evaluation.temperature > 0 (default: 1)",
     )
+    _add_decoding(evaluate)
     out_help = "JSON-lines file to write"
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE", help=out_help)
     overwrite_help = "start again and discard the answers in FILE"
     evaluate.add_argument("--overwrite", action="store_true", help=overwrite_help)
+
+
+def _add_decoding(command: argparse.ArgumentParser) -> None:
+    """Let a command choose each answer among several branches."""
+    add = command.add_argument_group("decoding").add_argument
+    add(
+        "--decode",
+        choices=DECODING_METHODS,
+        help="choose each answer among several branches. best_of_n: sample whole interactions and "
+        "take the one that the scorer likes best. majority: take the most frequent answer. "
+        "value_guided: after every turn, take the candidate that the scorer likes best. beam: the "
+        "same with several branches kept",
+    )
+    add(
+        "--decode-candidates",
+        type=int,
+        metavar="K",
+        help="interactions sampled, or turns sampled after every branch (default: 4)",
+    )
+    add("--decode-keep", type=int, metavar="B", help="branches that beam keeps (default: 2)")
+    add(
+        "--decode-lookahead",
+        type=int,
+        metavar="D",
+        help="turns whose calls are run before a candidate is scored, its own included; with 0 "
+        "only the calls of those kept are run (default: 1)",
+    )
+    add(
+        "--decode-max-calls",
+        metavar="N|NAME",
+        help="most tool calls of all branches together: a number, or the name under which the "
+        "task's payload has it",
+    )
+    add(
+        "--decode-scorer",
+        metavar="COMPONENT",
+        help="component of reward.components that scores branches (default: reward_model or judge)",
+    )
 
 
 def _add_diagnose(commands: Commands) -> None:
@@ -144,4 +186,5 @@ def _add_chat(commands: Commands) -> None:
     chat.add_argument("--config", type=Path, metavar="CONFIG", help=config_help)
     add_set(chat)
     chat.add_argument("--question", metavar="TEXT", help="ask this one question and exit")
+    _add_decoding(chat)
     chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")

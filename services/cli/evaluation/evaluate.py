@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
+from agent_r1.cli.evaluation.decoding import check_tools, decoding_of
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, dump_config, load_config
@@ -27,6 +28,7 @@ from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetScores, summary_lines
 from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.threads import in_thread
+from agent_r1_proto.tasks import Decoding
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
 
@@ -52,7 +54,9 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.method == "naive_rag":
         check_search(config)
     _check_attempts(arguments.attempts, config)
+    decoding = decoding_of(arguments, config, config.evaluation.temperature)
     specs = config_checks.check(config, "evaluate").specs
+    check_tools(decoding, specs)
     if arguments.method == "naive_rag" and SEARCH_TOOL in specs:
         check_spec(specs[SEARCH_TOOL], f"[tools.{SEARCH_TOOL}]")
     out: Path = arguments.out.resolve()
@@ -60,7 +64,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")
     evaluation = Evaluation(
         sets=config.evaluation.sets,
-        questioning=questioning(config, arguments.method, arguments.attempts),
+        questioning=questioning(config, arguments.method, arguments.attempts, decoding),
         out=out,
         facts=evaluation_facts(config),
         overwrite=arguments.overwrite,
@@ -253,12 +257,15 @@ def check_search(config: Config) -> None:
         )
 
 
-def questioning(config: Config, method: str, attempts: int = 1) -> QuestioningConfig:
+def questioning(
+    config: Config, method: str, attempts: int = 1, decoding: Decoding | None = None
+) -> QuestioningConfig:
     """Return how questions are asked under a configuration."""
     return QuestioningConfig.model_validate(
         {
             "method": method,
             "attempts": attempts,
+            "decoding": decoding,
             "temperature": config.evaluation.temperature,
             "seed": config.run.seed,
             "max_questions": config.evaluation.max_questions,
@@ -304,6 +311,12 @@ def again(arguments: argparse.Namespace) -> str:
         "--policy": arguments.policy,
         "--method": arguments.method,
         "--attempts": None if arguments.attempts == 1 else arguments.attempts,
+        "--decode": arguments.decode,
+        "--decode-candidates": arguments.decode_candidates,
+        "--decode-keep": arguments.decode_keep,
+        "--decode-lookahead": arguments.decode_lookahead,
+        "--decode-max-calls": arguments.decode_max_calls,
+        "--decode-scorer": arguments.decode_scorer,
         "--out": arguments.out,
     }
     return command_again(("evaluate", arguments.config), arguments.options, named)

@@ -6,8 +6,9 @@ A class of your own is named `env.type = "module:Name"` and found through `run.p
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn
 from agent_r1_proto.tasks import Task
@@ -53,6 +54,14 @@ class ToolEnv:
         if not results:
             return EnvStep(done=True, reason="answer")
         return EnvStep(observations=[result.text for result in results])
+
+    def fork(self) -> Self:
+        """Return a copy that goes on by itself, for another branch of the interaction.
+
+        Decoding asks for it between two steps. Attributes are copied deeply, the task is shared;
+        write it where an attribute cannot be copied. `close` is called for copies too.
+        """
+        return copy.deepcopy(self, {id(self.task): self.task})
 
     async def close(self) -> None:
         """Release what the environment holds; called however the trajectory ended."""

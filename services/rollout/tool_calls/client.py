@@ -38,6 +38,7 @@ from agent_r1.rollout.tool_calls.transport import (
 from agent_r1_proto.registry import ToolRegistry
 from agent_r1_proto.tools import (
     CallReply,
+    ForkRequest,
     SessionRequest,
     ToolCall,
     ToolResult,
@@ -263,6 +264,21 @@ class ToolClient:
             # Noted before the answer: a session that was opened and not answered is closed too.
             self._sessions[name, rollout_id] = endpoint
             await self._http.post(endpoint, name, "/open", body)
+
+        await self._retrying(name, send, time.monotonic() + self.timeout_s)
+
+    async def fork_session(self, name: str, rollout_id: str, fork_id: str) -> None:
+        """Open a session in the state of another one, at the same instance.
+
+        Raises:
+            ToolOutageError: the service did not.
+        """
+        body = ForkRequest(rollout_id=rollout_id, fork_id=fork_id).model_dump_json()
+
+        async def send(attempt: int) -> None:
+            endpoint = self._endpoint(name, rollout_id, None)
+            self._sessions[name, fork_id] = endpoint
+            await self._http.post(endpoint, name, "/fork", body)
 
         await self._retrying(name, send, time.monotonic() + self.timeout_s)
 

@@ -243,6 +243,10 @@ class ToolDirectory:
         self._pins.update(pins.items())
         return pins
 
+    def pin_again(self, pins: Mapping[str, str]) -> None:
+        """Count the pins of a trajectory once more, for a branch of it that ends by itself."""
+        self._pins.update(pins.items())
+
     def unpin(self, pins: Mapping[str, str]) -> None:
         """Give the pins of a trajectory that has ended back."""
         for key in pins.items():

@@ -6,6 +6,7 @@ agent_loop.py hands in what parsing.py read; calls go out through client.py.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -20,12 +21,16 @@ from agent_r1.rollout.parsing import ParsedCall, TurnText
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.tools import ImagePart, ResultPart, TextPart, ToolSpec
-from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_proto.trajectory import ANSWERED, ToolCallRecord, Turn
 from agent_r1_service.tracing import span
 
 IMAGE_PLACEHOLDER = "[image]"
 MAX_DATA_CHARS = 16 * 1024
 """Longest `ToolResult.data` that is recorded, in characters of its JSON."""
+
+
+_PastCall = tuple[int, dict[str, JsonValue]]
+"""Turn and arguments of a call."""
 
 
 @dataclass(frozen=True)
@@ -51,16 +56,47 @@ class CallRunner:
     """Versions this trajectory keeps, by tool; given back by `close`."""
     deadline: float | None = None
     """Monotonic seconds at which the trajectory's time is up."""
+    path: str = ""
+    """Of the branch whose calls these are, where an attempt has several."""
+    replayed: int = field(default=0, init=False)
+    """Calls that were made once more, to bring a session to the state of the branch."""
     _sessions: list[str] = field(default_factory=list, init=False)
+    _to_replay: dict[str, list[_PastCall]] = field(default_factory=dict, init=False)
+    """By tool, the calls of the branch before it had a session of its own."""
 
     @property
-    def _rollout_id(self) -> str:
-        return str(self.rollout.key)
+    def rollout_id(self) -> str:
+        """What tools are told: the attempt, and its branch where it has several."""
+        return ".".join(filter(None, (str(self.rollout.key), self.path)))
+
+    async def fork(self, path: str, turns: Sequence[Turn]) -> CallRunner:
+        """Return what runs the calls of another branch, from the state that the sessions have.
+
+        Args:
+            path: of the branch.
+            turns: so far; the calls of a tool that does not fork are repeated before its next one.
+
+        Raises:
+            ToolOutageError: a tool did not fork its session.
+        """
+        twin = dataclasses.replace(self, path=path)
+        self.tools.directory.pin_again(self.pins)
+        try:
+            for name in (*self._sessions, *self._to_replay):
+                if self.specs[name].forks and name in self._sessions:
+                    twin._sessions.append(name)
+                    await self.tools.fork_session(name, self.rollout_id, twin.rollout_id)
+                else:
+                    twin._to_replay[name] = _answered(name, turns)
+        except BaseException:
+            await twin.close()
+            raise
+        return twin
 
     async def close(self) -> None:
         """Close the sessions that were opened, and let the pinned versions go."""
         for name in self._sessions:
-            await self.tools.close_session(name, self._rollout_id)
+            await self.tools.close_session(name, self.rollout_id)
         self.tools.directory.unpin(self.pins)
         self.pins = {}
 
@@ -98,6 +134,10 @@ class CallRunner:
                 for indexes in lanes.values():
                     group.create_task(run_lane(indexes))
         return [call for call in calls if call is not None]
+
+    def num_runnable(self, turn: TurnText) -> int:
+        """Return how many calls of a turn would reach a tool."""
+        return sum(self._refuse(i, call, 0) is None for i, call in enumerate(turn.calls))
 
     def _refuse(self, index: int, parsed: ParsedCall, end: int) -> CallOutcome | None:
         """Answer a call that cannot be run; None where it can."""
@@ -142,11 +182,12 @@ class CallRunner:
         try:
             if spec.sessions and parsed.name not in self._sessions:
                 self._sessions.append(parsed.name)
-                await self.tools.open_session(parsed.name, self._rollout_id, context, version)
+                await self.tools.open_session(parsed.name, self.rollout_id, context, version)
+                await self._replay(parsed.name)
             reply = await self.tools.call(
                 parsed.name,
                 parsed.arguments,
-                rollout_id=self._rollout_id,
+                rollout_id=self.rollout_id,
                 turn=number,
                 tool_context=context,
                 version=version,
@@ -182,6 +223,20 @@ class CallRunner:
         )
         return CallOutcome(record, result)
 
+    async def _replay(self, name: str) -> None:
+        """Repeat the calls of the branch that a session of its own has not seen."""
+        for turn, arguments in self._to_replay.pop(name, ()):
+            self.replayed += 1
+            await self.tools.call(
+                name,
+                arguments,
+                rollout_id=self.rollout_id,
+                turn=turn,
+                tool_context=self.rollout.task.tool_context,
+                version=self.pins.get(name),
+                deadline=self.deadline,
+            )
+
     def _shown(self, parts: Sequence[ResultPart]) -> tuple[str, list[ResultPart]]:
         """Return a result as text within the limit, and the parts that are kept of it."""
         texts = [p.text if isinstance(p, TextPart) else IMAGE_PLACEHOLDER for p in parts]
@@ -191,6 +246,16 @@ class CallRunner:
             return text, list(parts)
         text = text[: limit - len(TRUNCATION_MARKER)] + TRUNCATION_MARKER
         return text, [TextPart(text=text), *(p for p in parts if isinstance(p, ImagePart))]
+
+
+def _answered(name: str, turns: Sequence[Turn]) -> list[_PastCall]:
+    """Return the calls that a tool has answered in some turns."""
+    return [
+        (number, call.arguments)
+        for number, turn in enumerate(turns)
+        for call in turn.calls
+        if call.tool == name and call.status in ANSWERED
+    ]
 
 
 def _recorded(data: JsonValue) -> JsonValue:

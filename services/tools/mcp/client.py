@@ -106,6 +106,9 @@ class McpTool(Tool):
         self.version = offer.version
         self.sessions = self.settings.isolation == "rollout"
         self.idempotent = hinted if self.settings.idempotent is None else self.settings.idempotent
+        reads = hints is not None and bool(hints.read_only_hint)
+        has_effects = self.settings.outside_effects
+        self.outside_effects = not reads if has_effects is None else has_effects
         self._connector = Connector(self.settings, offer)
         self._shared: McpConnection | None = None
         self._connecting: asyncio.Task[McpConnection] | None = None

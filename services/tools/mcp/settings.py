@@ -44,6 +44,9 @@ class McpSettings(StrictConfig):
     idempotent: bool | None = None
     """Whether a call may be sent again when it is not known if it ran; None takes the server's
     annotations (readOnlyHint, idempotentHint), and false where it gives none."""
+    outside_effects: bool | None = None
+    """Whether a call changes something that stays, so that decoding must not discard branches; None
+    takes the server's annotation (readOnlyHint says no), and true where it gives none."""
     connect_timeout_s: Annotated[float, Field(gt=0)] = 30.0
     """Longest time to start or reach the server, and to wait for a free session, in seconds."""
 

@@ -21,7 +21,7 @@ from agent_r1.evaluation.answers import (
 )
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import ChatMessage, Task
-from agent_r1_proto.trajectory import ToolCallRecord
+from agent_r1_proto.trajectory import DecodingCost, ToolCallRecord
 from agent_r1_service.evaluation_client import EvalResult
 from tests.support.builders import rollout_task, scored
 from tests.unit.evaluation.lines import answer
@@ -103,6 +103,16 @@ def test_a_task_of_another_kind_has_components_and_no_exact_match():
     line = make_answer(other, EvalResult(other, record), "agent")
     assert (line.em, line.f1, line.answers, line.type, line.hops) == (None,) * 5
     assert (line.reward, line.components) == (0.5, {"my_tests:passed": 0.5})
+
+
+def test_a_line_holds_what_the_answer_has_cost():
+    cost = DecodingCost(sampled_tokens=90, calls=7, replayed_calls=1, scorer_tokens=400)
+    line = make_answer(task(), result(task(), calls=CALLS, decoding=cost), "agent")
+    # Of the three calls of the chosen branch, tools have answered two.
+    assert (line.sampled_tokens, line.scorer_tokens) == (90, 400)
+    assert (line.discarded_calls, line.replayed_calls) == (5, 1)
+    plain = make_answer(task(), result(task(), calls=CALLS), "agent")
+    assert (plain.sampled_tokens, plain.scorer_tokens, plain.discarded_calls) == (3, None, None)
 
 
 @pytest.mark.parametrize("missing", [True, False])

@@ -274,3 +274,14 @@ async def test_what_asks_a_model_can_be_left_out(server: ScriptedServer):
     reward = await Scorer(table.without_asking()).score(asked())
     assert reward.total == 0.5
     assert server.bodies == []
+
+
+async def test_a_score_of_a_branch_says_how_many_tokens_it_cost(server: ScriptedServer):
+    server.answers = [(200, says("Score: 5") | {"usage": {"total_tokens": 31}})]
+    components = {"judge": 1.0, "exact_match": 1.0}
+    scorer = Scorer(RewardConfig(components=components, judge=config(server)))
+    first, again = [await scorer.value("judge", asked()) for _ in range(2)]
+    await scorer.close()
+    assert (first.value, first.tokens) == (0.5, 31)
+    assert (again.value, again.tokens) == (0.5, 0)  # known already
+    assert len(server.bodies) == 1

@@ -367,3 +367,22 @@ async def test_a_body_with_a_million_mistakes_is_refused_at_the_first():
     assert "2002 problems" in keys.json()["detail"]
     assert "; 32 more problems; correct" in some.json()["detail"]
     assert len(json.dumps(some.json())) < 4000
+
+
+async def test_one_component_scores_a_branch_that_has_not_ended(plugin: str):
+    name = f"{plugin}:length"
+    table = RewardConfig(components={"exact_match": 1.0, name: 0.0, "tool_calls": 0.0})
+    branch = json.loads(request("12345", payload={}, status="TRUNCATED").model_dump_json())
+    async with client(table) as http:
+        answers = [
+            await http.post("/value", json={"component": component, "interaction": branch})
+            for component in (name, "tool_calls", "exact_match", "format")
+        ]
+    assert [answer.status_code for answer in answers] == [200, 200, 422, 422]
+    assert [answer.json() for answer in answers[:2]] == [
+        {"value": 5.0, "tokens": 0},
+        {"value": 0.0, "tokens": 0},
+    ]
+    # What compares with the right answer knows it, and what is not configured is not run.
+    for refused in answers[2:]:
+        assert f"those of reward.components that can: {name}, tool_calls" in refused.text

@@ -490,3 +490,39 @@ async def test_the_api_description_has_every_body_and_answer():
     assert {"408", "409", "413", "422", "501", "503", "504"} <= post["responses"].keys()
     references = set(re.findall(r'"\$ref": ?"#/components/schemas/(\w+)"', json.dumps(described)))
     assert references <= schemas.keys()
+
+
+class Forking(Scripted):
+    """Copies its sessions."""
+
+    async def fork(self, rollout_id: str, fork_id: str) -> None:
+        if fork_id == "bad":
+            raise LookupError("no such place")
+        self.events.append(f"fork {rollout_id} {fork_id}")
+
+
+async def test_a_session_is_forked_over_http_and_the_spec_says_that_it_can_be():
+    tool = Forking(sessions=True)
+    async with client_of(tool) as client:
+        spec = (await client.get("/spec")).json()
+        await client.post("/open", json={"rollout_id": "r"})
+        bodies = [("r", "r.0"), ("gone", "r.1"), ("r", "bad")]
+        forked = [
+            await client.post("/fork", json={"rollout_id": of, "fork_id": to}) for of, to in bodies
+        ]
+        answer = await post_calls(client, a_call(rollout_id="r.0"))
+    assert spec["forks"]
+    assert [reply.status_code for reply in forked] == [200, 409, 501]
+    assert "Forking.fork raised LookupError: no such place" in forked[2].text
+    assert answer.status_code == 200
+    assert tool.events == ["start", "open r", "fork r r.0", "close r", "close r.0", "stop"]
+
+
+async def test_a_tool_that_does_not_fork_says_what_to_do():
+    async with client_of(Scripted(sessions=True)) as client:
+        spec = (await client.get("/spec")).json()
+        await client.post("/open", json={"rollout_id": "r"})
+        refused = await client.post("/fork", json={"rollout_id": "r", "fork_id": "r.0"})
+    assert not spec["forks"]
+    assert refused.status_code == 409
+    assert "forks no sessions; open one and repeat the calls" in refused.text

@@ -70,7 +70,7 @@ async def test_a_function_is_called_with_what_the_model_gave_and_as_before():
 
 
 async def test_arguments_have_the_types_of_their_annotations_and_the_context_is_not_one():
-    @tool(version="2", idempotent=False)
+    @tool(version="2", idempotent=False, outside_effects=True)
     async def near(place: Place, context: CallContext) -> dict[str, Any]:
         """Finds what is near.
 
@@ -83,7 +83,7 @@ async def test_arguments_have_the_types_of_their_annotations_and_the_context_is_
 
     made = served(near)
     spec = made.spec()
-    assert (spec.version, spec.idempotent) == ("2", False)
+    assert (spec.version, spec.idempotent, spec.outside_effects) == ("2", False, True)
     assert list(spec.parameters["properties"]) == ["place"]
     # A property may be called `title`; the titles that pydantic adds are left out.
     assert list(spec.parameters["$defs"]["Place"]["properties"]) == ["lat", "title"]

@@ -76,3 +76,15 @@ def test_pages_end_between_lines_or_words(text: str, pages: list[str]):
 def test_what_is_not_seen_of_a_page_is_left_out():
     html = "<html><head><title>t</title></head><body><script>var x</script><h1>A</h1>b &amp; c"
     assert html_text(html) == "A\nb & c"
+
+
+async def test_another_branch_reads_on_from_the_same_place(folder: Path):
+    tool = PageFetcher(str(folder), page_chars=12)
+    await tool.open("a", None)
+    await tool.call({"document": "guide/start.md"}, context("a"))
+    await tool.fork("a", "b")
+    assert "page 2 of 3" in await tool.call({}, context("b"))
+    assert "page 3 of 3" in await tool.call({}, context("b"))
+    assert "page 2 of 3" in await tool.call({}, context("a"))
+    await tool.close("a")
+    assert "first line" in await tool.call({"page": 1}, context("b"))

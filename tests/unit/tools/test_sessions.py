@@ -30,6 +30,10 @@ class Recorder(Tool):
         if self.fail_on == "open":
             raise OSError("no room")
 
+    async def fork(self, rollout_id: str, fork_id: str) -> None:
+        await asyncio.sleep(0)
+        self.events.append(f"fork {rollout_id} {fork_id}")
+
     async def close(self, rollout_id: str) -> None:
         self.events.append(f"close {rollout_id}")
         if self.fail_on == "close":
@@ -120,3 +124,20 @@ async def test_close_all_closes_what_is_open(table: Sessions, tool: Recorder):
     await table.close_all()
     assert tool.events[-2:] == ["close a", "close b"]
     assert len(table) == 0
+
+
+async def test_a_fork_is_a_session_of_its_own_and_is_made_once(table: Sessions, tool: Recorder):
+    await table.open("a", 1)
+    await asyncio.gather(table.fork("a", "b"), table.fork("a", "b"))
+    await table.close("a")
+    with table.use("b"):
+        pass
+    await table.close_all()
+    assert tool.events == ["open a 1", "fork a b", "close a", "close b"]
+
+
+async def test_a_fork_of_a_session_that_is_not_open_leaves_none(table: Sessions, tool: Recorder):
+    with pytest.raises(SessionNotOpenError):
+        await table.fork("gone", "b")
+    assert len(table) == 0
+    assert tool.events == []

@@ -102,3 +102,13 @@ def test_other_databases_are_refused():
         SqlQuery("mysql://host/db")
     with pytest.raises(ValueError, match=r"max_rows \(0\)"):
         SqlQuery("sqlite:///x.sqlite", max_rows=0)
+
+
+async def test_another_branch_has_a_connection_of_its_own_to_the_same_database(tmp_path: Path):
+    make_database(tmp_path / "north.sqlite", "Oslo")
+    tool = SqlQuery(f"sqlite:///{tmp_path}/{{database}}.sqlite")
+    await tool.open("first", {"database": "north"})
+    await tool.fork("first", "r")
+    await tool.close("first")
+    assert await ask(tool, "SELECT name FROM city") == "name\nOslo"
+    await tool.close("r")

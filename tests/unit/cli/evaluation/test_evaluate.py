@@ -15,12 +15,13 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation import evaluate as cli_evaluate
-from agent_r1.cli.evaluation.commands import METHODS
+from agent_r1.cli.evaluation.commands import DECODING_METHODS, METHODS
 from agent_r1.config.code import Findings
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.config import Method
 from agent_r1.evaluation.main import Evaluation, Progress
 from agent_r1_deploy import local_client
+from agent_r1_proto.tasks import DecodingMethod
 from agent_r1_proto.tools import ToolSpec
 from tests.support.config_scene import RUN_TOML, load_nothing, task_line, write_scene
 from tests.unit.evaluation.lines import answer
@@ -380,3 +381,94 @@ def test_what_must_be_seen_stands_on_a_line_of_its_own_on_a_terminal(
     meter.event("!! search failed")
     shown = capsys.readouterr().out.rstrip("\n").split("\n")
     assert [line.rpartition("\r")[2] for line in shown] == ["!! search failed"]
+
+
+# --- choosing among branches ----------------------------------------------------------------------
+
+REWARD_MODEL = (
+    *("--set", "evaluation.temperature=1"),
+    *("--set", "reward.components={exact_match = 1.0, reward_model = 0.0}"),
+    *("--set", 'reward.model={url = "http://localhost:9/v1", model = "rm"}'),
+)
+
+
+def test_decoding_is_asked_for_recorded_and_continued(
+    file: Path, launch: Callable[..., FakeLauncher], capsys: pytest.CaptureFixture[str]
+):
+    launch(until=3, error=KeyboardInterrupt())
+    options = ("--decode", "beam", "--decode-max-calls", "budget", "--decode-lookahead", "0")
+    assert cli.main(command(file, *options, *REWARD_MODEL)) == 130
+    facts = json.loads((file.parent / "scores.jsonl.meta.json").read_text())
+    assert {name: value for name, value in facts.items() if name.startswith("decoding.")} == {
+        "decoding.method": "beam",
+        "decoding.candidates": 4,
+        "decoding.keep": 2,
+        "decoding.lookahead": 0,
+        "decoding.max_calls": "budget",
+        "decoding.scorer": "reward_model",
+    }
+    words = shlex.split(capsys.readouterr().err.rpartition("continue with: ")[2])
+    fake = launch()
+    assert cli.main(words[1:]) == 0
+    assert fake.asked == ["q3"]
+    assert cli.main(command(file, "--decode", "value_guided", *REWARD_MODEL)) == 2
+    assert 'decoding.method is "beam" there and "value_guided" here' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--decode-keep", "2"), "--decode-keep needs --decode METHOD"),
+        (("--decode", "majority"), "--decode majority chooses among samples, and at temperature 0"),
+        (
+            ("--decode", "best_of_n", "--set", "evaluation.temperature=1"),
+            "reward.components has no reward_model and no judge",
+        ),
+        (
+            ("--decode", "best_of_n", "--decode-scorer", "exact_match", *REWARD_MODEL),
+            "has no 'exact_match' that can do it",
+        ),
+        (
+            ("--decode", "value_guided", "--decode-keep", "2", *REWARD_MODEL),
+            "decoding.keep (2) must be 2 or more with the method beam and 1 with every other",
+        ),
+        (
+            ("--decode", "majority", "--decode-candidates", "1", *REWARD_MODEL),
+            "--decode-candidates: Input should be greater than or equal to 2",
+        ),
+    ],
+)
+def test_decoding_that_makes_no_sense_is_refused(
+    file: Path,
+    launch: Callable[..., FakeLauncher],
+    capsys: pytest.CaptureFixture[str],
+    options: tuple[str, ...],
+    message: str,
+):
+    fake = launch()
+    assert cli.main(command(file, *options)) == 2
+    assert message in capsys.readouterr().err
+    assert fake.configs == []
+
+
+def test_a_tool_whose_calls_cannot_be_taken_back_is_refused_before_anything_starts(
+    file: Path,
+    launch: Callable[..., FakeLauncher],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    fake = launch()
+    spec = ToolSpec(
+        name="mail", version="1", description="x", parameters={"type": "object"}, sessions=True
+    )
+    lasting = spec.model_copy(update={"outside_effects": True})
+    monkeypatch.setattr(
+        "agent_r1.config.checks.load_everything", lambda *_, **__: Findings(specs={"mail": lasting})
+    )
+    assert cli.main(command(file, "--decode", "majority", *REWARD_MODEL)) == 2
+    assert "calls of mail have effects outside of their session" in capsys.readouterr().err
+    assert fake.configs == []
+
+
+def test_the_commands_decoding_methods_are_the_messages():
+    assert get_args(DecodingMethod) == DECODING_METHODS

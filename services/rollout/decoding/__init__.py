@@ -1,0 +1,1 @@
+"""Choosing one answer among several branches of an interaction."""

@@ -1,0 +1,82 @@
+"""What scores the branches of a search: a component of the reward service, asked over HTTP.
+
+decoding/search.py hands in an interaction as far as it has come. The payload is not sent: a scorer
+that could read the answer there would find it where a real one would not.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import httpx
+
+from agent_r1.rollout.branch import AttemptFailedError, Branch
+from agent_r1_proto.rewards import ScoreRequest, Value, ValueRequest, score_turns
+from agent_r1_service.http.token import RunToken, token_headers
+
+SCORE_TIMEOUT_S = 300.0
+"""Longest wait for one score; the reward service has limits of its own, which are shorter."""
+MAX_DETAIL_CHARS = 300
+
+
+class BranchScorer(Protocol):
+    """Says how good branches are."""
+
+    async def value(self, component: str, interaction: ScoreRequest) -> Value:
+        """Return what a component says of an interaction; more is better.
+
+        Raises:
+            AttemptFailedError: it says nothing.
+        """
+        ...
+
+
+class RewardService:
+    """Asks a reward service.
+
+    Args:
+        url: `rollout.scorer_url`.
+        token: sent with every request.
+    """
+
+    def __init__(self, url: str, token: RunToken | None) -> None:
+        self._url = f"{url.rstrip('/')}/value"
+        self._http = httpx.AsyncClient(
+            timeout=SCORE_TIMEOUT_S,
+            limits=httpx.Limits(max_connections=None),
+            trust_env=False,
+            headers=token_headers(token),
+        )
+
+    async def value(self, component: str, interaction: ScoreRequest) -> Value:
+        """Return what a component says of an interaction.
+
+        Raises:
+            AttemptFailedError: the service did not answer, or the component failed.
+        """
+        body = ValueRequest(component=component, interaction=interaction).model_dump_json()
+        headers = {"content-type": "application/json"}
+        try:
+            answer = await self._http.post(self._url, content=body, headers=headers)
+        except httpx.TransportError as exc:
+            raise AttemptFailedError(
+                f"scorer_unreachable: {self._url}: {type(exc).__name__}: {exc}"
+            ) from exc
+        if answer.status_code != httpx.codes.OK:
+            said = answer.text[:MAX_DETAIL_CHARS]
+            raise AttemptFailedError(f"scorer_error: {self._url}: {answer.status_code}: {said}")
+        return Value.model_validate_json(answer.content)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+
+def as_interaction(branch: Branch) -> ScoreRequest:
+    """Return a branch as a scorer sees it; one that goes on counts as TRUNCATED."""
+    return ScoreRequest(
+        prompt=branch.rollout.task.messages(),
+        payload={},
+        turns=score_turns(branch.record.turns),
+        status="TRUNCATED" if branch.ended is None else branch.ended[0],
+    )

@@ -1,0 +1,193 @@
+"""One turn of an interaction: the model writes, its calls run, the results come back as tokens.
+
+agent_loop.py and decoding/search.py hand in a `Branch`, which is longer by a turn afterwards: prompt
+tokens and replies come from chat_format.py, sampled tokens from the `Sampler`, tool results from
+tool_calls/runner.py, and what they mean from the `ToolEnv`.
+
+Every sampled token is kept as it was sampled, with mask 1 and its log-probability; everything else
+(prompt, glue, tool text) has mask 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from agent_r1.rollout.branch import AttemptFailedError, Branch
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.config import EnvConfig
+from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1.rollout.envs.checks import WrongStepError, check_step
+from agent_r1.rollout.parsing import TurnText
+from agent_r1.rollout.policy import Generation, PolicyError, Sampler
+from agent_r1.rollout.trajectory_builder import turn_seed
+from agent_r1_proto.tasks import Role
+from agent_r1_service.answers import find_answer
+from agent_r1_service.tracing import span
+from agent_r1_service.unicode import repair_text
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """Takes branches from turn to turn."""
+
+    policy: Sampler
+    chat: ChatFormat
+    env: EnvConfig
+    max_context: int
+    """Most tokens of one trajectory, prompt included."""
+    run_seed: int
+
+    async def sample(self, branch: Branch) -> int:
+        """Let the model write the next turn; a limit that cuts it ends the branch.
+
+        Returns:
+            Tokens that were sampled.
+        """
+        with span("generate"):
+            generation = await self._generate(branch)
+        text = self.chat.decode_turn(generation.token_ids)
+        branch.record.add_sampled(generation, text)
+        if generation.finish_reason == "length":
+            full = len(branch.record.token_ids) >= self.max_context
+            reason = "max_trajectory_tokens" if full else "max_tokens_per_turn"
+            branch.ended = ("TRUNCATED", reason)
+        return len(generation.token_ids)
+
+    async def carry_out(self, branch: Branch) -> None:
+        """Run the calls of the last turn and show what the environment says, or end the branch.
+
+        Raises:
+            AttemptFailedError: a tool, the environment or the tool format failed.
+        """
+        record = branch.record
+        step, call_ids = await self._react(branch)
+        if step.done:
+            branch.ended = ("COMPLETED", step.reason or "done")
+            return
+        if len(record.turns) == (branch.rollout.sampling.max_turns or self.env.max_turns):
+            branch.ended = ("TRUNCATED", "max_turns")
+            return
+        reply = self._reply(step, call_ids)
+        if len(record.token_ids) + len(reply) >= self.max_context:
+            branch.ended = ("TRUNCATED", "max_trajectory_tokens")
+            return
+        record.token_ids += reply
+
+    def num_calls(self, branch: Branch) -> int:
+        """Return how many calls of the last turn would reach a tool."""
+        return branch.state.calls.num_runnable(self._read(branch.record.turns[-1].text))
+
+    def answer(self, branch: Branch) -> str | None:
+        """Return the answer that the last turn gives; None without one."""
+        return self._answer(self._read(branch.record.turns[-1].text))
+
+    # -- the model -------------------------------------------------------------------------------
+
+    async def _generate(self, branch: Branch) -> Generation:
+        rollout, record = branch.rollout, branch.record
+        number = len(record.turns)
+        room = self.max_context - len(record.token_ids)
+        # Clients number their questions alike; their reply streams differ.
+        names = (rollout.reply_stream, str(rollout.key), branch.path, str(number))
+        generation = await self.policy.generate(
+            record.token_ids,
+            max_tokens=min(self.env.max_tokens_per_turn, room),
+            temperature=rollout.sampling.temperature,
+            seed=turn_seed(self.run_seed, rollout, number, branch.path),
+            request_id="/".join(filter(None, names)),
+        )
+        if not generation.token_ids or len(generation.logprobs) != len(generation.token_ids):
+            raise PolicyError(
+                f"the policy returned {len(generation.token_ids)} tokens with "
+                f"{len(generation.logprobs)} log-probabilities; expected one each, at least one"
+            )
+        return generation
+
+    def _read(self, text: str) -> TurnText:
+        try:
+            return self.chat.read_turn(text)
+        except Exception as exc:
+            logger.exception("turn not read")
+            raise AttemptFailedError(f"tool_format_error: reading a turn {raised(exc)}") from exc
+
+    def _answer(self, turn: TurnText) -> str | None:
+        pattern = self.env.answer_pattern
+        return turn.answer if pattern is None else find_answer(turn.text, pattern)
+
+    # -- its calls -------------------------------------------------------------------------------
+
+    async def _react(self, branch: Branch) -> tuple[EnvStep, list[str]]:
+        """Run the calls of the last turn, and ask the environment.
+
+        Returns:
+            What the environment says, and what the model called its calls.
+        """
+        record, state = branch.record, branch.state
+        number, last = len(record.turns) - 1, record.turns[-1]
+        turn = self._read(last.text)
+        sampled = record.token_ids[last.start : last.end]
+        ends = self.chat.call_end_indexes(sampled, turn.text, turn.calls)
+        outcomes = await state.calls.run(number, turn, [last.start + end for end in ends])
+        record.set_calls([outcome.record for outcome in outcomes])
+        results: list[CallResult] = []
+        for outcome in outcomes:
+            if outcome.outage is not None:
+                raise AttemptFailedError(outcome.outage.reason) from outcome.outage
+            if outcome.result is not None:
+                results.append(outcome.result)
+        step = await self._step(state.env, number, turn, results)
+        record.add_step(step)
+        return step, [call.id for call in turn.calls]
+
+    async def _step(
+        self, env: ToolEnv, number: int, turn: TurnText, results: Sequence[CallResult]
+    ) -> EnvStep:
+        view = ModelTurn(
+            number=number, text=turn.text, thought=turn.thought, answer=self._answer(turn)
+        )
+        name = f"{type(env).__name__}.step"
+        try:
+            async with asyncio.timeout(self.env.step_timeout_s):
+                step = await env.step(view, results)
+            return check_step(env, step, len(results))
+        except TimeoutError as exc:
+            limit = f"{self.env.step_timeout_s:g} s (env.step_timeout_s)"
+            raise AttemptFailedError(f"env_timeout: {name} took over {limit}") from exc
+        except WrongStepError as exc:
+            logger.exception("environment returned a wrong step turn=%d", number)
+            raise AttemptFailedError(f"env_error: {exc}") from exc
+        except Exception as exc:
+            logger.exception("environment failed env=%s turn=%d", type(env).__name__, number)
+            raise AttemptFailedError(f"env_error: {name} {raised(exc)}") from exc
+
+    # -- what the model sees ---------------------------------------------------------------------
+
+    def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[int]:
+        """Return the tokens of the environment's reaction, generation prompt included."""
+        roles: list[Role] = ["tool"] * len(step.observations)
+        texts = list(step.observations)
+        if step.message is not None:
+            roles.append("user")
+            texts.append(step.message)
+        bodies = [self.limited(text, role)[1] for role, text in zip(roles, texts, strict=True)]
+        return self.chat.encode_reply(roles, bodies, call_ids)
+
+    def limited(self, text: str, role: Role) -> tuple[str, list[int]]:
+        """Return outside text as the model sees it, and its tokens."""
+        return self.chat.encode_limited(
+            repair_text(text),
+            max_chars=self.env.max_tool_response_chars,
+            max_tokens=self.env.max_tool_response_tokens,
+            role=role,
+        )
+
+
+def raised(exc: Exception) -> str:
+    """Say what an exception of a user's code was."""
+    return f"raised {traceback.format_exception_only(exc)[-1].strip()}"
