@@ -156,7 +156,7 @@ class Outcome:
     right: float
     sampled_tokens: float
     calls: float
-    scorer_tokens: float
+    scores: float
 
 
 async def play(
@@ -183,7 +183,7 @@ async def play(
         right=fmean(_is_right(*pair) for pair in zip(residents, ended, strict=True)),
         sampled_tokens=built.model.num_sampled / len(residents),
         calls=sum(len(server.calls) for server in servers) / len(residents),
-        scorer_tokens=sum(cost.scorer_tokens for cost in costs) / len(residents),
+        scores=sum(cost.scores for cost in costs) / len(residents),
     )
 
 
@@ -211,10 +211,10 @@ async def report(count: int) -> None:
         ("oracle", oracle, None),
     ]
     residents = make_residents(0, count)
-    lines = ["| agent | right | sampled tokens | calls | scorer tokens |", "|---|---|---|---|---|"]
+    lines = ["| agent | right | sampled tokens | calls | scores |", "|---|---|---|---|---|"]
     for name, write, decoding in rows:
         of = await play(chat, end_id, residents, write, decoding)
-        spent = f"{of.sampled_tokens:.0f} | {of.calls:.1f} | {of.scorer_tokens:.0f}"
+        spent = f"{of.sampled_tokens:.0f} | {of.calls:.1f} | {of.scores:.1f}"
         lines.append(f"| {name} | {of.right:.3f} | {spent} |")
     sys.stdout.write("\n".join(lines) + "\n")
 
