@@ -132,5 +132,5 @@ def asks(method: str, *, task: Task | None = None, **options: Any) -> RolloutTas
     if method != "majority":
         options = {"scorer": COMPONENT} | options
     decoding = Decoding.model_validate({"method": method, **options})
-    given = {} if task is None else {"task": task}
+    given: dict[str, Any] = {} if task is None else {"task": task}
     return rollout_task(run_id="run", purpose="eval", decoding=decoding, **given)
