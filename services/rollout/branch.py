@@ -40,7 +40,7 @@ class BranchState:
             turns: that led to this state.
 
         Raises:
-            AttemptFailedError: the environment cannot be copied, or a tool did not fork its session.
+            AttemptFailedError: the environment cannot be copied, or a tool forked no session.
         """
         try:
             calls = await self.calls.fork(path, turns)

@@ -1,6 +1,7 @@
 """A trajectory while it grows, and the seeds of its turns.
 
-agent_loop.py appends the prompt, turns.py sampled and reply tokens; `finish` makes the `Trajectory` message.
+agent_loop.py appends the prompt, turns.py sampled and reply tokens; `finish` makes the `Trajectory`
+message.
 """
 
 from __future__ import annotations

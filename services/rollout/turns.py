@@ -1,8 +1,8 @@
 """One turn of an interaction: the model writes, its calls run, the results come back as tokens.
 
-agent_loop.py and decoding/search.py hand in a `Branch`, which is longer by a turn afterwards: prompt
-tokens and replies come from chat_format.py, sampled tokens from the `Sampler`, tool results from
-tool_calls/runner.py, and what they mean from the `ToolEnv`.
+agent_loop.py and decoding/search.py hand in a `Branch`, which is longer by a turn afterwards:
+sampled tokens come from the `Sampler`, tool results from tool_calls/runner.py, what they mean from
+the `ToolEnv`, and the tokens of replies from chat_format.py.
 
 Every sampled token is kept as it was sampled, with mask 1 and its log-probability; everything else
 (prompt, glue, tool text) has mask 0.

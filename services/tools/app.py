@@ -1,7 +1,7 @@
 """The HTTP service of one tool.
 
-Reads calls from rollout (`POST /call`, one or many; `POST /open`, `/fork`, `/close`), runs them through
-a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET /healthz` and
+Reads calls from rollout (`POST /call`, one or many; `POST /open`, `/fork`, `/close`), runs them
+through a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET /healthz` and
 `GET /readyz` whether it takes calls. How a call can end:
 
 - 200, result ok or error: the tool's own answer, an exception in the user's `call` included;

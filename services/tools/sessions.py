@@ -1,7 +1,7 @@
 """Sessions of one tool process: which rollouts opened one, and when each was last used.
 
-Reads `POST /open`, `/fork`, `/close` and calls from `app.py`; calls `Tool.open`, `fork` and `close`.
-A session without calls expires, so a rollout that died without closing leaks nothing.
+Reads `POST /open`, `/fork`, `/close` and calls from `app.py`; calls `Tool.open`, `fork` and
+`close`. A session without calls expires, so a rollout that died without closing leaks nothing.
 """
 
 from __future__ import annotations

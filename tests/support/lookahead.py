@@ -1,8 +1,8 @@
 """Tasks that are wrong by construction for whoever takes the turn that looks best at the moment.
 
-Where somebody lives: a rumour says it at once and is wrong in six cases of seven. The register is right. In
-half of the tasks it says where; in the other half it names a page, which says it. The calls that
-are allowed just suffice for that, so a rumour is one too many.
+Where somebody lives: a rumour says it at once and is wrong in six cases of seven. The register is
+right. In half of the tasks it says where; in the other half it names a page, which says it. The
+calls that are allowed just suffice for that, so a rumour is one too many.
 
 `python -m tests.support.lookahead [NUM_TASKS]` prints what scripted agents and searches reach.
 """

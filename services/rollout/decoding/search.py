@@ -172,7 +172,7 @@ class Search:
         return admitted
 
     async def _run_calls(self, branches: Sequence[Branch]) -> None:
-        """Carry out the last turns; of the branches that share a state, the last one inherits it."""
+        """Carry out the last turns; of branches that share a state, the last one inherits it."""
         heirs = {branch.state: branch for branch in branches}
         for branch in branches:
             if heirs[branch.state] is not branch:
