@@ -139,7 +139,8 @@ def test_services_learn_where_the_others_are_and_nothing_else(
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
     rollout = stage.environment("rollout")
-    # Tools announce themselves in Redis.
+    # Tools announce themselves in Redis; the reward service is asked about branches.
+    assert rollout.pop("AGENT_R1__ROLLOUT__SCORER_URL").startswith("http://127.0.0.1:")
     assert set(rollout) == {"AGENT_R1__REDIS__URL", "AGENT_R1__RUN__TOKEN_FILE"}
     assert tokens == [(rollout["AGENT_R1__RUN__TOKEN_FILE"], 0o600)]
     assert rollout["AGENT_R1__REDIS__URL"] == stage.environment("learner")["AGENT_R1__REDIS__URL"]
