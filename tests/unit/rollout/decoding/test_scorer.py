@@ -50,7 +50,7 @@ async def test_a_component_is_asked_with_the_runs_token():
 async def test_an_answer_that_is_no_score_fails_the_attempt_and_says_why():
     async with reward_service(500, {"detail": "reward component 'judge' raised"}, []) as url:
         service = RewardService(url, TOKEN)
-        with pytest.raises(AttemptFailedError, match="scorer_error: .*/value: 500: .*raised"):
+        with pytest.raises(AttemptFailedError, match=r"scorer_error: .*/value: 500: .*raised"):
             await service.value("judge", INTERACTION)
     with pytest.raises(AttemptFailedError, match="scorer_unreachable: "):
         await service.value("judge", INTERACTION)
