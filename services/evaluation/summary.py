@@ -217,6 +217,9 @@ def summary_lines(sets: dict[str, SetScores], names: ScoreNames) -> list[str]:
     lines: list[str] = []
     for name, scores in sets.items():
         lines.append(_line(name, scores, names))
+        if scores.measures["scorer_tokens"] is not None:
+            spent = [f"{of} {_number(scores.measures[key])}" for key, of in SPENDING.items()]
+            lines.append(f"{'  cost of an answer':<24} {'  '.join(spent)}")
         lines += [_line(f"  {kind}", group, names) for kind, group in scores.types.items()]
         lines += [_line(f"  {hops} hops", group, names) for hops, group in scores.hops.items()]
     return lines
@@ -233,8 +236,6 @@ def _line(name: str, scores: GroupScores, names: ScoreNames) -> str:
         (name if name == "majority" else f"best by {name}", estimate)
         for name, estimate in scores.chosen.items()
     ]
-    if scores.measures["scorer_tokens"] is not None:
-        shown += [(title, scores.measures[spent]) for spent, title in SPENDING.items()]
     text = "  ".join(f"{title} {_number(estimate)}" for title, estimate in shown)
     return f"{name:<24} {text}  n {scores.n}{failed}"
 

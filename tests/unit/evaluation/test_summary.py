@@ -144,14 +144,15 @@ def test_what_answers_have_cost_is_averaged_and_shown_of_a_search():
         answer("1", sampled_tokens=100, scorer_tokens=40, discarded_calls=3, replayed_calls=0),
         answer("2", sampled_tokens=300, scorer_tokens=80, discarded_calls=4, replayed_calls=1),
     ]
-    (line,) = summary_lines(summarise_answers(lines), ScoreNames((), ()))
-    shown = ("sampled tokens 200.000", "scorer tokens 60.000", "discarded calls 3.500")
+    _, line = summary_lines(summarise_answers(lines), ScoreNames((), ()))
+    shown = ("  cost of an answer", "sampled tokens 200.000", "scorer tokens 60.000", "discarded calls 3.500")
     for said in (*shown, "replayed calls 0.500"):
         assert said in line
     plain = summarise_answers([answer("1", sampled_tokens=100)])
     assert mean(plain["s"].measures["sampled_tokens"]) == 100.0
     assert plain["s"].measures["scorer_tokens"] is None
-    assert "tokens" not in summary_lines(plain, ScoreNames((), ()))[0]
+    (alone,) = summary_lines(plain, ScoreNames((), ()))
+    assert "tokens" not in alone
 
 
 def test_the_order_of_the_lines_does_not_matter():
