@@ -145,7 +145,12 @@ def test_what_answers_have_cost_is_averaged_and_shown_of_a_search():
         answer("2", sampled_tokens=300, scorer_tokens=80, discarded_calls=4, replayed_calls=1),
     ]
     _, line = summary_lines(summarise_answers(lines), ScoreNames((), ()))
-    shown = ("  cost of an answer", "sampled tokens 200.000", "scorer tokens 60.000", "discarded calls 3.500")
+    shown = (
+        "  cost of an answer",
+        "sampled tokens 200.000",
+        "scorer tokens 60.000",
+        "discarded calls 3.500",
+    )
     for said in (*shown, "replayed calls 0.500"):
         assert said in line
     plain = summarise_answers([answer("1", sampled_tokens=100)])
