@@ -74,7 +74,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     deep_world = REPOSITORY / "examples" / "deep_world"
     shutil.copytree(deep_world, folder / "examples" / "deep_world", ignore=unwanted)
     run("agent-r1 train run.toml --run-dir runs/demo", folder)
-    run("agent-r1 evaluate run.toml --out base.jsonl", folder)
+    run("agent-r1 evaluate run.toml --policy base --out base.jsonl", folder)
     return folder
 
 
