@@ -22,5 +22,6 @@ def missing_packages_problem(modules: Iterable[str]) -> str | None:
         return None
     return (
         f"{', '.join(missing)}: not installed in this environment; run `agent-r1 setup cpu`, or "
-        "`agent-r1 setup gpu` on a machine with NVIDIA GPUs (in a clone: `make setup`)"
+        "`agent-r1 setup gpu` on a machine with NVIDIA GPUs (in a clone: `make setup` or "
+        "`make setup-gpu`)"
     )
