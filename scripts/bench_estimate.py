@@ -67,20 +67,10 @@ def resident(field: str) -> float:
 
 def measure(name: str, folder: Path) -> dict[str, Any]:
     """Measure one setting in this process."""
-    import numpy as np
     import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from agent_r1.config.estimate import (
-        CPU_BUFFERS,
-        Part,
-        activation_parts,
-        read_model_size,
-        state_parts,
-        total,
-    )
     from agent_r1.learner.config import EngineConfig
-    from agent_r1.learner.engine.interface import LossSpec, TrainSample
+    from agent_r1.learner.engine.interface import LossSpec
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
     from agent_r1_service.config import ModelConfig
@@ -89,31 +79,14 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     setting = SETTINGS[name]
     shape = {**MODEL, **setting.get("model", {}), "max_position_embeddings": 4096}
-    model = Qwen2ForCausalLM(Qwen2Config(**shape))
-    model.save_pretrained(folder)
-    del model
-    gc.collect()
-    table = ModelConfig(path=str(folder), dtype=setting.get("dtype", "float32"))
+    _write_model(folder, shape)
+    table = ModelConfig(path=str(folder), dtype="float32")
     config = EngineConfig.model_validate({"device": "cpu", **LEARNER, **setting.get("learner", {})})
     critic = CriticSetup(table, 1e-5, 0) if setting.get("critic") else None
     setup = EngineSetup.of(
         table, config, with_reference=bool(setting.get("reference")), critic=critic
     )
-    rng = np.random.default_rng(0)
-    tokens = config.max_tokens_per_microbatch
-    samples = []
-    for _ in range(2 * tokens // LENGTH):  # two micro-batches: the second adds to gradients
-        mask = np.ones(LENGTH, np.bool_)
-        mask[0] = False
-        samples.append(
-            TrainSample(
-                token_ids=rng.integers(0, shape["vocab_size"], LENGTH).astype(np.int32),
-                loss_mask=mask,
-                rollout_logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
-                advantages=np.where(mask, rng.normal(), 0.0).astype(np.float32),
-                **({} if critic is None else _values(mask)),
-            )
-        )
+    samples = _samples(config.max_tokens_per_microbatch, shape["vocab_size"], valued=bool(critic))
     _trim()
     before = resident("VmRSS")
     engine = DeepSpeedPolicyEngine(setup)
@@ -125,22 +98,64 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     engine.train_batch(samples, spec)
     peak = resident("VmHWM") - before
     engine.close()
+    measured = {"state_mb": round(state / 1e6, 1), "peak_mb": round(peak / 1e6, 1)}
+    return {"setting": name, **measured, **_estimated(setup, folder)}
+
+
+def _write_model(folder: Path, shape: dict[str, Any]) -> None:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    Qwen2ForCausalLM(Qwen2Config(**shape)).save_pretrained(folder)
+    gc.collect()
+
+
+def _samples(tokens: int, vocabulary: int, *, valued: bool) -> list[Any]:
+    """Return random trajectories for two micro-batches: the second adds to gradients."""
+    import numpy as np
+
+    from agent_r1.learner.engine.interface import TrainSample
+
+    rng = np.random.default_rng(0)
+    mask = np.ones(LENGTH, np.bool_)
+    mask[0] = False
+    return [
+        TrainSample(
+            token_ids=rng.integers(0, vocabulary, LENGTH).astype(np.int32),
+            loss_mask=mask,
+            rollout_logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
+            advantages=np.where(mask, rng.normal(), 0.0).astype(np.float32),
+            **(_values(mask) if valued else {}),
+        )
+        for _ in range(2 * tokens // LENGTH)
+    ]
+
+
+def _estimated(setup: Any, folder: Path) -> dict[str, Any]:
+    """Return what `agent-r1 estimate` says of an engine."""
+    from agent_r1.config.estimate import (
+        CPU_BUFFERS,
+        Part,
+        activation_parts,
+        read_model_size,
+        state_parts,
+        total,
+    )
+
     size = read_model_size(folder)
-    parts = list(state_parts(size, setup.config, table.dtype, "policy"))
+    config, table = setup.config, setup.model
+    parts = list(state_parts(size, config, table.dtype, "policy"))
     if setup.with_reference:
         parts += [part for part in parts if part.name == "policy: weights"]
-    if critic is not None:
-        parts += list(state_parts(size, setup.config, table.dtype, "critic"))
+    if setup.critic is not None:
+        parts += list(state_parts(size, config, table.dtype, "critic"))
     parts.append(Part("buffers of the libraries", CPU_BUFFERS))
     held = total([part for part in parts if "gradients" not in part.name])
-    more = list(activation_parts(size, setup.config, table, tokens, on_gpu=False))
+    tokens = config.max_tokens_per_microbatch
+    more = list(activation_parts(size, config, table, tokens, on_gpu=False))
     used = total(parts) + total(more[:-1])
     return {
-        "setting": name,
         "weights": size.weights,
-        "state_mb": round(state / 1e6, 1),
         "estimated_state_mb": round(held / 1e6, 1),
-        "peak_mb": round(peak / 1e6, 1),
         "estimated_used_mb": round(used / 1e6, 1),
         "estimated_peak_mb": round((used + more[-1].size) / 1e6, 1),
     }
