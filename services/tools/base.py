@@ -138,7 +138,7 @@ class Tool(ABC):
         `close` is called for both. Write it where that is cheaper than making the calls again, or
         where a repeated call would be answered differently.
         """
-        raise NotImplementedError(f"{type(self).__name__} does not fork sessions")
+        raise TypeError(f"{type(self).__name__} does not fork sessions")
 
     # The four hooks do nothing unless a subclass needs them (B027 wants them abstract).
     async def open(self, rollout_id: str, tool_context: JsonValue) -> None:  # noqa: B027
