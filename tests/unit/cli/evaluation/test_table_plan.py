@@ -253,3 +253,19 @@ def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
     assert {seeds[c.second] for c in plan.contrasts} == {8}
     # 6 settings with 8 seeds (one GRPO serves both tables), 5 with 3.
     assert len(plan.runs()) == 6 * 8 + 5 * 3
+
+
+def test_the_learning_rates_of_the_deep_world_come_from_one_grid_and_its_development_set(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    example = REPOSITORY / "examples" / "deep_world"
+    search, table = read_plan(example / "learning_rates.toml"), read_plan(example / "table.toml")
+    assert set(search.base.evaluation.sets) == {"development"}
+    assert not {run.seed for run in search.runs()} & {run.seed for run in table.runs()}
+    learners = [run.config.learner for run in search.runs()]
+    assert {c.steps for c in learners} == {table.base.learner.steps}
+    rates = {name: [c.lr for c in learners if c.algorithm == name] for name in ("grpo", "ppo")}
+    assert rates == {"grpo": [1e-4, 2e-4, 4e-4], "ppo": [1e-4, 2e-4, 4e-4]}
+    assert len(learners) == 6
