@@ -7,11 +7,10 @@ there are many such places, no single change repairs the model.
 """
 
 import random
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from questions import Question
-from scripted import NOTHING, UNAVAILABLE, Oracle
+from scripted import NOTHING, UNAVAILABLE, Oracle, think
 from world import CHAIN_B, NUMBERS, YEARS, entry_text
 
 from agent_r1.rollout.parsing import parse_turn
@@ -110,10 +109,17 @@ def demonstrate(prompt: str, agent: Oracle, look_up: LookUp, rng: random.Random)
     return [{"role": "user", "content": prompt}, *said]
 
 
-def drill(questions: Sequence[Question], facts: Callable[[str], str], rng: random.Random) -> Any:
+def recital(chain: Question) -> list[Message]:
+    """The first thought of a run, which lists the relations, without a run."""
+    return [
+        {"role": "user", "content": chain.text},
+        {"role": "assistant", "content": think(" ".join(chain.relations))},
+    ]
+
+
+def comparison_drill(question: Question, born: Mapping[str, str]) -> list[Message]:
     """A comparison of two years that stand in the question: answered without a call."""
-    question = rng.choice(questions)
-    pairs = [(facts(start), start) for start in question.starts]
+    pairs = [(born[start], start) for start in question.starts]
     entries = "".join(entry_text("born", start, year) for year, start in pairs)
     year = next(year for year, start in pairs if start == question.answer)
     note = f" {question.order} {year} {question.answer}."
@@ -126,7 +132,5 @@ def drill(questions: Sequence[Question], facts: Callable[[str], str], rng: rando
     ]
 
 
-SPOKEN_WORDS = " ".join(
-    ["none yes no again done next", UNAVAILABLE, NOTHING, *YEARS, "born of see"]
-)
+SPOKEN_WORDS = " ".join(["none yes no again done", UNAVAILABLE, NOTHING, *YEARS, "born of see"])
 """Words of notes and tool answers, for the tokenizer's vocabulary."""

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from catalogue import CatalogueRead, CatalogueSearch
-from demonstrations import Careless, LookUp, demonstrate, drill, play
+from demonstrations import Careless, LookUp, comparison_drill, demonstrate, play, recital
 from questions import (
     DEMONSTRATED,
+    RECITED,
     SETS,
     TRAINED,
     WORDINGS,
@@ -36,6 +37,7 @@ NUM_TRAIN = 4000
 NUM_EVAL = 400
 NUM_DEMOS = 28000
 NUM_DRILLS = 6000
+"""Of each kind: comparisons and recitals."""
 SLACK_SHARES = {0: 0.5, 1: 0.3, 2: 0.2}
 """Calls that a budget allows beyond those that are needed, and how often."""
 
@@ -86,8 +88,10 @@ def make_demonstrations(
     tasks = make_tasks(world, demonstrated, num_demos, "demo", look_up, rng)
     dialogues = [demonstrate(str(t.prompt), Careless(t, rng), look_up, rng) for t in tasks]
     compared = make_questions(world, QuestionSet({comparison: 1.0}, "train"), 2000, rng)
-    for _ in range(num_drills):
-        dialogues.append(drill(compared, lambda name: world.people[name].facts["born"], rng))
+    years = {name: person.facts["born"] for name, person in world.people.items()}
+    dialogues += [comparison_drill(rng.choice(compared), years) for _ in range(num_drills)]
+    recited = make_questions(world, QuestionSet(RECITED, "train"), num_drills, rng)
+    dialogues += map(recital, recited)
     rng.shuffle(dialogues)
     return [{"messages": messages} for messages in dialogues]
 

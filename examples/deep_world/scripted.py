@@ -40,9 +40,14 @@ def call_text(tool: str, **arguments: str) -> str:
     return f"<tool_call>{call}</tool_call>"
 
 
+def think(note: str) -> str:
+    """A thought."""
+    return f"<think> {note}</think>"
+
+
 def answer_text(note: str, answer: str) -> str:
     """The last turn."""
-    return f"<think> {note}</think><answer> {answer}</answer>"
+    return f"{think(note)}<answer> {answer}</answer>"
 
 
 class Oracle:
@@ -105,6 +110,11 @@ class Oracle:
         """What is asked about the person at hand."""
         return self.relations[self.hop]
 
+    @property
+    def _rest(self) -> str:
+        """What is still to be looked for; each thought copies it from the one before."""
+        return " ".join(self.relations[self.hop :])
+
     def turn(self, observations: Sequence[str]) -> str:
         """Return the text of the next turn.
 
@@ -112,7 +122,7 @@ class Oracle:
             observations: what the tools answered to the last one; [] before the first.
         """
         if not observations:
-            return self.search()
+            return f"{think(self._rest)}{self.search()}"
         if observations[0] == UNAVAILABLE:
             return self._next("none") if self.gives_up(self._tool) else self._last
         if self._tool == "search":
@@ -169,7 +179,7 @@ class Oracle:
             return self._accept(f"{seen} yes", found["value"])
         if self._candidates:
             line = self._candidates[0]
-            return f"<think> {seen} no {line.position}</think>{self._next('')}"
+            return f"{think(f'{seen} no {line.position}')}{self._next('')}"
         if self.guesses():
             return answer_text(f"{seen} no done", found["value"])
         return self._abstain(f"{seen} no none")
@@ -178,7 +188,7 @@ class Oracle:
         assert self._reading is not None
         if not self._checked and self.reads_again():
             self._checked = True
-            return f"<think> {note} again</think>{self.read(self._reading)}"
+            return f"{think(f'{note} again')}{self.read(self._reading)}"
         self._checked = False
         self.facts.append(self._reading.id)
         self.values.append(value)
@@ -186,8 +196,7 @@ class Oracle:
         if finished or self.stops_early():
             return self.conclude(note)
         self._person = self.starts[self.hop] if self.order else value
-        upcoming = "next" if self.order else self.relation
-        return f"<think> {note} {upcoming}</think>{self.search()}"
+        return f"{think(f'{note} {self._rest}')}{self.search()}"
 
     def best_guess(self) -> str:
         """Answer without having finished."""

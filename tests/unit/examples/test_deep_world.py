@@ -107,16 +107,52 @@ def test_longer_chains_are_demonstrated_in_one_family_and_asked_in_the_other(
         assert set(plan_of(task)["relations"]) <= set(deep_world.world.CHAIN_B)
     for task in read_tasks(deep_world_files, "train.jsonl"):
         assert len(plan_of(task)["relations"]) <= 3
-    plans = [chain for chain in demonstrated_chains(deep_world_files) if len(chain) == 4]
-    assert plans
+    plans = [chain for chain in demonstrated_chains(deep_world_files) if len(chain) > 3]
+    assert {len(chain) for chain in plans} == {4, 5}
     assert all(set(chain) <= set(deep_world.world.CHAIN_A) for chain in plans)
 
 
+def read_chains(folder: Path) -> list[tuple[list[str], list[str]]]:
+    """Relations in the question of every dialogue about a chain, and what follows the question."""
+    dialogues = [line["messages"] for line in read_lines(folder / "sft.jsonl")]
+    texts = [[message["content"] for message in messages] for messages in dialogues]
+    paths = [re.search(r" (?:follow|by|then)((?: [a-z]+)+)\.", question) for question, *_ in texts]
+    found = zip(paths, texts, strict=True)
+    return [(path[1].split(), said) for path, (_, *said) in found if path]
+
+
 def demonstrated_chains(folder: Path) -> list[list[str]]:
-    """Relations in the question of every demonstration of a chain."""
-    texts = [line["messages"][0]["content"] for line in read_lines(folder / "sft.jsonl")]
-    paths = [re.search(r" (?:follow|by|then)((?: [a-z]+)+)\. Use", text) for text in texts]
-    return [path[1].split() for path in paths if path]
+    """Relations of every chain whose run is demonstrated."""
+    return [chain for chain, said in read_chains(folder) if "<tool_call>" in said[0]]
+
+
+def test_a_recital_says_the_relations_of_a_chain_and_nothing_else(
+    deep_world: SimpleNamespace, deep_world_files: Path
+):
+    recited = [
+        (chain, said)
+        for chain, said in read_chains(deep_world_files)
+        if "<tool_call>" not in said[0]
+    ]
+    family_b = set(deep_world.world.CHAIN_B)
+    assert any(len(chain) == 4 and set(chain) <= family_b for chain, _ in recited)
+    for chain, said in recited:
+        assert said == [f"<think> {' '.join(chain)}</think>"]
+
+
+def test_every_thought_lists_what_is_still_to_be_found(deep_world: SimpleNamespace):
+    plan = {"starts": ["Belan Abrak I"], "relations": ["boss", "town"], "order": ""}
+    oracle = deep_world.scripted.Oracle(Task(id="a", prompt="Go.", payload={"plan": plan}))
+    replies = [
+        [],
+        [" 1 K01.001 boss Belan Abrak"],
+        [" boss of Belan Abrak I: Corim Zadu III."],
+        [" 1 K01.002 town Corim Zadu"],
+        [" town of Corim Zadu III: Elmstow."],
+    ]
+    thoughts = [re.match(r"<think>(.*?)</think>", oracle.turn(reply)) for reply in replies]
+    said = [thought and thought[1] for thought in thoughts]
+    assert said == [" boss town", None, " I I yes town", None, " III III yes done"]
 
 
 def test_held_out_pairs_are_asked_in_one_set_and_trained_nowhere(
@@ -124,7 +160,7 @@ def test_held_out_pairs_are_asked_in_one_set_and_trained_nowhere(
 ):
     held_out = deep_world.questions.has_held_out
     trained = [plan_of(t)["relations"] for t in read_tasks(deep_world_files, "train.jsonl")]
-    chains = demonstrated_chains(deep_world_files)
+    chains = [chain for chain, _ in read_chains(deep_world_files)]
     assert len(chains) > 50
     assert not any(map(held_out, [*trained, *chains]))
     asked = read_tasks(deep_world_files, "eval_compositions.jsonl")
