@@ -9,10 +9,15 @@ from contextlib import asynccontextmanager
 import pytest
 import uvicorn
 
+from agent_r1.evaluation.matrix import prompts
+from agent_r1.evaluation.matrix.data_sets import CODE
+from agent_r1.evaluation.matrix.questions import mbpp
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer, request_of
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.envs import CodeEnv
+from agent_r1.rollout.envs.text_env import TextEnv
+from agent_r1.rollout.tool_formats.code_block import CodeBlockFormat
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1_service.config import ListenConfig
@@ -77,3 +82,35 @@ async def test_a_program_is_mended_until_its_tests_pass():
     table = RewardConfig(components={"tests_passed": 1.0, "all_tests_passed": 1.0})
     reward = await Scorer(table).score(request_of(trajectory))
     assert reward.total == 2.0
+
+
+async def test_a_program_that_is_only_written_is_scored_by_its_tests():
+    tokenizer = build_tokenizer()
+    end_id = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    chat = ChatFormat(
+        tokenizer,
+        end_of_turn_ids=[end_id],
+        reply_roles=reply_roles(tools=False, messages=True),
+        tool_format=CodeBlockFormat(),
+    )
+    record = {"text": "Square a number.", "task_id": 11, "test_list": TESTS["tests"]}
+    question = mbpp("mbpp.jsonl:1", record)
+    assert question is not None
+    asked = prompts.make_task(question, "mbpp", "direct", CODE, None)
+    async with served() as url:
+        service = FakeToolServer(name="code_tests", url=url)
+        async with agent_loop(
+            chat,
+            end_id,
+            [f"Here it is:\n```python\n{HALF_RIGHT}\n```\nIt squares."],
+            service,
+            env={"max_turns": prompts.max_turns("direct", CODE)},
+            make_env=TextEnv,
+        ) as built:
+            trajectory = await built.loop.run(rollout_task(task=asked))
+    assert (trajectory.status, trajectory.reason) == ("TRUNCATED", "max_turns")
+    table = RewardConfig(components={"all_tests_passed": 1.0, "tests_passed": 0.0})
+    reward = await Scorer(table).score(request_of(trajectory))
+    # f(1) and f(0) of four hold.
+    assert reward.components["tests_passed"] == 0.5
+    assert reward.components["all_tests_passed"] == 0.0

@@ -24,6 +24,7 @@ import yaml
 
 from agent_r1.cli.parser import build_parser
 from agent_r1.config.run import Config
+from agent_r1.evaluation.matrix.config import MatrixFile
 from tests.support.doc_blocks import Block, blocks, commands
 from tests.support.doc_commands import ELSEWHERE, QUICK, RUN, is_named
 
@@ -74,6 +75,9 @@ def test_the_blocks_that_are_not_run_are_counted():
 @pytest.mark.parametrize("block", of("toml"), ids=str)
 def test_toml_is_a_configuration(block: Block):
     table = tomllib.loads(block.text)
+    if "models" in table:
+        MatrixFile.model_validate(table)
+        return
     if "baseline" in table or "methods" in table:
         pytest.fail("tables of methods have their own file; show keys of it in the text")
     Config.model_validate({"model": {"path": "any"}, **table})

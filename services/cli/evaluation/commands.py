@@ -1,4 +1,4 @@
-"""Commands that play a policy and measure it: evaluate, diagnose, compare, table, chat."""
+"""Commands that play a policy and measure it: evaluate, diagnose, compare, table, matrix, chat."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def add_to(commands: Commands) -> None:
     _add_evaluation(commands)
     _add_diagnose(commands)
     _add_comparisons(commands)
+    _add_matrix(commands)
     _add_chat(commands)
 
 
@@ -169,6 +170,29 @@ def _add_comparisons(commands: Commands) -> None:
     overwrite_help = "start the rows again and discard their results"
     table.add_argument("--overwrite", action="store_true", help=overwrite_help)
     add_set(table)
+
+
+def _add_matrix(commands: Commands) -> None:
+    matrix = add_command(
+        commands,
+        "matrix",
+        "evaluation.matrix:matrix",
+        "evaluate models on public data sets, asked in several ways",
+        "Ask every model of MATRIX the questions of MATH-500, GSM8K, HumanEval, MBPP, HotpotQA, "
+        "2WikiMultihopQA and MuSiQue, by every method and way of decoding, and write scores with "
+        "95 % intervals, tokens, calls and seconds as Markdown, JSON and a picture. If you run the "
+        "command again, it keeps finished cells and continues with the rest.",
+    )
+    matrix.add_argument("matrix", type=Path, metavar="MATRIX", help="matrix file (.toml)")
+    matrix.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for results and answers (default: the file's `results`, and runs/matrix)",
+    )
+    overwrite_help = "start all cells again and discard their answers"
+    matrix.add_argument("--overwrite", action="store_true", help=overwrite_help)
+    add_set(matrix)
 
 
 def _add_chat(commands: Commands) -> None:

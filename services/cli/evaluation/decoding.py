@@ -53,7 +53,7 @@ def decoding_of(
     if method == "beam":
         values = {"keep": BEAM_KEEPS} | values
     if method != "majority":
-        values["scorer"] = _scorer(arguments.decode_scorer, config)
+        values["scorer"] = scorer_of(arguments.decode_scorer, config)
     try:
         return Decoding.model_validate({"method": method, **values})
     except ValidationError as exc:
@@ -66,15 +66,20 @@ def _number_or_name(text: str | None) -> int | str | None:
     return int(text) if text is not None and text.isdecimal() else text
 
 
-def _scorer(named: str | None, config: Config) -> str:
+def scorer_of(named: str | None, config: Config) -> str:
+    """Return the component that scores branches: the named one, else reward_model or judge.
+
+    Raises:
+        ConfigError: reward.components has none that can.
+    """
     can = config.reward.branch_scorers()
     found = named or next((name for name in can if name in ASKING), None)
     if found is None or found not in can:
         asked = "no reward_model and no judge" if named is None else f"no {named!r} that can do it"
         raise ConfigError(
-            f"--decode needs a component that scores branches without knowing the answer, and "
+            "decoding needs a component that scores branches without knowing the answer, and "
             f"reward.components has {asked}; add reward_model with the table [reward.model], or "
-            f"name another one with --decode-scorer: {', '.join(can) or 'there is none'}"
+            f"name another one (--decode-scorer): {', '.join(can) or 'there is none'}"
         )
     return found
 

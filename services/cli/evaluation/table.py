@@ -235,7 +235,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
         chosen_on=plan.chosen_on,
         contrasts=plan.contrasts,
         command=command,
-        versions=_versions(),
+        versions=package_versions(),
         settings={
             method.name: method.runs[0].config.learner.model_dump(mode="json")
             for method in plan.methods
@@ -304,7 +304,8 @@ def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:
     return list(sets)
 
 
-def _versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
+    """Return what results depend on beside the configuration: versions, and the cores."""
     # vLLM is installed under one of its two names.
     found = {name: version for name in PACKAGES if (version := installed_version(name))}
     return {"Python": platform.python_version(), **found, "cores": str(os.cpu_count())}

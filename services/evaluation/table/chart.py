@@ -1,6 +1,7 @@
 """A line chart as SVG text: report.py --curves--> picture of a table.
 
-matplotlib is not among the dependencies, and this one picture is not worth adding it.
+matplotlib is not among the dependencies, and two simple pictures are not worth adding it; the other
+is that of matrix/picture.py, which shares the parts of the drawing.
 """
 
 from __future__ import annotations
@@ -48,27 +49,22 @@ def line_chart(
     def y_of(value: float) -> float:
         return bottom - min(1.0, max(0.0, value)) * (bottom - TOP)
 
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        'font-family="sans-serif" font-size="12">',
-        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-        _text(LEFT, 22, title, 'font-size="14"'),
-    ]
+    parts: list[str] = []
     for tenth in range(0, 11, 2):
         y = y_of(tenth / 10)
-        parts.append(_line(LEFT, y, right, y, "#dddddd"))
-        parts.append(_text(LEFT - 6, y + 4, f"{tenth / 10:.1f}", 'text-anchor="end"'))
+        parts.append(line(LEFT, y, right, y, "#dddddd"))
+        parts.append(text(LEFT - 6, y + 4, f"{tenth / 10:.1f}", 'text-anchor="end"'))
     every = max(1, round(tick_step(steps)))
     for step in sorted({1, *range(every, steps + 1, every)}):
         if step == 1 or step - 1 >= every / 2:
-            parts.append(_line(x_of(step), bottom, x_of(step), bottom + 5, "#000000"))
-            parts.append(_text(x_of(step), bottom + 18, str(step), 'text-anchor="middle"'))
-    parts.append(_line(LEFT, bottom, right, bottom, "#000000"))
-    parts.append(_line(LEFT, TOP, LEFT, bottom, "#000000"))
+            parts.append(line(x_of(step), bottom, x_of(step), bottom + 5, "#000000"))
+            parts.append(text(x_of(step), bottom + 18, str(step), 'text-anchor="middle"'))
+    parts.append(line(LEFT, bottom, right, bottom, "#000000"))
+    parts.append(line(LEFT, TOP, LEFT, bottom, "#000000"))
     middle = (TOP + bottom) / 2
-    parts.append(_text((LEFT + right) / 2, HEIGHT - 10, x_label, 'text-anchor="middle"'))
+    parts.append(text((LEFT + right) / 2, HEIGHT - 10, x_label, 'text-anchor="middle"'))
     turned = f'text-anchor="middle" transform="rotate(-90 14 {middle:g})"'
-    parts.append(_text(14, middle, y_label, turned))
+    parts.append(text(14, middle, y_label, turned))
     for index, (name, values) in enumerate(lines.items()):
         colour = COLOURS[index % len(COLOURS)]
         points = " ".join(
@@ -79,17 +75,30 @@ def line_chart(
                 f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
             )
         y = TOP + 10 + 20 * index
-        parts.append(_line(right + 16, y, right + 40, y, colour, 3))
-        parts.append(_text(right + 46, y + 4, name))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+        parts.append(line(right + 16, y, right + 40, y, colour, 3))
+        parts.append(text(right + 46, y + 4, name))
+    return svg(WIDTH, HEIGHT, title, parts)
 
 
-def _text(x: float, y: float, text: str, attributes: str = "") -> str:
+def svg(width: int, height: int, title: str, parts: Sequence[str]) -> str:
+    """Return the text of an SVG file with a title above its parts."""
+    head = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+        text(LEFT, 22, title, 'font-size="14"'),
+    ]
+    return "\n".join([*head, *parts, "</svg>"]) + "\n"
+
+
+def text(x: float, y: float, words: str, attributes: str = "") -> str:
+    """Return words at a place, in pixels."""
     space = " " if attributes else ""
-    return f'<text x="{x:g}" y="{y:g}"{space}{attributes}>{escape(text)}</text>'
+    return f'<text x="{x:g}" y="{y:g}"{space}{attributes}>{escape(words)}</text>'
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: int = 1) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: int = 1) -> str:
+    """Return a line between two places, in pixels."""
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" '
         f'stroke-width="{width}"/>'

@@ -1,0 +1,298 @@
+"""`agent-r1 matrix` around the services: what is planned, left out, kept and reported."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.cli import main as cli
+from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
+from agent_r1.config.run import Config, ConfigError
+from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.matrix.config import METHODS
+from agent_r1_deploy import local_client
+from tests.support.config_scene import RUN_TOML, load_nothing, write_scene
+from tests.unit.evaluation.lines import answer
+
+QUESTIONS = "".join(
+    json.dumps({"_id": name, "question": f"Who is {name}?", "answer": "Ada"}) + "\n"
+    for name in "abc"
+)
+PROBLEMS = json.dumps({"question": "One and one?", "answer": "#### 2"}) + "\n"
+PROGRAM = {"text": "Return 1.", "task_id": 11, "test_list": ["assert one() == 1"]}
+MATRIX_TOML = """
+config = "run.toml"
+results = "results/small"
+methods = ["direct", "tools_multi_turn"]
+
+[sets]
+hotpotqa = "hotpot.jsonl"
+gsm8k = "gsm8k.jsonl"
+musique = "missing.jsonl"
+
+[[models]]
+name = "zero-shot"
+policy = "model"
+
+[[decode]]
+method = "greedy"
+
+[[decode]]
+method = "majority"
+candidates = 2
+temperature = 0.7
+"""
+MODEL = '[[models]]\nname = "zero-shot"\npolicy = "model"'
+Client = Callable[[Config], Coroutine[Any, Any, None]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    load_nothing(monkeypatch)
+    folder = write_scene(tmp_path / "example").parent
+    (folder / "hotpot.jsonl").write_text(QUESTIONS)
+    (folder / "gsm8k.jsonl").write_text(PROBLEMS)
+    (folder / "mbpp.jsonl").write_text(json.dumps(PROGRAM) + "\n")
+    (folder / "matrix.toml").write_text(MATRIX_TOML)
+    return folder
+
+
+def plan_of(folder: Path, text: str = MATRIX_TOML, *options: str) -> MatrixPlan:
+    file = folder / "matrix.toml"
+    file.write_text(text)
+    return read_plan(file, list(options), folder / "out")
+
+
+def planned(plan: MatrixPlan) -> dict[str, PlannedCell]:
+    return {cell.place.name: cell for cell in plan.runnable()}
+
+
+def missing(plan: MatrixPlan) -> dict[str, str]:
+    return {place.name: why for place, why in plan.cells.items() if isinstance(why, str)}
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def test_every_set_stands_in_the_plan_with_what_it_lacks(folder: Path):
+    plan = plan_of(folder)
+    assert len(plan.cells) == 7 * 1 * 2 * 2  # sets, models, methods, ways of decoding
+    lacks = missing(plan)
+    assert "math500 =" in lacks["math500-zero-shot-direct-greedy"]
+    assert "hf:HuggingFaceH4/MATH-500:test" in lacks["math500-zero-shot-direct-greedy"]
+    assert "missing.jsonl is missing" in lacks["musique-zero-shot-direct-greedy"]
+    # The scene has the tool search alone.
+    assert "[tools.python_exec]" in lacks["gsm8k-zero-shot-tools_multi_turn-greedy"]
+    assert sorted({cell.place.set for cell in plan.runnable()}) == ["gsm8k", "hotpotqa"]
+
+
+def test_cells_ask_as_their_method_and_decoding_say(folder: Path):
+    cells = planned(plan_of(folder, MATRIX_TOML, "run.seed=5"))
+    direct = cells["hotpotqa-zero-shot-direct-greedy"]
+    assert direct.questioning.max_turns == 1
+    assert (direct.questioning.temperature, direct.questioning.decoding) == (0.0, None)
+    assert direct.questioning.seed == 5
+    tools = cells["hotpotqa-zero-shot-tools_multi_turn-majority_2"]
+    assert tools.questioning.max_turns is None
+    assert tools.questioning.temperature == 0.7
+    assert tools.questioning.decoding is not None
+    assert (tools.questioning.decoding.method, tools.questioning.decoding.candidates) == (
+        "majority",
+        2,
+    )
+    tasks = [json.loads(line) for line in tools.tasks.read_text().splitlines()]
+    assert [task["tools"] for task in tasks] == [["search"]] * 3
+    assert [task["payload"] for task in tasks] == [{"answers": ["Ada"]}] * 3
+
+
+def test_methods_that_can_share_services_do(folder: Path):
+    text = MATRIX_TOML.replace('methods = ["direct", "tools_multi_turn"]', "")
+    cells = planned(plan_of(folder, text))
+    methods: dict[tuple[str, ...], set[str]] = {}
+    for cell in cells.values():
+        methods.setdefault(cell.services, set()).add(cell.place.method)
+    assert methods == {
+        ("zero-shot", "questions", "native"): set(METHODS) - {"react"},
+        ("zero-shot", "questions", "react"): {"react"},
+        ("zero-shot", "mathematics", "native"): {"direct", "chain_of_thought"},
+    }
+    # Whatever shares services was planned with the same ones.
+    for cell in cells.values():
+        alike = [other for other in cells.values() if other.services == cell.services]
+        for other in alike:
+            assert (other.config.env, other.config.tools) == (cell.config.env, cell.config.tools)
+            assert other.config.reward == cell.config.reward
+
+
+def test_services_are_set_up_for_the_family_and_the_style_of_calls(folder: Path):
+    text = MATRIX_TOML.replace('"direct", "tools_multi_turn"', '"direct", "react"')
+    text = text.replace("[sets]", '[sets]\nmbpp = "mbpp.jsonl"')
+    (folder / "run.toml").write_text(f'{RUN_TOML}\n[tools.code_tests]\ntype = "code_tests"\n')
+    cells = planned(plan_of(folder, text))
+    program = cells["mbpp-zero-shot-direct-greedy"].config
+    assert program.env.tool_format.endswith(":CodeBlockFormat")
+    assert program.reward.components == {"all_tests_passed": 1.0, "tests_passed": 0.0}
+    assert list(program.tools) == ["code_tests"]
+    react = cells["hotpotqa-zero-shot-react-greedy"]
+    assert react.config.env.tool_format.endswith(":ReactFormat")
+    assert react.config.env.type.endswith(":TextEnv")
+    assert react.config.reward.components == {"exact_match": 1.0, "f1": 0.0}
+    assert "Its arguments: " in react.tasks.read_text()
+    native = cells["gsm8k-zero-shot-direct-greedy"].config
+    assert (native.env.type, native.env.tool_format) == ("tool", "hermes")
+    assert native.reward.components == {"math_equal": 1.0}
+
+
+def test_programs_have_no_majority(folder: Path):
+    text = MATRIX_TOML.replace("[sets]", '[sets]\nmbpp = "mbpp.jsonl"')
+    (folder / "run.toml").write_text(f'{RUN_TOML}\n[tools.code_tests]\ntype = "code_tests"\n')
+    plan = plan_of(folder, text)
+    assert "not equal as texts" in missing(plan)["mbpp-zero-shot-direct-majority_2"]
+    assert "mbpp-zero-shot-direct-greedy" in planned(plan)
+
+
+def test_settings_of_a_cell_name_no_place_of_this_machine(folder: Path):
+    for cell in plan_of(folder).runnable():
+        assert str(folder) not in json.dumps(dict(cell.settings))
+        assert cell.settings["env.max_tokens_per_turn"] == 64
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("hotpotqa =", "hotpot =", "hotpot"),
+        ('"direct", ', '"straight", ', "straight"),
+        ('policy = "model"', 'policy = "modle"', "modle"),
+        (MODEL, f"{MODEL}\n\n{MODEL}", "models has 'zero-shot' twice"),
+        ('method = "greedy"', 'method = "greedy"\ncandidates = 2', "candidates = 2, which belongs"),
+        ('method = "majority"', 'method = "majority"\nlookahead = 2', "lookahead = 2, which belon"),
+        ('method = "majority"', 'method = "best_of_n"', "no reward_model and no judge"),
+        ('results = "results/small"', 'result = "results/small"', "result"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(folder: Path, old: str, new: str, message: str):
+    assert old in MATRIX_TOML
+    with pytest.raises(ConfigError, match=message):
+        plan_of(folder, MATRIX_TOML.replace(old, new))
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+class StoppedError(Exception):
+    """The user stops the command."""
+
+
+class FakeServices:
+    """Stands in for the launcher and the services: answers every question, or some."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.starts: list[Config] = []
+        self.asked: list[str] = []
+        self.stop_after = 999
+        self.failing: set[str] = set()
+        monkeypatch.setattr(local_client, "run_client", self.run_client)
+        monkeypatch.setattr(Evaluation, "ask", lambda evaluation, **_: self.ask(evaluation))
+
+    def run_client(self, config: Config, client: Client, report: Callable[[str], None]) -> None:
+        self.starts.append(config)
+        try:
+            asyncio.run(client(config))
+        except StoppedError as exc:
+            raise KeyboardInterrupt from exc
+
+    def ask(self, evaluation: Evaluation) -> None:
+        for task in evaluation.left:
+            if len(self.asked) == self.stop_after:
+                raise StoppedError
+            self.asked.append(task.id)
+            name = str(task.metadata["set"])
+            components = {"exact_match": 1.0, "f1": 1.0, "math_equal": 1.0}
+            failed = task.id in self.failing
+            line = answer(
+                task.id,
+                set=name,
+                components=components,
+                sampled_tokens=7,
+                seconds=0.5,
+                failed=failed,
+            )
+            evaluation.file.append(line)
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> FakeServices:
+    return FakeServices(monkeypatch)
+
+
+def run(folder: Path, *options: str) -> int:
+    file = str(folder / "matrix.toml")
+    return cli.main(["matrix", file, "--out", str(folder / "out"), *options])
+
+
+def test_a_matrix_is_asked_reported_and_kept(
+    folder: Path, services: FakeServices, capsys: pytest.CaptureFixture[str]
+):
+    assert run(folder) == 0
+    text = (folder / "out" / "small.md").read_text()
+    assert "| zero-shot | direct | greedy | 1.000 [1.000, 1.000] | 1.000" in text
+    assert "no data: " in text
+    assert (folder / "out" / "small.svg").exists()
+    # HotpotQA: 2 methods x 2 decodings x 3 questions; GSM8K: 1 x 2 x 1.
+    assert len(services.asked) == 14
+    assert len(services.starts) == 2  # one for questions, one for mathematics
+    cells = sorted(path.name for path in (folder / "out" / "small_cells").iterdir())
+    assert len(cells) == 6
+    assert "left out, no data: " in capsys.readouterr().out
+    assert run(folder) == 0
+    assert len(services.starts) == 2  # nothing is asked again
+    assert "6 of 6 cells are finished" in capsys.readouterr().out
+
+
+def test_cells_are_enough_to_go_on_elsewhere(folder: Path, services: FakeServices):
+    assert run(folder) == 0
+    for answers in (folder / "out" / "answers").iterdir():
+        answers.unlink()
+    assert run(folder) == 0
+    assert len(services.starts) == 2
+
+
+def test_an_interrupted_matrix_goes_on_where_it_stopped(
+    folder: Path, services: FakeServices, capsys: pytest.CaptureFixture[str]
+):
+    services.stop_after = 4
+    assert run(folder) == 130
+    assert "cells and all answers are kept; continue with: agent-r1 matrix" in (
+        capsys.readouterr().err
+    )
+    services.stop_after = 999
+    assert run(folder) == 0
+    assert len(services.asked) == 14  # no question twice
+
+
+def test_other_settings_than_those_of_a_cell_are_refused_and_overwrite_discards_it(
+    folder: Path, services: FakeServices, capsys: pytest.CaptureFixture[str]
+):
+    assert run(folder) == 0
+    assert run(folder, "--set", "run.seed=3") == 2
+    assert "seed is 0 there and 3 here" in capsys.readouterr().err
+    assert run(folder, "--set", "run.seed=3", "--overwrite") == 0
+    assert len(services.asked) == 28
+
+
+def test_a_cell_that_lost_too_many_questions_is_not_finished(
+    folder: Path, services: FakeServices, capsys: pytest.CaptureFixture[str]
+):
+    services.failing = {"a", "b"}
+    assert run(folder) == 3
+    assert "2 of 3 questions failed" in capsys.readouterr().out
+    assert "## HotpotQA\n\nnot run." in (folder / "out" / "small.md").read_text()
+    services.failing = set()
+    assert run(folder) == 0
+    # Only those that failed are asked again: 2 in each of HotpotQA's 4 cells.
+    assert len(services.asked) == 14 + 8

@@ -1,0 +1,166 @@
+"""Cells and the report of a matrix: numbers worked out by hand, files, tables, picture."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.evaluation.matrix.cells import Cell, measure, read_cell, write_cell
+from agent_r1.evaluation.matrix.data_sets import CODE, MATHS, MULTIHOP
+from agent_r1.evaluation.matrix.picture import SHAPES, log_scale, mark
+from agent_r1.evaluation.matrix.report import Place, Results, points_of, report, write_report
+from tests.unit.evaluation.lines import answer
+
+SETTINGS = {"seed": 0, "temperature": 0.0}
+
+
+def cell(score: float, tokens: float = 10.0, seconds: float = 1.0, **changes: Any) -> Cell:
+    fields: dict[str, Any] = {
+        "settings": SETTINGS,
+        "n": 4,
+        "failed": 0,
+        "score": (score, score - 0.1, score + 0.1),
+        "extra": (score, score, score),
+        "sampled_tokens": (tokens, tokens, tokens),
+        "calls": (1.5, 1.0, 2.0),
+        "seconds": (seconds, seconds, seconds),
+    }
+    return Cell(**(fields | changes))
+
+
+def test_a_cell_has_means_over_the_questions_that_were_scored():
+    answers = [
+        answer("1", 1.0, components={"exact_match": 1.0, "f1": 1.0}, sampled_tokens=10, seconds=1),
+        answer(
+            "2",
+            0.0,
+            components={"exact_match": 0.0, "f1": 0.5},
+            sampled_tokens=30,
+            num_calls=2,
+            discarded_calls=4,
+            seconds=3,
+        ),
+        answer("3", failed=True),
+    ]
+    found = measure(answers, MULTIHOP, SETTINGS)
+    assert (found.n, found.failed) == (2, 1)
+    assert found.score[0] == 0.5
+    assert found.extra is not None
+    assert found.extra[0] == 0.75
+    # (10 + 30) / 2 tokens, (0 + 2 + 4) / 2 calls, (1 + 3) / 2 seconds
+    assert (found.sampled_tokens[0], found.calls[0], found.seconds[0]) == (20.0, 3.0, 2.0)
+    assert found == measure(list(reversed(answers)), MULTIHOP, SETTINGS)
+
+
+def test_mathematics_and_programs_are_scored_by_their_own_components():
+    maths = answer("1", 0.0, components={"exact_match": 0.0, "f1": 0.0, "math_equal": 1.0})
+    assert measure([maths], MATHS, SETTINGS).score == (1.0, 1.0, 1.0)
+    program = answer("1", None, components={"all_tests_passed": 0.0, "tests_passed": 0.25})
+    found = measure([program], CODE, SETTINGS)
+    assert (found.score[0], found.extra) == (0.0, (0.25, 0.25, 0.25))
+
+
+def test_a_cell_without_a_scored_question_is_none():
+    with pytest.raises(ValueError, match="all 1 questions failed"):
+        measure([answer("1", failed=True)], MULTIHOP, SETTINGS)
+
+
+def test_a_finished_cell_is_read_only_under_its_own_settings(tmp_path: Path):
+    file = tmp_path / "cells" / "one.json"
+    assert read_cell(file, SETTINGS) is None
+    write_cell(file, cell(0.5))
+    assert read_cell(file, SETTINGS) == cell(0.5)
+    with pytest.raises(ValueError, match=r"seed is 0 there and 1 here.*--overwrite"):
+        read_cell(file, {**SETTINGS, "seed": 1})
+    file.write_text("{}")
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_cell(file, SETTINGS)
+
+
+def results(**changes: Any) -> Results:
+    fields: dict[str, Any] = {
+        "name": "small",
+        "cells": {
+            Place("base", "math500", "direct", "greedy"): "no data: not named; get it",
+            Place("base", "gsm8k", "direct", "greedy"): cell(0.25, 12, extra=None),
+            Place("base", "hotpotqa", "direct", "greedy"): cell(0.5, 100, 2.0, failed=1),
+            Place("base", "hotpotqa", "react", "greedy"): "no tool: add it",
+        },
+        "command": "agent-r1 matrix small.toml",
+        "versions": {"Python": "3.11"},
+    }
+    return Results(**(fields | changes))
+
+
+def test_the_report_has_a_table_for_each_set_and_says_what_is_missing(tmp_path: Path):
+    files = write_report(results(), tmp_path / "out" / "small")
+    assert [file.name for file in files] == ["small.md", "small.json", "small.svg"]
+    text = files[0].read_text()
+    assert "## MATH-500\n\nno data: not named; get it." in text
+    assert (
+        "| base | direct | greedy | 0.500 [0.400, 0.600] | 0.500 [0.500, 0.500] "
+        "| 100 | 1.5 | 2.00 | 4 (1 failed) |"
+    ) in text
+    assert "| base | direct | greedy | 0.250 [0.150, 0.350] | 12 | 1.5 | 1.00 | 4 |" in text
+    assert "| base | react | greedy | no tool: add it |  |" in text
+    assert "agent-r1 matrix small.toml" in text
+    # The text comes from the numbers beside it alone.
+    assert report(json.loads(files[1].read_text())) == text
+    widths = {line.count("|") for line in text.split("## HotpotQA")[1].split("##")[0].splitlines()}
+    assert widths == {0, 10}  # nine columns in every row
+
+
+def test_points_are_means_over_the_sets_of_a_kind_that_every_way_has():
+    cells: dict[Place, Cell | str] = {
+        Place("base", "hotpotqa", "direct", "greedy"): cell(0.2, 10, 1.0),
+        Place("base", "musique", "direct", "greedy"): cell(0.4, 30, 2.0),
+        Place("base", "hotpotqa", "react", "greedy"): cell(0.9, 50, 3.0),
+        Place("base", "musique", "react", "greedy"): "not run",
+        Place("base", "gsm8k", "direct", "greedy"): cell(0.7),
+    }
+    points = points_of(cells)
+    shown = [(p.family, p.colour, p.shape, p.score, p.tokens, p.seconds) for p in points]
+    # (0.2 + 0.4) / 2, (10 + 30) / 2, (1 + 2) / 2; react has no MuSiQue.
+    assert shown == [
+        ("questions", "direct", "base, greedy", pytest.approx(0.3), 20.0, 1.5),
+        ("mathematics", "direct", "base, greedy", 0.7, 10.0, 1.0),
+    ]
+
+
+def test_the_picture_has_every_point_against_both_costs(tmp_path: Path):
+    cells = {
+        Place(model, "gsm8k", method, "greedy"): cell(0.5, extra=None)
+        for model in ("base", "trained")
+        for method in ("direct", "react")
+    }
+    write_report(results(cells=cells), tmp_path / "small")
+    text = (tmp_path / "small.svg").read_text()
+    ET.fromstring(text)
+    # Per model 2 points in each of 2 panels, and the legend: 2 methods as circles, 2 shapes.
+    assert text.count("<circle") == 4 + 2 + 1
+    assert text.count("<polygon") == 4 + 1
+    assert "trained, greedy" in text
+
+
+def test_no_picture_is_drawn_of_nothing(tmp_path: Path):
+    cells = {Place("base", "gsm8k", "direct", "greedy"): "not run"}
+    files = write_report(results(cells=cells), tmp_path / "small")
+    assert [file.name for file in files] == ["small.md", "small.json"]
+
+
+def test_costs_stand_on_a_logarithmic_axis():
+    place, ticks = log_scale([5, 300], 0.0, 300.0)
+    assert ticks == [1.0, 10.0, 100.0, 1000.0]
+    assert [place(value) for value in (1, 10, 1000)] == pytest.approx([0.0, 100.0, 300.0])
+    assert place(0) == 0.0
+    # One power of ten at least, even for equal values.
+    assert log_scale([10, 10], 0.0, 1.0)[1] == [10.0, 100.0]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_is_drawn_in_its_colour(shape: str):
+    assert "#123456" in mark(shape, 1.0, 2.0, "#123456")
