@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from bench_memory import pss_gb
 from bench_rollout import BASE, process
 from bench_tools import entry, print_entries
+from process_memory import pss_gb
 
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer

@@ -59,7 +59,11 @@ class _Server(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: _Server
+
+    @property
+    def hub(self) -> HubServer:
+        assert isinstance(self.server, _Server)
+        return self.server.hub
 
     def do_HEAD(self) -> None:
         self._answer()
@@ -71,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _answer(self) -> None:
-        hub, path = self.server.hub, self.path.partition("?")[0]
+        hub, path = self.hub, self.path.partition("?")[0]
         hub.requests.append(f"{self.command} {path}")
         api = f"/api/models/{hub.name}"
         if path in (api, f"{api}/revision/main", f"{api}/revision/{COMMIT}"):
@@ -89,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
     def _file(self, name: str) -> None:
-        hub = self.server.hub
+        hub = self.hub
         content = hub.files.get(name)
         if content is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound"})
@@ -100,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _content(self, content: bytes, *, large: bool) -> None:
         """Send a file, or the part of it that is wanted; a large one may be cut."""
-        hub, whole, status = self.server.hub, len(content), 200
+        hub, whole, status = self.hub, len(content), 200
         digest = hashlib.sha256 if large else hashlib.sha1
         headers = {
             "ETag": f'"{digest(content).hexdigest()}"',

@@ -59,14 +59,15 @@ def dry_run(config: Config) -> int:
     plan = plan_of(config)
     place = Path(tempfile.mkdtemp(prefix="agent-r1-dry-run-"))
     folder = place / "run"
-    status = None
+    kept = False
     try:
         status = local.run_training(shortened(config, folder), resume=False, temporary=True)
+        kept = status == EXIT_FAILED  # the message has named a log in it
         if status in (EXIT_FAILED, EXIT_INTERRUPTED):
             return status
         measured = measure(folder)
     finally:
-        if status != EXIT_FAILED:  # else the message above names a log in it
+        if not kept:
             shutil.rmtree(place)
     for line in prediction(config, plan, measured):
         print(line)
