@@ -22,6 +22,7 @@ from agent_r1.config.estimate import (
     rollout_parts,
     total,
 )
+from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.run import Config, load_config
 from agent_r1.rollout.vllm.settings import free_memory_bytes
 from agent_r1_service.exit_status import EXIT_FAILED
@@ -64,13 +65,13 @@ class Estimate:
 def estimate(arguments: argparse.Namespace) -> int:
     """Print what a run takes; the exit status is 1 where it does not fit."""
     config = load_config(arguments.config, arguments.options).config
-    config = _with_layout(config)
-    policy = _size(config.model.path, config.model.revision)
+    config = with_layout(config)
+    policy = size_of(config.model.path, config.model.revision)
     critic = None
     if config.learner.has_critic:
         critic = policy
         if config.learner.critic_path is not None:
-            critic = _size(config.learner.critic_path, None)
+            critic = size_of(config.learner.critic_path, None)
     machine = look_at(config, arguments.gpu_gb)
     found = sum_up(config, policy, critic, machine)
     for line in _lines(config, policy, found, machine):
@@ -90,11 +91,12 @@ def estimate(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED
 
 
-def _size(path: str, revision: str | None) -> ModelSize:
+def size_of(path: str, revision: str | None) -> ModelSize:
+    """Return what memory depends on, of a model in a folder or on the hub."""
     return read_model_size(model_folder(path, revision, small=True))
 
 
-def _with_layout(config: Config) -> Config:
+def with_layout(config: Config) -> Config:
     """Return the configuration with the layout that the engine will choose."""
     from agent_r1.learner.engine.ranks.messages import EngineSetup
 
@@ -137,7 +139,7 @@ def _memory_problems(
 ) -> Iterator[str]:
     sequence = kv_bytes_per_token(policy, config.model.dtype) * config.model.max_context
     if machine.gpu_bytes is None:
-        need = _on_one_machine(config, learner, rollout)
+        need = memory_of_run(config, learner, rollout)
         if need > machine.memory_bytes:
             free = readable_size(machine.memory_bytes)
             yield f"memory: {readable_size(need)} are needed, and {free} are free"
@@ -154,7 +156,8 @@ def _memory_problems(
         )
 
 
-def _on_one_machine(config: Config, learner: Sequence[Part], rollout: Sequence[Part]) -> float:
+def memory_of_run(config: Config, learner: Sequence[Part], rollout: Sequence[Part]) -> float:
+    """Return the bytes of every process of a run that shares one machine without GPUs."""
     servers = config.placement.num_rollout_servers
     redis = config.redis.maxmemory_mb * 2**20 if config.redis.url is None else 0
     return config.learner.ranks * total(learner) + servers * total(rollout) + PROGRAMS + redis
@@ -234,9 +237,9 @@ def _lines(config: Config, policy: ModelSize, found: Estimate, machine: Machine)
     yield f"  {fits} trajectories of {config.model.max_context} tokens at a time"
     yield from _table("disk", found.disk)
     if on_gpu:
-        yield "figures for GPUs are unverified: none of them was compared with a GPU"
+        yield verdict_on_gpus()
     else:
-        whole = _on_one_machine(config, found.learner, found.rollout)
+        whole = memory_of_run(config, found.learner, found.rollout)
         yield f"{'all processes of the run':{WIDTH}} {readable_size(whole):>10}"
         free = readable_size(machine.memory_bytes)
         yield f"this machine has {free} of memory and {readable_size(machine.disk_bytes)} of disk"
