@@ -108,6 +108,9 @@ FAILURE_KINDS = (
     "policy_error",
     "trajectory_timeout",
     "unknown_tool_in_task",
+    "decoding_refused",
+    "scorer_error",
+    "scorer_unreachable",
 )
 """What the reason of a FAILED attempt begins with."""
 
