@@ -154,9 +154,9 @@ class _Planner:
         return read_questions(name, source)[: self._base.evaluation.max_questions]
 
     def _specs(self, family: Family) -> dict[str, ToolSpec]:
-        """Return what the tool of a family says of itself; nothing where it runs elsewhere."""
+        """Return what react tells of the family's tool; nothing where that runs elsewhere."""
         table = self._base.tools.get(family.tool)
-        if table is None or table.url is not None:
+        if "react" not in self._matrix.methods or table is None or table.url is not None:
             return {}
         return {family.tool: describe_tool(family.tool, table)}
 

@@ -33,7 +33,7 @@ class Cell(StrictMessage):
     sampled_tokens: tuple[float, float, float]
     """Tokens sampled for a question, those of branches that were not chosen included."""
     calls: tuple[float, float, float]
-    """Tool calls made for a question, those of branches that were not chosen included."""
+    """Calls that tools answered for a question, to branches that were not chosen included."""
     seconds: tuple[float, float, float]
     """From a question's first turn to its answer, beside the other questions in flight."""
 
@@ -62,7 +62,7 @@ def measure(answers: Iterable[Answer], family: Family, settings: Facts) -> Cell:
         score=_rounded([a.components[family.component] for a in scored]),
         extra=None if extra is None else _rounded(extra),
         sampled_tokens=_rounded([a.sampled_tokens or 0 for a in scored]),
-        calls=_rounded([a.num_calls + (a.discarded_calls or 0) for a in scored]),
+        calls=_rounded([sum(a.calls.values()) + (a.discarded_calls or 0) for a in scored]),
         seconds=_rounded([a.seconds or 0.0 for a in scored]),
     )
 

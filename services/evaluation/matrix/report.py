@@ -106,9 +106,9 @@ def report(found: Mapping[str, Any]) -> str:
         "Written by `agent-r1 matrix`. In brackets is a "
         f"{bootstrap['level'] * 100:.0f} % interval ({bootstrap['method']}, "
         f"{bootstrap['resamples']:,} resamples). Tokens, calls and seconds are means over "
-        "questions. Tokens and calls count those of branches that were not chosen. Seconds are "
-        "those of a question beside the others in flight, so they depend on the machine and its "
-        "load.",
+        "questions. Calls are those that tools answered. Tokens and calls count those of branches "
+        "that were not chosen. Seconds are those of a question beside the others in flight, so "
+        "they depend on the machine and its load.",
     ]
     if found["picture"]:
         shown = "Score against tokens and seconds a question, mean over the data sets of a kind"

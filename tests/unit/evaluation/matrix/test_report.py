@@ -9,12 +9,18 @@ from typing import Any
 
 import pytest
 
+from agent_r1.evaluation.answers import CallLine, TurnLine
 from agent_r1.evaluation.matrix.cells import Cell, measure, read_cell, write_cell
 from agent_r1.evaluation.matrix.data_sets import CODE, MATHS, MULTIHOP
 from agent_r1.evaluation.matrix.picture import SHAPES, log_scale, mark
 from agent_r1.evaluation.matrix.report import Place, Results, points_of, report, write_report
 from tests.unit.evaluation.lines import answer
 
+CALLS = [
+    CallLine(tool="search", status="ok"),
+    CallLine(tool="search", status="error"),
+    CallLine(tool="find", status="unknown_tool"),
+]
 SETTINGS = {"seed": 0, "temperature": 0.0}
 
 
@@ -40,7 +46,8 @@ def test_a_cell_has_means_over_the_questions_that_were_scored():
             0.0,
             components={"exact_match": 0.0, "f1": 0.5},
             sampled_tokens=30,
-            num_calls=2,
+            turns=[TurnLine(text="", calls=CALLS)],
+            num_calls=3,
             discarded_calls=4,
             seconds=3,
         ),
@@ -51,7 +58,7 @@ def test_a_cell_has_means_over_the_questions_that_were_scored():
     assert found.score[0] == 0.5
     assert found.extra is not None
     assert found.extra[0] == 0.75
-    # (10 + 30) / 2 tokens, (0 + 2 + 4) / 2 calls, (1 + 3) / 2 seconds
+    # (10 + 30) / 2 tokens, (0 + 2 + 4) / 2 answered calls, (1 + 3) / 2 seconds
     assert (found.sampled_tokens[0], found.calls[0], found.seconds[0]) == (20.0, 3.0, 2.0)
     assert found == measure(list(reversed(answers)), MULTIHOP, SETTINGS)
 
