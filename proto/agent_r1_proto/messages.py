@@ -57,6 +57,10 @@ class StreamMessage(Message):
         """Return the key of the entry: what the message is about, for logs and dead letters."""
         raise TypeError(f"{type(self).__name__} has no stream key")
 
+    def written_version(self) -> str:
+        """Return the version that this message is written as: the oldest that says all of it."""
+        return self.SCHEMA_VERSION
+
     def replace(self, **changes: object) -> Self:
         """Return a copy with the given fields changed, validated again."""
         values = {name: getattr(self, name) for name in type(self).model_fields}
@@ -132,7 +136,7 @@ def encode_entry(message: StreamMessage) -> dict[bytes, bytes]:
     """Encode a message as the fields of one stream entry."""
     layout = layout_of(type(message))
     fields = {
-        b"schema": f"{message.SCHEMA_NAME}/{message.SCHEMA_VERSION}".encode(),
+        b"schema": f"{message.SCHEMA_NAME}/{message.written_version()}".encode(),
         b"key": message.stream_key().encode(),
         b"meta": message.model_dump_json(exclude=layout.left_out).encode(),
     }

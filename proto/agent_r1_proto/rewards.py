@@ -30,7 +30,7 @@ class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "2.1"
+    SCHEMA_VERSION: ClassVar[str] = "3.0"
 
     trajectory: Trajectory
     reward: Reward | None
@@ -41,6 +41,10 @@ class ScoredTrajectory(StreamMessage):
     def stream_key(self) -> str:
         """Return the rollout id."""
         return self.trajectory.rollout_id
+
+    def written_version(self) -> str:
+        """Return the version that its trajectory is written as: both count alike."""
+        return self.trajectory.written_version()
 
 
 class ScoreCall(StrictMessage):

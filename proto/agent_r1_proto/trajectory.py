@@ -7,6 +7,7 @@ Dimension key: T = tokens in one trajectory.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -98,15 +99,26 @@ class DecodingCost(Message):
     """Score of the branch that was chosen; None with `majority`."""
 
 
+def _is_empty(values: list[int]) -> bool:
+    return not values
+
+
 class Trajectory(StreamMessage):
-    """One finished rollout as a flat token sequence.
+    """One finished rollout as a flat array of tokens.
 
     Prompt, sampled and tool tokens interleave; `action_mask` is the only record of which
     tokens the policy sampled. Tokens are never decoded and re-encoded after sampling.
+
+    The array is one sequence of the model, or several segments end to end. A segment begins where
+    the chat template rewrote the history: it holds that history anew, with action_mask False, and
+    what the policy sampled after it. So every sampled token stands in the array once, behind the
+    tokens that it was sampled after, and every index points into the whole array.
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "2.1"
+    SCHEMA_VERSION: ClassVar[str] = "3.0"
+    WITHOUT_SEGMENTS: ClassVar[str] = "2.1"
+    """What a trajectory of one segment is written as, so that readers of 2.1 still take it."""
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""
@@ -118,6 +130,8 @@ class Trajectory(StreamMessage):
     """[T] natural-log probability under the sampling policy; 0.0 where action_mask is False."""
     prompt_length: Annotated[int, Field(ge=0)]
     """Tokens before the first turn."""
+    segment_starts: Annotated[list[int], Field(exclude_if=_is_empty)] = []
+    """Index of the first token of each segment after the first one; [] for a single segment."""
     version_spans: list[VersionSpan] = []
     """Disjoint, in order; together they cover every sampled token."""
     turns: list[Turn] = []
@@ -161,6 +175,7 @@ class Trajectory(StreamMessage):
             last = span.end
         if np.any(self.action_mask & ~covered):
             raise ValueError("a sampled token lies outside every version span")
+        self._check_segments()
         for turn in self.turns:
             if not turn.start <= turn.end <= num_tokens:
                 raise ValueError(f"turn [{turn.start}, {turn.end}) exceeds {num_tokens} tokens")
@@ -172,9 +187,37 @@ class Trajectory(StreamMessage):
                     )
         return self
 
+    def _check_segments(self) -> None:
+        bounds = [0, *self.segment_starts, len(self.token_ids)]
+        if self.segment_starts and any(a >= b for a, b in itertools.pairwise(bounds)):
+            raise ValueError(
+                f"segment_starts {self.segment_starts} must rise, above 0 and below the "
+                f"{len(self.token_ids)} tokens"
+            )
+        for start in self.segment_starts:
+            if start < self.prompt_length or self.action_mask[start]:
+                raise ValueError(
+                    f"the segment at {start} must begin after the prompt of {self.prompt_length} "
+                    "tokens, and with a token that was not sampled"
+                )
+            for part in (*self.version_spans, *self.turns):
+                if part.start < start < part.end:
+                    raise ValueError(
+                        f"the segment at {start} begins within [{part.start}, {part.end}), which "
+                        "was sampled in one sequence"
+                    )
+
     def stream_key(self) -> str:
         """Return the rollout id."""
         return str(self.rollout.key)
+
+    def written_version(self) -> str:
+        """Return the version that the trajectory is written as."""
+        return self.SCHEMA_VERSION if self.segment_starts else self.WITHOUT_SEGMENTS
+
+    def segment_bounds(self) -> list[tuple[int, int]]:
+        """Return the half-open range [start, end) of each segment, in order; at least one."""
+        return list(itertools.pairwise([0, *self.segment_starts, len(self.token_ids)]))
 
     @property
     def rollout_id(self) -> str:

@@ -228,6 +228,7 @@ def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             config.learner,
             config.evaluation,
             config.model.max_context,
+            config.max_segments,
             limit_bytes=config.redis.maxmemory_mb * MIB,
             limit_name="redis.maxmemory_mb",
         )

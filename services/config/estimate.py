@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config.run import Config
+from agent_r1.learner.algorithms import is_per_token
 from agent_r1.learner.config import EngineConfig
 from agent_r1_service.config import Dtype, ModelConfig
 
@@ -120,10 +121,15 @@ def state_parts(size: ModelSize, table: EngineConfig, dtype: Dtype, what: str) -
 
 
 def microbatch_tokens(config: Config) -> int:
-    """Return the most tokens of one micro-batch: a long trajectory has one of its own."""
+    """Return the most tokens of one micro-batch: a long sequence has one of its own.
+
+    So has a trajectory of many segments where the loss looks at whole trajectories.
+    """
     learner = config.learner
-    batch = learner.groups_per_batch * learner.group_size * config.model.max_context
-    return min(max(learner.max_tokens_per_microbatch, config.model.max_context), batch)
+    trajectory = config.max_segments * config.model.max_context
+    longest = config.model.max_context if is_per_token(learner.policy_loss) else trajectory
+    batch = learner.groups_per_batch * learner.group_size * trajectory
+    return min(max(learner.max_tokens_per_microbatch, longest), batch)
 
 
 def activation_parts(

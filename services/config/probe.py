@@ -157,6 +157,7 @@ class Probe:
                 tools=bool(tools) and tool_format.in_template, messages=self._sends_messages
             ),
             tool_format=tool_format,
+            segments=env.rewritten_history == "segments",
         )
 
     def _engine(self, model: ModelConfig) -> Iterator[Report]:

@@ -94,6 +94,7 @@ def _problems(
             config.learner,
             config.evaluation,
             config.model.max_context,
+            config.max_segments,
             limit_bytes=limit,
             limit_name=SERVER_MAXMEMORY,
         )

@@ -162,6 +162,11 @@ class Config(StrictConfig):
         """Return the table of a command that trains on dialogues; None of the other commands."""
         return {"sft": self.sft, "train_reward": self.train_reward}.get(purpose)
 
+    @property
+    def max_segments(self) -> int:
+        """Most segments of one trajectory: every turn may follow a rewritten history."""
+        return self.env.max_turns if self.env.rewritten_history == "segments" else 1
+
     def started_tools(self) -> dict[str, ToolConfig]:
         """Return the tools that this run starts; the others run already."""
         return {name: tool for name, tool in self.tools.items() if tool.url is None}

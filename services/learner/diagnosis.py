@@ -105,10 +105,10 @@ def trajectory_gradients(policy: PolicyModule, samples: Sequence[TrainSample]) -
 def sum_of_gradients(policy: PolicyModule, samples: Sequence[TrainSample]) -> torch.Tensor:
     """Return [P] the gradient of -A log p, summed over the trained tokens of all samples."""
     policy.zero_grad()
-    for sample in samples:
-        if not sample.advantages.any():
+    for segment in (segment for sample in samples for segment in sample.segments()):
+        if not segment.advantages.any():
             continue
-        batch = build_microbatch([sample], [0], layout="padded")
+        batch = build_microbatch([segment], [0], layout="padded")
         logprobs, _ = policy(
             torch.from_numpy(batch.token_ids),
             torch.from_numpy(batch.positions),

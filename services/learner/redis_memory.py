@@ -20,24 +20,26 @@ _MIB = 1024 * 1024
 
 
 def worst_case_redis_bytes(
-    learner: LearnerConfig, evaluation: EvaluationConfig, max_context: int
+    learner: LearnerConfig, evaluation: EvaluationConfig, max_context: int, max_segments: int = 1
 ) -> int:
     """Return the most memory, in bytes, that a training run's messages can take in Redis.
 
     Args:
         learner: how many samples are asked for ahead.
         evaluation: its sets are asked meanwhile.
-        max_context: most tokens of one trajectory.
+        max_context: most tokens of one segment.
+        max_segments: most segments of one trajectory.
     """
     samples = (learner.max_staleness + 1) * learner.groups_per_batch * learner.slots_per_group
     questions = MAX_QUESTIONS_IN_FLIGHT if evaluation.sets else 0
-    return (samples + questions) * (BYTES_PER_ENTRY + max_context * BYTES_PER_TOKEN)
+    return (samples + questions) * (BYTES_PER_ENTRY + max_segments * max_context * BYTES_PER_TOKEN)
 
 
 def redis_memory_problem(
     learner: LearnerConfig,
     evaluation: EvaluationConfig,
     max_context: int,
+    max_segments: int = 1,
     *,
     limit_bytes: int,
     limit_name: str,
@@ -47,17 +49,19 @@ def redis_memory_problem(
     Args:
         learner: how many samples are asked for ahead.
         evaluation: its sets are asked meanwhile.
-        max_context: most tokens of one trajectory.
+        max_context: most tokens of one segment.
+        max_segments: most segments of one trajectory.
         limit_bytes: the limit.
         limit_name: what the message calls it, so that the user knows what to raise.
     """
-    need = worst_case_redis_bytes(learner, evaluation, max_context)
+    need = worst_case_redis_bytes(learner, evaluation, max_context, max_segments)
     if need <= limit_bytes:
         return None
+    segments = f"env.max_turns {max_segments} segments of " if max_segments > 1 else ""
     return (
         f"{limit_name} ({limit_bytes / _MIB:.0f} MiB) must hold the worst case in flight, "
         f"{need / _MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "
         f"learner.groups_per_batch {learner.groups_per_batch} x learner.group_size "
-        f"{learner.group_size} trajectories of model.max_context {max_context} tokens, and up to "
-        f"{MAX_QUESTIONS_IN_FLIGHT} of evaluation; raise it or lower one of these"
+        f"{learner.group_size} trajectories of {segments}model.max_context {max_context} tokens, "
+        f"and up to {MAX_QUESTIONS_IN_FLIGHT} of evaluation; raise it or lower one of these"
     )

@@ -37,6 +37,8 @@ class RunSpec:
     resume: bool
     store: RunStore | None = None
     """Where checkpoints and ledger are besides the folder (`learner.checkpoint_url`)."""
+    max_segments: int = 1
+    """Most segments of one trajectory."""
 
     @property
     def total_steps(self) -> int:
@@ -72,6 +74,7 @@ class RunSpec:
             self.learner,
             self.evaluation,
             self.model.max_context,
+            self.max_segments,
             limit_bytes=limit,
             limit_name=SERVER_MAXMEMORY,
         )
@@ -89,6 +92,7 @@ def make_run_spec(
     evaluation: EvaluationConfig,
     resolved_config: Mapping[str, Any],
     resume: bool,
+    max_segments: int = 1,
 ) -> RunSpec:
     """Read the evaluation sets and check that the run folder fits.
 
@@ -116,4 +120,5 @@ def make_run_spec(
         resolved_config=resolved_config,
         resume=resume,
         store=store,
+        max_segments=max_segments,
     )

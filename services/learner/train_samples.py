@@ -70,9 +70,16 @@ def outcome_rewards(group: Group, *, shuffle: bool) -> list[float]:
 
 
 def response_mask(scored: ScoredTrajectory) -> BoolArray:
-    """Return [T] True on every token after the prompt, tool text included."""
-    mask = np.zeros(len(scored.trajectory.token_ids), dtype=np.bool_)
-    mask[int(np.argmax(scored.trajectory.action_mask)) :] = True
+    """Return [T] True on every token from the first sampled one of its segment, tool text included.
+
+    A rewritten history is what the policy is asked with, as a prompt is.
+    """
+    trajectory = scored.trajectory
+    mask = np.zeros(len(trajectory.token_ids), dtype=np.bool_)
+    for start, end in trajectory.segment_bounds():
+        sampled = np.flatnonzero(trajectory.action_mask[start:end])
+        if len(sampled):
+            mask[start + sampled[0] : end] = True
     return mask
 
 
@@ -137,6 +144,7 @@ class _Batch:
             advantages=np.zeros(len(mask), np.float32),
             temperature=trajectory.temperature,
             name=trajectory.rollout_id,
+            segment_starts=trajectory.segment_starts,
         )
 
     def _update(self, index: int, **changes: object) -> None:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch, BranchState
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_format import ChatFormat, PromptMessage
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.decoding.scorer import BranchScorer
 from agent_r1.rollout.decoding.search import Search
@@ -43,7 +43,7 @@ class AgentLoop:
         tools: calls tools; its specs are known.
         env: limits.
         make_env: makes the environment of one trajectory.
-        max_context: most tokens of one trajectory, prompt included (`model.max_context`).
+        max_context: most tokens of one segment, prompt included (`model.max_context`).
         run_seed: `run.seed`.
         server_id: name of this rollout server.
         scorer: scores the branches of searches; None where none is there.
@@ -132,7 +132,8 @@ class AgentLoop:
             names = self._offered_names(task)
         except AttemptFailedError as exc:
             raise ValueError(str(exc)) from exc
-        return self._prompt(task, {name: self._tools.directory.spec(name) for name in names})
+        specs = [self._tools.directory.spec(name) for name in names]
+        return self._prompt(self._asked(task), specs, task.id)
 
     def _begin(
         self,
@@ -150,7 +151,8 @@ class AgentLoop:
         states.append(BranchState(env, calls))
         if rollout.decoding is not None:
             _check_decoding(rollout.decoding, specs, self._scorer)
-        record.add_prompt(self._prompt(rollout.task, specs))
+        record.messages, record.tools = self._asked(rollout.task), list(specs.values())
+        record.add_prompt(self._prompt(record.messages, record.tools, rollout.task.id))
         return Branch(rollout, states[0], record)
 
     async def _interact(
@@ -183,22 +185,25 @@ class AgentLoop:
             names = task.tools
         return list(names)
 
-    def _prompt(self, task: Task, specs: Mapping[str, ToolSpec]) -> list[int]:
+    def _asked(self, task: Task) -> list[PromptMessage]:
+        """Return the dialogue of a task; the results it ends with look as they do between turns."""
         messages = task.messages()
         if self._env.system_prompt is not None and messages[0].role != "system":
             messages.insert(0, ChatMessage(role="system", content=self._env.system_prompt))
         asked = list(messages)
         while asked[-1].role == "tool":
             asked.pop()
-        results = [
-            self._turns.limited(message.content, "tool") for message in messages[len(asked) :]
-        ]
-        rendered = self._chat.render_prompt(asked, list(specs.values()), results)
+        return [*asked, *(self._turns.outside("tool", m.content) for m in messages[len(asked) :])]
+
+    def _prompt(
+        self, messages: Sequence[PromptMessage], tools: Sequence[ToolSpec], task_id: str
+    ) -> list[int]:
+        rendered = self._chat.render_prompt(messages, tools)
         if not self._prompt_logged:
             self._prompt_logged = True
             logger.info(
                 "first prompt task_id=%s num_tokens=%d\n%s",
-                task.id,
+                task_id,
                 len(rendered.token_ids),
                 rendered.text,
             )

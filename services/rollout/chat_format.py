@@ -7,24 +7,31 @@ difference of two renderings of a fixed dummy dialogue, tokenized once.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.rollout.chat_template import ChatTemplateError, render
+from agent_r1.rollout.earlier_turns import (
+    ANY_FUNCTION,
+    QUESTION,
+    REPLY,
+    SAID,
+    Dialogue,
+    dummy_id,
+    keeping_key,
+    keeps_turns,
+    outside_message,
+    short_dialogue,
+)
 from agent_r1.rollout.outside_text import OutsideText, as_json
 from agent_r1.rollout.parsing import MARKUP, THINK_CLOSE, THINK_OPEN, TurnText, parse_turn
 from agent_r1.rollout.tool_formats import HERMES, ParsedCall, ToolFormat
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
 
-# Words that no template writes by itself, without whitespace at their ends (templates may strip).
-_QUESTION, _THOUGHT, _SAID = "Question-7f3a", "Thought-7f3a", "Said-7f3a"
-_SPOKEN = f"<think>\n{_THOUGHT}\n</think>\n\n{_SAID}"
-_REPLY = "Reply-7f3a"
-_QUOTED = f'{_REPLY} "quoted"\nnext.'
+_QUOTED = f'{REPLY} "quoted"\nnext.'
 """A reply that looks different where a template writes it as a string of JSON."""
 _HIDES = (
     "the chat template does not show messages of role {role!r} after an assistant turn; use a "
@@ -32,15 +39,6 @@ _HIDES = (
 )
 _MAX_UTF8_TAIL = 4
 _MOST_GLUE = 4096
-_CALL_ID = "call7f3a{}"  # nine letters and digits: some templates accept no other length
-_TOOL = ToolSpec(
-    name="tool7f3a",
-    version="1",
-    description="Any tool.",
-    parameters={"type": "object", "properties": {"text": {"type": "string"}}},
-).as_function()
-
-Dialogue = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -49,6 +47,22 @@ class Rendered:
 
     text: str
     token_ids: list[int]
+
+
+@dataclass(frozen=True)
+class OutsideMessage:
+    """A message of a tool or of the environment, as the model sees it."""
+
+    role: Role
+    text: str
+    token_ids: list[int]
+    """Of its text, from `encode_text` or `encode_limited`."""
+    call_id: str = ""
+    """What the model called the call that it answers, for templates that repeat it beside the
+    result; "" where it did not say."""
+
+
+PromptMessage = ChatMessage | OutsideMessage
 
 
 def reply_roles(*, tools: bool, messages: bool) -> tuple[Role, ...]:
@@ -70,10 +84,11 @@ class ChatFormat:
         template_kwargs: `env.chat_template_kwargs`, given to every rendering.
         reply_roles: roles of the messages that may follow a turn; each is checked now.
         tool_format: how the model writes tool calls.
+        segments: the template may rewrite earlier turns; `rewrites` says when.
 
     Raises:
-        ChatTemplateError: the template rewrites earlier turns, or ends a turn with anything but
-            one end-of-turn token, or text does not survive the tokenizer.
+        ChatTemplateError: the template rewrites earlier turns and may not, or ends a turn with
+            anything but one end-of-turn token, or text does not survive the tokenizer.
     """
 
     def __init__(
@@ -84,6 +99,7 @@ class ChatFormat:
         template_kwargs: Mapping[str, Any] | None = None,
         reply_roles: Sequence[Role] = ("tool",),
         tool_format: ToolFormat = HERMES,
+        segments: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
@@ -92,12 +108,19 @@ class ChatFormat:
         self._glue: dict[tuple[Role, ...], list[str]] = {}
         self._glue_tokens: dict[str, list[int]] = {}
         # A template may put the tools into a message, and move them when another one follows.
-        self._offered = [_TOOL] if "tool" in reply_roles else None
+        self._offered = [ANY_FUNCTION] if "tool" in reply_roles else None
         self._tool_format = tool_format
         close_ids = self.encode(tool_format.closing_tag)
         self._call_close_id = close_ids[0] if len(close_ids) == 1 else None
-        for role in reply_roles:
-            self._check_keeps_turns(role)
+        rewriting: list[Role] = [role for role in reply_roles if not self._keeps_turns(role)]
+        self._rewriting = frozenset(rewriting)
+        if rewriting and not segments:
+            raise ChatTemplateError(
+                "the chat template rewrites earlier turns (drops their thinking, say), so the "
+                "model would be trained on a dialogue it never saw; "
+                f"{self._keeping_key(rewriting[0])}; or train every rewritten history as a "
+                'sequence of its own: env.rewritten_history = "segments"'
+            )
         self._json_roles = frozenset(role for role in reply_roles if self._writes_json(role))
         glue = {
             token
@@ -108,43 +131,66 @@ class ChatFormat:
         self._outside = OutsideText(tokenizer, glue, (*MARKUP, *tool_format.markup))
         for role in reply_roles:
             self._check_round_trip((role, role) if role == "tool" else (role,))
-        question: Dialogue = [{"role": "user", "content": _QUESTION}]
+        question: Dialogue = [{"role": "user", "content": QUESTION}]
         asked = self._render(question, generation_prompt=False)
         prompt = self._render(question).removeprefix(asked)
         self.opens_in_thought = prompt.count(THINK_OPEN) > prompt.count(THINK_CLOSE)
         """The generation prompt ends inside a thought, so every turn begins in one."""
+        self._opening = prompt[prompt.rindex(THINK_OPEN) :] if self.opens_in_thought else ""
 
     # -- prompts and replies ---------------------------------------------------------------------
 
     def render_prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] = (),
-        results: Sequence[tuple[str, list[int]]] = (),
+        self, messages: Sequence[PromptMessage], tools: Sequence[ToolSpec] = ()
     ) -> Rendered:
-        """Render a dialogue up to the first token the model samples.
+        """Render a dialogue up to the first token the model samples next.
+
+        A message from outside keeps its tokens, so that it looks as it does between turns. One
+        before the last turn may be missing: a template may drop what it likes of the past.
 
         Args:
             messages: the dialogue.
             tools: the tools that are offered.
-            results: what tools answered to the last message, an assistant's: text and tokens of
-                each, from `encode_limited`, so that they look as they do between turns.
         """
-        replies = [f"{_REPLY}-{i}." for i in range(len(results))]
-        dialogue = [{"role": m.role, "content": m.content} for m in messages]
-        dialogue += [{"role": "tool", "content": reply} for reply in replies]
+        outside = [message for message in messages if isinstance(message, OutsideMessage)]
+        mark = _unused_mark(messages)
+        marks = [f"{mark}-{i}." for i in range(len(outside))]
+        numbers = iter(range(len(outside)))
+        dialogue = [
+            {"role": m.role, "content": m.content}
+            if isinstance(m, ChatMessage)
+            else outside_message(i := next(numbers), m.role, marks[i])
+            for m in messages
+        ]
         in_template = tools if self._tool_format.in_template else ()
         functions = [tool.as_function() for tool in in_template] or None
         rest = self._render(dialogue, tools=functions)
-        text, token_ids = "", list[int]()
-        # From the end, where the replies are: nothing before them can be taken for one.
-        for reply, (shown, result_ids) in zip(reversed(replies), reversed(results), strict=True):
-            rest, found, piece = rest.rpartition(reply)
-            if not found:
-                raise ChatTemplateError(_HIDES.format(role="tool"))
-            text = shown + piece + text
-            token_ids = [*result_ids, *self.encode(piece), *token_ids]
-        return Rendered(rest + text, [*self.encode(rest), *token_ids])
+        rest = _with_call_ids(rest, outside)
+        pieces: list[tuple[str, list[int]]] = []
+        for i in reversed(range(len(outside))):
+            before, found, piece = rest.rpartition(marks[i])
+            if found:
+                rest = before
+                shown = outside[i].text, outside[i].token_ids
+                pieces += [(piece, self.encode(piece)), shown]
+            elif i >= len(outside) - _count_newest(messages):
+                raise ChatTemplateError(_HIDES.format(role=outside[i].role))
+        pieces.append((rest, self.encode(rest)))
+        return Rendered(
+            "".join(text for text, _ in reversed(pieces)),
+            [token for _, token_ids in reversed(pieces) for token in token_ids],
+        )
+
+    def said(self, text: str) -> ChatMessage:
+        """Return a turn of the model, from `decode_turn`, as a message of the dialogue."""
+        return ChatMessage(role="assistant", content=self._opening + text)
+
+    def rewrites(self, reply: Sequence[OutsideMessage]) -> bool:
+        """Say whether the template rewrites what came before such a reply.
+
+        `render_prompt` then says what the model sees, and `encode_reply` does not.
+        """
+        return any(message.role in self._rewriting for message in reply)
 
     def encode_text(self, text: str) -> list[int]:
         """Encode text from outside (a tool's) so that nothing in it becomes a control token."""
@@ -169,24 +215,19 @@ class ChatFormat:
             text, max_chars=max_chars, max_tokens=max_tokens, in_json=in_json
         )
 
-    def encode_reply(
-        self, roles: Sequence[Role], bodies: Sequence[list[int]], call_ids: Sequence[str] = ()
-    ) -> list[int]:
+    def encode_reply(self, reply: Sequence[OutsideMessage]) -> list[int]:
         """Return the tokens between a sampled end-of-turn token and the model's next turn.
 
         Args:
-            roles: role of each message; several tool results go in one rendering, in order.
-            bodies: tokens of each message's text, from `encode_text` or `encode_limited`.
-            call_ids: what the model called each of its calls, for templates that repeat it beside
-                the result; "" where it did not say.
+            reply: what follows the turn, in order; several results go in one rendering.
         """
-        glue = self._glue_of(tuple(roles))
-        for i, call_id in enumerate(call_ids):
-            if call_id:
-                glue = [piece.replace(_CALL_ID.format(i), call_id) for piece in glue]
+        glue = self._glue_of(tuple(message.role for message in reply))
+        for i, message in enumerate(reply):
+            if message.call_id:
+                glue = [piece.replace(dummy_id(i), message.call_id) for piece in glue]
         token_ids = self._glue_ids(glue[0])[1:]  # the end-of-turn token is sampled
-        for body, piece in zip(bodies, glue[1:], strict=True):
-            token_ids += body
+        for message, piece in zip(reply, glue[1:], strict=True):
+            token_ids += message.token_ids
             token_ids += self._glue_ids(piece)
         return token_ids
 
@@ -291,7 +332,7 @@ class ChatFormat:
 
     def _writes_json(self, role: Role) -> bool:
         """Say whether the template writes such a message as a string of JSON, as Llama 3's do."""
-        shown = self._render(_dialogue((role,), [_QUOTED]), tools=self._offered)
+        shown = self._render(short_dialogue((role,), [_QUOTED]), tools=self._offered)
         return _QUOTED not in shown and as_json(_QUOTED) in shown
 
     def _glue_of(self, roles: tuple[Role, ...]) -> list[str]:
@@ -301,13 +342,13 @@ class ChatFormat:
         return self._glue[roles]
 
     def _make_glue(self, roles: tuple[Role, ...]) -> list[str]:
-        replies = [f"{_REPLY}-{i}." for i in range(len(roles))]
-        full = self._render(_dialogue(roles, replies), tools=self._offered)
-        before, _, rest = full.rpartition(_SAID)
+        replies = [f"{REPLY}-{i}." for i in range(len(roles))]
+        full = self._render(short_dialogue(roles, replies), tools=self._offered)
+        before, _, rest = full.rpartition(SAID)
         if not before:
             raise ChatTemplateError(
                 "the chat template drops what the assistant said earlier; "
-                + self._keep_key(_dialogue(roles, replies))
+                + self._keeping_key(roles[-1])
             )
         pieces: list[str] = []
         for reply in replies:
@@ -325,63 +366,26 @@ class ChatFormat:
             )
         return pieces
 
-    def _check_keeps_turns(self, role: Role) -> None:
-        """Refuse a template that renders earlier turns differently once there is a later one."""
-        if not self._keeps_turns(role, {}):
-            raise ChatTemplateError(
-                "the chat template rewrites earlier turns (drops their thinking, say), so the "
-                "model would be trained on a dialogue it never saw; "
-                + self._keep_key(_dialogue((role,), [_REPLY]))
-            )
+    def _render_past(self, dialogue: Dialogue, extra: Mapping[str, Any]) -> str:
+        return self._render(dialogue, tools=self._offered, generation_prompt=False, extra=extra)
 
-    def _keeps_turns(self, role: Role, extra: Mapping[str, Any]) -> bool:
-        question: Dialogue = [{"role": "user", "content": _QUESTION}]
-        one = _dialogue((role,), [_REPLY])
-        two = [*one, *one[1:]]
-        asked = self._render(question, tools=self._offered, generation_prompt=False, extra=extra)
-        first = self._render(one, tools=self._offered, generation_prompt=False, extra=extra)
-        second = self._render(two, tools=self._offered, generation_prompt=False, extra=extra)
-        turn = first[len(asked) :]
-        return first.startswith(asked) and second == first + turn and turn.count(_THOUGHT) == 1
+    def _keeps_turns(self, role: Role) -> bool:
+        return keeps_turns(self._render_past, role, {})
 
-    def _keep_key(self, dialogue: Dialogue) -> str:
-        """Name the setting under which this template keeps earlier turns, by trying them."""
-        from jinja2 import Environment, TemplateError, meta
-
-        template = self._tokenizer.chat_template
-        role: Role = "user" if dialogue[-1]["role"] == "user" else "tool"
-        names: set[str] = set()
-        try:
-            parsed = Environment(extensions=["jinja2.ext.loopcontrols"], autoescape=False).parse(
-                template
-            )
-            names = meta.find_undeclared_variables(parsed)
-        except TemplateError:
-            pass
-        for name in sorted(n for n in names if re.search("think|reason|keep|preserve|clear", n)):
-            for value in (True, False):
-                try:
-                    keeps = self._keeps_turns(role, {name: value})
-                except ChatTemplateError:
-                    continue
-                if keeps:
-                    return f"set env.chat_template_kwargs = {{{name} = {json.dumps(value)}}}"
-        return (
-            "env.chat_template_kwargs has no variable of this template that keeps them; put a "
-            "chat_template.jinja that renders every turn as it was written beside the model"
-        )
+    def _keeping_key(self, role: Role) -> str:
+        return keeping_key(self._render_past, role, self._tokenizer.chat_template)
 
     def _check_round_trip(self, roles: tuple[Role, ...]) -> None:
         """Check that glue and text, tokenized apart, read as the template's own rendering."""
         replies = [f"{i} {_QUOTED}" for i in range(len(roles))]
-        expected = self._render(_dialogue(roles, replies), tools=self._offered)
-        before = expected[: expected.rindex(_SAID) + len(_SAID)]
+        expected = self._render(short_dialogue(roles, replies), tools=self._offered)
+        before = expected[: expected.rindex(SAID) + len(SAID)]
         end = self.encode(expected[len(before) :])[0]
         bodies = [
             self.encode_text(as_json(text) if role in self._json_roles else text)
             for role, text in zip(roles, replies, strict=True)
         ]
-        reply = self.encode_reply(roles, bodies)
+        reply = self.encode_reply(list(map(OutsideMessage, roles, replies, bodies)))
         rendered = self.decode([*self.encode(before), end, *reply])
         if rendered != expected:
             raise ChatTemplateError(
@@ -391,14 +395,27 @@ class ChatFormat:
             )
 
 
-def _dialogue(roles: Sequence[Role], replies: Sequence[str]) -> Dialogue:
-    return [
-        {"role": "user", "content": _QUESTION},
-        {"role": "assistant", "content": _SPOKEN},
-        *map(_message, range(len(roles)), roles, replies),
-    ]
+def _unused_mark(messages: Sequence[PromptMessage]) -> str:
+    """Return a word that stands for messages from outside, and in none of the others."""
+    mark = REPLY
+    while any(isinstance(m, ChatMessage) and mark in m.content for m in messages):
+        mark += "x"
+    return mark
 
 
-def _message(index: int, role: Role, text: str) -> dict[str, str]:
-    call = {"tool_call_id": _CALL_ID.format(index), "name": _TOOL["function"]["name"]}
-    return {"role": role, "content": text, **(call if role == "tool" else {})}
+def _count_newest(messages: Sequence[PromptMessage]) -> int:
+    """Return how many messages from outside the next turn answers."""
+    theirs = [isinstance(message, OutsideMessage) for message in reversed(messages)]
+    return theirs.index(False) if False in theirs else len(theirs)
+
+
+def _with_call_ids(rendered: str, outside: Sequence[OutsideMessage]) -> str:
+    """Put the ids that the model gave its calls where the template wrote those of the dialogue."""
+    done = 0
+    for i, message in enumerate(outside):
+        place = rendered.find(dummy_id(i), done)
+        if message.role == "tool" and place >= 0:
+            call_id = message.call_id or dummy_id(i)
+            rendered = rendered[:place] + call_id + rendered[place + len(dummy_id(i)) :]
+            done = place + len(call_id)
+    return rendered

@@ -68,6 +68,10 @@ class EnvConfig(StrictConfig):
     """Time one `ToolEnv.step` may take, in seconds; then the attempt has FAILED."""
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Variables given to the model's chat template, such as `enable_thinking`."""
+    rewritten_history: Literal["refuse", "segments"] = "refuse"
+    """What to do with a chat template that rewrites earlier turns, as those do that remove earlier
+    thinking. `refuse`: do not start. `segments`: the rewritten history begins a new segment of the
+    trajectory, so that every turn is trained after what it was sampled after."""
 
     @model_validator(mode="after")
     def _check_system_prompt(self) -> Self:

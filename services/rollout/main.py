@@ -171,6 +171,7 @@ def build_chat_format(
             tools=offers_tools and tool_format.in_template, messages=env_class.sends_messages
         ),
         tool_format=tool_format,
+        segments=env.rewritten_history == "segments",
     )
 
 

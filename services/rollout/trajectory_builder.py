@@ -11,9 +11,11 @@ import hashlib
 
 import numpy as np
 
+from agent_r1.rollout.chat_format import PromptMessage
 from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.policy import Generation
 from agent_r1_proto.tasks import RolloutKey, RolloutTask
+from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory, Turn, VersionSpan
 from agent_r1_service.unicode import repair_text
 
@@ -51,6 +53,11 @@ class TrajectoryBuilder:
     def __init__(self) -> None:
         self.token_ids: list[int] = []
         self.prompt_length = 0
+        self.segment_starts: list[int] = []
+        self.messages: list[PromptMessage] = []
+        """The dialogue so far, without the last turn while its calls run."""
+        self.tools: list[ToolSpec] = []
+        """Those that are offered."""
         self.turns: list[Turn] = []
         self.version_spans: list[VersionSpan] = []
         self._logprobs: list[tuple[int, list[float]]] = []
@@ -66,6 +73,16 @@ class TrajectoryBuilder:
         """Begin with the prompt."""
         self.token_ids += token_ids
         self.prompt_length = len(self.token_ids)
+
+    @property
+    def context(self) -> list[int]:
+        """The tokens of the segment that grows: what the next turn is sampled after."""
+        return self.token_ids[self.segment_starts[-1] :] if self.segment_starts else self.token_ids
+
+    def begin_segment(self, token_ids: list[int]) -> None:
+        """Go on in a segment of its own, which begins with a rewritten history."""
+        self.segment_starts.append(len(self.token_ids))
+        self.token_ids += token_ids
 
     def cut_prompt(self, max_tokens: int) -> None:
         """Keep only the first tokens of a prompt that is too long to sample from."""
@@ -129,6 +146,7 @@ class TrajectoryBuilder:
                 "action_mask": action_mask,
                 "rollout_logprobs": logprobs,
                 "prompt_length": self.prompt_length,
+                "segment_starts": self.segment_starts,
                 "version_spans": self.version_spans,
                 "turns": self.turns,
                 "status": status,

@@ -5,7 +5,8 @@ sampled tokens come from the `Sampler`, tool results from tool_calls/runner.py, 
 the `ToolEnv`, and the tokens of replies from chat_format.py.
 
 Every sampled token is kept as it was sampled, with mask 1 and its log-probability; everything else
-(prompt, glue, tool text) has mask 0.
+(prompt, glue, tool text) has mask 0. Where the chat template rewrites earlier turns, the dialogue
+is rendered anew and begins a segment.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
+from agent_r1.rollout.chat_template import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
 from agent_r1.rollout.parsing import TurnText
 from agent_r1.rollout.policy import Generation, PolicyError, Sampler
-from agent_r1.rollout.trajectory_builder import turn_seed
+from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1_proto.tasks import Role
 from agent_r1_service.answers import find_answer
 from agent_r1_service.tracing import span
@@ -40,7 +42,7 @@ class Turns:
     chat: ChatFormat
     env: EnvConfig
     max_context: int
-    """Most tokens of one trajectory, prompt included."""
+    """Most tokens of one segment, prompt included."""
     run_seed: int
 
     async def sample(self, branch: Branch) -> int:
@@ -54,7 +56,7 @@ class Turns:
         text = self.chat.decode_turn(generation.token_ids)
         branch.record.add_sampled(generation, text)
         if generation.finish_reason == "length":
-            full = len(branch.record.token_ids) >= self.max_context
+            full = len(branch.record.context) >= self.max_context
             reason = "max_trajectory_tokens" if full else "max_tokens_per_turn"
             branch.ended = ("TRUNCATED", reason)
         return len(generation.token_ids)
@@ -63,7 +65,7 @@ class Turns:
         """Run the calls of the last turn and show what the environment says, or end the branch.
 
         Raises:
-            AttemptFailedError: a tool, the environment or the tool format failed.
+            AttemptFailedError: a tool, the environment, the tool format or the template failed.
         """
         record = branch.record
         step, call_ids = await self._react(branch)
@@ -73,11 +75,8 @@ class Turns:
         if len(record.turns) == (branch.rollout.sampling.max_turns or self.env.max_turns):
             branch.ended = ("TRUNCATED", "max_turns")
             return
-        reply = self._reply(step, call_ids)
-        if len(record.token_ids) + len(reply) >= self.max_context:
+        if not self._show(record, self._reply(step, call_ids)):
             branch.ended = ("TRUNCATED", "max_trajectory_tokens")
-            return
-        record.token_ids += reply
 
     def num_calls(self, branch: Branch) -> int:
         """Return how many calls of the last turn would reach a tool."""
@@ -91,12 +90,12 @@ class Turns:
 
     async def _generate(self, branch: Branch) -> Generation:
         rollout, record = branch.rollout, branch.record
-        number = len(record.turns)
-        room = self.max_context - len(record.token_ids)
+        number, context = len(record.turns), record.context
+        room = self.max_context - len(context)
         # Clients number their questions alike; their reply streams differ.
         names = (rollout.reply_stream, str(rollout.key), branch.path, str(number))
         generation = await self.policy.generate(
-            record.token_ids,
+            context,
             max_tokens=min(self.env.max_tokens_per_turn, room),
             temperature=rollout.sampling.temperature,
             seed=turn_seed(self.run_seed, rollout, number, branch.path),
@@ -168,24 +167,42 @@ class Turns:
 
     # -- what the model sees ---------------------------------------------------------------------
 
-    def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[int]:
-        """Return the tokens of the environment's reaction, generation prompt included."""
-        roles: list[Role] = ["tool"] * len(step.observations)
-        texts = list(step.observations)
-        if step.message is not None:
-            roles.append("user")
-            texts.append(step.message)
-        bodies = [self.limited(text, role)[1] for role, text in zip(roles, texts, strict=True)]
-        return self.chat.encode_reply(roles, bodies, call_ids)
+    def _show(self, record: TrajectoryBuilder, reply: Sequence[OutsideMessage]) -> bool:
+        """Add what follows the last turn up to the next one; False where that leaves no room."""
+        record.messages += [self.chat.said(record.turns[-1].text), *reply]
+        if not self.chat.rewrites(reply):
+            token_ids = self.chat.encode_reply(reply)
+            fits = len(record.context) + len(token_ids) < self.max_context
+            if fits:
+                record.token_ids += token_ids
+            return fits
+        try:
+            token_ids = self.chat.render_prompt(record.messages, record.tools).token_ids
+        except ChatTemplateError as exc:
+            raise AttemptFailedError(f"chat_template_error: {exc}") from exc
+        fits = len(token_ids) < self.max_context
+        if fits:
+            record.begin_segment(token_ids)
+        return fits
 
-    def limited(self, text: str, role: Role) -> tuple[str, list[int]]:
-        """Return outside text as the model sees it, and its tokens."""
-        return self.chat.encode_limited(
+    def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[OutsideMessage]:
+        """Return the environment's reaction as the model sees it."""
+        ids = [*call_ids, *[""] * len(step.observations)]
+        reply = [
+            self.outside("tool", text, call_id)
+            for text, call_id in zip(step.observations, ids, strict=False)
+        ]
+        return reply if step.message is None else [*reply, self.outside("user", step.message)]
+
+    def outside(self, role: Role, text: str, call_id: str = "") -> OutsideMessage:
+        """Return a message from outside, cut to the limits."""
+        shown, token_ids = self.chat.encode_limited(
             repair_text(text),
             max_chars=self.env.max_tool_response_chars,
             max_tokens=self.env.max_tool_response_tokens,
             role=role,
         )
+        return OutsideMessage(role, shown, token_ids, call_id)
 
 
 def raised(exc: Exception) -> str:

@@ -1,7 +1,7 @@
 """Every supported architecture, end to end: its chat template, a call, an engine, a training step.
 
 A tiny random model of the architecture has the published chat template. Its first turn is a call,
-put in its mouth; the second one it samples. Two architectures run in the suite, all of them with
+put in its mouth; the last one it samples. Two architectures run in the suite, all of them with
 `make test-models`. The hub's own models were not run.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from agent_r1.rollout.policy import Generation
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings, read_model
-from agent_r1_proto.tasks import Task
+from agent_r1_proto.tasks import Role, Task
 from agent_r1_proto.tools import TextPart, ToolResult
 from agent_r1_proto.trajectory import Trajectory, VersionSpan
 from tests.support.architectures import (
@@ -59,20 +59,33 @@ class TwoTurns(ToolEnv):
         return EnvStep(message=RESULT) if turn.number == 0 else EnvStep(done=True)
 
 
-class FirstTurnGiven:
-    """A policy that samples all but its first turn, whose log-probabilities are its own."""
+class Insisting(ToolEnv):
+    """Asks on, with a message of role user, after each turn without a call but the third."""
 
-    def __init__(self, policy: VllmPolicy, first: list[int]) -> None:
+    sends_messages = True
+
+    async def step(self, turn: Any, results: Any) -> EnvStep:
+        if results:
+            return EnvStep(observations=[result.text for result in results])
+        return EnvStep(message="Are you sure?") if turn.number < 2 else EnvStep(done=True)
+
+
+class FirstTurnsGiven:
+    """A policy that samples all but its first turns, whose log-probabilities are its own."""
+
+    def __init__(self, policy: VllmPolicy, turns: Sequence[list[int]]) -> None:
         self._policy = policy
-        self._first = first
+        self._turns = turns
         self.max_context = policy.max_context
 
     async def generate(self, token_ids: list[int], **options: Any) -> Generation:
-        if not options["request_id"].endswith("/0"):
+        number = int(options["request_id"].rsplit("/", 1)[1])
+        if number >= len(self._turns):
             return await self._policy.generate(token_ids, **options)
-        logprobs = await self._policy.score([*token_ids, *self._first])
-        span = VersionSpan(policy_version=0, start=0, end=len(self._first))
-        return Generation(self._first, logprobs[len(token_ids) - 1 :], [span], "stop")
+        turn = self._turns[number]
+        logprobs = await self._policy.score([*token_ids, *turn])
+        span = VersionSpan(policy_version=0, start=0, end=len(turn))
+        return Generation(turn, logprobs[len(token_ids) - 1 :], [span], "stop")
 
 
 class Run:
@@ -106,21 +119,28 @@ class Run:
         return ChatFormat(tokenizer, end_of_turn_ids=ends, reply_roles=("user",))
 
     def sample(self) -> Trajectory:
-        return self.loop.run_until_complete(self._sample())
+        said = self.kind.call or "Let me think."
+        make_env = ToolEnv if self.kind.call else TwoTurns
+        return self.write(self.chat, [said], make_env)
 
-    async def _sample(self) -> Trajectory:
-        text = self.kind.call or "Let me think."
-        first = [*self.chat.encode(text), self.facts.eos_token_ids[0]]
+    def write(self, chat: ChatFormat, said: Sequence[str], make_env: type[ToolEnv]) -> Trajectory:
+        """Return the trajectory of an interaction whose first turns are given."""
+        return self.loop.run_until_complete(self._write(chat, said, make_env))
+
+    async def _write(
+        self, chat: ChatFormat, said: Sequence[str], make_env: type[ToolEnv]
+    ) -> Trajectory:
+        turns = [[*chat.encode(text), self.facts.eos_token_ids[0]] for text in said]
         async with FakeToolServer("search", answer=_answer) as server:
             tools = ToolClient({"search": server.url} if self.kind.call else {})
             try:
                 await tools.start(wait_s=60.0)
                 loop = AgentLoop(
-                    policy=FirstTurnGiven(self.policy, first),  # pyright: ignore[reportArgumentType]
-                    chat=self.chat,
+                    policy=FirstTurnsGiven(self.policy, turns),  # pyright: ignore[reportArgumentType]
+                    chat=chat,
                     tools=tools,
                     env=self.env,
-                    make_env=ToolEnv if self.kind.call else TwoTurns,
+                    make_env=make_env,
                     max_context=MAX_CONTEXT,
                     run_seed=0,
                     server_id="server-1",
@@ -186,29 +206,95 @@ def test_an_architecture_runs_from_its_template_to_a_training_step(run: Run, tmp
     assert run.chat.decode(before) == rendered
     assert before == run.chat.encode(rendered)
 
+    check_learner(run, trajectory, tmp_path)
+
+
+def check_learner(run: Run, trajectory: Trajectory, folder: Path) -> None:
+    """Train on a trajectory; learner and engine agree on every segment, before and after."""
     # The learner finds the log-probabilities that the engine has told.
     engine = make_engine(run.model, max_tokens_per_microbatch=2048)
     ids, mask = trajectory.token_ids, trajectory.action_mask
-    (found,) = engine.logprobs([ids])
-    told = trajectory.rollout_logprobs[1:]
-    assert np.abs(found - told)[mask[1:]].max() <= 1e-4
-
-    # A step changes the weights; the engine takes the new ones, and both agree again.
     sample = TrainSample(
         token_ids=ids,
         loss_mask=mask,
         rollout_logprobs=trajectory.rollout_logprobs,
         advantages=mask.astype(np.float32),
+        segment_starts=trajectory.segment_starts,
     )
+    (found,) = engine.token_logprobs([sample])
+    assert np.abs(found - trajectory.rollout_logprobs)[mask].max() <= 1e-4
+
+    # A step changes the weights; the engine takes the new ones, and both agree again.
+    first = engine.write_snapshot(folder / "v0", "run", 0)
     metrics = engine.train_batch([sample, replace(sample, advantages=-sample.advantages / 2)], SPEC)
     assert np.isfinite(metrics["loss/policy"])
-    manifest = engine.write_snapshot(tmp_path / "v1", "run", 1)
+    manifest = engine.write_snapshot(folder / "v1", "run", 1)
     run.loop.run_until_complete(run.policy.load_weights(manifest))
-    (after,) = engine.logprobs([ids])
-    assert np.abs(after - found).max() > 1e-3
-    scored = run.loop.run_until_complete(run.policy.score(ids.tolist()))
-    assert np.abs(after - np.array(scored)).mean() <= 2e-5
+    (after,) = engine.token_logprobs([sample])
+    assert np.abs(after - found)[mask].max() > 1e-3
+    segments = [ids[start:end] for start, end in trajectory.segment_bounds()]
+    for segment, ours in zip(segments, engine.logprobs(segments), strict=True):
+        theirs = run.loop.run_until_complete(run.policy.score(segment.tolist()))
+        assert np.abs(ours - np.array(theirs)).mean() <= 2e-5
+    run.loop.run_until_complete(run.policy.load_weights(first))
     engine.close()
+
+
+# As Qwen3's does, but at every reply: a turn that is not the last one loses its thought.
+FORGETFUL_CHATML = (
+    "{%- for m in messages -%}{%- set said = m.content if loop.last else "
+    "m.content.split('</think>')[-1].lstrip('\\n') -%}"
+    "{{- '<|im_start|>' + m.role + '\\n' + said + '<|im_end|>\\n' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+
+
+@pytest.mark.parametrize(
+    "run",
+    ["smollm2", pytest.param("qwen3", marks=pytest.mark.models)],
+    indirect=True,
+)
+def test_a_template_that_removes_earlier_thinking_makes_segments(run: Run, tmp_path: Path):
+    tokenizer = load_tokenizer(str(run.model))
+    roles: tuple[Role, ...] = ("user",)
+    thought = "<think>\nWho may that be?\n</think>\n\n"
+    if run.kind.call is None:
+        tokenizer.chat_template = FORGETFUL_CHATML
+        said = [f"{thought}A poet.", f"{thought}Yes."]
+    else:
+        roles = ("tool", "user")
+        said = [thought + run.kind.call, f"{thought}A poet."]
+    chat = ChatFormat(
+        tokenizer, end_of_turn_ids=run.facts.eos_token_ids, reply_roles=roles, segments=True
+    )
+    trajectory = run.write(chat, said, Insisting)
+    assert (trajectory.reason, len(trajectory.turns)) == ("max_tokens_per_turn", 3)
+
+    # Where the template rewrites, at a message of the user, the prompt is its own rendering.
+    messages: list[dict[str, Any]] = [{"role": "user", "content": QUESTION}]
+    begins: list[int] = []
+    for i, turn in enumerate(trajectory.turns):
+        if i == 0 or messages[-1]["role"] == "user":
+            start = [0, *trajectory.segment_starts][len(begins)]
+            begins.append(start)
+            prompt = tokenizer.apply_chat_template(
+                messages,
+                tools=[_spec(run)] if run.kind.call else None,
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            assert chat.decode(trajectory.token_ids[start : turn.start].tolist()) == prompt
+            assert trajectory.token_ids[start : turn.start].tolist() == chat.encode(prompt)
+        reply = {"role": "tool", "name": "search", "tool_call_id": CALL_ID, "content": RESULT}
+        if not turn.calls:
+            reply = {"role": "user", "content": "Are you sure?"}
+        messages += [{"role": "assistant", "content": turn.text}, reply]
+    assert begins == [0, *trajectory.segment_starts]
+    assert len(begins) == (2 if run.kind.call else 3)
+    last = chat.decode(trajectory.token_ids[begins[-1] : trajectory.turns[-1].start].tolist())
+    assert "Who may that be?" not in last
+
+    check_learner(run, trajectory, tmp_path)
 
 
 SPEC = LossSpec(policy_loss="ppo", optimizer_steps=1)

@@ -75,6 +75,30 @@ def trajectory(
     return Trajectory(**(fields | changes))
 
 
+def two_segments() -> dict[str, Any]:
+    """Return fields of a trajectory of two segments.
+
+    Its prompt has 2 tokens and its first turn 3; then follow a rewritten history of 3 tokens and a
+    turn of 2.
+    """
+    mask = np.array([0, 0, 1, 1, 1, 0, 0, 0, 1, 1], bool)
+    return {
+        "num_sampled": 8,
+        "token_ids": np.array([7, 300, 9, 8, 1, 7, 300, 8, 5, 1], np.int32),
+        "action_mask": mask,
+        "rollout_logprobs": np.array([0, 0, -0.5, -0.25, -1, 0, 0, 0, -2, -0.125], np.float32),
+        "segment_starts": [5],
+        "version_spans": [
+            VersionSpan(policy_version=4, start=2, end=5),
+            VersionSpan(policy_version=5, start=8, end=10),
+        ],
+        "turns": [
+            Turn(start=2, end=5, text="<think>hm</think>look", finish_reason="stop"),
+            Turn(start=8, end=10, text="Ada", finish_reason="stop", process_reward=0.5),
+        ],
+    }
+
+
 def scored(
     rollout: RolloutTask | None = None, *, total: float = 1.0, **changes: Any
 ) -> ScoredTrajectory:

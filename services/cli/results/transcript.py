@@ -79,6 +79,8 @@ def outcome(record: dict[str, Any]) -> str:
     if spans := record.get("mask_spans"):
         sampled = sum(end - start for start, end in spans)
         tokens += f" ({sampled / record['num_tokens']:.0%} sampled)"
+    if starts := record.get("segment_starts"):
+        tokens += f" in {len(starts) + 1} segments"
     parts.append(f"{tokens}, {len(record['turns'])} turns")
     parts.append(f"{record['latency_ms'] / 1000:.2f} s")
     return "; ".join(parts)

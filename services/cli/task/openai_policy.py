@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 from agent_r1.config.sources import ConfigError
-from agent_r1.rollout.chat_format import ChatFormat, Rendered
+from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, PromptMessage, Rendered
 from agent_r1.rollout.policy import PolicyError
 from agent_r1.rollout.tool_formats import HERMES, ToolFormat
-from agent_r1_proto.tasks import ChatMessage, Role
+from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -119,14 +119,17 @@ class Dialogue:
         written = [_name_and_arguments(call) for call in calls]
         return said + (self.tool_format.write(written) if written else "")
 
-    def add_replies(self, roles: Sequence[Role], texts: Sequence[str]) -> None:
+    def add_replies(self, replies: Sequence[OutsideMessage]) -> None:
         """Add what the environment answered, each result to the call it belongs to."""
         ids = [call.get("id", "") for call in self.messages[-1].get("tool_calls", ())]
-        for role, text in zip(roles, texts, strict=True):
-            if role == "tool" and ids:
-                self.messages.append({"role": "tool", "tool_call_id": ids.pop(0), "content": text})
+        for reply in replies:
+            if reply.role == "tool" and ids:
+                call_id = ids.pop(0)
+                self.messages.append(
+                    {"role": "tool", "tool_call_id": call_id, "content": reply.text}
+                )
             else:  # the server did not take the text for a call
-                self.messages.append({"role": "user", "content": text})
+                self.messages.append({"role": "user", "content": reply.text})
 
 
 class DialogueChat(ChatFormat):
@@ -135,32 +138,27 @@ class DialogueChat(ChatFormat):
     def __init__(self, chat: ChatFormat, dialogue: Dialogue) -> None:
         # It has been checked, which takes longer than one interaction may wait.
         self.__dict__.update(chat.__dict__)
+        self._rewriting = frozenset()  # the server renders every history itself
         self._dialogue = dialogue
         if not self._tool_format.write([("any", "{}")]):  # one of the user's own, which only reads
             self._tool_format = HERMES
         dialogue.tool_format = self._tool_format
 
     def render_prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec] = (),
-        results: Sequence[tuple[str, list[int]]] = (),
+        self, messages: Sequence[PromptMessage], tools: Sequence[ToolSpec] = ()
     ) -> Rendered:
         """Render the prompt, and begin the dialogue with it."""
+        asked = [m for m in messages if isinstance(m, ChatMessage)]
         dialogue = self._dialogue
-        dialogue.messages = [{"role": m.role, "content": m.content} for m in messages]
+        dialogue.messages = [{"role": m.role, "content": m.content} for m in asked]
         dialogue.tools = [tool.as_function() for tool in tools]
-        if results:
-            roles: list[Role] = ["tool"] * len(results)
-            dialogue.add_replies(roles, [text for text, _ in results])
-        return super().render_prompt(messages, tools, results)
+        dialogue.add_replies([m for m in messages if isinstance(m, OutsideMessage)])
+        return super().render_prompt(messages, tools)
 
-    def encode_reply(
-        self, roles: Sequence[Role], bodies: Sequence[list[int]], call_ids: Sequence[str] = ()
-    ) -> list[int]:
+    def encode_reply(self, reply: Sequence[OutsideMessage]) -> list[int]:
         """Render a reply, and add it to the dialogue."""
-        self._dialogue.add_replies(roles, [self.decode(body) for body in bodies])
-        return super().encode_reply(roles, bodies, call_ids)
+        self._dialogue.add_replies(reply)
+        return super().encode_reply(reply)
 
 
 def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, str]:

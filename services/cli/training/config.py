@@ -43,7 +43,8 @@ def check(arguments: argparse.Namespace) -> int:
         print(f"note: {note}")
     if first == "train":
         learner, evaluation = config.learner, config.evaluation
-        need = worst_case_redis_bytes(learner, evaluation, config.model.max_context)
+        size = config.model.max_context, config.max_segments
+        need = worst_case_redis_bytes(learner, evaluation, *size)
         print(f"Redis needs at most {need / MIB:.0f} MiB for messages in flight")
     return 0
 

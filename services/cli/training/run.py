@@ -377,6 +377,7 @@ def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) ->
             evaluation=config.evaluation,
             resolved_config=dump_config(named)[0],
             resume=resume,
+            max_segments=config.max_segments,
         )
         status = outcome.finished_status(spec.folder.path, spec.total_steps) if resume else None
         # Ranks that another launcher has started wait for this one.

@@ -96,6 +96,14 @@ def is_zero_without_advantage(name: str) -> bool:
     return getattr(find_policy_loss(name), "zero_without_advantage", False) is True
 
 
+def is_per_token(name: str) -> bool:
+    """Whether a policy loss looks at each token by itself, and so never at a whole trajectory.
+
+    A user's own is given whole trajectories, as `LossInputs.sequences` says.
+    """
+    return name in POLICY_LOSSES and name != "gspo"
+
+
 def _import_function(name: str, key: str, known: Iterable[str]) -> Any:
     """Import `module:function`; `key` and the `known` names are for messages."""
     module_name, _, attribute = name.partition(":")

@@ -7,8 +7,9 @@ Dimension key: T = tokens in one trajectory.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -23,6 +24,12 @@ Model = Literal["policy", "reference"]
 
 FloatArray = npt.NDArray[np.float32]
 
+PER_TOKEN = (
+    *("loss_mask", "rollout_logprobs", "advantages", "old_logprobs", "importance_weights"),
+    *("value_mask", "returns", "old_values"),
+)
+"""Fields of a TrainSample with an entry a token; None where one is not given."""
+
 
 class EngineError(RuntimeError):
     """The engine cannot continue: a rank ended, a collective failed, a gradient is not finite."""
@@ -33,7 +40,8 @@ class TrainSample:
     """One trajectory as the loss sees it.
 
     Position t is about token t, the token being predicted; position 0 is never trained on, since
-    nothing predicts the first token.
+    nothing predicts the first token. Segments stand end to end; each is a sequence of its own for
+    the model, while the loss counts the trajectory.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -58,26 +66,22 @@ class TrainSample:
     """[T] what the critic should have said; read where value_mask is True."""
     old_values: FloatArray | None = None
     """[T] what it said before the batch; read where value_mask is True."""
+    segment_starts: Sequence[int] = ()
+    """Where segments begin, but for the first; see `Trajectory`."""
 
     def __post_init__(self) -> None:
         num_tokens = len(self.token_ids)
         if num_tokens < 2:
             raise ValueError(f"a train sample has {num_tokens} tokens; it needs at least 2")
-        for name in (
-            "loss_mask",
-            "rollout_logprobs",
-            "advantages",
-            "old_logprobs",
-            "importance_weights",
-            "value_mask",
-            "returns",
-            "old_values",
-        ):
+        for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != num_tokens:
                 raise ValueError(f"{name} has {len(values)} entries; token_ids has {num_tokens}")
-        if self.loss_mask[0]:
-            raise ValueError("loss_mask[0] is True, but nothing predicts the first token")
+        for start in (0, *self.segment_starts):
+            if self.loss_mask[start]:
+                raise ValueError(
+                    f"loss_mask[{start}] is True, but nothing predicts the first token of a segment"
+                )
         given = [value is not None for value in (self.value_mask, self.returns, self.old_values)]
         if any(given) and not all(given):
             raise ValueError("value_mask, returns and old_values must be given together")
@@ -90,6 +94,23 @@ class TrainSample:
     def num_tokens(self) -> int:
         """T."""
         return len(self.token_ids)
+
+    @property
+    def num_segments(self) -> int:
+        """At least 1."""
+        return len(self.segment_starts) + 1
+
+    def segments(self) -> list[TrainSample]:
+        """Return each segment as a sample of its own."""
+        if not self.segment_starts:
+            return [self]
+        bounds = itertools.pairwise([0, *self.segment_starts, self.num_tokens])
+        return [self._cut(start, end) for start, end in bounds]
+
+    def _cut(self, start: int, end: int) -> TrainSample:
+        arrays = {name: getattr(self, name) for name in ("token_ids", *PER_TOKEN)}
+        cut = {name: array[start:end] for name, array in arrays.items() if array is not None}
+        return replace(self, segment_starts=(), **cut)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,16 @@
-"""How the trajectories of a micro-batch lie in its arrays.
+"""How the sequences of a micro-batch, segments of trajectories, lie in its arrays.
 
 microbatches.py (which of them go together) --indices--> layout.py --MicroBatch, ValueBatch-->
 ranks/engine.py
 
 - padded: a row each, padded on the right. Attention is causal, so no real token sees padding.
 - packed: end to end in one row; position ids that start again at 0 tell the model where one ends.
-- shared: end to end in one row too, but what a trajectory begins with like the one before it stands
+- shared: end to end in one row too, but what a sequence begins with like the one before it stands
   there once; attention.py says who looks at whom. Nothing is computed twice.
 
 Only the positions that are trained on reach the vocabulary projection, each prediction once. Pure.
 
-Dimension key: S = trajectories in a micro-batch, N = its trained tokens, M = its predictions.
+Dimension key: S = sequences in a micro-batch, N = its trained tokens, M = its predictions.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def build_microbatch(
     weights: Sequence[FloatArray] | None = None,
     *,
     layout: Layout,
+    owners: Sequence[int] | None = None,
 ) -> MicroBatch:
     """Lay the chosen samples out and collect their trained positions.
 
@@ -44,11 +45,14 @@ def build_microbatch(
     its loss and its gradient are exactly 0 while its rank takes part in every collective.
 
     Args:
-        samples: the batch.
+        samples: the batch, a segment each.
         indices: which of them; in the layout "shared", those that begin alike side by side.
         weights: [samples][T] what each token's loss counts; None is 1.
         layout: how they lie.
+        owners: [samples] the trajectory of each; None: each is one of its own.
     """
+    own = indices if owners is None else [owners[i] for i in indices]
+    numbers = {owner: number for number, owner in enumerate(dict.fromkeys(own))}
     rows = [samples[i] for i in indices]
     columns = [np.flatnonzero(row.loss_mask) for row in rows]
     tokens, places = _lay_out(indices, rows, layout)
@@ -64,7 +68,7 @@ def build_microbatch(
         predictions=predictions,
         targets=distinct[:, 1].copy(),
         temperatures=distinct[:, 2].astype(np.int32).view(np.float32),
-        sequences=np.repeat(np.arange(len(rows)), np.array([len(c) for c in columns], np.int64)),
+        sequences=_join([np.full(len(c), numbers[o]) for o, c in zip(own, columns, strict=True)]),
         rollout_logprobs=_gather([row.rollout_logprobs for row in rows], columns),
         old_logprobs=_gather(
             _or_else([r.old_logprobs for r in rows], [r.rollout_logprobs for r in rows]), columns
@@ -123,6 +127,7 @@ def _lay_out(
     indices: Sequence[int], rows: Sequence[TrainSample], layout: Layout
 ) -> tuple[dict[str, Any], list[Int64Array]]:
     """Return the fields of TokenBatch, and [S][T] where each token stands in the flat array."""
+    assert all(row.num_segments == 1 for row in rows), "a row is one sequence; see segments.py"
     token_ids = [row.token_ids for row in rows] or [np.zeros(EMPTY_LENGTH, np.int32)]
     lengths = [len(ids) for ids in token_ids]
     places, prefixes = _padded(lengths) if layout == "padded" else _chained(token_ids, layout)

@@ -2,11 +2,15 @@
 
 policy_engine.py (rank 0) --TrainSample--> plan_batch --RankBatch--> ranks/engine.py, on every rank
 
-Every rank gets equally many steps and micro-batches, since each may hold collectives. Trajectories
+Every rank gets equally many steps and micro-batches, since each may hold collectives. Sequences
 that begin alike share a micro-batch, or, where prefixes are not shared, those of similar length,
 which keeps padding a small share. layout.py lays them out. Pure.
 
-Dimension key: S = trajectories in a micro-batch, N = its trained tokens.
+A trajectory of several segments (segments.py) is as many sequences. Its segments may go to several
+micro-batches, unless the loss looks at whole trajectories.
+
+Dimension key: S = trajectories of the batch, Q = their segments, N = trained tokens of a
+micro-batch.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from agent_r1.learner.algorithms import is_zero_without_advantage
+from agent_r1.learner.algorithms import is_per_token, is_zero_without_advantage
 from agent_r1.learner.algorithms.aggregation import aggregation_weights
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, TrainSample
@@ -35,6 +39,7 @@ from agent_r1.learner.engine.ranks.messages import (
     ValueBatch,
 )
 from agent_r1.learner.engine.schedule import LearningRates
+from agent_r1.learner.engine.segments import SegmentBatch
 
 Plan = list[list[list[int]]]
 """[rank][micro-batch] -> indices of samples; every rank has equally many, [] for an empty one."""
@@ -97,15 +102,27 @@ def _cut_policy(
     """Return each rank's micro-batches of one step: with gradient, and for metrics only."""
     if not trained:
         return [([], []) for _ in range(config.ranks)]
-    weights = token_weights(samples, trained, spec)
+    batch = SegmentBatch(samples)
+    weights = batch.cut(token_weights(samples, trained, spec))
     kept = [i for i in trained if has_gradient(samples[i], spec)]
     idle = [i for i in trained if not has_gradient(samples[i], spec)]
+    whole = spec.kind == "policy" and not is_per_token(spec.policy_loss)
+
+    def plan(chosen: list[int]) -> Plan:
+        if whole:
+            return [[batch.of(i) for i in share] for share in cut_evenly(samples, chosen, config)]
+        return cut_evenly(batch.segments, batch.of(chosen), config)
+
     # Without a sample every rank still runs one empty micro-batch: a step needs a backward pass.
-    plans = [cut_evenly(samples, kept, config)]
-    plans.append(cut_evenly(samples, idle, config) if idle else [[] for _ in range(config.ranks)])
+    plans = [plan(kept), plan(idle) if idle else [[] for _ in range(config.ranks)]]
     built = [
         [
-            [build_microbatch(samples, chosen, weights, layout=config.layout) for chosen in share]
+            [
+                build_microbatch(
+                    batch.segments, chosen, weights, layout=config.layout, owners=batch.owners
+                )
+                for chosen in share
+            ]
             for share in plan
         ]
         for plan in plans
@@ -120,9 +137,13 @@ def _cut_values(
     if not learned:
         return [[] for _ in range(config.ranks)]
     weight = 1 / sum(int(value_mask(samples[i]).sum()) for i in learned)
+    batch = SegmentBatch(samples)
     return [
-        [build_value_batch(samples, chosen, weight, layout=config.layout) for chosen in share]
-        for share in cut_evenly(samples, learned, config)
+        [
+            build_value_batch(batch.segments, chosen, weight, layout=config.layout)
+            for chosen in share
+        ]
+        for share in cut_evenly(batch.segments, batch.of(learned), config)
     ]
 
 

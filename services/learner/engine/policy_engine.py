@@ -28,6 +28,7 @@ from agent_r1.learner.engine.ranks.group import RankGroup
 from agent_r1.learner.engine.ranks.life import STOP
 from agent_r1.learner.engine.ranks.messages import EngineSetup, MicroBatch, RankBatch, TrainReply
 from agent_r1.learner.engine.schedule import LearningRates
+from agent_r1.learner.engine.segments import SegmentBatch
 from agent_r1.learner.weights import snapshot
 from agent_r1.learner.weights.snapshot import Weights
 from agent_r1_proto.weights import WeightManifest
@@ -98,6 +99,7 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         metrics = {
             "batch/optimizer_steps": float(taken),
             "batch/skipped_optimizer_steps": float(spec.optimizer_steps - taken),
+            "batch/segments": float(sum(sample.num_segments for sample in samples)),
             "batch/tokens": float(sum(sample.num_tokens for sample in samples)),
             "batch/trained_tokens": float(sum(int(s.loss_mask.sum()) for s in samples)),
         }
@@ -112,7 +114,9 @@ class DeepSpeedPolicyEngine(PolicyEngine):
     def _train(self, samples: Sequence[TrainSample], orders: list[RankBatch]) -> dict[str, float]:
         reply: TrainReply = self._group.call("train", orders)
         if reply.not_finite:
-            names = [samples[i].name or f"sample {i}" for i in reply.not_finite]
+            owners = SegmentBatch(samples).owners
+            named = dict.fromkeys(owners[i] for i in reply.not_finite)
+            names = [samples[i].name or f"sample {i}" for i in named]
             self._group.fail(
                 f"the loss of a micro-batch is not finite, so step {self.optimizer_steps + 1} was "
                 f"refused; its trajectories are {', '.join(names)}; look at their log-probabilities"
@@ -145,23 +149,23 @@ class DeepSpeedPolicyEngine(PolicyEngine):
             raise ValueError("the reference was asked of an engine that was made without one")
         if not samples:
             return []
-        layout = self._config.layout
+        batch, layout = SegmentBatch(samples), self._config.layout
         cut = [
-            [build_microbatch(samples, indices, layout=layout) for indices in share]
-            for share in cut_evenly(samples, range(len(samples)), self._config)
+            [build_microbatch(batch.segments, indices, layout=layout) for indices in share]
+            for share in cut_evenly(batch.segments, range(len(batch.segments)), self._config)
         ]
         orders: list[tuple[Model, list[MicroBatch]]] = [(model, batches) for batches in cut]
         flat = self._group.call("score", orders)
-        return scatter_back(cut, flat, [sample.loss_mask for sample in samples])
+        return batch.join(scatter_back(cut, flat, [s.loss_mask for s in batch.segments]))
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
-        layout = self._config.layout
+        batch, layout = SegmentBatch(samples), self._config.layout
         cut = [
-            [build_value_batch(samples, indices, layout=layout) for indices in share]
-            for share in cut_evenly(samples, range(len(samples)), self._config)
+            [build_value_batch(batch.segments, indices, layout=layout) for indices in share]
+            for share in cut_evenly(batch.segments, range(len(batch.segments)), self._config)
         ]
         flat = self._group.call("values", cut)
-        return scatter_back(cut, flat, [value_mask(sample) for sample in samples])
+        return batch.join(scatter_back(cut, flat, [value_mask(s) for s in batch.segments]))
 
     # Weights and state
 

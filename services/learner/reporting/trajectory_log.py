@@ -93,6 +93,7 @@ def readable(
         "num_tokens": len(trajectory.token_ids),
         "token_digest": hashlib.blake2b(trajectory.token_ids.tobytes(), digest_size=8).hexdigest(),
         "prompt_length": trajectory.prompt_length,
+        "segment_starts": trajectory.segment_starts,
         "mask_spans": mask_spans(trajectory.action_mask),
         "temperature": trajectory.temperature,
         "seed": trajectory.seed,

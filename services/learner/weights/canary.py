@@ -58,10 +58,11 @@ class CanaryTokens:
 
     @classmethod
     def of(cls, trajectory: Trajectory, count: int) -> CanaryTokens | None:
-        """Return the last `count` tokens of a trajectory; None when they are too few to compare."""
-        if count < 2 or not trajectory.action_mask[-count:][1:].any():
+        """Return the last `count` tokens of the last segment; None when too few to compare."""
+        start = max(trajectory.segment_bounds()[-1][0], len(trajectory.token_ids) - count)
+        if count < 2 or not trajectory.action_mask[start:][1:].any():
             return None
-        return cls(trajectory.token_ids[-count:].tolist(), trajectory.action_mask[-count:])
+        return cls(trajectory.token_ids[start:].tolist(), trajectory.action_mask[start:])
 
 
 def compare(

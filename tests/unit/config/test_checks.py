@@ -171,6 +171,13 @@ def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
     text = problems(folder, *options, "redis.maxmemory_mb=64")
     assert text.startswith("redis.maxmemory_mb (64 MiB) must hold the worst case in flight")
     assert "learner.groups_per_batch 64" in text
+    # Each of the 5 turns may be a segment of its own, as long as the context.
+    segments = 'env.rewritten_history="segments"'
+    config = load(folder, *options, segments)
+    of_run = config.learner, config.evaluation, config.model.max_context, config.max_segments
+    assert worst_case_redis_bytes(*of_run) == (2 * 64 * 32 + 512) * (16_384 + 16 * 512 * 5)
+    text = problems(folder, *options, segments, "redis.maxmemory_mb=128")
+    assert "trajectories of env.max_turns 5 segments of model.max_context 512 tokens" in text
 
 
 def test_the_learner_asks_for_the_memory_that_the_check_before_the_run_asked_for(folder: Path):

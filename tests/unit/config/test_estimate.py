@@ -83,6 +83,14 @@ def test_a_trajectory_longer_than_a_micro_batch_has_one_of_its_own():
     assert microbatch_tokens(config(learner=small)) == 2 * 512
 
 
+def test_a_loss_of_whole_trajectories_takes_all_segments_at_once():
+    # 5 turns, each of which may be a segment of 512 tokens.
+    env = {"rewritten_history": "segments", "max_tokens_per_turn": 64}
+    few = {"max_tokens_per_microbatch": 100}
+    assert microbatch_tokens(config(env=env, learner=few)) == 512
+    assert microbatch_tokens(config(env=env, learner=few | {"algorithm": "gspo"})) == 5 * 512
+
+
 def test_reference_and_critic_are_counted():
     plain = total(learner_parts(config(), SIZE, None, on_gpu=False))
     both = config(learner={"algorithm": "ppo", "kl": "loss"})

@@ -11,8 +11,10 @@ import pytest
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import FloatArray, Model, TrainSample
 from agent_r1.learner.groups import Group, Slot
+from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import (
+    BoolArray,
     Prepared,
     build_samples,
     loss_spec,
@@ -21,7 +23,7 @@ from agent_r1.learner.train_samples import (
 )
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
-from tests.support.builders import rollout_task, scored
+from tests.support.builders import rollout_task, scored, two_segments
 
 
 def group(group_id: int, *rewards: float) -> Group:
@@ -170,6 +172,100 @@ def test_gigpo_compares_the_states_that_the_environment_names():
     assert found.advantages == pytest.approx([1.41421, -1.41421], abs=1e-4)
     lost = build(pair(turned(0, 1.0), turned(1, 0.0, key="lost")), algorithm="gigpo")
     assert lost.metrics["advantage/shared_states"] == 0.0
+
+
+class InOrder(Scorer):
+    """An engine whose answers depend on the order of the asked tokens, and not on their places."""
+
+    def token_logprobs(
+        self, samples: Sequence[TrainSample], model: Model = "policy"
+    ) -> list[FloatArray]:
+        start = -1.0 if model == "policy" else -1.5
+        return [in_order(s.loss_mask, start, 0.125) for s in samples]
+
+    def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        return [in_order(s.value_mask, 0.5, -0.25) for s in samples if s.value_mask is not None]
+
+
+def in_order(mask: BoolArray, start: float, step: float) -> FloatArray:
+    numbers = start + step * (np.cumsum(mask) - 1)
+    return np.where(mask, numbers, 0.0).astype(np.float32)
+
+
+def cut_apart(member: ScoredTrajectory) -> ScoredTrajectory:
+    """`turned`, cut before its second turn: a segment of 4 tokens, and one of all 8."""
+    whole = member.trajectory
+    first, second = whole.turns
+    moved = second.model_copy(update={"start": 10, "end": 12})
+    keeps = np.r_[0:4, 0:6, 6:8]
+    sampled = np.isin(np.arange(12), [2, 3, 10, 11])
+    span = whole.version_spans[0]
+    cut = whole.replace(
+        token_ids=whole.token_ids[keeps],
+        action_mask=sampled,
+        rollout_logprobs=np.where(sampled, -1.0, 0.0).astype(np.float32),
+        segment_starts=[4],
+        turns=[first, moved],
+        version_spans=[
+            span.model_copy(update={"start": 2, "end": 4}),
+            span.model_copy(update={"start": 10, "end": 12}),
+        ],
+    )
+    return member.replace(trajectory=cut)
+
+
+@pytest.mark.parametrize("algorithm", sorted(PRESETS))
+def test_a_trajectory_cut_into_segments_is_worth_what_it_was(algorithm: str):
+    # The history is unchanged, so nothing may change but the place of the tokens.
+    members = [turned(0, 1.0, 0.5), turned(1, 0.0), turned(2, 0.25)]
+    cut = [cut_apart(members[0]), members[1], cut_apart(members[2])]
+    keys = {"algorithm": algorithm, "group_size": 3, "importance_cap": 2.0}
+    table = LearnerConfig.model_validate({**keys, "groups_per_batch": 1})
+    greedy = turned(3, 0.5) if table.has_greedy_baseline else None
+    whole = build(pair(*members, greedy=greedy), InOrder(), **keys)
+    parts = build(pair(*cut, greedy=greedy), InOrder(), **keys)
+    assert parts.advantages == whole.advantages
+    assert parts.metrics == whole.metrics
+    for part, one in zip(parts.samples, whole.samples, strict=True):
+        assert part.token_ids[part.loss_mask].tolist() == one.token_ids[one.loss_mask].tolist()
+        names = ["rollout_logprobs", "advantages", "old_logprobs", "importance_weights"]
+        names += ["returns", "old_values", "value_mask"] if one.value_mask is not None else []
+        for name in names:
+            ours, theirs = getattr(part, name), getattr(one, name)
+            if theirs is not None:
+                assert ours[part.loss_mask].tolist() == theirs[one.loss_mask].tolist(), name
+    assert [list(sample.segment_starts) for sample in parts.samples] == [[4], [], [4]]
+
+
+class Critic(Scorer):
+    """An engine that values every state 1, and that before the second segment 4."""
+
+    def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
+        return [np.array([0, 0, 1, 1, 1, 0, 0, 0, 4, 1], np.float32) for _ in samples]
+
+
+@pytest.mark.parametrize(
+    ("lam", "returns"),
+    [
+        # reward 1 and process reward 0.5 on the last token, gamma 0.5: r + gamma V of the next
+        # sampled token, which for token 4 is the first one of the next segment
+        (0.0, [0, 0, 0.5, 0.5, 2.0, 0, 0, 0, 0.5, 1.5]),
+        # the reward-to-go
+        (1.0, [0, 0, 0.09375, 0.1875, 0.375, 0, 0, 0, 0.75, 1.5]),
+    ],
+)
+def test_gae_goes_on_from_one_segment_to_the_next(lam: float, returns: list[float]):
+    members = [scored(rollout_task(sample_index=i), total=1.0, **two_segments()) for i in (0, 1)]
+    prepared = build(pair(*members), Critic(), algorithm="ppo", gamma=0.5, lam=lam)
+    found = prepared.samples[0].returns
+    assert found is not None
+    assert found.tolist() == returns
+
+
+def test_a_rewritten_history_is_no_tool_text():
+    members = [scored(rollout_task(sample_index=i), **two_segments()) for i in (0, 1)]
+    found = build(pair(*members), Scorer(), loss_mask=False, advantage_mask=False).samples[0]
+    assert np.flatnonzero(found.loss_mask).tolist() == [2, 3, 4, 8, 9]
 
 
 def test_the_kl_goes_into_the_reward_token_by_token():

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from agent_r1_proto.messages import EntryError, NewerSchemaError, decode_entry, encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutTask, Task
-from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, VersionSpan
-from tests.support.builders import rollout_task, scored, trajectory
+from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, Turn, VersionSpan
+from tests.support.builders import rollout_task, scored, trajectory, two_segments
 
 
 @given(num_sampled=st.integers(0, 40), prompt_length=st.integers(0, 20))
@@ -128,6 +128,48 @@ def test_a_dialogue_must_end_with_the_user():
 def test_an_inconsistent_trajectory_is_refused(change: dict[str, object], message: str):
     with pytest.raises(ValidationError, match=message):
         trajectory().replace(**change)
+
+
+def test_segments_are_written_as_a_version_of_their_own_and_read_back():
+    for message in (trajectory(**two_segments()), scored(**two_segments())):
+        fields = encode_entry(message)
+        assert fields[b"schema"].endswith(b"/3.0")
+        again = decode_entry(type(message), fields)
+        read = again.trajectory if isinstance(again, ScoredTrajectory) else again
+        assert read.segment_bounds() == [(0, 5), (5, 10)]
+        assert read.rollout_logprobs.tolist() == [0, 0, -0.5, -0.25, -1, 0, 0, 0, -2, -0.125]
+
+
+def test_one_segment_is_written_for_readers_that_know_no_others():
+    for message in (trajectory(), scored()):
+        fields = encode_entry(message)
+        assert fields[b"schema"].endswith(b"/2.1")
+        assert b"segment_starts" not in fields[b"meta"]
+    assert trajectory().segment_bounds() == [(0, 5)]
+
+
+@pytest.mark.parametrize(
+    ("starts", "message"),
+    [
+        ([0], "must rise, above 0"),
+        ([7, 5], "must rise"),
+        ([10], "below the 10 tokens"),
+        ([1], "must begin after the prompt of 2 tokens"),
+        ([8], "with a token that was not sampled"),
+    ],
+)
+def test_segments_out_of_place_are_refused(starts: list[int], message: str):
+    fields = two_segments()
+    fields["segment_starts"] = starts
+    with pytest.raises(ValidationError, match=message):
+        trajectory(**fields)
+
+
+def test_a_turn_lies_in_one_segment():
+    fields = two_segments()
+    fields["turns"] = [Turn(start=2, end=10, text="x", finish_reason="stop")]
+    with pytest.raises(ValidationError, match=r"the segment at 5 begins within \[2, 10\)"):
+        trajectory(**fields)
 
 
 def test_a_call_must_end_at_a_sampled_token():

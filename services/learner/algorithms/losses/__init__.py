@@ -28,9 +28,9 @@ class LossInputs:
     """[N] advantages."""
     sequences: torch.Tensor
     """[N] long, 0 <= row < num_sequences of each token's trajectory. A trajectory is never split
-    over micro-batches."""
+    over micro-batches, but for losses that look at each token by itself (`is_per_token`)."""
     num_sequences: int
-    """Trajectories of the micro-batch; some may have no trained token."""
+    """At least the trajectories of the micro-batch; some may have no trained token."""
 
     def __post_init__(self) -> None:
         shape = self.logprobs.shape

@@ -3,7 +3,7 @@
 policy_engine.py (rank 0) --EngineSetup, RankBatch--> engine.py (every rank) --TrainReply-->
 policy_engine.py. Arrays and configuration only; wire.py carries them between processes.
 
-Dimension key: S = trajectories in a micro-batch, T = tokens of one, N = trained tokens, M = their
+Dimension key: S = segments in a micro-batch, T = tokens of one, N = trained tokens, M = their
 predictions; padded, B = S rows of L = the longest; else B = 1 row of L = all that is computed.
 """
 
@@ -136,7 +136,7 @@ class TokenBatch:
     """The tokens of one forward pass."""
 
     indices: tuple[int, ...]
-    """[S] which samples these are, in their order in the batch."""
+    """[S] which segments of the batch these are."""
     token_ids: Int64
     """[B, L] the tokens that are computed; right-padded with 0 in the layout "padded"."""
     position_ids: Int64 | None
@@ -170,7 +170,7 @@ class MicroBatch(TokenBatch):
     temperatures: Float32
     """[M] their sampling temperature."""
     sequences: Int64
-    """[N] which of the S trajectories each trained token belongs to."""
+    """[N] which trajectory of the micro-batch each trained token belongs to."""
     rollout_logprobs: Float32
     """[N] log-probabilities at sampling."""
     old_logprobs: Float32

@@ -17,6 +17,7 @@ from agent_r1.learner.algorithms import (
     POLICY_LOSSES,
     find_advantage,
     find_policy_loss,
+    is_per_token,
 )
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
@@ -24,6 +25,21 @@ from agent_r1.learner.algorithms.losses.ppo import ppo_loss
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 DOCUMENT = (REPOSITORY / "docs" / "add-an-algorithm.md").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(POLICY_LOSSES))
+def test_the_table_knows_which_losses_judge_each_token_alone(name: str):
+    # Two tokens of one trajectory, with ratios on both sides of 1: together, and one by one.
+    new, old = torch.tensor([-1.0, -2.0]), torch.tensor([-1.1, -1.5])
+
+    def losses(*tokens: int) -> torch.Tensor:
+        rows = torch.zeros(len(tokens), dtype=torch.int64)
+        t = list(tokens)
+        inputs = LossInputs(new[t], old[t], torch.full((len(t),), 0.5), rows, 1)
+        return find_policy_loss(name)(inputs, LossOptions()).loss
+
+    apart = torch.cat([losses(0), losses(1)])
+    assert torch.equal(losses(0, 1), apart) == is_per_token(name)
 
 
 def test_names_of_the_tables_are_found():

@@ -121,7 +121,7 @@ def test_a_template_without_the_models_end_token_is_refused(tmp_path: Path):
 
 
 def test_tokens_are_those_of_a_rollout(encoder: DialogueEncoder, model_path: str):
-    from agent_r1.rollout.chat_format import ChatFormat
+    from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
     from agent_r1.rollout.chat_template import load_tokenizer
 
     tokenizer = load_tokenizer(model_path)
@@ -129,6 +129,7 @@ def test_tokens_are_those_of_a_rollout(encoder: DialogueEncoder, model_path: str
     backend = tokenizer.backend_tokenizer
     expected = list(chat.render_prompt(messages(DIALOGUE[:2])).token_ids)
     expected += backend.encode(DIALOGUE[2][1] + END, add_special_tokens=False).ids
-    expected += chat.encode_reply(["tool"], [chat.encode_text(DIALOGUE[3][1])])
+    result = DIALOGUE[3][1]
+    expected += chat.encode_reply([OutsideMessage("tool", result, chat.encode_text(result))])
     expected += backend.encode(DIALOGUE[4][1] + END, add_special_tokens=False).ids
     assert encoder.encode(messages(DIALOGUE)).token_ids.tolist() == expected

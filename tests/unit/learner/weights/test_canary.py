@@ -14,7 +14,7 @@ from agent_r1.learner.weights.canary import (
     compare,
     judge,
 )
-from tests.support.builders import trajectory
+from tests.support.builders import trajectory, two_segments
 
 ALL = np.array([True, True, True])
 
@@ -45,6 +45,14 @@ def test_canary_tokens_are_the_last_ones_with_their_mask():
     assert tokens is not None
     assert tokens.token_ids == [2, 3, 4, 5, 6]
     assert tokens.sampled.tolist() == [False, False, True, True, True]
+
+
+def test_the_tokens_lie_in_one_segment():
+    # The last segment has 5 of the 10 tokens; the two last ones were sampled.
+    tokens = CanaryTokens.of(trajectory(**two_segments()), 8)
+    assert tokens is not None
+    assert tokens.token_ids == [7, 300, 8, 5, 1]
+    assert tokens.sampled.tolist() == [False, False, False, True, True]
 
 
 @pytest.mark.parametrize("count", [0, 1])
