@@ -17,7 +17,12 @@ from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.branching import SCORER_TOKENS, Write, asks, searching
 from tests.support.builders import rollout_task
-from tests.support.fakes import FakeToolServer, call_text
+from tests.support.fakes import (
+    FORGETFUL_TEMPLATE,
+    FakeToolServer,
+    build_tokenizer,
+    call_text,
+)
 
 
 def own_number(path: str) -> int:
@@ -71,6 +76,30 @@ def answer(trajectory: Trajectory) -> str:
 
 def queries(server: FakeToolServer) -> list[str]:
     return sorted(str(call.arguments["query"]) for call in server.calls)
+
+
+async def test_every_branch_has_a_history_of_its_own_where_the_template_rewrites_it(end_id: int):
+    tokenizer = build_tokenizer(template=FORGETFUL_TEMPLATE)
+    chat = ChatFormat(tokenizer, end_of_turn_ids=[end_id], segments=True)
+
+    def thinking(dialogue: str, path: str, seed: int) -> str:
+        return f"<think>{path}</think>" + walking(2)(dialogue, path, seed)
+
+    values = worth({"0": 0.3, "1": 0.1, "00": 0.2, "01": 0.9})
+    async with (
+        FakeToolServer(answer=stands) as server,
+        searching(chat, end_id, thinking, values, server) as built,
+    ):
+        trajectory = await built.loop.run(asks("value_guided", candidates=2))
+    assert (trajectory.status, answer(trajectory)) == ("COMPLETED", "01")
+    segments = [
+        chat.decode(trajectory.token_ids[start:end].tolist())
+        for start, end in trajectory.segment_bounds()
+    ]
+    # Each holds its own thought alone, and the results that led there, and none of a sibling's.
+    assert [segment.count("<think>") for segment in segments] == [1, 1, 1]
+    found = [re.findall(r"at (\d*)\n</tool_response>", segment) for segment in segments]
+    assert found == [[], ["0"], ["0", "01"]]
 
 
 async def test_the_best_candidate_is_kept_after_every_turn(chat: ChatFormat, end_id: int):
