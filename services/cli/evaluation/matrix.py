@@ -52,6 +52,7 @@ def matrix(arguments: argparse.Namespace) -> int:
             place: cell if isinstance(cell, str) else read_cell(cell.file, cell.settings) or NOT_RUN
             for place, cell in plan.cells.items()
         },
+        models=plan.models,
         command=_again(arguments),
         versions=package_versions(),
     )

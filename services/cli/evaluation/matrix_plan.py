@@ -74,6 +74,8 @@ class MatrixPlan:
     name: str
     results: Path
     """Files to write, without suffix."""
+    models: Mapping[str, str]
+    """What each model is, as the file names it."""
     cells: Mapping[Place, PlannedCell | str]
     """In the order of the report; a text is why a cell cannot be run."""
 
@@ -103,7 +105,8 @@ def read_plan(file: Path, options: list[str], out: Path | None = None) -> Matrix
     if out is not None:
         results, folder = out.resolve() / results.name, out.resolve()
     planner = _Planner(matrix, base_folder, base, results, folder)
-    return MatrixPlan(results.name, results, dict(planner.cells()))
+    models = {entry.name: entry.policy for entry in matrix.models}
+    return MatrixPlan(results.name, results, models, dict(planner.cells()))
 
 
 class _Planner:

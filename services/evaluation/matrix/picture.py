@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from agent_r1.evaluation.table.chart import COLOURS, line, svg, text
 
 PANEL_W, PANEL_H = 300, 220
-LEFT, TOP, GAP, LEGEND = 62, 40, 56, 250
+LEFT, TOP, GAP, LEGEND = 62, 56, 56, 250
 SIZE = 5.0
 SHAPES = ("circle", "square", "triangle", "diamond", "cross", "plus")
 COSTS = (("tokens a question", "tokens"), ("seconds a question", "seconds"))

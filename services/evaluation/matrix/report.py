@@ -42,6 +42,8 @@ class Results:
     name: str
     cells: Mapping[Place, Cell | str]
     """What was measured, or why there is nothing."""
+    models: Mapping[str, str]
+    """What each model is, as the matrix file names it."""
     command: str
     """The command that makes all of it again."""
     versions: Mapping[str, str]
@@ -93,6 +95,7 @@ def record(results: Results, picture: str | None) -> dict[str, Any]:
             "seed": SEED,
         },
         "picture": picture,
+        "models": dict(results.models),
         "command": results.command,
         "versions": dict(results.versions),
     }
@@ -117,7 +120,13 @@ def report(found: Mapping[str, Any]) -> str:
         members = [cell for cell in found["cells"] if cell["set"] == name]
         blocks += [f"## {DATA_SETS[name].title}", _table(name, members)] if members else []
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    blocks += ["## How it was made", f"```sh\n{found['command']}\n```", f"{versions}."]
+    models = "; ".join(f"`{name}` is {policy}" for name, policy in found["models"].items())
+    blocks += [
+        "## How it was made",
+        f"Models: {models}.",
+        f"```sh\n{found['command']}\n```",
+        f"{versions}.",
+    ]
     return "\n\n".join(blocks) + "\n"
 
 

@@ -97,6 +97,7 @@ def results(**changes: Any) -> Results:
             Place("base", "hotpotqa", "direct", "greedy"): cell(0.5, 100, 2.0, failed=1),
             Place("base", "hotpotqa", "react", "greedy"): "no tool: add it",
         },
+        "models": {"base": "owner/base"},
         "command": "agent-r1 matrix small.toml",
         "versions": {"Python": "3.11"},
     }
@@ -115,6 +116,7 @@ def test_the_report_has_a_table_for_each_set_and_says_what_is_missing(tmp_path: 
     assert "| base | direct | greedy | 0.250 [0.150, 0.350] | 12 | 1.5 | 1.00 | 4 |" in text
     assert "| base | react | greedy | no tool: add it |  |" in text
     assert "agent-r1 matrix small.toml" in text
+    assert "Models: `base` is owner/base." in text
     # The text comes from the numbers beside it alone.
     assert report(json.loads(files[1].read_text())) == text
     widths = {line.count("|") for line in text.split("## HotpotQA")[1].split("##")[0].splitlines()}
