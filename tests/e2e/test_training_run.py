@@ -7,10 +7,12 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.evaluate import questioning
 from agent_r1.cli.policy import with_policy
 from agent_r1.config.run import Config, load_config
@@ -145,11 +147,59 @@ def test_a_used_run_folder_is_refused_and_resume_named(resumed_run: ResumedRun):
     assert f"--resume {resumed_run.folder}" in done.stderr
 
 
+MATRIX_TOML = """
+config = {config}
+results = "small"
+methods = ["direct", "tools_multi_turn"]
+
+[sets]
+hotpotqa = "published.jsonl"
+
+[[models]]
+name = "trained"
+policy = {policy}
+
+[[decode]]
+method = "greedy"
+
+[[decode]]
+method = "majority"
+candidates = 2
+"""
+
+
+def write_matrix(folder: Path, run: ResumedRun, questions: Path) -> Path:
+    """Write a matrix file of the run, and two questions as HotpotQA has them."""
+    records = [
+        {"_id": task["id"], "question": task["prompt"], "answer": task["payload"]["answers"][0]}
+        for task in map(json.loads, questions.read_text().splitlines()[:2])
+    ]
+    (folder / "published.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
+    file = folder / "matrix.toml"
+    paths = {"config": json.dumps(str(run.config)), "policy": json.dumps(str(run.folder))}
+    file.write_text(MATRIX_TOML.format(**paths))
+    return file
+
+
+def run_matrix(file: Path, served: Config) -> None:
+    """Run the command on services that run already: another start takes most of a minute."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_client, "run_client", lambda _, ask, __: asyncio.run(ask(served)))
+        assert cli.main(["matrix", str(file), "--out", str(file.parent)]) == 0
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What was asked of the run on one start of the services."""
+
+    evaluations: list[Evaluation]
+    """Greedy, and one that searches."""
+    matrix: Path
+    """Folder of the results of `agent-r1 matrix`."""
+
+
 @pytest.fixture(scope="module")
-def evaluated(
-    resumed_run: ResumedRun, tmp_path_factory: pytest.TempPathFactory
-) -> list[Evaluation]:
-    """Two evaluations of the run on the same services: greedy, and one that searches."""
+def evaluated(resumed_run: ResumedRun, tmp_path_factory: pytest.TempPathFactory) -> Evaluated:
     out = tmp_path_factory.mktemp("evaluated")
     options = ["reward.components={exact_match = 1.0, answered = 0.0}"]
     config = with_policy(load_config(resumed_run.config, options).config, str(resumed_run.folder))
@@ -163,20 +213,22 @@ def evaluated(
         Evaluation(sets=sets, questioning=how, out=out / f"{i}.jsonl")
         for i, how in enumerate((greedy, searching))
     ]
+    matrix = write_matrix(out, resumed_run, sets["hotpot_like"].source)
 
     async def ask(served: Config) -> None:
         for evaluation in evaluations:
             await asyncio.to_thread(evaluation.ask, run=served.run, redis=served.redis)
+        await asyncio.to_thread(run_matrix, matrix, served)
 
     local_client.run_client(config, ask, print)
-    return evaluations
+    return Evaluated(evaluations, out)
 
 
 def test_evaluate_scores_the_run_as_its_last_evaluation_did(
-    resumed_run: ResumedRun, evaluated: list[Evaluation]
+    resumed_run: ResumedRun, evaluated: Evaluated
 ):
     summary = json.loads((resumed_run.folder / "summary.json").read_text())
-    rows = evaluated[0].file.answers.values()
+    rows = evaluated.evaluations[0].file.answers.values()
     for name in ("hotpot_like", "wiki2_like"):
         scores = [row.components["exact_match"] for row in rows if row.set == name]
         assert len(scores) == QUESTIONS
@@ -186,10 +238,22 @@ def test_evaluate_scores_the_run_as_its_last_evaluation_did(
         )
 
 
+def test_a_matrix_has_a_cell_for_every_method_and_way_of_decoding(evaluated: Evaluated):
+    found = json.loads((evaluated.matrix / "small.json").read_text())
+    cells = {(c["method"], c["decode"]): c for c in found["cells"] if not c["missing"]}
+    methods, decodings = ("direct", "tools_multi_turn"), ("greedy", "majority_2")
+    assert cells.keys() == {(method, decode) for method in methods for decode in decodings}
+    for cell in cells.values():
+        assert (cell["n"], cell["failed"]) == (2, 0)
+        assert cell["seconds"][0] > 0
+        assert cell["sampled_tokens"][0] > 0
+    assert cells["direct", "greedy"]["calls"][0] == 0  # it is offered no tool
+
+
 def test_a_search_chooses_among_branches_with_the_real_engine_tools_and_reward(
-    evaluated: list[Evaluation],
+    evaluated: Evaluated,
 ):
-    rows = list(evaluated[1].file.answers.values())
+    rows = list(evaluated.evaluations[1].file.answers.values())
     assert [row.reason for row in rows if row.failed] == []
     assert len(rows) == 4
     for row in rows:

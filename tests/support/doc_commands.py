@@ -38,7 +38,7 @@ ELSEWHERE = {
     ("docs/deploy/compose.md", "PLUGINS="): "tests/unit/test_quality_compose.py",
     ("docs/deploy/kubernetes.md", ""): "scripts/test_k8s",
     ("docs/deploy/ray.md", ""): "scripts/test_ray",
-    ("docs/evaluation.md", "agent-r1 matrix"): "tests/unit/cli/evaluation/test_matrix.py",
+    ("docs/evaluation.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
     ("docs/learner-ranks.md", ""): "tests/integration/test_ranks_on_hosts.py",
     ("docs/observability.md", ".venv/bin/python scripts/dashboard_results.py"): (
         "tests/unit/test_dashboard_results.py"
