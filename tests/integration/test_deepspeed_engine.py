@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from agent_r1.learner.algorithms import POLICY_LOSSES
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
 from agent_r1.learner.config import EngineConfig, Layout
-from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
+from agent_r1.learner.engine.interface import PER_TOKEN, EngineError, LossSpec, TrainSample
 from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.microbatches import scoring_sample
 from agent_r1.learner.engine.model import load_causal_model, prepare_layout
@@ -155,6 +155,44 @@ def test_no_layout_but_the_padded_one_computes_padding_and_scores_are_equal(mode
     # Of five variants of each sample, two are equal and three begin alike up to a random token.
     assert metrics["shared"]["batch/shared_share"] > 0.3
     assert metrics["shared"]["batch/tokens"] == metrics["padded"]["batch/tokens"]
+
+
+def cut_in_two(sample: TrainSample) -> TrainSample:
+    """The sample in two segments: its first half, and all of it with that half as the prompt."""
+    middle = sample.num_tokens // 2
+
+    def cut(array: np.ndarray | None) -> np.ndarray | None:
+        if array is None:
+            return None
+        return np.concatenate((array[:middle], np.zeros_like(array[:middle]), array[middle:]))
+
+    return dataclasses.replace(
+        sample,
+        token_ids=np.concatenate((sample.token_ids[:middle], sample.token_ids)),
+        segment_starts=[middle],
+        **{name: cut(getattr(sample, name)) for name in PER_TOKEN},
+    )
+
+
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_a_trajectory_cut_into_segments_is_trained_as_the_whole(model_dir: Path, layout: str):
+    # The history is unchanged, so every token has the prefix that it had.
+    whole, cut = SAMPLES, [cut_in_two(sample) for sample in SAMPLES]
+    spec = LossSpec(policy_loss="gspo", aggregation="sequence_mean", kl_coef=0.1)
+    settings = {"max_tokens_per_microbatch": 64, **LAYOUTS[layout]}
+    distance = relative_distance(
+        gradient(model_dir, cut, spec, **settings), gradient(model_dir, whole, spec, **settings)
+    )
+    assert distance <= 1e-5
+    engine = make_engine(model_dir, critic=True, **settings)
+    whole = with_values(SAMPLES)
+    cut = [cut_in_two(sample) for sample in whole]
+    for ask in (engine.token_logprobs, engine.token_values):
+        for part, one, ours, theirs in zip(cut, whole, ask(cut), ask(whole), strict=True):
+            np.testing.assert_allclose(ours[part.loss_mask], theirs[one.loss_mask], atol=2e-5)
+    found = [engine.train_batch(samples, LossSpec()) for samples in (cut, whole)]
+    assert [metrics["batch/segments"] for metrics in found] == [2 * len(SAMPLES), len(SAMPLES)]
+    assert found[0]["loss/value"] > 0
 
 
 @pytest.mark.parametrize(("layout", "key"), [("packed", "packing"), ("shared", "share_prefixes")])
