@@ -20,7 +20,7 @@ QUICK = {
 """Blocks that are run in the suite."""
 RUN = [
     ("docs/evaluation.md", "agent-r1 evaluate CONFIG --policy MODEL_OR_RUN --out scores.jsonl"),
-    ("docs/evaluation.md", "agent-r1 diagnose CONFIG"),
+    ("docs/evaluation.md", "agent-r1 evaluate CONFIG --policy MODEL_OR_RUN --out attempts.jsonl"),
     ("docs/add-a-reward.md", "agent-r1 rescore RUN"),
     ("docs/observability.md", "openssl rand"),
     ("docs/observability.md", "jq -R"),
@@ -39,6 +39,10 @@ ELSEWHERE = {
     ("docs/deploy/kubernetes.md", ""): "scripts/test_k8s",
     ("docs/deploy/ray.md", ""): "scripts/test_ray",
     ("docs/evaluation.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
+    ("docs/evaluation.md", "agent-r1 diagnose CONFIG"): "tests/integration/test_diagnose.py",
+    ("docs/evaluation.md", "agent-r1 evaluate CONFIG --policy MODEL_OR_RUN --out decoded.jsonl"): (
+        "tests/unit/cli/evaluation/test_evaluate.py"
+    ),
     ("docs/learner-ranks.md", ""): "tests/integration/test_ranks_on_hosts.py",
     ("docs/observability.md", ".venv/bin/python scripts/dashboard_results.py"): (
         "tests/unit/test_dashboard_results.py"
