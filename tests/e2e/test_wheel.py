@@ -128,6 +128,7 @@ def test_the_tutorial_does_what_it_says(project: Project, tmp_path: Path):
     assert "evaluation after at step 30: held_out" in said["agent-r1 train"]
     assert "answered 6 of 6" in said["agent-r1 evaluate"]
     assert "<answer>" in said["agent-r1 chat"]
+    assert "the policy of step 30" in said["agent-r1 export"]
 
 
 @pytest.mark.wheel
