@@ -26,7 +26,7 @@ from agent_r1.config.run import load_config
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
 from agent_r1.reward.scoring import exact_match
-from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
 from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.parsing import parse_turn
@@ -78,8 +78,8 @@ async def sample(
             break
         context = CallContext(name, number, None, timeout_s=10.0)
         result = await tool.call(turn.calls[0].arguments, context)
-        text = chat.encode_text(result if isinstance(result, str) else result.text())
-        rollout.append(chat.encode_reply(["tool"], [text]))
+        text = result if isinstance(result, str) else result.text()
+        rollout.append(chat.encode_reply([OutsideMessage("tool", text, chat.encode_text(text))]))
     return rollout
 
 

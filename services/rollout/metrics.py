@@ -105,6 +105,7 @@ FAILURE_KINDS = (
     "env_error",
     "env_timeout",
     "tool_format_error",
+    "chat_template_error",
     "policy_error",
     "trajectory_timeout",
     "unknown_tool_in_task",
