@@ -25,6 +25,11 @@ def model_part() -> str:
     return "model"
 
 
+def adapter_part() -> str:
+    """Name the files of the adapter that version 0 has (`model.lora.path`)."""
+    return "adapter"
+
+
 def plugin_part(index: int) -> str:
     """Name the files of the folder that is `run.plugins[index]`."""
     return f"plugins/{index}"
@@ -39,7 +44,7 @@ class BundleFile(StrictMessage):
     """One file of a part of the bundle."""
 
     part: str
-    """`model`, `plugins/0`, `tools/search/corpus`."""
+    """`model`, `adapter`, `plugins/0`, `tools/search/corpus`."""
     path: str
     """Within the part, with `/` between folders."""
     sha256: Annotated[str, Field(pattern=SHA256_PATTERN)]

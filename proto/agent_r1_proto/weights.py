@@ -7,9 +7,9 @@ learner writes a snapshot and its manifest, sets the newest version in Redis, an
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from agent_r1_proto.messages import StrictMessage
 
@@ -24,7 +24,7 @@ class TensorEntry(StrictMessage):
     """One tensor of a snapshot."""
 
     name: str
-    """Hugging Face parameter name."""
+    """Hugging Face parameter name; of an adapter, the name that PEFT gives it in a file."""
     shape: list[int]
     dtype: Literal["float32", "bfloat16", "float16"]
     sha256: str
@@ -55,13 +55,24 @@ class WeightDelta(StrictMessage):
     then the second ones."""
 
 
+class AdapterHeader(StrictMessage):
+    """How the tensors of an adapter change the model: each layer by B A alpha / rank."""
+
+    rank: Annotated[int, Field(gt=0)]
+    """Rows of A, columns of B."""
+    alpha: Annotated[float, Field(gt=0)]
+
+
 class WeightManifest(StrictMessage):
     """Describes one published weight set; stored beside the data as `manifest.json`."""
 
-    schema_version: Literal["1.0", "1.1"] = "1.1"
+    schema_version: Literal["1.0", "1.1", "1.2"] = "1.2"
     run_id: str
     policy_version: Annotated[int, Field(ge=0)]
-    kind: Literal["dense"] = "dense"
+    kind: Literal["dense", "adapter"] = "dense"
+    """`dense` has every weight of the model, `adapter` the matrices of a LoRA adapter alone."""
+    adapter: AdapterHeader | None = None
+    """Of the kind `adapter`."""
     transport: TransportName = "file"
     location: str
     """Transport `file`: absolute path of the safetensors file. `http`: its name, which takes the
@@ -72,6 +83,12 @@ class WeightManifest(StrictMessage):
     delta: WeightDelta | None = None
     """Transport `http`: what to pull instead, for who holds its base."""
     tensors: list[TensorEntry]
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> Self:
+        if (self.kind == "adapter") != (self.adapter is not None):
+            raise ValueError(f"a manifest of the kind {self.kind!r} has adapter = {self.adapter}")
+        return self
 
 
 class LoadRequest(StrictMessage):

@@ -74,6 +74,28 @@ class RunConfig(StrictConfig):
         return self.dir if self.dir is not None else Path("runs") / self.id
 
 
+class LoraConfig(StrictConfig):
+    """`[model.lora]`: train a low-rank adapter of each target, and no other weight.
+
+    The product of its two matrices, times alpha / rank, is added to the layer's weight. The layers
+    themselves never change (LoRA, arXiv:2106.09685).
+    """
+
+    rank: Annotated[int, Field(ge=1, le=512)]
+    """Rows of the first and columns of the second matrix of each adapter."""
+    alpha: Annotated[float, Field(gt=0)] = 32.0
+    """What an adapter adds is multiplied by alpha / rank, so that one learning rate suits every
+    rank; it is about ten times the one for all weights."""
+    targets: Annotated[list[str], Field(min_length=1)] = [
+        *("q_proj", "k_proj", "v_proj", "o_proj"),
+        *("gate_proj", "up_proj", "down_proj"),
+    ]
+    """Names of the linear layers that get an adapter, in every block of the model."""
+    path: Path | None = None
+    """Folder of the adapter that the run starts from, in the format of the library PEFT; None
+    starts from one that adds nothing. `agent-r1 train --from` sets it."""
+
+
 class ModelConfig(StrictConfig):
     """`[model]`: the policy that is trained."""
 
@@ -89,6 +111,14 @@ class ModelConfig(StrictConfig):
     """Most tokens of one trajectory, prompt included."""
     attention: Literal["sdpa", "eager", "flash_attention_2"] = "sdpa"
     """Attention implementation in the learner."""
+    lora: LoraConfig | None = None
+    """Train adapters of the layers in `targets` (LoRA, arXiv:2106.09685), and no other weight.
+    Without this table, all weights are trained."""
+
+    @property
+    def policy(self) -> str:
+        """What names the policy: the folder of the adapter it starts from, else `path`."""
+        return str(self.lora.path) if self.lora and self.lora.path else self.path
 
 
 class RedisConfig(StrictConfig):

@@ -1,4 +1,4 @@
-"""What MODEL_OR_RUN means on the command line: a model directory, or a run's last checkpoint.
+"""What MODEL_OR_RUN means on the command line: a model or an adapter, or a run's last checkpoint.
 
 `evaluate` and `chat` read it; chat also takes its configuration from the run that made the model.
 """
@@ -9,11 +9,13 @@ import contextlib
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 from agent_r1.config.checks import check_model
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, CONFIG_FILE, STATE_FILE
+from agent_r1_service.weights.adapters import ADAPTER_CONFIG_FILE, is_adapter, read_adapter
 
 CHECKPOINT = re.compile(r"^step_(\d+)$")
 
@@ -28,21 +30,24 @@ def is_run_folder(folder: Path) -> bool:
 
 
 def last_checkpoint_model(run_folder: Path) -> Path | None:
-    """Return the model directory of a run's last checkpoint; None when it has none yet."""
-    found = run_folder.glob(f"{CHECKPOINTS_DIR}/step_*/model/config.json")
-    steps = {int(path.parts[-3].removeprefix("step_")): path.parent for path in found}
+    """Return the model or adapter of a run's last checkpoint; None when it has none yet."""
+    folders = run_folder.glob(f"{CHECKPOINTS_DIR}/step_*/model")
+    found = [one for one in folders if is_adapter(one) or (one / "config.json").is_file()]
+    steps = {int(path.parts[-2].removeprefix("step_")): path for path in found}
     return steps[max(steps)] if steps else None
 
 
 def policy_model(policy: str) -> str:
-    """Return the model directory, or the name on a hub, that MODEL_OR_RUN means.
+    """Return the folder of a model or an adapter, or the name on a hub, that MODEL_OR_RUN means.
 
     Raises:
-        ConfigError: it is neither, or a run folder without a checkpoint.
+        ConfigError: it is none of them, or a run folder without a checkpoint.
     """
     folder = Path(policy).expanduser()
     if not is_run_folder(folder):
         path = str(folder.resolve()) if folder.is_dir() else policy
+        if is_adapter(Path(path)):
+            return path
         problem = check_model(path, "MODEL_OR_RUN")
         if problem is not None:
             raise ConfigError(f"{problem}, or a run folder")
@@ -56,10 +61,37 @@ def policy_model(policy: str) -> str:
     return str(model.resolve())
 
 
+def policy_keys(policy: str) -> dict[str, Any]:
+    """Return the keys of the table `model` that say what MODEL_OR_RUN means.
+
+    Raises:
+        ConfigError: it is nothing that can be the policy; or an adapter whose model is missing.
+    """
+    path = policy_model(policy)
+    if not is_adapter(Path(path)):
+        return {"path": path}
+    try:
+        adapter = read_adapter(Path(path))
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
+    problem = check_model(adapter.base, f"base_model_name_or_path of {path}/{ADAPTER_CONFIG_FILE}")
+    if problem is not None:
+        raise ConfigError(problem)
+    return {"path": adapter.base, "lora": adapter.lora}
+
+
 def with_policy(config: Config, policy: str) -> Config:
-    """Return the configuration with another model as the policy."""
-    model = config.model.model_copy(update={"path": policy_model(policy)})
+    """Return the configuration with another model, or a model with an adapter, as the policy."""
+    model = config.model.model_copy(update={"lora": None, **policy_keys(policy)})
     return config.model_copy(update={"model": model})
+
+
+def policy_options(policy: str) -> list[str]:
+    """Return the options `KEY=VALUE` with which training starts from MODEL_OR_RUN."""
+    keys = policy_keys(policy)
+    options = [f"model.path={json.dumps(keys['path'])}"]
+    lora = keys["lora"].model_dump(mode="json") if "lora" in keys else {}
+    return options + [f"model.lora.{name}={json.dumps(value)}" for name, value in lora.items()]
 
 
 def describe_policy(model: str) -> str:

@@ -27,11 +27,14 @@ from agent_r1.config.packages import LEARNER, WHOLE_RUN, missing_packages_proble
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.redis_memory import redis_memory_problem
+from agent_r1.rollout.policy import PolicySetupError
+from agent_r1.rollout.vllm.snapshot_reader import read_model_layout
 from agent_r1_proto.tasks import Task
 from agent_r1_service.extras import MissingPackageError
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import foreign_format
 from agent_r1_service.files.tasks import TaskFileError, numbered_tasks
+from agent_r1_service.weights.adapters import adapter_shapes, check_start
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
@@ -104,6 +107,19 @@ def _context_problem(config: Config) -> str | None:
         f"model.max_context ({config.model.max_context}) must be <= {longest}, the positions that "
         f"the model in {config.model.path} has (max_position_embeddings); lower it"
     )
+
+
+def _adapter_problem(config: Config) -> str | None:
+    """Say why the model cannot have the adapters of [model.lora]; None where it is not known."""
+    lora, folder = config.model.lora, Path(config.model.path)
+    if lora is None or not folder.is_dir():
+        return None
+    try:
+        check_start(lora)
+        adapter_shapes(read_model_layout(folder, tied=False).shapes, lora)
+    except (ValueError, PolicySetupError) as exc:
+        return str(exc)
+    return None
 
 
 def plugin_folders(config: Config) -> list[str]:
@@ -216,6 +232,11 @@ def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             "table [train_reward] is missing; it needs train_reward.trajectories and "
             "train_reward.output"
         )
+    if purpose == "train_reward" and config.model.lora is not None:
+        yield (
+            "[model.lora] and [train_reward] exclude each other: a reward model is served whole; "
+            "remove the table model.lora"
+        )
     if purpose == "train":
         for name in config.learner.loggers:
             if importlib.util.find_spec(name) is None:
@@ -241,7 +262,9 @@ def problems(config: Config, purpose: Purpose) -> list[str]:
     found = list(_table_problems(config, purpose))
     model_problem = check_model(config.model.path)
     context_problem = _context_problem(config)
-    found += [problem for problem in (model_problem, context_problem) if problem is not None]
+    adapter_problem = _adapter_problem(config) if model_problem is None else None
+    model_problems = (model_problem, context_problem, adapter_problem)
+    found += [problem for problem in model_problems if problem is not None]
     try:
         use_plugins(config)
     except ConfigError as exc:

@@ -17,7 +17,8 @@ from typing import Any
 from agent_r1.config.run import Config
 from agent_r1.learner.algorithms import is_per_token
 from agent_r1.learner.config import EngineConfig
-from agent_r1_service.config import Dtype, ModelConfig
+from agent_r1_service.config import Dtype, LoraConfig, ModelConfig
+from agent_r1_service.weights.adapters import adapter_shapes
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -51,6 +52,13 @@ class ModelSize:
     """K"""
     vocabulary: int
     tied: bool
+    adapters: int | None = None
+    """Weights of the adapters, where they alone are trained."""
+
+    @property
+    def trained(self) -> int:
+        """Weights that have a gradient."""
+        return self.weights if self.adapters is None else self.adapters
 
 
 @dataclass(frozen=True)
@@ -62,11 +70,11 @@ class Part:
     """Bytes."""
 
 
-def read_model_size(folder: Path) -> ModelSize:
-    """Count the weights of the model in a folder without loading them.
+def read_model_size(folder: Path, lora: LoraConfig | None = None) -> ModelSize:
+    """Count the weights of the model in a folder, and of its adapters, without loading them.
 
     Raises:
-        ValueError: it has no usable config.json.
+        ValueError: it has no usable config.json, or the adapters do not fit it.
     """
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
@@ -81,6 +89,10 @@ def read_model_size(folder: Path) -> ModelSize:
     text = config.get_text_config()
     heads = text.num_attention_heads
     head = getattr(text, "head_dim", None) or text.hidden_size // heads
+    adapters = None
+    if lora is not None:
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        adapters = sum(rows * columns for rows, columns in adapter_shapes(shapes, lora).values())
     return ModelSize(
         weights=sum(parameter.numel() for parameter in model.parameters()),
         layers=text.num_hidden_layers,
@@ -91,6 +103,7 @@ def read_model_size(folder: Path) -> ModelSize:
         keys=(getattr(text, "num_key_value_heads", None) or heads) * head,
         vocabulary=text.vocab_size,
         tied=bool(text.tie_word_embeddings),
+        adapters=adapters,
     )
 
 
@@ -104,11 +117,12 @@ def state_parts(size: ModelSize, table: EngineConfig, dtype: Dtype, what: str) -
 
     Source: ZeRO, arXiv:1910.02054, with gradients added up in float32.
     """
-    count, ranks = size.weights, table.ranks
+    count, ranks = size.trained, table.ranks
     # Without ZeRO, bfloat16 is trained as stage 1, for float32 master weights.
     stage = max(1, table.zero_stage) if dtype == "bfloat16" else table.zero_stage
     own = value_bytes(dtype)
-    yield Part(f"{what}: weights", count * own / (ranks if stage == 3 else 1))
+    held = size.weights + (size.adapters or 0)
+    yield Part(f"{what}: weights", held * own / (ranks if stage == 3 else 1))
     if stage == 0:
         yield Part(f"{what}: gradients", count * FLOAT)
         yield Part(f"{what}: AdamW", count * ADAM)
@@ -148,7 +162,7 @@ def activation_parts(
         kept = size.layers * layer
     yield Part("activations", kept)
     chunk = min(table.logprob_chunk_tokens, tokens)
-    head = size.hidden * (2 if size.tied else 1)
+    head = size.hidden * (2 if size.tied else 1) if size.adapters is None else 0
     # Logits, log-probabilities, probabilities and two products of them; the head's gradient.
     logits = FLOAT * size.vocabulary * (5 * chunk + head)
     yield Part("logits", logits)
@@ -162,7 +176,8 @@ def learner_parts(
     """Return the memory of one learner rank, reason by reason."""
     table, dtype = config.learner, config.model.dtype
     parts = list(state_parts(size, table, dtype, "policy"))
-    if config.learner.kl != "none":
+    # With adapters, the reference is the policy without them.
+    if config.learner.kl != "none" and config.model.lora is None:
         share = table.ranks if table.zero_stage == 3 else 1
         parts.append(Part("reference: weights", size.weights * value_bytes(dtype) / share))
     if critic is not None:
@@ -187,7 +202,8 @@ def rollout_parts(config: Config, size: ModelSize, gpu_bytes: float | None) -> l
     weights = Part("weights", size.weights * own / parts)
     if gpu_bytes is None:
         # On a CPU, the head is a tensor of its own where embeddings are tied.
-        head = size.vocabulary * size.hidden * own if size.tied else 0
+        own_head = size.tied and config.model.lora is None
+        head = size.vocabulary * size.hidden * own if own_head else 0
         cache = Part("KV cache (rollout.kv_cache_gib)", config.rollout.kv_cache_gib * GIB)
         return [Part("weights", weights.size + head), cache]
     left = config.rollout.gpu_memory_utilization * gpu_bytes - weights.size - GPU_OVERHEAD
@@ -197,14 +213,14 @@ def rollout_parts(config: Config, size: ModelSize, gpu_bytes: float | None) -> l
 def disk_parts(config: Config, size: ModelSize, critic: ModelSize | None) -> list[Part]:
     """Return the disk that a run takes at its largest."""
     learner, own = config.learner, value_bytes(config.model.dtype)
-    trained = size.weights + (0 if critic is None else critic.weights)
-    checkpoint = trained * (MASTER + ADAM) + size.weights * own
+    trained = size.trained + (0 if critic is None else critic.weights)
+    checkpoint = trained * (MASTER + ADAM) + size.trained * own
     # One is written before an old one is deleted.
     count = learner.keep_last + learner.keep_best + 1
     versions = learner.keep_versions + 1
     return [
         Part(f"{count} checkpoints (learner.keep_last + keep_best + 1)", count * checkpoint),
-        Part(f"{versions} versions of the weights", versions * size.weights * own),
+        Part(f"{versions} versions of the weights", versions * size.trained * own),
     ]
 
 

@@ -234,7 +234,8 @@ def checkpoint_bytes(config: Config) -> int:
     """Estimate the least size of one checkpoint; 0 where the model is not a folder here."""
     files = Path(config.model.path).glob("*.safetensors")
     weights = sum(file.stat().st_size for file in files)
-    models = 2 if config.learner.has_critic else 1
+    policy = 1 if config.model.lora is None else 0  # adapters take next to nothing
+    models = policy + (1 if config.learner.has_critic else 0)
     return weights // WIDEST_VALUE_BYTES * STATE_BYTES * models
 
 

@@ -36,7 +36,14 @@ MAY_DIFFER = {
         *("reward.max_concurrent", "env.tool_retries"),
     ),
     "where files are": (
-        *("run.dir", "run.plugins", "model.path", "data.train", "learner.critic_path"),
+        *(
+            "run.dir",
+            "run.plugins",
+            "model.path",
+            "model.lora.path",
+            "data.train",
+            "learner.critic_path",
+        ),
         *("*.weights_dir", "tools.*.corpus", "tools.*.index_dir", "tools.*.ca_certs"),
     ),
     "what training does not read": ("sft.*", "config_version"),

@@ -248,7 +248,8 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     first_server_timeout_s: PositiveFloat = 600.0
     """Longest to wait at start for a rollout server to announce itself, in seconds."""
     canary_tokens: Annotated[int, Field(ge=0)] = 64
-    """Last tokens of a trajectory compared after a push, sampled ones only; 0 is no canary."""
+    """Tokens of a trajectory compared after a push, its first sampled one and those after it; what
+    comes before is their prefix, which a server may have cached. 0 is no canary."""
     canary_every: PositiveInt = 1
     """Compare after every so many pushes."""
     canary_action: Literal["fail", "warn"] = "fail"

@@ -99,6 +99,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
     engine = VllmSettings(
         model_path=model.path,
         revision=model.revision,
+        lora=model.lora,
         dtype=model.dtype,
         max_context=model.max_context,
         max_num_seqs=rollout.max_num_seqs or rollout.max_concurrent,
@@ -117,7 +118,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
     with quick_imports():
         facts = await asyncio.to_thread(read_model, engine)
         if settings.transport == "http":
-            require_room_for_versions(rollout.weights_dir, facts.layout.num_values, model.dtype)
+            require_room_for_versions(rollout.weights_dir, facts.versions.num_values, model.dtype)
         if rollout.tensor_parallel_size > 1:
             require_shared_memory(f"{rollout.tensor_parallel_size} tensor-parallel processes")
         chat = await asyncio.to_thread(

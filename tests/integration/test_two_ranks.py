@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -90,20 +91,24 @@ def listening(pid: int) -> set[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "mode", ["compare", pytest.param("lora", marks=[pytest.mark.ranks, pytest.mark.timeout(900)])]
+)
 def test_two_ranks_equal_one_under_every_stage_and_end_with_rank_0(
-    model_dir: Path, tmp_path: Path, leaders: list[Leader]
+    tmp_path: Path, leaders: list[Leader], mode: str
 ):
-    single = [
-        make_engine(model_dir, reference=True, critic=True, zero_stage=stage) for stage in range(4)
-    ]
+    model_dir = save_model(tmp_path / "model")
+    lora = two_ranks.LORA if mode == "lora" else None
+    engines = partial(make_engine, model_dir, reference=True, critic=True, lora=lora)
+    single = [engines(zero_stage=stage) for stage in range(4)]
     for stage, engine in enumerate(single):
         two_ranks.train_and_save(engine, two_ranks.state_of_one(model_dir, stage))
     went_on = [two_ranks.go_on(engine) for engine in single]
-    leader = Leader("compare", model_dir)
+    leader = Leader(mode, model_dir)
     leaders.append(leader)
     # meanwhile, one rank
-    expected = two_ranks.train(make_engine(model_dir, reference=True, critic=True), tmp_path)
-    one_rank = gradient(model_dir, SAMPLES, two_ranks.SPEC)
+    expected = two_ranks.train(engines(), tmp_path)
+    one_rank = gradient(model_dir, SAMPLES, two_ranks.SPEC, lora=lora)
     (worker,) = leader.answer()["workers"]
     probe = leader.answer()
     assert probe["microbatches"] > 1

@@ -27,6 +27,7 @@ def make_engine(
         max_context=512,
         dtype=settings.pop("dtype", "float32"),
         attention=settings.pop("attention", "sdpa"),
+        lora=settings.pop("lora", None),
     )
     total_steps, warmup = settings.pop("total_steps", None), settings.pop("critic_warmup_steps", 0)
     group = settings.pop("group", None)

@@ -1,8 +1,9 @@
 """Rank 0 of a learner of two ranks, for test_two_ranks.py: prints one JSON line per answer.
 
-    python -m tests.support.two_ranks compare|lose|fail|outlive|end MODEL_DIR
+    python -m tests.support.two_ranks compare|lora|lose|fail|outlive|end MODEL_DIR
 
-`compare` trains under every ZeRO stage and prints what came out, then waits to be killed.
+`compare` trains under every ZeRO stage and prints what came out, then waits to be killed; `lora`
+does so with adapters.
 `lose` ends rank 1 by kill -9, `fail` lets it raise, `outlive` has the test end it; they print what
 calls raise from then on. `end` trains a batch and ends in order.
 
@@ -18,6 +19,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +39,14 @@ with quick_imports():
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
     from agent_r1.learner.engine.ranks.place import RankPlace, read_place
     from agent_r1.learner.engine.ranks.worker import follow
-    from agent_r1_service.config import ModelConfig
+    from agent_r1_service.config import LoraConfig, ModelConfig
     from tests.support.tiny_models import make_samples, with_values
 
 SEED = 11
 COUNT = 7
 STEPS = 3
 CRITIC_LR = 3e-3
+LORA = LoraConfig(rank=4)
 SPEC = LossSpec(kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0)
 FILTERED_METRICS = ("loss/total", "loss/value", "grad_norm", "batch/optimizer_steps")
 SETTINGS: dict[str, Any] = {
@@ -144,9 +147,9 @@ def train(engine: DeepSpeedPolicyEngine, folder: Path) -> dict[str, Any]:
     }
 
 
-def setups(model_dir: Path) -> list[EngineSetup]:
+def setups(model_dir: Path, lora: LoraConfig | None = None) -> list[EngineSetup]:
     """Return what both ranks build, in order: a probe of the gradient, then every stage."""
-    model = ModelConfig(path=str(model_dir), max_context=512)
+    model = ModelConfig(path=str(model_dir), max_context=512, lora=lora)
     critic = CriticSetup(model, CRITIC_LR)
     found: list[EngineSetup] = []
     for stage in range(4):
@@ -157,9 +160,9 @@ def setups(model_dir: Path) -> list[EngineSetup]:
     return [EngineSetup.of(model, plain, with_reference=True), *found]
 
 
-def compare(model_dir: Path, place: RankPlace) -> None:
+def compare(model_dir: Path, place: RankPlace, lora: LoraConfig | None = None) -> None:
     """Train under every stage on the same two ranks."""
-    probe_setup, *others = setups(model_dir)
+    probe_setup, *others = setups(model_dir, lora)
     group = RankGroup(probe_setup, place)
     answer_line({"workers": [process.pid for process in group.workers]})
     lengths = [sample.num_tokens for sample in make_samples(COUNT, seed=SEED)]
@@ -246,8 +249,16 @@ def main(mode: str, model_dir: Path) -> None:
     """Lead, or follow where rank 0 has started this process."""
     place = read_place(os.environ, 2, "learner")
     if place.rank > 0:
-        follow(place, setups(model_dir))
-    modes = {"compare": compare, "lose": lose, "fail": fail, "outlive": outlive, "end": end}
+        follow(place, setups(model_dir, LORA if mode == "lora" else None))
+    with_adapters = partial(compare, lora=LORA)
+    modes = {
+        "compare": compare,
+        "lora": with_adapters,
+        "lose": lose,
+        "fail": fail,
+        "outlive": outlive,
+        "end": end,
+    }
     modes[mode](model_dir, place)
 
 

@@ -64,8 +64,8 @@ def chat(arguments: argparse.Namespace) -> int:
         loud = line.startswith("!!")
         console.print(Text(line, style="bold red" if loud else "dim"), soft_wrap=True)
 
-    policy = describe_policy(config.model.path)
-    report(policy if policy == config.model.path else f"{policy} ({config.model.path})")
+    policy = describe_policy(config.model.policy)
+    report(policy if policy == config.model.policy else f"{policy} ({config.model.policy})")
     return local_client.run_client(config, talk, report)
 
 
@@ -164,7 +164,7 @@ async def converse(
             decoding=decoding,
             timeout_s=ANSWER_TIMEOUT_S,
         )
-        policy = describe_policy(config.model.path)
+        policy = describe_policy(config.model.policy)
         if question is not None:
             task = Task(id="chat", prompt=question)
             return _show(await client.run([task]), policy, console)

@@ -62,7 +62,7 @@ def diagnose(arguments: argparse.Namespace) -> int:
         config = with_policy(config, arguments.policy)
     config_checks.check(config, "evaluate")
     questions = _questions(config)
-    print(describe_policy(config.model.path))
+    print(describe_policy(config.model.policy))
     figures = _scripted(config, questions.sets)
     for figure in figures:
         print(figure.line())
@@ -74,7 +74,7 @@ def diagnose(arguments: argparse.Namespace) -> int:
     print(f"missed: {'; '.join(missed)}" if missed else "every bound is kept")
     if arguments.out is not None:
         record = {
-            "policy": config.model.path,
+            "policy": config.model.policy,
             "passed": not missed,
             "figures": [figure.record() for figure in figures],
         }

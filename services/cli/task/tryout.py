@@ -48,7 +48,7 @@ def try_out(arguments: argparse.Namespace) -> int:
     config_checks.check(config, "serve", machine=not asks_server)
     tasks = first_tasks(config, arguments.tasks)
     console = Console(highlight=False, markup=False, emoji=False)
-    shown = policy if policy is not None and asks_server else describe_policy(config.model.path)
+    shown = policy if policy is not None and asks_server else describe_policy(config.model.policy)
     groups: list[Group] = []
 
     def report(line: str) -> None:

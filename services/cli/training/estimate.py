@@ -25,6 +25,7 @@ from agent_r1.config.estimate import (
 from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.run import Config, load_config
 from agent_r1.rollout.vllm.settings import free_memory_bytes
+from agent_r1_service.config import LoraConfig
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.hub import model_folder
 from agent_r1_service.files.room import free_bytes, readable_size
@@ -66,10 +67,10 @@ def estimate(arguments: argparse.Namespace) -> int:
     """Print what a run takes; the exit status is 1 where it does not fit."""
     config = load_config(arguments.config, arguments.options).config
     config = with_layout(config)
-    policy = size_of(config.model.path, config.model.revision)
+    policy = size_of(config.model.path, config.model.revision, config.model.lora)
     critic = None
     if config.learner.has_critic:
-        critic = policy
+        critic = size_of(config.model.path, config.model.revision)
         if config.learner.critic_path is not None:
             critic = size_of(config.learner.critic_path, None)
     machine = look_at(config, arguments.gpu_gb)
@@ -91,9 +92,9 @@ def estimate(arguments: argparse.Namespace) -> int:
     return EXIT_FAILED
 
 
-def size_of(path: str, revision: str | None) -> ModelSize:
-    """Return what memory depends on, of a model in a folder or on the hub."""
-    return read_model_size(model_folder(path, revision, small=True))
+def size_of(path: str, revision: str | None, lora: LoraConfig | None = None) -> ModelSize:
+    """Return what memory depends on, of a model in a folder or on the hub, and its adapters."""
+    return read_model_size(model_folder(path, revision, small=True), lora)
 
 
 def with_layout(config: Config) -> Config:
@@ -224,6 +225,8 @@ def _candidates(config: Config, machine: Machine) -> Iterator[Change]:
 def _lines(config: Config, policy: ModelSize, found: Estimate, machine: Machine) -> Iterator[str]:
     on_gpu = machine.gpu_bytes is not None
     yield f"model: {policy.weights / 1e6:,.1f}M weights, {policy.layers} layers of {policy.hidden}"
+    if config.model.lora is not None:
+        yield f"adapters: {policy.trained / 1e6:,.3f}M weights, which alone are trained"
     ranks, servers = config.learner.ranks, config.placement.num_rollout_servers
     where = "with a GPU each" if on_gpu else "on the CPU"
     tokens = microbatch_tokens(config)

@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from agent_r1.cli.policy import policy_model
+from agent_r1.cli.policy import policy_options
 from agent_r1.config import checks as config_checks
 from agent_r1.config.machine import check_port
 from agent_r1.config.models import fetch_models, with_models
@@ -74,7 +74,7 @@ def train(arguments: argparse.Namespace) -> int:
     if arguments.policy is not None:
         if arguments.resume is not None:
             raise ConfigError("--from and --resume exclude each other; a run keeps its model")
-        options.append(f"model.path={json.dumps(policy_model(arguments.policy))}")
+        options += policy_options(arguments.policy)
     if arguments.resume is not None:
         loaded = _load_resumed_from(arguments.resume, arguments.run_dir, options)
     else:

@@ -31,7 +31,6 @@ class _Product(torch.autograd.Function):
         ctx: Any, rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         ctx.save_for_backward(rows, weight)
-        ctx.has_bias = bias is not None
         return multiply(rows, weight, bias)
 
     @staticmethod
@@ -39,8 +38,10 @@ class _Product(torch.autograd.Function):
         rows, weight = ctx.saved_tensors
         grad = grads[0].flatten(0, -2)
         grad_rows = multiply(grad, weight.t(), None).view(rows.shape)
-        grad_weight = multiply(grad.t(), rows.flatten(0, -2).t(), None)
-        return grad_rows, grad_weight, grad.sum(0) if ctx.has_bias else None
+        grad_weight = None
+        if ctx.needs_input_grad[1]:  # else it is frozen, and only what is below is trained
+            grad_weight = multiply(grad.t(), rows.flatten(0, -2).t(), None)
+        return grad_rows, grad_weight, grad.sum(0) if ctx.needs_input_grad[2] else None
 
 
 class _Linear(nn.Linear):

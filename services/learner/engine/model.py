@@ -67,9 +67,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         grad_logprobs, grad_entropies = grads
         hidden, weight, bias, targets, temperatures = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden)
-        # One addition per chunk: in bfloat16 the small ones would be lost.
-        grad_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+        # One addition per chunk: in bfloat16 the small ones would be lost. None where it is frozen.
+        grad_weight, grad_bias = (
+            torch.zeros_like(tensor, dtype=torch.float32) if needed else None
+            for tensor, needed in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
+        )
         for start in range(0, len(targets), ctx.chunk_tokens):
             chunk = slice(start, start + ctx.chunk_tokens)
             scaled = _scaled_logits(hidden[chunk], weight, bias, temperatures[chunk])
@@ -86,13 +88,14 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 grad_logits -= grad_entropies[chunk, None] * p * (log_p + entropy)
             grad_logits = (grad_logits / temperatures[chunk, None]).to(hidden.dtype)
             grad_hidden[chunk] = multiply(grad_logits, weight.T, None)
-            grad_weight += multiply(grad_logits.T, hidden[chunk].T, None).float()
+            if grad_weight is not None:
+                grad_weight += multiply(grad_logits.T, hidden[chunk].T, None).float()
             if grad_bias is not None:
                 grad_bias += grad_logits.float().sum(dim=0)
         return (
             grad_hidden,
-            grad_weight.to(weight.dtype),
-            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
             None,
             None,
             None,
@@ -116,6 +119,14 @@ def sample_checksum(model: nn.Module) -> int:
         every = max(1, parameter.numel() // SAMPLED_WEIGHTS)
         checksum = zlib.crc32(raw_bytes(parameter.flatten()[::every].cpu()).data, checksum)
     return checksum
+
+
+def parameter_names(model: nn.Module) -> dict[int, list[str]]:
+    """Return the Hugging Face names of each parameter, by its id; more than one when tied."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return names
 
 
 class LogprobHead(nn.Module):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from agent_r1.learner.engine import checkpoint as checkpoint_io
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, Model, PolicyEngine, TrainSample
 from agent_r1.learner.engine.layout import build_microbatch, build_value_batch, value_mask
+from agent_r1.learner.engine.lora import export_adapter
 from agent_r1.learner.engine.microbatches import (
     cut_evenly,
     plan_batch,
@@ -31,7 +32,7 @@ from agent_r1.learner.engine.schedule import LearningRates
 from agent_r1.learner.engine.segments import SegmentBatch
 from agent_r1.learner.weights import snapshot
 from agent_r1.learner.weights.snapshot import Weights
-from agent_r1_proto.weights import WeightManifest
+from agent_r1_proto.weights import AdapterHeader, WeightManifest
 from agent_r1_service.files import writing as durable
 from agent_r1_service.files.writing import report_full_disk, require_space
 
@@ -173,12 +174,19 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         return self._group.call("collect", fatal=False)
 
     def write_snapshot(self, directory: Path, run_id: str, policy_version: int) -> WeightManifest:
-        return snapshot.write_snapshot(directory, run_id, policy_version, self._collect())
+        lora = self._setup.model.lora
+        adapter = None if lora is None else AdapterHeader(rank=lora.rank, alpha=lora.alpha)
+        return snapshot.write_snapshot(
+            directory, run_id, policy_version, self._collect(), adapter=adapter
+        )
 
     def export_model(self, directory: Path) -> None:
-        weights = self._collect()
-        model = self._group.engine.model
-        checkpoint_io.export_model(directory, weights, model, self._setup.model.path)
+        weights, table = self._collect(), self._setup.model
+        if table.lora is None:
+            model = self._group.engine.model
+            checkpoint_io.export_model(directory, weights, model, table.path)
+        else:
+            export_adapter(directory, weights, table.lora, table.path)
 
     def save_state(self, directory: Path) -> None:
         what, need = "the engine's state", self._state_bytes()

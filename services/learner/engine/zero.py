@@ -60,16 +60,19 @@ class ZeroModule:
         self._clips_itself = table.zero_stage == 0 and dtype == "float32"
         """Gradients are whole on every rank, where DeepSpeed would not tell the norm."""
         self.optimizer_steps = 0
-        matrices = [p for p in module.parameters() if p.ndim >= 2]
-        vectors = [p for p in module.parameters() if p.ndim < 2]
+        self._trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
+        """By name; the others are frozen."""
+        matrices = [p for _, p in self._trained if p.ndim >= 2]
+        vectors = [p for _, p in self._trained if p.ndim < 2]
         if device.type == "cuda" and table.offload == "none":
             module.to(device)
         # DeepSpeed's own AdamW would compile an extension for over a minute on first use.
+        groups = [
+            {"params": matrices, "weight_decay": table.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
         optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": table.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
+            [group for group in groups if group["params"]],
             lr=table.lr,
             betas=table.betas,
             eps=table.adam_eps,
@@ -125,11 +128,11 @@ class ZeroModule:
             )
 
     def gathered(self) -> Iterator[list[nn.Parameter]]:
-        """Yield all parameters in runs of a bounded number of values, whole while yielded.
+        """Yield what is trained in runs of a bounded number of values, whole while yielded.
 
         All ranks walk them in the same order.
         """
-        for bucket in _buckets(list(self._engine.module.parameters())):
+        for bucket in _buckets([parameter for _, parameter in self._trained]):
             if self._config.zero_stage == 3:
                 with deepspeed.zero.GatheredParameters(bucket):
                     yield bucket
@@ -137,20 +140,19 @@ class ZeroModule:
                 yield bucket
 
     def num_weights(self) -> int:
-        """Return the number of weights over all ranks, shared ones once."""
-        return sum(_numel(p) for p in self._engine.module.parameters())
+        """Return the number of trained weights over all ranks, shared ones once."""
+        return sum(_numel(parameter) for _, parameter in self._trained)
 
     def save(self, path: Path) -> None:
-        """Write weights and optimizer state, whole, into a file of rank 0.
+        """Write trained weights and optimizer state, whole, into a file of rank 0.
 
         Each tensor is gathered when its turn comes, so that no rank holds more than one. Any number
         of ranks reads the file.
         """
         self._prepare_state()
-        parameters = list(self._engine.module.named_parameters())
         shapes = {
             f"{name}.{key}": torch.empty(_shape(parameter), device="meta")
-            for name, parameter in parameters
+            for name, parameter in self._trained
             for key in STATE
         }
         steps = {"optimizer_steps": self.optimizer_steps, "adam_steps": int(self._adam_steps())}
@@ -158,7 +160,7 @@ class ZeroModule:
         with path.open("wb") if dist.get_rank() == 0 else nullcontext() as file:
             if file is not None:
                 file.write(header)
-            for _, parameter in parameters:
+            for _, parameter in self._trained:
                 for key in STATE:
                     whole = self._gather_state(parameter, key)
                     if file is not None:
@@ -171,18 +173,17 @@ class ZeroModule:
             ValueError: the file is of another model.
         """
         self._prepare_state()
-        parameters = list(self._engine.module.named_parameters())
         steps = torch.zeros(2, dtype=torch.int64, device=self._device)
         with safe_open(path, "pt") if dist.get_rank() == 0 else nullcontext() as file:
             if file is not None:
-                names = {f"{name}.{key}" for name, _ in parameters for key in STATE}
+                names = {f"{name}.{key}" for name, _ in self._trained for key in STATE}
                 if strange := sorted(names ^ set(file.keys())):
                     raise ValueError(f"{path} is of another model (different: {strange[0]})")
                 counts = file.metadata()
                 steps[0] = int(counts["optimizer_steps"])
                 steps[1] = int(counts["adam_steps"])
             dist.broadcast(steps, 0)
-            for name, parameter in parameters:
+            for name, parameter in self._trained:
                 for key in STATE:
                     whole = torch.empty(_shape(parameter), device=self._device)
                     if file is not None:

@@ -58,11 +58,17 @@ class CanaryTokens:
 
     @classmethod
     def of(cls, trajectory: Trajectory, count: int) -> CanaryTokens | None:
-        """Return the last `count` tokens of the last segment; None when too few to compare."""
-        start = max(trajectory.segment_bounds()[-1][0], len(trajectory.token_ids) - count)
-        if count < 2 or not trajectory.action_mask[start:][1:].any():
+        """Return a trajectory from its start to `count` tokens from its first sampled one on.
+
+        The server that sampled it has cached its prefix under the older weights, so the comparison
+        also finds a prefix that is used after its weights. All of them are of the first segment.
+        None where nothing was sampled.
+        """
+        sampled = np.flatnonzero(trajectory.action_mask)
+        if count < 1 or len(sampled) == 0:
             return None
-        return cls(trajectory.token_ids[start:].tolist(), trajectory.action_mask[start:])
+        end = min(int(sampled[0]) + count, trajectory.segment_bounds()[0][1])
+        return cls(trajectory.token_ids[:end].tolist(), trajectory.action_mask[:end])
 
 
 def compare(

@@ -20,6 +20,7 @@ from agent_r1_proto.run_bundle import (
     BundleFile,
     JoinOffer,
     RunBundle,
+    adapter_part,
     model_part,
     plugin_part,
     tool_part,
@@ -140,6 +141,9 @@ def _parts(config: Mapping[str, Any]) -> Iterator[tuple[str, Iterator[tuple[Path
     To list the files may raise OSError or ValueError.
     """
     yield model_part(), _model_files(config["model"]["path"], config["model"].get("revision"))
+    adapter = (config["model"].get("lora") or {}).get("path")
+    if adapter is not None:
+        yield adapter_part(), _model_files(adapter, None)
     run_dir = Path(config["run"]["dir"])
     for index, entry in enumerate(config["run"]["plugins"]):
         if Path(entry).is_dir():

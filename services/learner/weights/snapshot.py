@@ -23,7 +23,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, TensorEntry, WeightManifest
+from agent_r1_proto.weights import (
+    MANIFEST_FILE,
+    SNAPSHOT_FILE,
+    AdapterHeader,
+    TensorEntry,
+    WeightManifest,
+)
 from agent_r1_service.files.writing import replace_directory, report_full_disk
 
 DtypeName = Literal["float32", "bfloat16", "float16"]
@@ -37,7 +43,7 @@ _HEADER_ALIGNMENT = 8
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights of a model, in CPU memory, under their Hugging Face names."""
+    """The trained weights of a model, in CPU memory: all of them, or those of its adapter."""
 
     tensors: dict[str, torch.Tensor]
     aliases: dict[str, str] = field(default_factory=dict)
@@ -111,9 +117,21 @@ def raw_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
 
 
 def write_snapshot(
-    directory: Path, run_id: str, policy_version: int, weights: Weights
+    directory: Path,
+    run_id: str,
+    policy_version: int,
+    weights: Weights,
+    *,
+    adapter: AdapterHeader | None = None,
 ) -> WeightManifest:
     """Write one weight version into `directory`: complete when it appears, synced to the disk.
+
+    Args:
+        directory: of the version.
+        run_id: the run it belongs to.
+        policy_version: its number.
+        weights: all weights of the model, or the matrices of its adapter.
+        adapter: how those change the model.
 
     Raises:
         DiskFullError: there is no room; nothing is left behind.
@@ -128,6 +146,8 @@ def write_snapshot(
         manifest = WeightManifest(
             run_id=run_id,
             policy_version=policy_version,
+            kind="dense" if adapter is None else "adapter",
+            adapter=adapter,
             location=str((directory / SNAPSHOT_FILE).absolute()),
             size_bytes=(staging / SNAPSHOT_FILE).stat().st_size,
             tensors=entries,

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from agent_r1.rollout.policy import EngineWork, PolicySetupError
+from agent_r1.rollout.vllm.adapter import adapter_args
 from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
     GIB,
@@ -100,6 +101,7 @@ def _engine_args(settings: VllmSettings, facts: ModelFacts, *, on_cpu: bool) -> 
         worker_extension_cls=f"{__package__}.weight_transfer.LoadOpenedFiles",
         disable_log_stats=True,
         **platform,
+        **({} if settings.lora is None else adapter_args(settings.lora)),
     )
 
 
@@ -124,7 +126,7 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
     if settings.tensor_parallel_size == 1:
         # By default a CPU engine puts its one worker into a third process.
         arguments["distributed_executor_backend"] = UniProcExecutor
-    if facts.tied:
+    if facts.tied and settings.lora is None:
         arguments["hf_overrides"] = {"tie_word_embeddings": False}
         # The checkpoint has no lm_head; the policy loads all of it a moment later.
         arguments["load_format"] = "dummy"

@@ -27,6 +27,7 @@ from agent_r1.rollout.policy import (
     PolicySetupError,
     WeightsRefusedError,
 )
+from agent_r1.rollout.vllm.adapter import AdapterWeights
 from agent_r1.rollout.vllm.answers import (
     check_prompt,
     to_generation,
@@ -38,6 +39,7 @@ from agent_r1.rollout.vllm.engine_process import (
     start_engine,
     wait_for_exit,
 )
+from agent_r1.rollout.vllm.loading import DenseWeights, EngineWeights
 from agent_r1.rollout.vllm.settings import (
     ModelFacts,
     VllmSettings,
@@ -79,7 +81,7 @@ class VllmPolicy(Policy):
         self.engine: Any = None
         """vLLM's own; None before `start` and after `stop`."""
         self._facts: ModelFacts | None = None
-        self._own_lm_head = False
+        self._weights: EngineWeights | None = None
         self._sends_whole_answers = False
 
     @property
@@ -120,7 +122,7 @@ class VllmPolicy(Policy):
             async with asyncio.timeout(self._settings.start_timeout_s):
                 await self._start_engine()
                 self._death = None
-                await self._fill_own_lm_head()
+                await self._load_first_weights()
                 await self.engine.update_weight_version("0")
                 # An engine's first steps are its slowest: take them before requests wait, and
                 # before anybody judges how long a step takes.
@@ -203,9 +205,17 @@ class VllmPolicy(Policy):
                 process.kill()  # ends a stopped process too, which SIGTERM does not
 
     async def score(self, token_ids: list[int]) -> list[float]:
+        check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=2)
+        logprobs, cached = await self._score(token_ids, reads_cache=True)
+        if cached:
+            computed, _ = await self._score(token_ids, reads_cache=False)
+            logprobs[:cached] = computed[:cached]
+        return logprobs
+
+    async def _score(self, token_ids: list[int], *, reads_cache: bool) -> tuple[list[float], int]:
+        """Return [T-1] log-probabilities, of which so many first ones are void: it was cached."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-        check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=2)
         params = SamplingParams(
             max_tokens=1,
             temperature=1.0,
@@ -214,11 +224,12 @@ class VllmPolicy(Policy):
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
             skip_clone=True,
+            skip_reading_prefix_cache=not reads_cache,
         )
         self._num_scores += 1
         async with self._engine_errors(), asyncio.timeout(SCORE_TIMEOUT_S):
             output = await self._run(token_ids, params, f"score-{self._num_scores}")
-        return to_prompt_logprobs(output)
+        return to_prompt_logprobs(output), output.num_cached_tokens or 0
 
     async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
         # Shielded: a caller that gives up must not leave the engine paused.
@@ -231,7 +242,7 @@ class VllmPolicy(Policy):
         async with self._load_lock, self._engine_errors():
             started = time.perf_counter()
             path = await self._verify(manifest)
-            await self._map_files([str(path)])
+            await self._stage(manifest.policy_version, [path])
             fetch_s = time.perf_counter() - started
             self._is_loading = True
             try:
@@ -252,7 +263,7 @@ class VllmPolicy(Policy):
         try:
             async with asyncio.timeout(limit_s):
                 return await asyncio.to_thread(
-                    verify_snapshot, manifest, self._model().layout, self._settings.dtype
+                    verify_snapshot, manifest, self._model().versions, self._settings.dtype
                 )
         except TimeoutError as exc:
             raise WeightsRefusedError(
@@ -263,11 +274,14 @@ class VllmPolicy(Policy):
 
     async def stop(self) -> None:
         engine, self.engine = self.engine, None
+        weights, self._weights = self._weights, None
         self._death = self._death or "the sampler was stopped"
         loads = list(self._loads)
         for loading in loads:
             loading.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
+        if weights is not None:
+            weights.close()
         if engine is None:
             return
         if not engine.errored:
@@ -287,27 +301,31 @@ class VllmPolicy(Policy):
         return self._facts
 
     async def _start_engine(self) -> None:
-        started = await asyncio.to_thread(start_engine, self._settings, self._model(), self._work)
+        facts = self._model()
+        started = await asyncio.to_thread(start_engine, self._settings, facts, self._work)
         self.engine, on_cpu = started
-        self._own_lm_head = on_cpu and self._model().tied
         self._sends_whole_answers = on_cpu
+        if self._settings.lora is None:
+            self._weights = DenseWeights(facts.layout, own_lm_head=on_cpu and facts.tied)
+        else:
+            self._weights = AdapterWeights(self._settings.lora, facts.versions)
 
-    async def _fill_own_lm_head(self) -> None:
-        """Load the model's own files once more, where its tied lm_head must be filled too."""
-        if self._own_lm_head:
+    def _held(self) -> EngineWeights:
+        assert self._weights is not None  # there are weights where there is an engine
+        return self._weights
+
+    async def _load_first_weights(self) -> None:
+        """Load what of version 0 a new engine does not have."""
+        if files := self._held().first_files():
             async with self._engine_errors():
-                await self._map_files([str(file) for file in self._model().layout.files])
+                await self._stage(0, files)
                 await self._swap_weights(0)
 
-    async def _map_files(self, locations: list[str]) -> None:
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
-
-        aliases = dict(self._model().layout.aliases) if self._own_lm_head else {}
-        request = WeightTransferInitRequest({"locations": locations, "aliases": aliases})
+    async def _stage(self, policy_version: int, files: Sequence[Path]) -> None:
         limit_s = self._settings.load_timeout_s
         try:
             async with asyncio.timeout(limit_s):
-                await self.engine.init_weight_transfer_engine(request)
+                await self._held().stage(self.engine, policy_version, files)
         except TimeoutError as exc:
             reason = (
                 f"the engine did not open new weights within {limit_s:g} s "
@@ -321,7 +339,7 @@ class VllmPolicy(Policy):
             raise WeightsRefusedError(f"the engine cannot open the weights: {exc}") from exc
 
     async def _swap_weights(self, policy_version: int) -> float:
-        """Pause, load the mapped files, resume; return the seconds generation stood still."""
+        """Pause, load what is staged, resume; return the seconds generation stood still."""
         engine = self.engine
         started = time.perf_counter()
         try:
@@ -330,7 +348,7 @@ class VllmPolicy(Policy):
                 await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
                 if self._in_flight and self._sends_whole_answers:
                     await self._note_sampled()
-                await engine.collective_rpc("load_opened_files")
+                await self._held().load(engine)
                 await engine.update_weight_version(str(policy_version))
                 self._policy_version = policy_version
                 await engine.resume_generation()
@@ -366,7 +384,8 @@ class VllmPolicy(Policy):
         from vllm.inputs.engine import tokens_input
 
         final: Any = None
-        async for output in self.engine.generate(tokens_input(token_ids), params, request_id):
+        prompt, adapter = tokens_input(token_ids), self._held().request()
+        async for output in self.engine.generate(prompt, params, request_id, lora_request=adapter):
             final = output
         if final is None or final.outputs[0].finish_reason == "abort":
             raise EngineDeadError(f"request {request_id} was cut off: {self.death or 'aborted'}")

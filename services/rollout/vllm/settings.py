@@ -14,8 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
-from agent_r1.rollout.vllm.snapshot_reader import ModelLayout, read_model_layout
-from agent_r1_service.config import Dtype
+from agent_r1.rollout.vllm.snapshot_reader import (
+    ModelLayout,
+    adapter_layout,
+    read_model_layout,
+)
+from agent_r1_service.config import Dtype, LoraConfig
 from agent_r1_service.files.hub import HubError, model_folder
 
 GIB = 2**30
@@ -37,6 +41,8 @@ class VllmSettings:
     """Model directory, or a model's name where a hub can be reached."""
     revision: str | None = None
     """Branch, tag or commit of a model on the hub."""
+    lora: LoraConfig | None = None
+    """The adapter that versions replace; None: they replace the whole model."""
     dtype: Dtype = "float32"
     max_context: int = 4096
     """Most tokens of one sequence."""
@@ -70,6 +76,8 @@ class ModelFacts:
 
     directory: Path
     layout: ModelLayout
+    versions: ModelLayout
+    """What a published version has: the model, or its adapter alone."""
     tied: bool
     """The output layer shares the embedding."""
     eos_token_ids: tuple[int, ...]
@@ -120,9 +128,11 @@ def read_model(settings: VllmSettings) -> ModelFacts:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     value_bytes = 4 if settings.dtype == "float32" else 2
+    layout = read_model_layout(directory, tied=tied)
     facts = ModelFacts(
         directory=directory,
-        layout=read_model_layout(directory, tied=tied),
+        layout=layout,
+        versions=layout if settings.lora is None else adapter_layout(layout, settings.lora),
         tied=tied,
         eos_token_ids=_end_tokens(directory, config, settings.stop_token_ids),
         vocab_size=config.vocab_size,

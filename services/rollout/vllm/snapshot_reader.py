@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.rollout.policy import PolicySetupError, WeightsRefusedError
-from agent_r1_proto.weights import TensorEntry, WeightManifest
+from agent_r1_proto.weights import AdapterHeader, TensorEntry, WeightManifest
+from agent_r1_service.config import LoraConfig
+from agent_r1_service.weights.adapters import adapter_shapes, check_start
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -27,7 +29,7 @@ DTYPE_CODES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 @dataclass(frozen=True)
 class ModelLayout:
-    """The tensors a model is made of, under their Hugging Face names."""
+    """The tensors of a model, under their Hugging Face names, or those of an adapter."""
 
     files: tuple[Path, ...]
     """The model's own safetensors files."""
@@ -35,6 +37,9 @@ class ModelLayout:
     """Every tensor with values of its own."""
     aliases: Mapping[str, str]
     """Tied tensors: name -> the tensor it shares."""
+
+    adapter: AdapterHeader | None = None
+    """Of the tensors of an adapter: how they change the model."""
 
     @property
     def num_values(self) -> int:
@@ -94,6 +99,21 @@ def read_model_layout(model_dir: Path, *, tied: bool) -> ModelLayout:
     return ModelLayout(files=files, shapes=own, aliases=aliases)
 
 
+def adapter_layout(model: ModelLayout, lora: LoraConfig) -> ModelLayout:
+    """Return the tensors of a model's adapter.
+
+    Raises:
+        PolicySetupError: it does not fit the model.
+    """
+    try:
+        check_start(lora)
+        shapes = adapter_shapes(model.shapes, lora)
+    except ValueError as exc:
+        raise PolicySetupError(str(exc)) from exc
+    header = AdapterHeader(rank=lora.rank, alpha=lora.alpha)
+    return ModelLayout(files=(), shapes=shapes, aliases={}, adapter=header)
+
+
 def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> Path:
     """Check every tensor of a snapshot against its manifest and the model.
 
@@ -139,6 +159,11 @@ def verify_snapshot(manifest: WeightManifest, layout: ModelLayout, dtype: str) -
 
 
 def _check_names(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> None:
+    if manifest.adapter != layout.adapter:
+        raise ValueError(
+            f"the manifest is of {_kind(manifest.adapter)}, and this server has "
+            f"{_kind(layout.adapter)}; learner and rollout servers need the same [model.lora]"
+        )
     entries = {entry.name: entry for entry in manifest.tensors}
     if len(entries) != len(manifest.tensors):
         raise ValueError("the manifest names a tensor twice")
@@ -157,6 +182,12 @@ def _check_names(manifest: WeightManifest, layout: ModelLayout, dtype: str) -> N
             raise ValueError(f"{name!r} has shape {entry.shape}; the model's is {list(shape)}")
         if entry.dtype != dtype:
             raise ValueError(f"{name!r} is {entry.dtype}; model.dtype is {dtype}")
+
+
+def _kind(adapter: AdapterHeader | None) -> str:
+    if adapter is None:
+        return "a whole model"
+    return f"an adapter of rank {adapter.rank} and alpha {adapter.alpha:g}"
 
 
 def _check_tensor(path: Path, file: Any, entry: TensorEntry) -> None:

@@ -22,6 +22,8 @@ from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_store import open_run_store
 from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1_service.config import LoraConfig
+from agent_r1_service.weights.adapters import ADAPTER_FILE, write_adapter_config
 from tests.support.config_scene import write_scene
 
 HEAVY = ("torch", "vllm", "transformers", "deepspeed", "tantivy", "fastapi", "redis", "rich")
@@ -400,6 +402,30 @@ def test_a_run_means_its_last_checkpoint(file: Path, tmp_path: Path):
     assert cli_policy.policy_model(str(run)) == str(last)
     assert cli_policy.with_policy(config, str(run)).model.path == str(last)
     assert cli_policy.config_file_of(str(last)) == run / "config.json"
+
+
+def test_an_adapter_is_the_policy_on_top_of_its_model(file: Path, tmp_path: Path):
+    adapter = tmp_path / "run" / "checkpoints" / "step_000003" / "model"
+    adapter.mkdir(parents=True)
+    base = file.parent / "model"
+    lora = LoraConfig(rank=4, targets=["k_proj", "q_proj"])
+    write_adapter_config(adapter, lora, str(base))
+    (adapter / ADAPTER_FILE).write_bytes(b"")
+    write_config(load_config(file, [], {}).config, tmp_path / "run" / "config.json")
+    started = lora.model_copy(update={"path": adapter})
+
+    config = load_config(file, ["model.path=another", "model.lora.rank=2"], {}).config
+    model = cli_policy.with_policy(config, str(tmp_path / "run")).model
+    assert (model.path, model.lora, model.policy) == (str(base), started, str(adapter))
+    # A whole model in its place has no adapter.
+    assert cli_policy.with_policy(config, str(base)).model.lora is None
+
+    options = cli_policy.policy_options(str(adapter))
+    assert load_config(file, options, {}).config.model.lora == started
+
+    write_adapter_config(adapter, lora, str(tmp_path / "gone"))
+    with pytest.raises(ConfigError, match=r"base_model_name_or_path of .*gone"):
+        cli_policy.policy_options(str(adapter))
 
 
 def test_a_checkpoint_is_described_by_its_step_and_its_run(

@@ -147,6 +147,30 @@ def test_a_hub_that_does_not_have_the_model_is_a_fault_of_this_machine(
     assert "model.path (owner/name) was not checked" in elsewhere.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        # The layers of this model are 128 wide and more.
+        (["model.lora.rank=129"], "model.lora.rank (129) must be <= 128, the smaller side of"),
+        (["model.lora.rank=8", "model.lora.targets=['query']"], "names 'query', and the model has"),
+        (["model.lora.rank=8", "model.lora.path=nowhere"], "nowhere holds no LoRA adapter"),
+    ],
+)
+def test_adapters_that_do_not_fit_the_model_are_refused(
+    folder: Path, tiny_base_dir: Path, options: list[str], expected: str
+):
+    model = f"model.path={tiny_base_dir}"
+    assert problems(folder, model, "model.lora.rank=128") == ""
+    assert expected in problems(folder, model, *options)
+
+
+def test_a_reward_model_has_no_adapter(folder: Path):
+    options = ["model.lora.rank=8", "train_reward.trajectories=['run']", "train_reward.output=out"]
+    assert "[model.lora] and [train_reward] exclude" in problems(
+        folder, *options, purpose="train_reward"
+    )
+
+
 def test_purposes_need_different_tables(folder: Path):
     bare = '[model]\npath = "model"\nmax_context = 512\n[env]\nmax_tokens_per_turn = 64\n'
     (folder / "run.toml").write_text(bare)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -129,3 +130,20 @@ def test_weights_are_counted_without_loading_them(tiny_base_dir: Path):
 def test_a_folder_without_a_model_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match=r"has no usable config\.json"):
         read_model_size(tmp_path)
+
+
+def test_adapters_alone_have_gradients_optimizer_versions_and_state():
+    size = dataclasses.replace(SIZE, adapters=100)
+    lora = config(model={"lora": {"rank": 1}}, learner={"kl": "loss"})
+    found = {part.name: part.size for part in learner_parts(lora, size, None, on_gpu=False)}
+    # 4 bytes of 1000 + 100 weights; 4 of a gradient and 8 of AdamW for each of the 100.
+    assert found["policy: weights"] == 4400
+    assert (found["policy: gradients"], found["policy: AdamW"]) == (400, 800)
+    # The reference is the policy without its adapter.
+    assert not [name for name in found if name.startswith("reference")]
+    checkpoints, versions = disk_parts(lora, size, None)
+    # 4 checkpoints of 12 + 4 bytes a weight; versions of 4 bytes, one of them being written.
+    assert checkpoints.size == 4 * 100 * 16
+    assert versions.size == (lora.learner.keep_versions + 1) * 100 * 4
+    # The engine of a CPU serves the model as it is, with no head of its own.
+    assert rollout_parts(lora, size, None)[0].size == 4000

@@ -8,7 +8,7 @@ and step may hold collectives.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,13 @@ from agent_r1.learner.engine.attention import plan_attention
 from agent_r1.learner.engine.checkpoint import OLD_CRITIC_TAG, OLD_POLICY_TAG
 from agent_r1.learner.engine.critic import load_critic
 from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
+from agent_r1.learner.engine.lora import adapter_names, adapters_off, add_adapters
 from agent_r1.learner.engine.metric_accumulator import MetricAccumulator, batch_metrics
 from agent_r1.learner.engine.model import (
     PolicyModule,
     checkpoint_activations,
     load_causal_model,
+    parameter_names,
     prepare_layout,
     sample_checksum,
 )
@@ -66,19 +68,32 @@ class RankEngine:
         self._config = config = setup.config
         with self._explain_out_of_memory():
             self.model = self._load_model()
+            if setup.model.lora is not None:
+                add_adapters(self.model, setup.model.lora)
             self._check_same_weights()
-            self._names = _parameter_names(self.model)
+            names = parameter_names if setup.model.lora is None else adapter_names
+            self._names = names(self.model)
             self._policy = self._wrap(self._policy_module(self.model), config, setup.table_name)
-            self._reference: Any = None
-            if setup.with_reference:
-                module = PolicyModule(self._load_model(), config.logprob_chunk_tokens)
-                self._reference = freeze(module, config, dtype=setup.model.dtype, device=device)
+            self._reference = self._make_reference() if setup.with_reference else None
             self._critic = None if setup.critic is None else self._make_critic(setup.critic)
 
     def _load_model(self) -> PreTrainedModel:
         model = load_causal_model(self._setup.model)
         prepare_layout(model, self._config.layout)
         return model
+
+    def _make_reference(self) -> Callable[..., Any]:
+        """Return the configured model: the policy without its adapters, or a model of its own."""
+        setup, config = self._setup, self._config
+        if setup.model.lora is None:
+            module = PolicyModule(self._load_model(), config.logprob_chunk_tokens)
+            return freeze(module, config, dtype=setup.model.dtype, device=self.device)
+
+        def without_adapters(*inputs: Any, **more: Any) -> Any:
+            with adapters_off(self.model):
+                return self._policy(*inputs, **more)
+
+        return without_adapters
 
     def _check_same_weights(self) -> None:
         """Compare the model with rank 0's: each rank has read its own files.
@@ -327,7 +342,7 @@ class RankEngine:
     # Weights and state
 
     def collect(self) -> Weights | None:
-        """Gather the policy's weights to the CPU of rank 0; None on the others.
+        """Gather the policy's trained weights to the CPU of rank 0; None on the others.
 
         Nothing is written while weights are gathered.
         """
@@ -342,6 +357,8 @@ class RankEngine:
                     tensors[first] = parameter.detach().to("cpu", copy=copies)
         if not self.is_first:
             return None
+        if self._setup.model.lora is not None:
+            return Weights(tensors)
         known = set(tensors) | set(aliases)
         parameters_gone = {n for n, _ in self.model.named_parameters(remove_duplicate=False)}
         for name, value in self.model.state_dict().items():
@@ -350,7 +367,7 @@ class RankEngine:
         return Weights(tensors, aliases)
 
     def num_weights(self) -> int:
-        """Return the number of the policy's weights over all ranks, shared ones once."""
+        """Return the number of the policy's trained weights over all ranks, shared ones once."""
         return self._policy.num_weights()
 
     def num_critic_weights(self) -> int:
@@ -374,11 +391,3 @@ class RankEngine:
         self._policy.load_old(directory, OLD_POLICY_TAG)
         if self._critic is not None:
             self._critic.load_old(directory, OLD_CRITIC_TAG)
-
-
-def _parameter_names(model: PreTrainedModel) -> dict[int, list[str]]:
-    """Return the Hugging Face names of each parameter, by its id; more than one when tied."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return names

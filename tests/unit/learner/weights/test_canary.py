@@ -40,24 +40,29 @@ def test_only_sampled_tokens_count():
     assert reading == CanaryReading(mean=0.25, max=0.5)
 
 
-def test_canary_tokens_are_the_last_ones_with_their_mask():
-    tokens = CanaryTokens.of(trajectory(prompt_length=4, num_sampled=3), 5)
+def test_canary_tokens_are_the_first_sampled_ones_after_their_whole_prefix():
+    tokens = CanaryTokens.of(trajectory(prompt_length=4, num_sampled=3), 2)
     assert tokens is not None
-    assert tokens.token_ids == [2, 3, 4, 5, 6]
-    assert tokens.sampled.tolist() == [False, False, True, True, True]
+    assert tokens.token_ids == [0, 1, 2, 3, 4, 5]
+    assert tokens.sampled.tolist() == [False] * 4 + [True, True]
+
+
+def test_a_short_trajectory_is_compared_to_its_end():
+    tokens = CanaryTokens.of(trajectory(prompt_length=4, num_sampled=3), 64)
+    assert tokens is not None
+    assert len(tokens.token_ids) == 7
 
 
 def test_the_tokens_lie_in_one_segment():
-    # The last segment has 5 of the 10 tokens; the two last ones were sampled.
-    tokens = CanaryTokens.of(trajectory(**two_segments()), 8)
+    # The first segment has 5 of the 10 tokens.
+    given = trajectory(**two_segments())
+    tokens = CanaryTokens.of(given, 8)
     assert tokens is not None
-    assert tokens.token_ids == [7, 300, 8, 5, 1]
-    assert tokens.sampled.tolist() == [False, False, False, True, True]
+    assert tokens.token_ids == given.token_ids[:5].tolist()
 
 
-@pytest.mark.parametrize("count", [0, 1])
-def test_too_few_tokens_make_no_canary(count: int):
-    assert CanaryTokens.of(trajectory(), count) is None
+def test_no_tokens_make_no_canary():
+    assert CanaryTokens.of(trajectory(), 0) is None
 
 
 def test_answers_of_another_length_are_refused():

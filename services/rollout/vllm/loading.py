@@ -1,0 +1,77 @@
+"""How new weights get into an engine: all of the model's (here), or its adapter's (adapter.py).
+
+policy.py stages a verified snapshot while generation continues, and loads it while it is paused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from agent_r1.rollout.vllm.snapshot_reader import ModelLayout
+
+
+class EngineWeights(Protocol):
+    """What of an engine's model is replaced by a new version."""
+
+    def request(self) -> Any:
+        """Return vLLM's `lora_request` for the version in use; None where there is no adapter."""
+        ...
+
+    def first_files(self) -> Sequence[Path]:
+        """Return what a new engine has to load as version 0, beside what it has loaded itself."""
+        ...
+
+    async def stage(self, engine: Any, policy_version: int, files: Sequence[Path]) -> None:
+        """Make ready what `load` takes; afterwards the files may be removed.
+
+        Raises:
+            Exception: they cannot be used; the engine is as it was.
+        """
+        ...
+
+    async def load(self, engine: Any) -> None:
+        """Put the staged version into the engine, whose generation is paused."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what was staged."""
+        ...
+
+
+class DenseWeights(EngineWeights):
+    """All weights of an engine's model; implements `EngineWeights`.
+
+    Args:
+        layout: of the model.
+        own_lm_head: the engine has an lm_head of its own where the model ties it to the embedding.
+    """
+
+    def __init__(self, layout: ModelLayout, *, own_lm_head: bool) -> None:
+        self._layout = layout
+        self._own_lm_head = own_lm_head
+
+    def request(self) -> Any:
+        """Return None."""
+        return None
+
+    def first_files(self) -> Sequence[Path]:
+        """Return the model's own files, where its tied lm_head must be filled too."""
+        return self._layout.files if self._own_lm_head else []
+
+    async def stage(self, engine: Any, policy_version: int, files: Sequence[Path]) -> None:
+        """Let the engine's processes map the files."""
+        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest
+
+        aliases = dict(self._layout.aliases) if self._own_lm_head else {}
+        locations = [str(file) for file in files]
+        request = WeightTransferInitRequest({"locations": locations, "aliases": aliases})
+        await engine.init_weight_transfer_engine(request)
+
+    async def load(self, engine: Any) -> None:
+        """Fill the model from the mapped files."""
+        await engine.collective_rpc("load_opened_files")
+
+    def close(self) -> None:
+        """Do nothing: the files are open in the engine's processes only."""
