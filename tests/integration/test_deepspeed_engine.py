@@ -25,27 +25,13 @@ from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.objective import Aggregation
 from agent_r1_service.config import ModelConfig
 from tests.support import two_ranks
-from tests.support.engines import SAMPLES, gradient, make_engine, relative_distance
+from tests.support.engines import SAMPLES, gradient, make_engine, plain_loss, relative_distance
 from tests.support.tiny_models import VOCABULARY, save_model, with_values
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory) -> Path:
     return save_model(tmp_path_factory.mktemp("engine") / "model")
-
-
-def plain_loss(model: Any, samples: list[TrainSample]) -> torch.Tensor:
-    """PPO's loss by its formula, trajectory by trajectory, over all loss-mask tokens."""
-    total = torch.zeros(())
-    for sample in samples:
-        ids = torch.from_numpy(sample.token_ids.astype(np.int64))
-        log_p = torch.log_softmax(model(ids[None]).logits[0] / sample.temperature, -1)
-        chosen = log_p[:-1].gather(1, ids[1:, None])[:, 0]
-        ratio = torch.exp(chosen - torch.tensor(sample.rollout_logprobs[1:]))
-        advantage = torch.tensor(sample.advantages[1:])
-        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
-        total = total + (loss * torch.tensor(sample.loss_mask[1:])).sum()
-    return total / sum(int(sample.loss_mask.sum()) for sample in samples)
 
 
 def test_a_step_equals_plain_torch(model_dir: Path, tmp_path: Path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from peft import PeftModel
 from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -19,8 +20,8 @@ from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.rollout.policy import Generation, WeightsRefusedError
 from agent_r1_proto.weights import WeightManifest
 from agent_r1_service.config import LoraConfig, ModelConfig
-from agent_r1_service.weights.adapters import adapter_shapes, read_adapter
-from tests.support.engines import SAMPLES, make_engine
+from agent_r1_service.weights.adapters import ADAPTER_FILE, adapter_shapes, read_adapter
+from tests.support.engines import SAMPLES, gradient, make_engine, plain_loss, relative_distance
 from tests.support.live_engine import LiveEngine
 from tests.support.snapshot_files import build_model, model_logprobs
 from tests.support.tiny_models import save_model
@@ -96,8 +97,18 @@ def test_a_merged_adapter_equals_a_separate_one_and_starts_another_run(
     names = load_file(tmp_path / "merged" / "model.safetensors").keys()
     assert names == load_file(model_dir / "model.safetensors").keys()
 
+    written = load_file(tmp_path / "adapter" / ADAPTER_FILE)
     started = make_engine(model_dir, reference=True, lora=adapter.lora)
     np.testing.assert_array_equal(scores(started), scores(engine))
+
+    found = gradient(model_dir, SAMPLES, LossSpec(), lora=adapter.lora)
+    plain = PeftModel.from_pretrained(
+        AutoModelForCausalLM.from_pretrained(model_dir), tmp_path / "adapter", is_trainable=True
+    )
+    plain_loss(plain, SAMPLES).backward()
+    grads = {n.replace(".default.", "."): p.grad for n, p in plain.named_parameters()}
+    expected = [grads[name].double().flatten().numpy() for name in sorted(written)]
+    assert relative_distance(found, np.concatenate(expected)) <= 1e-5
 
 
 def test_adapters_and_a_whole_critic_are_trained_together(model_dir: Path):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.interface import LossSpec, TrainSample
@@ -52,3 +53,17 @@ def gradient(
 def relative_distance(ours: np.ndarray, expected: np.ndarray) -> float:
     """Norm of the difference over the norm of what is expected."""
     return float(np.linalg.norm(ours - expected) / np.linalg.norm(expected))
+
+
+def plain_loss(model: Any, samples: list[TrainSample]) -> torch.Tensor:
+    """PPO's loss by its formula, trajectory by trajectory, over all loss-mask tokens."""
+    total = torch.zeros(())
+    for sample in samples:
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))
+        log_p = torch.log_softmax(model(ids[None]).logits[0] / sample.temperature, -1)
+        chosen = log_p[:-1].gather(1, ids[1:, None])[:, 0]
+        ratio = torch.exp(chosen - torch.tensor(sample.rollout_logprobs[1:]))
+        advantage = torch.tensor(sample.advantages[1:])
+        loss = torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2))
+        total = total + (loss * torch.tensor(sample.loss_mask[1:])).sum()
+    return total / sum(int(sample.loss_mask.sum()) for sample in samples)

@@ -68,10 +68,11 @@ class _ChunkedLogprobs(torch.autograd.Function):
         hidden, weight, bias, targets, temperatures = ctx.saved_tensors
         grad_hidden = torch.zeros_like(hidden)
         # One addition per chunk: in bfloat16 the small ones would be lost. None where it is frozen.
-        grad_weight, grad_bias = (
-            torch.zeros_like(tensor, dtype=torch.float32) if needed else None
-            for tensor, needed in zip((weight, bias), ctx.needs_input_grad[1:3], strict=True)
-        )
+        grad_weight = grad_bias = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = torch.zeros_like(weight, dtype=torch.float32)
+        if bias is not None and ctx.needs_input_grad[2]:
+            grad_bias = torch.zeros_like(bias, dtype=torch.float32)
         for start in range(0, len(targets), ctx.chunk_tokens):
             chunk = slice(start, start + ctx.chunk_tokens)
             scaled = _scaled_logits(hidden[chunk], weight, bias, temperatures[chunk])
@@ -95,7 +96,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
             None,
             None,
             None,

@@ -29,6 +29,19 @@ def test_values_and_gradients_are_those_of_a_linear_layer(shape: tuple[int, ...]
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_a_frozen_layer_passes_the_gradient_on():
+    layer = nn.Linear(6, 9)
+    use_fast_products(layer)
+    rows = torch.randn(7, 6, requires_grad=True)
+    layer.requires_grad_(False)
+    layer(rows).sum().backward()
+    # The gradient of a sum is each column's sum of the weight, for every row.
+    expected = layer.weight.sum(0).expand(7, 6)
+    torch.testing.assert_close(rows.grad, expected, atol=1e-5, rtol=1e-5)
+    assert layer.weight.grad is None
+    assert layer.bias.grad is None
+
+
 def test_names_and_values_of_weights_stay():
     module = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
     before = {name: value.clone() for name, value in module.state_dict().items()}
