@@ -23,7 +23,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 
 from agent_r1.config.code import Findings, load_everything
 from agent_r1.config.machine import MIB, SUPERVISED, Purpose, hub_problem, look_at_machine
-from agent_r1.config.packages import LEARNER, WHOLE_RUN, missing_packages_problem
+from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_problem
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.redis_memory import redis_memory_problem
@@ -38,6 +38,7 @@ from agent_r1_service.weights.adapters import adapter_shapes, check_start
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
+TRAINING: tuple[Purpose, ...] = ("train", *SUPERVISED)
 MODEL_FILES = ("*.safetensors", "*.bin")
 EXAMPLE_SCRIPTS = {
     "generate.py": "--out {data} --no-sft",
@@ -284,7 +285,9 @@ def look(
         resume: the run folder may hold a run.
     """
     if machine:
-        missing = missing_packages_problem(LEARNER if purpose in SUPERVISED else WHOLE_RUN)
+        needed = LEARNER if purpose in SUPERVISED else WHOLE_RUN
+        adapters = (PEFT,) if config.model.lora is not None and purpose in TRAINING else ()
+        missing = missing_packages_problem((*needed, *adapters))
         if missing is not None:
             return Findings(machine=[missing])
     findings = Findings(problems=problems(config, purpose))

@@ -12,6 +12,8 @@ from collections.abc import Iterable
 LEARNER = ("deepspeed", "torch", "transformers")
 TOOLS = ("mcp", "transformers")
 """Of tools and reward, and for prompts in tokens."""
+PEFT = "peft"
+"""Of the learner, where it trains adapters."""
 WHOLE_RUN = (*LEARNER, "mcp", "vllm")
 
 

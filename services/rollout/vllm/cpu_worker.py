@@ -9,6 +9,7 @@ from __future__ import annotations
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from agent_r1.rollout.vllm.batch_sampler import BatchSampler
+from agent_r1.rollout.vllm.cpu_adapter import serve_one_adapter
 
 
 class FastCPUWorker(CPUWorker):
@@ -16,6 +17,8 @@ class FastCPUWorker(CPUWorker):
 
     def init_device(self) -> None:
         """Make the model runner, and give it the sampler."""
+        if self.vllm_config.lora_config is not None:
+            serve_one_adapter()
         super().init_device()
         self.model_runner.sampler = BatchSampler(self.model_runner)
 
