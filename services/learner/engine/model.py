@@ -11,6 +11,7 @@ V = vocabulary size.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from pathlib import Path
 from typing import Any, cast
@@ -258,6 +259,9 @@ def checkpoint_activations(model: PreTrainedModel, zero_stage: int) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     if reentrant:
         model.enable_input_require_grads()
+        # It tells so of every pass that scores tokens, which wants none.
+        no_gradient = "None of the inputs have requires_grad=True"
+        warnings.filterwarnings("ignore", no_gradient, UserWarning)
 
 
 def _check_head(model: PreTrainedModel) -> None:
