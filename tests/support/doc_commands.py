@@ -27,6 +27,7 @@ RUN = [
     ("docs/serving.md", "agent-r1 export"),
     ("docs/serving.md", "agent-r1 train examples/tiny_world/run.toml --from out"),
     ("examples/tiny_world/README.md", "agent-r1 train examples/tiny_world/run.toml"),
+    ("docs/models.md", "agent-r1 train examples/tiny_world/lora.toml"),
     ("examples/deep_world/README.md", "python examples/deep_world/generate.py"),
 ]
 """Blocks that `make test-docs` runs, with a small run of tiny_world, in this order."""
