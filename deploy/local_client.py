@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.placement import PlacementConfig
 from agent_r1.config.run import Config, write_config
+from agent_r1.config.sources import Key
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_deploy.local import (
     LAUNCHER_LOG,
@@ -54,7 +55,7 @@ async def serving(
     Args:
         config: of the services.
         report: called with each line the user must see.
-        only_tools: start neither reward nor rollout.
+        only_tools: start neither reward nor rollout; no model is fetched.
 
     Yields:
         The configuration to use (`redis.url` set, `run.id` one of its own), and the supervisor.
@@ -62,9 +63,11 @@ async def serving(
     Raises:
         ServiceError: a service did not come up, or died too often.
     """
-    models = await asyncio.to_thread(fetch_models, config, report)
+    models: dict[Key, Path] = {}
     if only_tools:
         config = _without_models(config)
+    else:
+        models = await asyncio.to_thread(fetch_models, config, report)
     work_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
     suffix = f"-client-{os.getpid()}"
     run = config.run.model_copy(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from agent_r1.cli.main import main
+from tests.support.hub_server import serving_hub
+from tests.support.runs import finished
 from tests.support.starter import write_starter
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
@@ -74,3 +77,15 @@ def test_a_line_that_is_no_task_ends_the_check_before_anything_starts(
     assert code == 1
     assert "train.jsonl:15: prompt: Field required" in text
     assert "tools.search version" not in text
+
+
+def test_the_weights_of_a_model_on_a_hub_stay_there(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in [name for name in os.environ if name.startswith("HF_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HF_HOME", str(folder / "cache"))
+    with serving_hub("owner/tiny", folder / "base") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        said = finished("validate", folder / "run.toml", "--set", "model.path=owner/tiny")
+    assert "no problems" in said
+    assert [one for one in hub.requests if one.startswith("GET") and "tokenizer.json" in one] != []
+    assert hub.sent_bytes == 0  # of the weights
