@@ -2,7 +2,7 @@
 
     python scripts/bench_memory.py [--steps 6] [--set KEY=VALUE ...]
 
-Runs some steps of tiny_world with both evaluations, and twice a second adds up the proportional set
+Runs some steps of tiny_world with its evaluations, and twice a second adds up the proportional set
 size (PSS: pages that processes share are divided among them) of every process of the run. Writes
 the largest sum, and what each process had then, to runs/bench/memory.json.
 """
@@ -19,7 +19,6 @@ import time
 from pathlib import Path
 
 import psutil
-from bench_rollout import make_world
 from bench_tools import entry, print_entries
 from process_memory import memory_of
 
@@ -32,21 +31,13 @@ POLL_S = 0.5
 
 def train(steps: int, settings: list[str]) -> dict[str, float]:
     """Run the steps and return the memory of the moment at which its sum was largest."""
-    world, folder = OUT / "world", OUT / "memory"
-    if not (world / "train.jsonl").exists():
-        make_world(world)
+    folder = OUT / "memory"
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "demo"), "--world-only"], check=True)
     shutil.rmtree(folder, ignore_errors=True)
-    sets = [f'{name} = "{world}/eval_{name}.jsonl"' for name in ("hotpot_like", "wiki2_like")]
-    chosen = {
-        "learner.steps": str(steps),
-        "data.train": json.dumps([str(world / "train.jsonl")]),
-        "tools.search.corpus": str(world / "corpus.jsonl"),
-        "evaluation.sets": f"{{{', '.join(sets)}}}",
-    }
     config = ROOT / "examples" / "tiny_world" / "run.toml"
     command = [str(Path(sys.executable).with_name("agent-r1")), "train", str(config)]
     command += ["--run-dir", str(folder)]
-    for text in [*(f"{key}={value}" for key, value in chosen.items()), *settings]:
+    for text in [f"learner.steps={steps}", *settings]:
         command += ["--set", text]
     running = subprocess.Popen(command, env=dict(os.environ), stdout=subprocess.DEVNULL)
     largest: dict[str, float] = {}
