@@ -32,6 +32,8 @@ from agent_r1_service.http.token import TOKEN_VARIABLE, write_token
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
 PORT_TAKEN = "Address already in use"
+LONGEST_TEMPORARY_FOLDER = 70
+"""Letters of its path. A socket's path has 107 at most, and vLLM's names take 37 of them."""
 
 
 def tool_variable(name: str, key: str) -> str:
@@ -102,7 +104,18 @@ class LocalServices:
             if not name.upper().startswith(ENV_PREFIX) and name != TOKEN_VARIABLE
         }
         defaults = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-        return {**defaults, **inherited, **self._secrets}
+        return {**defaults, **inherited, **self._temporary_folder(), **self._secrets}
+
+    def _temporary_folder(self) -> dict[str, str]:
+        """Return variables that let services use a folder which ends with the run.
+
+        Engines leave a socket in it at each start, and processes that are killed leave more.
+        """
+        folder = self._state_dir / "tmp"
+        if len(str(folder)) > LONGEST_TEMPORARY_FOLDER:
+            return {}
+        folder.mkdir()
+        return {"TMPDIR": str(folder)}
 
     async def start_redis(self) -> str:
         """Start this run's own Redis unless one is configured; return its URL."""

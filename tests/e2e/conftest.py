@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +95,8 @@ class ResumedRun:
     config: Path
     sockets: list[tuple[str, bool]]
     """What listened while it trained, and whether other machines could use it without a token."""
+    left_behind: list[str]
+    """Names in the folder for temporary files, when it had ended."""
 
 
 @pytest.fixture(scope="session")
@@ -112,6 +116,10 @@ def resumed_run(
             "rollout.advertise_host": "127.0.0.1",
         }
     )
+    # A short path: sockets are made in it.
+    temporary = Path(tempfile.mkdtemp())
+    monkeypatch = pytest.MonkeyPatch()
+    monkeypatch.setenv("TMPDIR", str(temporary))
     with started("train", config, "--run-dir", run_dir, *options) as process:
         wait_until(lambda: len(steps(run_dir)) >= 1, "the first step", process)
         [server] = [
@@ -132,7 +140,10 @@ def resumed_run(
     assert "--resume" in output
     assert alive(below) == []
     finished("train", "--resume", run_dir, *set_options({"learner.steps": STEPS}))
-    return ResumedRun(run_dir, config, sockets)
+    monkeypatch.undo()
+    left_behind = [path.name for path in temporary.iterdir()]
+    shutil.rmtree(temporary)
+    return ResumedRun(run_dir, config, sockets, left_behind)
 
 
 @dataclass(frozen=True)

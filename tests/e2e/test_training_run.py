@@ -73,6 +73,10 @@ def test_policy_versions_only_rise_and_are_never_used_twice(resumed_run: Resumed
     assert len(pushed) >= STEPS - 1
 
 
+def test_nothing_is_left_in_the_folder_for_temporary_files(resumed_run: ResumedRun):
+    assert resumed_run.left_behind == []
+
+
 def test_other_machines_reach_nothing_without_the_token(resumed_run: ResumedRun):
     names = [name for name, _ in resumed_run.sockets]
     assert len(names) >= 4  # Redis, search, reward, rollout: the least that listens
