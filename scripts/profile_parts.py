@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
 
 OTHER = "other"
 
@@ -94,16 +93,17 @@ def part_of(process: str, frames: list[str]) -> str | None:
     return OTHER
 
 
-def count_parts(process: str, lines: Iterable[str]) -> Counter[str]:
+def count_parts(process: str, text: str) -> Counter[str]:
     """Return how many samples each part of a process has.
 
     Args:
         process: a key of `RULES`.
-        lines: of py-spy's raw format.
+        text: py-spy's raw format, a stack and its count a line. Names may hold any character, even
+            other ends of lines: py-spy reads the memory of a process that runs on.
     """
     counts: Counter[str] = Counter()
-    for line in lines:
-        stack, _, seen = line.rstrip().rpartition(" ")
+    for line in filter(None, text.split("\n")):
+        stack, _, seen = line.rpartition(" ")
         # py-spy writes methods as Class.method; the patterns name the method alone.
         frames = [re.sub(r"^(?:[\w<>]+\.)+(?=[\w<>]+ \()", "", frame) for frame in stack.split(";")]
         if part := part_of(process, frames):

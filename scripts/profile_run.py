@@ -174,7 +174,7 @@ def part_times(recording: Recording) -> dict[str, dict[str, float]]:
         ms = 1000 * seconds / recording.steps
         parts = {"all of it": ms}
         if file := recording.stacks.get(process):
-            counts = count_parts(process, file.read_text(encoding="utf-8").splitlines())
+            counts = count_parts(process, file.read_text(encoding="utf-8", errors="replace"))
             total = counts.total() or 1
             parts = {part: ms * seen / total for part, seen in counts.most_common()}
         found[process] = parts

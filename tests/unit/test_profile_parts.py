@@ -27,7 +27,7 @@ def test_samples_are_counted_by_part(parts):
         "gc (collect.py:1) 1",
     ]
 
-    assert parts.count_parts("engine", lines) == {
+    assert parts.count_parts("engine", "\n".join(lines)) == {
         "scheduler": 4 + 2,
         "model": 5,
         parts.OTHER: 1,
@@ -38,13 +38,22 @@ def test_the_innermost_known_frame_decides(parts):
     forward = f"{STEP};GPUModelRunner._model_forward (gpu_model_runner.py:1)"
     inside = f"{forward};Qwen2ForCausalLM.compute_logits (qwen2.py:2);mm (linear.py:3)"
 
-    assert parts.count_parts("engine", [f"{inside} 1"]) == {"output layer": 1}
+    assert parts.count_parts("engine", f"{inside} 1\n") == {"output layer": 1}
 
 
 def test_a_thread_that_waits_takes_no_time(parts):
     waiting = "process_output_sockets (vllm/v1/engine/core.py:1);Condition.wait (threading.py:2)"
     working = "process_output_sockets (vllm/v1/engine/core.py:1);encode (msgpack.py:2)"
 
-    counts = parts.count_parts("engine", [f"{waiting} 9", f"{working} 2"])
+    counts = parts.count_parts("engine", f"{waiting} 9\n{working} 2\n")
 
     assert counts == {"messages to and from the server": 2}
+
+
+def test_a_name_that_was_read_while_it_changed_spoils_no_other_sample(parts):
+    torn = "run_busy_loop (vllm/v1/engine/core.py:1);for\x85ward\x1c (x\u2028.py:2)"
+    whole = f"{STEP};Scheduler.schedule (vllm/v1/core/sched/scheduler.py:3)"
+
+    counts = parts.count_parts("engine", f"{torn} 3\n{whole} 2\n")
+
+    assert counts == {parts.OTHER: 3, "scheduler": 2}
