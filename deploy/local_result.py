@@ -132,6 +132,8 @@ def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) 
     )
     if summary.get("status") == FINISHED_WITH_LOSSES:
         console.print(Text(losses_text(summary, folder), style="bold red"), soft_wrap=True)
+    elif summary.get("reason"):
+        console.print(summary["reason"], soft_wrap=True)
     _print_next(console, at_hand(folder))
 
 

@@ -126,6 +126,12 @@ class Config(StrictConfig):
                     f"diagnose.sets names {name!r}, and evaluation.sets has "
                     f"{sorted(self.evaluation.sets)}; add its file there or remove the name"
                 )
+        scores = ["reward", *self.reward.components]
+        if self.evaluation.score not in scores:
+            raise ValueError(
+                f"evaluation.score ({self.evaluation.score!r}) is none of {scores}; name one of "
+                "them, or add it to reward.components (weight 0.0 leaves it out of the reward)"
+            )
         if self.env.max_tokens_per_turn >= self.model.max_context:
             raise ValueError(
                 f"env.max_tokens_per_turn ({self.env.max_tokens_per_turn}) must be smaller than "

@@ -93,6 +93,12 @@ class EvaluationConfig(StrictConfig):
     """Most questions of each set asked by an evaluation during training; None: max_questions."""
     timeout_s: PositiveFloat = 1800.0
     """Longest one evaluation may take, in seconds."""
+    score: str = "reward"
+    """What `patience` and `learner.keep_best` compare: `reward`, or a component that
+    `reward.components` names, also with weight 0.0; its mean over the sets."""
+    patience: PositiveInt | None = None
+    """Training ends when so many evaluations in a row are no better than the best one before them,
+    as happens to a policy that learns to please a reward model; None: it takes all its steps."""
 
     @model_validator(mode="after")
     def _check_sets(self) -> Self:
@@ -106,6 +112,11 @@ class EvaluationConfig(StrictConfig):
             raise ValueError(
                 f"evaluation.every ({self.every}) needs at least one set; name a file under "
                 "evaluation.sets or set every = 0"
+            )
+        if self.patience is not None and not self.every:
+            raise ValueError(
+                f"evaluation.patience ({self.patience}) counts evaluations during training; set "
+                "evaluation.every to the steps between two of them"
             )
         return self
 

@@ -30,6 +30,7 @@ from agent_r1_service.evaluation_client import (
     EvalResult,
     SetScores,
     mean_over_sets,
+    means_over_sets,
     summarise,
 )
 
@@ -123,6 +124,11 @@ class Evaluations:
         if self._running is not None:
             await asyncio.wait({self._running})
 
+    def no_longer_improve(self) -> bool:
+        """Whether `evaluation.patience` evaluations in a row were no better than the best."""
+        patience = self._spec.evaluation.patience
+        return patience is not None and self._summary.evaluations_since_best >= patience
+
     def forget_after(self) -> None:
         """Forget the last evaluation of a run that has been given more steps since."""
         if self._summary.evaluations.pop("after", None) is not None:
@@ -210,7 +216,7 @@ class Evaluations:
 
     def _keep(self, evaluation: Evaluation) -> None:
         folder = self._spec.folder
-        score = mean_over_sets(evaluation.sets, "reward", self.in_domain)
+        score = mean_score(evaluation.sets, self._spec.evaluation.score, self.in_domain)
         self._summary.add_evaluation(evaluation.label, evaluation.record(), score)
         values = evaluation.metrics()
         self._metrics |= values
@@ -221,6 +227,13 @@ class Evaluations:
         if evaluation.name == "after":
             folder.write_answers(map(_answer, evaluation.results))
         self._checkpoints.record_score(evaluation.step, score)
+
+
+def mean_score(sets: dict[str, SetScores], score: str, names: Sequence[str]) -> float | None:
+    """Return the mean of `evaluation.score` over the named sets; None where none has it."""
+    if score == "reward":
+        return mean_over_sets(sets, "reward", names)
+    return means_over_sets(sets, "components", names).get(score)
 
 
 def _in_domain_sets(sets: Sequence[str], trained_sets: set[str]) -> list[str]:

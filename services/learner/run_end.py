@@ -28,7 +28,8 @@ async def finish(run: TrainingRun) -> str:
     await save_checkpoint(run)
     problems = _losses(run).problems(run.spec.learner.max_lost_share)
     status = FINISHED_WITH_LOSSES if problems else FINISHED
-    await write_summary(run, status, _explain_losses(run, problems))
+    why = [_explain_losses(run, problems), _explain_early_end(run)]
+    await write_summary(run, status, " ".join(filter(None, why)))
     await run.stop_signal.close()  # the watch would restore what is deleted now
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(_leave_redis(run), LAST_LOOK_TIMEOUT_S)
@@ -67,7 +68,7 @@ async def write_summary(run: TrainingRun, status: str, reason: str) -> None:
     Args:
         run: as far as it came.
         status: as in outcome.py.
-        reason: why it ended so; "" for one that finished without losses.
+        reason: why it ended so; "" for one that took all its steps without losses.
     """
     # Redis may be what ended the run; that too many failed was said when it happened.
     with contextlib.suppress(TimeoutError, RunFailedError):
@@ -106,6 +107,17 @@ def _explain_losses(run: TrainingRun, problems: list[str]) -> str:
         return ""
     allowed = f"learner.max_lost_share allows {run.spec.learner.max_lost_share:.0%}"
     return f"{'; '.join(problems)}; {allowed}. {run.monitor.explain()}"
+
+
+def _explain_early_end(run: TrainingRun) -> str:
+    if run.step >= run.spec.total_steps:
+        return ""
+    config = run.spec.evaluation
+    return (
+        f"training ended after {run.step} of {run.spec.total_steps} steps: {config.patience} "
+        "evaluations in a row were no better than the best before them (evaluation.patience; "
+        f"evaluation.score is {config.score!r})."
+    )
 
 
 async def _leave_redis(run: TrainingRun) -> None:

@@ -53,7 +53,7 @@ async def train(run: TrainingRun) -> str:
     if run.step < run.spec.total_steps:
         run.evaluations.forget_after()
     try:
-        while run.step < run.spec.total_steps:
+        while run.step < run.spec.total_steps and not run.evaluations.no_longer_improve():
             await train_step(run)
             await _checkpoint_and_evaluate(run)
         await unless_stopped(_delivered(run))

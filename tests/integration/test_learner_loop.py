@@ -609,6 +609,43 @@ async def test_a_broken_reward_stops_the_run_within_seconds_and_shows_its_traceb
     assert result["dead_letters"] >= 16
 
 
+async def test_training_ends_when_evaluations_no_longer_improve(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    folder, sets = tmp_path / "run", {"held": write_tasks(tmp_path / "held.jsonl", 2, name="held")}
+    evaluation = {"sets": sets, "every": 1, "before": False, "patience": 2, "score": "exact_match"}
+
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
+        scored = answered(rollout, version)
+        if rollout.purpose != "eval":
+            return scored
+        # What it is rewarded for rises with every step, what is wanted falls.
+        components = {"exact_match": 1 / (1 + version)}
+        return scored.replace(reward=Reward(total=float(version), components=components))
+
+    for resume in (False, True):
+        spec = training_spec(
+            *(folder, redis_url, run_id),
+            resume=resume,
+            steps=500,
+            checkpoint_every=100,
+            keep_last=1,
+            evaluation=evaluation,
+        )
+        async with (
+            await Broker.connect(redis_url, run_id) as broker,
+            FakeServices(broker, answer=answer).running(),
+        ):
+            status = await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+        result = summary(folder)
+        assert (status, result["best_score"]) == ("finished", 1 / (1 + 1))
+        assert result["steps"] == len(metrics_lines(folder)) < 500
+        assert "of 500 steps: 2 evaluations in a row were no better" in result["reason"]
+        assert "evaluation.score is 'exact_match'" in result["reason"]
+    best, last = sorted(path.name for path in (folder / "checkpoints").glob("step_*"))
+    assert (best, last) == ("step_000001", f"step_{result['steps']:06d}")
+
+
 async def test_an_evaluation_whose_answers_cannot_be_scored_ends_at_once(
     tmp_path: Path, redis_url: str, run_id: str
 ):

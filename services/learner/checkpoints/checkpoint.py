@@ -59,7 +59,9 @@ class LearnerState(StrictMessage):
     prompt_fingerprint: str = ""
     """Digest of tasks and seed: the order the cursor counts in."""
     best_score: float | None = None
-    """Highest mean reward of an evaluation so far, over the sets that are trained on."""
+    """Highest `evaluation.score` so far, its mean over the sets that are trained on."""
+    evaluations_since_best: int = 0
+    """How many evaluations in a row were no better than the best one before them."""
     canary_floor: float | None = None
     """Mean |difference| of log-probabilities at the first version."""
     wall_s: float = 0.0

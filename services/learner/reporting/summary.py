@@ -24,6 +24,8 @@ class RunSummary:
         self.history = {name: list(values) for name, values in state.history.items()}
         self.evaluations = dict(state.evaluations)
         self.best_score = state.best_score
+        self.evaluations_since_best = state.evaluations_since_best
+        """How many evaluations in a row were no better than the best one before them."""
         self._wall_before_s = state.wall_s
         self._started = time.monotonic()
 
@@ -40,6 +42,7 @@ class RunSummary:
                 "history": {name: list(values) for name, values in self.history.items()},
                 "evaluations": dict(self.evaluations),
                 "best_score": self.best_score,
+                "evaluations_since_best": self.evaluations_since_best,
                 "wall_s": self.wall_s,
             }
         )
@@ -67,11 +70,14 @@ class RunSummary:
         Args:
             name: `before`, `after` or the step of one during training.
             record: as `Evaluation.record`.
-            score: the mean reward over the in-domain sets, by which checkpoints are kept.
+            score: the mean of `evaluation.score` over the in-domain sets; None where none has it.
         """
         self.evaluations[name] = record
-        if score is not None and (self.best_score is None or score > self.best_score):
-            self.best_score = score
+        if score is None:
+            return
+        self.evaluations_since_best += 1
+        if self.best_score is None or score > self.best_score:
+            self.best_score, self.evaluations_since_best = score, 0
 
     def _add(self, name: str, value: float) -> None:
         self.totals[name] = self.totals.get(name, 0) + value

@@ -117,6 +117,8 @@ def test_other_variables_of_ours_are_left_alone(file: Path):
         ("learner.steps=many", ["learner.steps ('many')", "integer", "[--set learner.steps]"]),
         ("learner.steps=0", ["learner.steps (0)", "greater than or equal to 1"]),
         ("learner.group_size=1", ["group_size (1)", "must be >= 2", "raise group_size"]),
+        ("evaluation.patience=2", ["evaluation.patience (2)", "set evaluation.every"]),
+        ("evaluation.score=em", ["evaluation.score ('em')", "['reward', 'exact_match']"]),
         ("model.dtype=float8", ["model.dtype ('float8')", "'bfloat16'"]),
         ("redis.url=localhost", ["redis.url ('localhost') must start with redis://"]),
         ("env.max_tokens_per_turn=512", ["must be smaller than model.max_context (512)"]),
