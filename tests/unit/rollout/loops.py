@@ -12,6 +12,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.tool_calls.client import ToolClient
+from agent_r1_proto.trajectory import Trajectory
 from tests.support.fakes import FakePolicy, FakeToolServer
 
 ANSWER = "<think>done</think><answer>Ada</answer>"
@@ -30,6 +31,11 @@ class Built:
 def sampled(chat: ChatFormat, end_id: int, text: str) -> list[int]:
     """Return a turn as the model samples it: its text and the end-of-turn token."""
     return [*chat.encode(text), end_id]
+
+
+def spoken(chat: ChatFormat, trajectory: Trajectory) -> list[str]:
+    """Return the sampled tokens of each turn, decoded, end-of-turn token included."""
+    return [chat.decode(trajectory.token_ids[t.start : t.end].tolist()) for t in trajectory.turns]
 
 
 @asynccontextmanager
