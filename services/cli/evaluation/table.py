@@ -14,7 +14,9 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.cli.evaluation.evaluate import (
@@ -234,6 +236,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
         ),
         chosen_on=plan.chosen_on,
         contrasts=plan.contrasts,
+        threshold=plan.threshold,
         command=command,
         versions=package_versions(),
         settings={
@@ -252,32 +255,42 @@ def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
             f"{file} cannot be read ({exc}); discard that run with --only {run.method} --overwrite"
         ) from exc
     metrics = (run.folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-    curve = [json.loads(line).get(CURVE) for line in metrics]
-    wall_s = summary_of(run.folder).get("wall_s")
-    return _seed_scores(lines, sets, run.seed, wall_s, [v for v in curve if v is not None])
+    # A step of which no sample was scored has no mean.
+    steps = [step for line in metrics if CURVE in (step := json.loads(line))]
+    return replace(
+        _seed_scores(lines, sets, run.seed),
+        wall_s=summary_of(run.folder).get("wall_s"),
+        curve=[step[CURVE] for step in steps],
+        tokens=[round(step["mask/share"] * step["batch/tokens"]) for step in steps],
+    )
 
 
 def _seed_scores(
     lines: Sequence[Mapping[str, Any]],
     sets: Iterable[str],
     seed: int | None,
-    wall_s: float | None,
-    curve: Sequence[float] = (),
 ) -> SeedScores:
     of_set = {name: [line for line in lines if line["set"] == name] for name in sets}
-
-    def values(key: str) -> dict[str, list[float]]:
-        return {
-            name: [line[key] for line in members if line[key] is not None]
-            for name, members in of_set.items()
-        }
-
+    scored = {
+        name: [line for line in members if line["em"] is not None]
+        for name, members in of_set.items()
+    }
     failed = {
         # A line of an older run says so by its missing score alone.
         name: sum(line.get("failed", line["em"] is None) for line in members)
         for name, members in of_set.items()
     }
-    return SeedScores(seed, values("em"), values("f1"), failed, wall_s, curve)
+    return SeedScores(
+        seed,
+        em={name: [line["em"] for line in members] for name, members in scored.items()},
+        f1={name: fmean(line["f1"] for line in found) for name, found in scored.items() if found},
+        calls={
+            name: fmean(sum(line["calls"].values()) for line in found)
+            for name, found in scored.items()
+            if found
+        },
+        failed=failed,
+    )
 
 
 def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
@@ -286,11 +299,12 @@ def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
         return []
     if _evaluation(plan, name, overwrite=False).left:
         return []
-    lines = [vars(answer) for answer in read_answers(plan.answers(name))]
+    answers = read_answers(plan.answers(name))
+    lines = [{**vars(answer), "calls": answer.calls} for answer in answers]
     # The order answers came in must not change the interval.
     lines.sort(key=lambda line: (line["set"], line["id"]))
     wall_s = read_json(_wall_file(plan, name)).get("wall_s")
-    return [_seed_scores(lines, plan.base.evaluation.sets, None, wall_s)]
+    return [replace(_seed_scores(lines, plan.base.evaluation.sets, None), wall_s=wall_s)]
 
 
 def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:

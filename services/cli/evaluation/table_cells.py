@@ -14,9 +14,10 @@ from pydantic import JsonValue, ValidationError
 
 from agent_r1.cli.evaluation.table_plan import SEED_KEY, PlannedRun, flat_settings
 from agent_r1.config.run import ConfigError
-from agent_r1.evaluation.answers import differences, write_json
+from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.run import SeedScores
 from agent_r1_proto.messages import StrictMessage
+from agent_r1_service.files.writing import write_atomically
 
 
 class Cell(StrictMessage):
@@ -28,18 +29,25 @@ class Cell(StrictMessage):
     """Sets whose kind of question was trained on."""
     em: dict[str, list[float]]
     """Exact match of every question that was scored, by set."""
-    f1: dict[str, list[float]]
+    f1: dict[str, float]
+    """Mean F1 of the same questions, by set."""
+    calls: dict[str, float]
+    """Calls that a tool answered, mean over the same questions, by set."""
     failed: dict[str, int]
     """Questions that failed, by set."""
     wall_s: float | None
     curve: list[float]
     """Mean exact match of the trajectories of each training step."""
+    tokens: list[int]
+    """Tokens sampled for each training step."""
 
     def scores(self) -> SeedScores:
         """Return what the report is made of."""
         seed = self.settings[SEED_KEY]
         assert isinstance(seed, int)
-        return SeedScores(seed, self.em, self.f1, self.failed, self.wall_s, self.curve)
+        return SeedScores(
+            seed, self.em, self.f1, self.calls, self.failed, self.wall_s, self.curve, self.tokens
+        )
 
 
 def write_cell(folder: Path, run: PlannedRun, scores: SeedScores, in_domain: Sequence[str]) -> None:
@@ -51,16 +59,18 @@ def write_cell(folder: Path, run: PlannedRun, scores: SeedScores, in_domain: Seq
     cell = Cell(
         settings=_settings(run),
         in_domain=list(in_domain),
-        em=_rounded(scores.em),
+        em={name: [round(value, 4) for value in of_set] for name, of_set in scores.em.items()},
         f1=_rounded(scores.f1),
+        calls=_rounded(scores.calls),
         failed=dict(scores.failed),
         wall_s=scores.wall_s,
         curve=[round(value, 4) for value in scores.curve],
+        tokens=list(scores.tokens),
     )
     file = _file(folder, run)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_json(file, cell.model_dump(mode="json"))
+        write_atomically(file, cell.model_dump_json() + "\n")
     except OSError as exc:
         raise ConfigError(f"the cell {file} cannot be written: {exc.strerror}") from exc
 
@@ -103,5 +113,5 @@ def _is_place(value: JsonValue) -> bool:
     return isinstance(value, str) and Path(value).is_absolute()
 
 
-def _rounded(values: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {name: [round(value, 4) for value in of_set] for name, of_set in values.items()}
+def _rounded(values: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(value, 4) for name, value in values.items()}

@@ -93,6 +93,8 @@ class TablePlan:
     """Which choices were made while looking at which questions."""
     contrasts: Sequence[ContrastConfig] = ()
     """Comparisons that are tested."""
+    threshold: float | None = None
+    """Exact match until which the sampled tokens of training are counted."""
     cells: Path | None = None
     """Folder with a small file for every finished run."""
 
@@ -168,6 +170,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         folder=folder,
         chosen_on=table.chosen_on,
         contrasts=table.contrasts,
+        threshold=table.threshold,
         cells=None if table.cells is None else (base_folder / table.cells).resolve(),
     )
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, get_args
 
 from pydantic import JsonValue
@@ -15,6 +16,7 @@ from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate
 from agent_r1.evaluation.table.chart import line_chart
 from agent_r1.evaluation.table.config import ContrastConfig, Part
 from agent_r1.evaluation.table.contrasts import Contrast, judge_contrasts, seed_differences
+from agent_r1.evaluation.table.progress import WINDOW, measure_progress
 from agent_r1.evaluation.table.run import (
     MASKS,
     Row,
@@ -25,6 +27,7 @@ from agent_r1.evaluation.table.run import (
     goal_sentences,
     interval,
     mean_curve,
+    share,
 )
 from agent_r1_service.files.writing import write_atomically
 
@@ -79,6 +82,8 @@ class Results:
     """Every key of the learner, per method."""
     contrasts: Sequence[ContrastConfig] = ()
     """Comparisons that are tested."""
+    threshold: float | None = None
+    """Exact match until which the sampled tokens of training are counted."""
 
 
 def picture(results: Path, part: Part) -> Path:
@@ -132,7 +137,7 @@ def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
         "rows": [
             _scores(row, run, name) for row in results.rows for run in row.runs for name in run.em
         ],
-        "estimates": [_estimates(row, found) for row, found in rows],
+        "estimates": [_estimates(row, found, results) for row, found in rows],
         "interval": {
             "method": "percentile bootstrap over seeds, then questions within each",
             "level": LEVEL,
@@ -141,6 +146,8 @@ def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
         },
         "goals": goal_sentences(rows, results.in_domain),
         "contrasts": [vars(found) for found in tested(results)],
+        "threshold": results.threshold,
+        "window": WINDOW,
         "notes": domain_notes(rows, results.sets, results.in_domain),
         "sets": list(results.sets),
         "in_domain": list(results.in_domain),
@@ -157,8 +164,9 @@ def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _estimates(row: Row, found: RowEstimates | None) -> dict[str, Any]:
+def _estimates(row: Row, found: RowEstimates | None, results: Results) -> dict[str, Any]:
     """Describe one row of a table; the estimates are None where it has not been run."""
+    progress = measure_progress(row.runs, results.threshold)
     walls = [round(run.wall_s, 1) for run in row.runs if run.wall_s is not None]
     return {
         "method": row.method,
@@ -168,18 +176,30 @@ def _estimates(row: Row, found: RowEstimates | None) -> dict[str, Any]:
         "wall_s": walls,
         "sets": None if found is None else {name: vars(e) for name, e in found.sets.items()},
         "average": None if found is None else vars(found.average),
+        "f1": _mean_over_sets([run.f1 for run in row.runs], results),
+        "calls": _mean_over_sets([run.calls for run in row.runs], results),
+        "progress": None if progress is None else vars(progress),
     }
 
 
+def _mean_over_sets(runs: Sequence[Mapping[str, float]], results: Results) -> float | None:
+    """Average over the sets of the average, then over the seeds; None where nothing was scored."""
+    names = results.in_domain or results.sets
+    if not runs or any(name not in of_run for of_run in runs for name in names):
+        return None
+    return fmean(fmean(of_run[name] for name in names) for of_run in runs)
+
+
 def _scores(row: Row, run: SeedScores, name: str) -> dict[str, Any]:
-    em, f1 = run.em[name], run.f1[name]
+    em = run.em[name]
     return {
         "method": row.method,
         "table": row.table,
         "set": name,
         "seed": run.seed,
         "em": sum(em) / len(em),
-        "f1": sum(f1) / len(f1) if f1 else None,
+        "f1": run.f1.get(name),
+        "calls": run.calls.get(name),
         "n": len(em),
         "failed": run.failed.get(name, 0),
         "wall_s": None if run.wall_s is None else round(run.wall_s, 1),
@@ -196,6 +216,7 @@ def report(found: Mapping[str, Any]) -> str:
         blocks += [f"## {heading}", _table(members, found, masks=part == "ablation")]
         blocks += [" ".join(found["notes"])] if found["notes"] else []
         blocks += _failed([row for row in found["rows"] if row["table"] == part], members)
+        blocks += _spending(members, found)
         if part in found["pictures"]:
             shown = "Exact match of the training rollouts per step, mean over seeds"
             blocks.append(f"![{shown}]({found['pictures'][part]})")
@@ -272,6 +293,44 @@ def _table(members: Sequence[Mapping[str, Any]], found: Mapping[str, Any], *, ma
         cells = [member["title"], *(on if masks else []), *_cells(member, found["sets"])]
         lines.append(_row(cells))
     return "\n".join(lines)
+
+
+def _spending(members: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> list[str]:
+    """Return the table of what answers cost, and how fast they were learned."""
+    if not any(member.get("progress") for member in members):  # an older version wrote none
+        return []
+    threshold = found["threshold"]
+    columns = ["method", "seeds", "F1", "calls a question", "area under the curve"]
+    columns += [] if threshold is None else ["reached", f"sampled tokens to {share(threshold)}"]
+    lines = [_row(columns), _row(["---"] * len(columns))]
+    for member in members:
+        cells = ["-" if (value := member["f1"]) is None else share(value)]
+        cells += ["-" if (value := member["calls"]) is None else f"{value:.1f}"]
+        cells += _progress_cells(member["progress"], threshold)
+        lines.append(_row([member["title"], str(len(member["wall_s"])), *cells]))
+    text = (
+        "F1 and calls are means over the sets of the average. The curve is the exact match of the "
+        "training rollouts over the steps; the area under it is divided by their number."
+    )
+    if threshold is not None:
+        text += (
+            f" The threshold ({share(threshold)}) was fixed before the first run. It is reached "
+            f"when {found['window']} steps in a row have a mean at least as high. The tokens are "
+            "the median over the seeds; a run that never got there is censored, and took longer "
+            "than any that did."
+        )
+    return [text, "\n".join(lines)]
+
+
+def _progress_cells(progress: Mapping[str, Any] | None, threshold: float | None) -> list[str]:
+    if progress is None:
+        return ["-"] * (1 if threshold is None else 3)
+    if threshold is None:
+        return [share(progress["area"])]
+    middle = progress["median_tokens"]
+    reached = f"{progress['reached']} of {progress['runs']}"
+    tokens = "censored" if middle is None else f"{middle:,.0f}"
+    return [share(progress["area"]), reached, tokens]
 
 
 def _failed(rows: Sequence[Mapping[str, Any]], members: Sequence[Mapping[str, Any]]) -> list[str]:

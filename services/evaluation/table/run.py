@@ -38,13 +38,18 @@ class SeedScores:
     """None for a baseline: nothing in it is drawn."""
     em: Mapping[str, Sequence[float]]
     """[N] exact match of every question that was scored, by set."""
-    f1: Mapping[str, Sequence[float]]
+    f1: Mapping[str, float] = field(default_factory=dict)
+    """Mean F1 of the same questions, by set."""
+    calls: Mapping[str, float] = field(default_factory=dict)
+    """Calls that a tool answered, mean over the same questions, by set."""
     failed: Mapping[str, int] = field(default_factory=dict)
     """Questions that failed and count in no mean, by set."""
     wall_s: float | None = None
     """Seconds the run took."""
     curve: Sequence[float] = ()
     """Mean exact match of the trajectories of each training step."""
+    tokens: Sequence[int] = ()
+    """Tokens sampled for each training step."""
 
 
 @dataclass(frozen=True)

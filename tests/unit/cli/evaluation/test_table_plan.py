@@ -242,11 +242,11 @@ def test_the_table_of_the_tiny_world_asks_for_the_papers_rows(monkeypatch: pytes
 
 
 def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
     load_nothing(monkeypatch)
-    plan = read_plan(REPOSITORY / "examples" / "deep_world" / "table.toml")
+    plan = read_plan(REPOSITORY / "examples" / "deep_world" / "table.toml", out=tmp_path)
     seeds = {method.name: len(method.runs) for method in plan.methods}
     assert len(plan.contrasts) == 4
     assert {seeds[c.first] for c in plan.contrasts} == {8}
@@ -256,12 +256,13 @@ def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
 
 
 def test_the_learning_rates_of_the_deep_world_come_from_one_grid_and_its_development_set(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
     load_nothing(monkeypatch)
     example = REPOSITORY / "examples" / "deep_world"
-    search, table = read_plan(example / "learning_rates.toml"), read_plan(example / "table.toml")
+    search = read_plan(example / "learning_rates.toml", out=tmp_path)
+    table = read_plan(example / "table.toml", out=tmp_path)
     assert set(search.base.evaluation.sets) == {"development"}
     assert not {run.seed for run in search.runs()} & {run.seed for run in table.runs()}
     learners = [run.config.learner for run in search.runs()]

@@ -7,7 +7,7 @@ from agent_r1.evaluation.table.run import SeedScores
 
 
 def run(seed: int, **em: list[float]) -> SeedScores:
-    return SeedScores(seed, em, {})
+    return SeedScores(seed, em)
 
 
 def test_differences_are_taken_between_runs_of_the_same_seed():

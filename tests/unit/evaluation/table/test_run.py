@@ -34,7 +34,8 @@ def seed_scores(
     *em: float, seed: int | None = 0, curve: Sequence[float] = (), wall_s: float = 60.0
 ) -> SeedScores:
     """Return the answers of one run to the one set `near`."""
-    return SeedScores(seed=seed, em={"near": em}, f1={"near": em}, wall_s=wall_s, curve=curve)
+    tokens = [1000] * len(curve)
+    return SeedScores(seed, {"near": em}, {"near": 0.5}, {"near": 4.25}, {}, wall_s, curve, tokens)
 
 
 def row(
@@ -147,7 +148,7 @@ def test_a_row_is_called_the_best_only_where_no_other_interval_reaches_its():
 def far_and_near(title: str, near: float, far: float) -> Row:
     """One run with a question of either set."""
     em = {"near": [near], "far": [far]}
-    return Row(title.lower(), title, "methods", [SeedScores(seed=0, em=em, f1=em)])
+    return Row(title.lower(), title, "methods", [SeedScores(seed=0, em=em)])
 
 
 def test_the_average_is_over_what_was_trained_on():
@@ -166,7 +167,7 @@ def test_a_set_that_no_row_answers_is_said_to_tell_nothing(far: float, told: boo
     assert domain_notes(estimated, ["near"], ["near"]) == []
 
 
-def results(*rows: Row, chosen_on: str = "") -> Results:
+def results(*rows: Row, chosen_on: str = "", threshold: float | None = None) -> Results:
     return Results(
         name="small",
         rows=rows,
@@ -177,7 +178,24 @@ def results(*rows: Row, chosen_on: str = "") -> Results:
         command="agent-r1 table small.toml",
         versions={"Python": "3.11"},
         settings={"ppo": {"lr": 0.1}},
+        threshold=threshold,
     )
+
+
+def test_the_report_says_what_answers_cost_and_how_fast_they_were_learned(tmp_path: Path):
+    # Ten steps of 1,000 tokens at .5, then ten at 1: the area is .75, and of the ten steps that
+    # end with the 17th, 3 are at .5 and 7 at 1, which is the first mean of .85.
+    learned = seed_scores(1, curve=[0.5] * 10 + [1.0] * 10)
+    flat = [seed_scores(0, seed=seed, curve=[0.5] * 20) for seed in (0, 1)]
+    rows = row("PPO", learned), row("Flat", *flat), row("GRPO")
+    text = write_report(results(*rows, threshold=0.85), tmp_path / "small")[0].read_text()
+    assert "| reached | sampled tokens to .850 |" in text
+    assert "| PPO | 1 | .500 | 4.2 | .750 | 1 of 1 | 17,000 |" in text
+    assert "| Flat | 2 | .500 | 4.2 | .500 | 0 of 2 | censored |" in text
+    assert "| GRPO | 0 | - | - | - | - | - |" in text
+    text = write_report(results(*rows), tmp_path / "small")[0].read_text()
+    assert "| PPO | 1 | .500 | 4.2 | .750 |\n" in text
+    assert "threshold" not in text
 
 
 def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
