@@ -167,6 +167,7 @@ def _add_comparisons(commands: Commands) -> None:
     )
     only_help = "only these methods or baselines, by name"
     table.add_argument("--only", metavar="METHOD[,METHOD]", help=only_help)
+    table.add_argument("--seeds", metavar="SEED[,SEED]", help="only the runs with these seeds")
     overwrite_help = "start the rows again and discard their results"
     table.add_argument("--overwrite", action="store_true", help=overwrite_help)
     add_set(table)

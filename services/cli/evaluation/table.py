@@ -31,6 +31,7 @@ from agent_r1.cli.evaluation.table_plan import (
     PlannedRun,
     TablePlan,
     chosen,
+    chosen_seeds,
     flat_settings,
     flat_values,
     read_plan,
@@ -60,8 +61,8 @@ def table(arguments: argparse.Namespace) -> int:
     """Run what is left of a table, then write its results."""
     plan = read_plan(arguments.table, arguments.options, arguments.out)
     only = chosen(plan, arguments.only)
-    again = _again(arguments, arguments.only)
-    selected = plan.runs(only)
+    again = _again(arguments, arguments.only, arguments.seeds)
+    selected = plan.runs(only, chosen_seeds(plan, arguments.seeds))
     baselines: list[Baseline] = [name for name in plan.baselines if only is None or name in only]
     if arguments.overwrite:
         from agent_r1_deploy.local_table import check_idle
@@ -193,10 +194,12 @@ def _is_finished(run: PlannedRun) -> bool:
     return _status(run) in (FINISHED, FINISHED_WITH_LOSSES)
 
 
-def _again(arguments: argparse.Namespace, only: str | None = None) -> str:
+def _again(arguments: argparse.Namespace, only: str | None = None, seeds: str | None = None) -> str:
     """Return the command that continues a table, or some of its rows."""
     return command_again(
-        ("table", arguments.table), arguments.options, {"--out": arguments.out, "--only": only}
+        ("table", arguments.table),
+        arguments.options,
+        {"--out": arguments.out, "--only": only, "--seeds": seeds},
     )
 
 

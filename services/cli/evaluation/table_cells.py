@@ -1,8 +1,9 @@
 """Cells of a table: a small file for every finished run, made to be committed.
 
 table.py writes one when a run has finished and reads it where the run's folder is not there, so
-that a table can be continued on another machine. A cell says with which settings of the learner it
-was made; paths, which differ between machines, are not among them.
+that a table can be continued on another machine. A cell says with which settings it was made, of
+all that decides what is learned and asked; paths, which differ between machines, are not among
+them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ from agent_r1.evaluation.table.run import SeedScores
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.writing import write_atomically
 
+DECISIVE = ("model.", "data.", "env.", "tools.", "reward.", "learner.", "evaluation.")
+"""Tables of the configuration that a cell holds; the others say where and how fast it runs."""
+
 
 class Cell(StrictMessage):
     """What one finished run answered, and how it was made."""
 
     settings: dict[str, JsonValue]
-    """Every key of the learner, and the run's seed."""
+    """Every key of `DECISIVE`, and the run's seed."""
     in_domain: list[str]
     """Sets whose kind of question was trained on."""
     em: dict[str, list[float]]
@@ -105,7 +109,7 @@ def _settings(run: PlannedRun) -> dict[str, JsonValue]:
     return {
         key: value
         for key, value in flat_settings(run.config).items()
-        if key == SEED_KEY or (key.startswith("learner.") and not _is_place(value))
+        if key == SEED_KEY or (key.startswith(DECISIVE) and not _is_place(value))
     }
 
 

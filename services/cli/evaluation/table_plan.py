@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -98,10 +99,19 @@ class TablePlan:
     cells: Path | None = None
     """Folder with a small file for every finished run."""
 
-    def runs(self, only: Sequence[str] | None = None) -> list[PlannedRun]:
-        """Return every run once, in order; only those of some methods where they are named."""
+    def runs(
+        self, only: Sequence[str] | None = None, seeds: Sequence[int] | None = None
+    ) -> list[PlannedRun]:
+        """Return every run once, seed by seed: what is finished early can be compared.
+
+        Args:
+            only: names of methods; None takes all of them.
+            seeds: None takes all of them.
+        """
         wanted = [m for m in self.methods if only is None or m.name in only]
-        return list({run.folder: run for method in wanted for run in method.runs}.values())
+        by_seed = zip_longest(*(method.runs for method in wanted))
+        runs = {run.folder: run for of_seed in by_seed for run in of_seed if run is not None}
+        return [run for run in runs.values() if seeds is None or run.seed in seeds]
 
     def answers(self, baseline: Baseline) -> Path:
         """Return the result file of a baseline."""
@@ -203,6 +213,22 @@ def flat_values(values: Mapping[str, Any]) -> dict[str, JsonValue]:
     found = dict(flat_leaves(values))
     found.pop(DIR_KEY, None)
     return found
+
+
+def chosen_seeds(plan: TablePlan, seeds: str | None) -> list[int] | None:
+    """Return the seeds that `--seeds` lists; None without it.
+
+    Raises:
+        ConfigError: one is no seed of the table.
+    """
+    if seeds is None:
+        return None
+    known = sorted({run.seed for run in plan.runs()})
+    names = [name.strip() for name in seeds.split(",")]
+    for name in names:
+        if name not in map(str, known):
+            raise ConfigError(f"--seeds names {name!r}; the table has {known}")
+    return [int(name) for name in names]
 
 
 @contextmanager

@@ -135,15 +135,42 @@ def test_a_run_that_has_a_cell_is_finished_without_its_folder(
     assert written(folder) == before
 
 
-def test_a_cell_of_other_settings_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.parametrize(
+    ("key", "there", "here"),
+    [("learner.lr", "1e-06", "0.5"), ("env.max_turns", "5", "2")],
+)
+def test_a_cell_of_other_settings_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], key: str, there: str, here: str
+):
     (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
     for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
         finish(run, [1.0])
     assert table(folder, "--only", "grpo") == 0
     shutil.rmtree(folder / "out")
-    assert table(folder, "--only", "grpo", "--set", "learner.lr=0.5") == 2
+    assert table(folder, "--only", "grpo", "--set", f"{key}={here}") == 2
     error = capsys.readouterr().err
-    assert "was made with other settings: learner.lr is 1e-06 there and 0.5 here" in error
+    assert f"was made with other settings: {key} is {there} there and {here} here" in error
+
+
+def test_a_cell_holds_means_and_the_tokens_of_every_step(folder: Path):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    finish(
+        read_plan(folder / "table.toml", out=folder / "out").methods[0].runs[0], [1.0, 0.0, None]
+    )
+    assert table(folder, "--only", "grpo", "--seeds", "0") == 0
+    cell = json.loads((folder / "cells" / "grpo_seed0.json").read_text())
+    # Of the questions that did not fail: (1 + 0) / 2, and (0 + 1) and (1 + 1) calls.
+    assert (cell["f1"], cell["calls"]) == ({"held_out": 0.5}, {"held_out": 1.5})
+    assert (cell["curve"], cell["tokens"]) == ([0.25], [300])
+
+
+def test_only_some_seeds_are_run(folder: Path, capsys: pytest.CaptureFixture[str]):
+    grpo = read_plan(folder / "table.toml", out=folder / "out").methods[0]
+    finish(grpo.runs[1], [1.0])
+    assert table(folder, "--only", "grpo", "--seeds", "1") == 0
+    assert "1 of 1 rows are finished and kept" in capsys.readouterr().out
+    assert table(folder, "--only", "grpo", "--seeds", "7") == 2
+    assert "--seeds names '7'; the table has [0, 1]" in capsys.readouterr().err
 
 
 def test_contrasts_are_tested_over_the_seeds_that_both_methods_have(folder: Path):

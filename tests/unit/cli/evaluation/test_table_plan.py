@@ -105,6 +105,7 @@ def test_a_run_with_the_same_settings_serves_both_tables(folder: Path):
     plan = plan_of(folder)
     assert list(plan.methods[2].runs) == list(plan.methods[1].runs)
     assert len(plan.runs()) == 4
+    assert [run.seed for run in plan.runs()] == [0, 0, 7, 7]
     assert [run.method for run in plan.runs(["grpo_masks"])] == ["grpo", "grpo"]
 
 
