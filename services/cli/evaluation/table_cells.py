@@ -2,8 +2,8 @@
 
 table.py writes one when a run has finished and reads it where the run's folder is not there, so
 that a table can be continued on another machine. A cell says with which settings it was made, of
-all that decides what is learned and asked; paths, which differ between machines, are not among
-them.
+all that decides what is learned and asked; of paths, which differ between machines, it has the last
+part.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from agent_r1.evaluation.table.run import SeedScores
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.writing import write_atomically
 
-DECISIVE = ("model.", "data.", "env.", "tools.", "reward.", "learner.", "evaluation.")
-"""Tables of the configuration that a cell holds; the others say where and how fast it runs."""
+DECISIVE = (
+    *("model.", "data.", "env.", "tools.", "learner.", "evaluation."),
+    *("reward.components", "reward.rule", "reward.ranges"),
+)
+"""How keys begin that a cell holds; the others say where and how fast a run is made."""
 
 
 class Cell(StrictMessage):
     """What one finished run answered, and how it was made."""
 
     settings: dict[str, JsonValue]
-    """Every key of `DECISIVE`, and the run's seed."""
+    """Every key that begins like one of `DECISIVE`, and the run's seed."""
     in_domain: list[str]
     """Sets whose kind of question was trained on."""
     em: dict[str, list[float]]
@@ -107,14 +110,16 @@ def _file(folder: Path, run: PlannedRun) -> Path:
 
 def _settings(run: PlannedRun) -> dict[str, JsonValue]:
     return {
-        key: value
+        key: _portable(value)
         for key, value in flat_settings(run.config).items()
-        if key == SEED_KEY or (key.startswith(DECISIVE) and not _is_place(value))
+        if key == SEED_KEY or key.startswith(DECISIVE)
     }
 
 
-def _is_place(value: JsonValue) -> bool:
-    return isinstance(value, str) and Path(value).is_absolute()
+def _portable(value: JsonValue) -> JsonValue:
+    if isinstance(value, list):
+        return [_portable(item) for item in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def _rounded(values: Mapping[str, float]) -> dict[str, float]:
