@@ -152,6 +152,25 @@ def test_a_cell_of_other_settings_is_refused(
     assert f"was made with other settings: {key} is {there} there and {here} here" in error
 
 
+def test_a_cell_that_is_older_than_a_key_was_made_with_its_default(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    (run, _) = read_plan(folder / "table.toml", out=folder / "out").methods[0].runs
+    finish(run, [1.0])
+    command = ("--only", "grpo", "--seeds", "0")
+    assert table(folder, *command) == 0
+    shutil.rmtree(folder / "out")
+    file = folder / "cells" / "grpo_seed0.json"
+    cell = json.loads(file.read_text())
+    assert cell["settings"].pop("learner.push") == "dense"
+    file.write_text(json.dumps(cell))
+    assert table(folder, *command) == 0
+    options = ("--set", "learner.transport=http", "--set", "learner.push=delta")
+    assert table(folder, *command, *options) == 2
+    assert 'learner.push is not set there and "delta" here' in capsys.readouterr().err
+
+
 def test_a_cell_holds_means_and_the_tokens_of_every_step(folder: Path):
     (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
     finish(
