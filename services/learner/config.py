@@ -221,6 +221,9 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """Optimizer steps on one batch, each on an equal share of its trajectories."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature of training rollouts; log-probabilities are computed at it."""
+    max_turns: PositiveInt | None = None
+    """Most turns of the model, in training and in the run's evaluations; None leaves
+    `env.max_turns`."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
     """Age of the oldest trajectories that batches are paced to, in learner steps; 0 is synchronous
     on-policy training. One that takes longer is trained late, never dropped."""

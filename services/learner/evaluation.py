@@ -169,7 +169,9 @@ class Evaluations:
             self._broker,
             run_id=self._spec.run.id,
             client_id=f"learner-{self._collector.groups.incarnation}-{name}-{step}",
-            sampling=SamplingParameters(temperature=config.temperature),
+            sampling=SamplingParameters(
+                temperature=config.temperature, max_turns=learner.max_turns
+            ),
             timeout_s=config.timeout_s,
             sample_timeout_s=learner.sample_timeout_s,
             max_attempts=learner.max_attempts,

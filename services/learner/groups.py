@@ -143,7 +143,9 @@ class GroupBuffer:
         self._config = config
         self.counts: Counter[str] = Counter()
         """Results by what became of them; `reissued` samples, dropped and equal groups."""
-        self._sampling = SamplingParameters(temperature=config.temperature)
+        self._sampling = SamplingParameters(
+            temperature=config.temperature, max_turns=config.max_turns
+        )
         self._max_outstanding = (config.max_staleness + 1) * config.groups_per_batch
         self._groups: dict[int, Group] = {}
         self._ready: list[int] = []

@@ -117,6 +117,27 @@ async def test_a_run_trains_every_step_and_leaves_a_complete_folder(
     assert (folder / "trajectories" / "eval_after.jsonl").exists()
 
 
+async def test_training_and_evaluation_have_the_turns_of_the_run(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    sets = {"near": write_tasks(tmp_path / "near.jsonl", 2, name="near")}
+    spec = training_spec(
+        tmp_path / "run", redis_url, run_id, evaluation={"sets": sets}, max_turns=2, steps=1
+    )
+    asked: set[tuple[str, int | None]] = set()
+
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
+        asked.add((rollout.purpose, rollout.sampling.max_turns))
+        return answered(rollout, version)
+
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker, answer=answer).running(),
+    ):
+        await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 60)
+    assert asked == {("train", 2), ("eval", 2)}
+
+
 async def test_a_finished_run_leaves_nothing_in_redis_but_the_services_that_stay(
     tmp_path: Path, redis_url: str, run_id: str
 ):
