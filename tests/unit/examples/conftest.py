@@ -39,7 +39,9 @@ def world_files(tiny_world: SimpleNamespace, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def deep_world() -> SimpleNamespace:
     """The modules of deep_world by name."""
-    return load_scripts("deep_world", "scripted", "catalogue", "demonstrations")
+    return load_scripts(
+        "deep_world", "scripted", "catalogue", "demonstrations", "rejection_sampling"
+    )
 
 
 @pytest.fixture(scope="session")
