@@ -32,13 +32,14 @@ from agent_r1.cli.evaluation.table_plan import (
     TablePlan,
     chosen,
     chosen_seeds,
+    differences_since,
     flat_settings,
     flat_values,
     read_plan,
 )
 from agent_r1.config.machine import installed_version
 from agent_r1.config.run import Config, ConfigError
-from agent_r1.evaluation.answers import differences, read_answers, write_json
+from agent_r1.evaluation.answers import read_answers, write_json
 from agent_r1.evaluation.main import Evaluation
 from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table.config import BASELINE_TITLES, Baseline
@@ -174,7 +175,9 @@ def _wall_file(plan: TablePlan, name: Baseline) -> Path:
 def _differences(run: PlannedRun) -> list[str]:
     """Say in what the run in the folder differs from the planned one; nothing without a run."""
     there = read_json(run.folder / CONFIG_FILE)
-    return differences(flat_values(there), flat_settings(run.config)) if there else []
+    if not there:
+        return []
+    return differences_since(flat_values(there), flat_settings(run.config), run.config)
 
 
 def _check_settings(run: PlannedRun, remedy: str) -> None:

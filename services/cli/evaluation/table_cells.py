@@ -13,10 +13,13 @@ from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from agent_r1.cli.evaluation.table_plan import SEED_KEY, PlannedRun, flat_settings
+from agent_r1.cli.evaluation.table_plan import (
+    SEED_KEY,
+    PlannedRun,
+    differences_since,
+    flat_settings,
+)
 from agent_r1.config.run import ConfigError
-from agent_r1.config.sources import flat_leaves
-from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.run import SeedScores
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.writing import write_atomically
@@ -96,14 +99,7 @@ def read_cell(folder: Path | None, run: PlannedRun) -> Cell | None:
         cell = Cell.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as exc:
         raise ConfigError(f"the cell {file} cannot be read ({exc}); remove it") from exc
-    # A key that is newer than the cell was at its default when the cell was made.
-    changed = dict(flat_leaves(run.config.model_dump(mode="json", exclude_defaults=True)))
-    here = {
-        key: value
-        for key, value in _settings(run).items()
-        if key in cell.settings or key in changed
-    }
-    found = differences(cell.settings, here)
+    found = differences_since(cell.settings, _settings(run), run.config)
     if found:
         raise ConfigError(
             f"{file} was made with other settings: {'; '.join(found)}; restore the settings, or "

@@ -30,6 +30,7 @@ from agent_r1.config.sources import (
     located,
     option_settings,
 )
+from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.config import (
     BASELINE_TITLES,
     Baseline,
@@ -229,6 +230,23 @@ def chosen_seeds(plan: TablePlan, seeds: str | None) -> list[int] | None:
         if name not in map(str, known):
             raise ConfigError(f"--seeds names {name!r}; the table has {known}")
     return [int(name) for name in names]
+
+
+def differences_since(
+    there: Mapping[str, JsonValue], here: Mapping[str, JsonValue], config: Config
+) -> list[str]:
+    """Say in what the settings of an earlier run differ from those of a planned one.
+
+    A key that is newer than the earlier run was at its default then.
+
+    Args:
+        there: settings of the earlier run by dotted key.
+        here: those of the planned one, in the same form.
+        config: of the planned one.
+    """
+    changed = dict(flat_leaves(config.model_dump(mode="json", exclude_defaults=True)))
+    kept = {key: value for key, value in here.items() if key in there or key in changed}
+    return differences(there, kept)
 
 
 @contextmanager

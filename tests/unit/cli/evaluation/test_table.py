@@ -152,6 +152,17 @@ def test_a_cell_of_other_settings_is_refused(
     assert f"was made with other settings: {key} is {there} there and {here} here" in error
 
 
+def test_a_run_that_is_older_than_a_key_was_made_with_its_default(folder: Path):
+    run = read_plan(folder / "table.toml", out=folder / "out").methods[0].runs[0]
+    finish(run, [1.0])
+    file = run.folder / "config.json"
+    written_then = json.loads(file.read_text())
+    assert written_then["learner"].pop("push") == "dense"
+    file.write_text(json.dumps(written_then))
+    assert table(folder, "--only", "grpo", "--seeds", "0") == 0
+    assert [row["em"] for row in written(folder)["rows"]] == [1.0]
+
+
 def test_a_cell_that_is_older_than_a_key_was_made_with_its_default(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
