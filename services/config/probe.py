@@ -115,7 +115,7 @@ class Probe:
         if config.type == "mcp":
             yield from _mcp_settings(name, config, machine=machine)
         else:
-            from agent_r1.tools.main import describe_tool
+            from agent_r1.tools.loading import describe_tool
 
             self._specs[name] = describe_tool(name, config)
         if config.type == "search" and config.backend == "elasticsearch" and machine:

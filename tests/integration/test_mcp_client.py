@@ -20,7 +20,7 @@ import pytest
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.config import ToolConfig
-from agent_r1.tools.main import load_tool
+from agent_r1.tools.loading import load_tool
 from agent_r1.tools.mcp.client import McpTool
 from agent_r1_proto.tools import CallReply, ImagePart, TextPart, ToolResult, ToolSpec
 

@@ -24,7 +24,7 @@ from agent_r1.cli.main import build_parser
 from agent_r1.config.run import Config, load_config
 from agent_r1.learner.engine.ranks.place import VARIABLES
 from agent_r1.tools.config import ToolConfig
-from agent_r1.tools.main import import_tool_class
+from agent_r1.tools.loading import import_tool_class
 from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VARIABLE, USER_VARIABLE
 from agent_r1_proto.connection import Keys
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES, EXIT_REASON

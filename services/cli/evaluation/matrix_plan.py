@@ -37,7 +37,7 @@ from agent_r1.evaluation.matrix.data_sets import (
 )
 from agent_r1.evaluation.matrix.questions import Question
 from agent_r1.evaluation.matrix.report import Place
-from agent_r1.tools.main import describe_tool
+from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.source import write_lines

@@ -31,7 +31,7 @@ from agent_r1.learner.checkpoints.checkpoint import (
 )
 from agent_r1.rollout.tool_formats import load_tool_format
 from agent_r1.rollout.vllm.adapter import MAX_RANKS
-from agent_r1.tools.main import describe_tool
+from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import LoraConfig
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR

@@ -33,7 +33,8 @@ def serve_mcp(arguments: argparse.Namespace) -> int:
         )
     configure_logging(config.run, arguments.tool)
     config_checks.use_plugins(config)
-    from agent_r1.tools.main import load_tool, make_service
+    from agent_r1.tools.loading import load_tool
+    from agent_r1.tools.main import make_service
     from agent_r1.tools.mcp.server import serve_stdio
 
     async def serve() -> None:

@@ -20,7 +20,7 @@ from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.envs import CallResult, ModelTurn, ToolEnv, load_env_class
 from agent_r1.rollout.parsing import ParsedCall, parse_turn
 from agent_r1.tools.base import CallContext, Tool
-from agent_r1.tools.main import load_tool
+from agent_r1.tools.loading import load_tool
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolResult

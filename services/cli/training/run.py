@@ -187,7 +187,7 @@ def _tool_name(config: Config, service: str, name: str | None) -> str:
 
 def _tool_class(name: str) -> tuple[str, list[str]]:
     """Return the name of a tool class of the current folder, and the options that serve it."""
-    from agent_r1.tools.main import import_tool_class
+    from agent_r1.tools.loading import import_tool_class
 
     folder = str(Path.cwd())
     sys.path.insert(0, folder)

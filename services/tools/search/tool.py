@@ -1,30 +1,23 @@
 """The search tool: finds passages of a corpus for a query.
 
 Reads calls from `app.py`, asks a backend (`backend.py`) through `batching.py`, writes the passages
-as one text. The same index also answers `POST /retrieve`, as Search-R1 retrieval servers do.
+as one text.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated
 
-from fastapi import FastAPI, Request, Response
-from pydantic import Field, JsonValue
+from pydantic import JsonValue
 
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.backend import Found, Hit, SearchBackend
 from agent_r1.tools.search.batching import BatchedSearch
-from agent_r1_proto.messages import Message, StrictMessage
 from agent_r1_proto.tools import TextPart, ToolResult
-from agent_r1_service.http.api import Route, describe, json_response, parse_body
 
-RETRIEVE_TIMEOUT_S = 60.0
-"""Longest wait of `POST /retrieve`, whose requests carry no deadline."""
 _CUT_MARK = "…"
 
 
@@ -165,54 +158,3 @@ def open_backend(config: ToolConfig) -> SearchBackend:
     assert config.corpus is not None  # checked by ToolConfig
     index = tantivy_bm25.open_index(config.corpus, config.index_dir)
     return ThreadedBackend(index, config.search_threads)
-
-
-class RetrieveRequest(StrictMessage):
-    """Body of `POST /retrieve`, the interface of Search-R1 retrieval servers (arXiv:2503.09516)."""
-
-    queries: list[str]
-    """Their trainer sends the queries of a whole batch at once, none when nobody searches."""
-    topk: Annotated[int, Field(ge=0, le=1000)] | None = None
-    """Passages per query; None and 0 are the tool's `top_k`."""
-    return_scores: bool = False
-    """True: {"document", "score"} per passage; False: the documents alone."""
-
-
-class RetrieveReply(Message):
-    """Answer of `POST /retrieve`."""
-
-    result: list[list[dict[str, JsonValue]]]
-    """Per query the passages, the best first: a document {"id", "contents"}, or with scores
-    {"document", "score"}."""
-
-
-RETRIEVE = Route(
-    "/retrieve", "post", RetrieveRequest, RetrieveReply, {"503": "What finds the passages is down."}
-)
-
-
-def add_retrieve(app: FastAPI, tool: SearchTool, default_top_k: int) -> None:
-    """Add the route `POST /retrieve` to the application of a search tool.
-
-    The contents of a document are the quoted title, a newline and the text.
-    """
-
-    @app.post(RETRIEVE.path)
-    async def retrieve(request: Request) -> Response:
-        body = parse_body(RetrieveRequest, await request.body())
-        top_k = body.topk or default_top_k
-        found = await asyncio.gather(
-            *(tool.find(query, top_k, RETRIEVE_TIMEOUT_S) for query in body.queries)
-        )
-        documents = [[_as_document(hit, body.return_scores) for hit in one.hits] for one in found]
-        return json_response(RetrieveReply(result=documents))
-
-    describe(app, (RETRIEVE,))
-
-
-def _as_document(hit: Hit, with_score: bool) -> dict[str, JsonValue]:
-    document: dict[str, JsonValue] = {
-        "id": hit.passage.id,
-        "contents": f'"{hit.passage.title}"\n{hit.passage.text}',
-    }
-    return {"document": document, "score": hit.score} if with_score else document

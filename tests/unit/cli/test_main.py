@@ -58,6 +58,15 @@ def test_the_package_and_the_command_load_nothing_heavy(statement: str):
     assert done.stdout.strip() == "[]"
 
 
+def test_what_a_tool_is_can_be_asked_without_what_serves_it():
+    program = (
+        "import agent_r1.tools.loading, sys; "
+        "print([m for m in ('fastapi', 'uvicorn', 'redis', 'mcp', 'httpx') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
 @pytest.mark.parametrize("name", ["Tool", "ToolEnv", "text_result", "ToolResult"])
 def test_what_user_code_builds_on_comes_without_torch_or_vllm(name: str):
     program = (

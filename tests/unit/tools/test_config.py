@@ -11,7 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from agent_r1.tools.config import ToolConfig
-from agent_r1.tools.main import import_tool_class, load_tool, serve
+from agent_r1.tools.loading import import_tool_class, load_tool
+from agent_r1.tools.main import serve
 from agent_r1_service.config import RedisConfig, RunConfig
 
 CORPUS = Path("c.jsonl")

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from agent_r1 import CallContext, Tool, ToolResult, tool
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.function import tool_class_of
-from agent_r1.tools.main import load_tool
+from agent_r1.tools.loading import load_tool
 
 CONTEXT = CallContext(rollout_id="r/0/1/2/0", turn=0, tool_context={"city": "Rome"}, timeout_s=5.0)
 

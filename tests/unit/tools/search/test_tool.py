@@ -15,7 +15,8 @@ from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.backend import Found, Hit
 from agent_r1.tools.search.corpus import Passage
-from agent_r1.tools.search.tool import SearchTool, add_retrieve
+from agent_r1.tools.search.retrieve import add_retrieve
+from agent_r1.tools.search.tool import SearchTool
 
 CONTEXT = CallContext(rollout_id="r/0/0/0/0", turn=0, tool_context=None, timeout_s=1.0)
 CORPUS = Path("corpus.jsonl")
