@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from agent_r1.config.run import Config
@@ -50,17 +50,22 @@ class Stage:
             name: load_tool(name, tool) for name, tool in config.tools.items()
         }
 
-    async def rewards(self, policy: ScriptedPolicyConfig, tasks: Sequence[Task]) -> list[float]:
-        """Play a policy through every task, and return the outcome rewards."""
-        make = load_policy(policy)
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Keep the tools started: once for all policies, since some take no second start."""
         async with AsyncExitStack() as started:
             for tool in self._tools.values():
                 await tool.start()
                 started.push_async_callback(tool.stop)
-            return [
-                await self._play(make(task, **policy.options), task, f"scripted/0/{i}/0/0")
-                for i, task in enumerate(tasks)
-            ]
+            yield
+
+    async def rewards(self, policy: ScriptedPolicyConfig, tasks: Sequence[Task]) -> list[float]:
+        """Play a policy through every task, and return the outcome rewards."""
+        make = load_policy(policy)
+        return [
+            await self._play(make(task, **policy.options), task, f"scripted/0/{i}/0/0")
+            for i, task in enumerate(tasks)
+        ]
 
     async def _play(self, policy: ScriptedPolicy, task: Task, rollout_id: str) -> float:
         env = self._env_class(task, **self._config.env.options)
@@ -137,9 +142,10 @@ def play_all(
     stage = Stage(config)
 
     async def play() -> dict[str, dict[str, list[float]]]:
-        return {
-            name: {of: await stage.rewards(policy, tasks) for of, tasks in sets.items()}
-            for name, policy in policies.items()
-        }
+        async with stage.running():
+            return {
+                name: {of: await stage.rewards(policy, tasks) for of, tasks in sets.items()}
+                for name, policy in policies.items()
+            }
 
     return asyncio.run(play())
