@@ -52,7 +52,8 @@ def model_folder(
             f"{key} ({path}) is not a directory; give an existing Hugging Face model directory"
         )
     try:
-        return _fetch(path, revision, SMALL_FILES if small else MODEL_FILES, report)
+        with _without_bars():
+            return _fetch(path, revision, SMALL_FILES if small else MODEL_FILES, report)
     except HubError:
         raise
     except Exception as exc:
@@ -127,8 +128,7 @@ def _told(name: str, blobs: Path, size: int, report: Callable[[str], None]) -> G
     thread = threading.Thread(target=tell, daemon=True)
     thread.start()
     try:
-        with _without_bars():
-            yield
+        yield
     finally:
         over.set()
         thread.join()
@@ -136,7 +136,7 @@ def _told(name: str, blobs: Path, size: int, report: Callable[[str], None]) -> G
 
 @contextlib.contextmanager
 def _without_bars() -> Generator[None]:
-    """Keep the client from drawing bars, which the lines above stand for."""
+    """Keep the client from drawing bars; what is reported stands for them."""
     from huggingface_hub.utils import (
         are_progress_bars_disabled,
         disable_progress_bars,

@@ -71,6 +71,8 @@ def test_a_model_is_fetched_once_with_what_it_needs_and_no_code(hub: HubServer, 
     again = fetch(hub, tmp_path / "cache")
     assert again.stdout.splitlines() == [folder]
     assert hub.sent_bytes == WEIGHTS
+    # The lines that are told stand for the bars of the hub's client.
+    assert "Fetching" not in done.stderr + again.stderr
 
 
 def test_a_connection_that_breaks_is_continued(hub: HubServer, tmp_path: Path):
