@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes.util
 import importlib.metadata
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -131,6 +132,33 @@ def test_the_cpu_lock_is_closed_under_requirements_but_for_what_is_left_out(rele
             if requirement.marker is None or requirement.marker.evaluate(environment):
                 missing |= {canonicalize_name(requirement.name)} - set(versions)
     assert missing == TORCH_MEDIA | {"triton"}
+
+
+def test_the_gpu_lock_is_not_resolved_to_a_cpu_build_of_a_folder_of_this_machine(
+    tmp_path: Path,
+) -> None:
+    report = tmp_path / "report.json"
+    found = {"agent-r1": "0.1.0", "torch": "2.13.0+cpu"}
+    installs = [{"metadata": {"name": name, "version": found[name]}} for name in found]
+    report.write_text(json.dumps({"install": installs}))
+    python = tmp_path / "python"  # its pip finds what the report says
+    python.write_text(
+        f"""#!/bin/sh
+        case "$*" in
+            -c*) echo 3.11 ;;
+            "-m venv "*) mkdir -p "$3/bin" && cp {python} "$3/bin/python" ;;
+            *--report*) for last in "$@"; do
+                if [ "$before" = --report ]; then cp {report} "$last"; fi; before=$last
+            done ;;
+        esac
+        """
+    )
+    python.chmod(0o755)
+    command = [sys.executable, "scripts/lock", "--variant", "gpu", "--python", str(python)]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip took torch==2.13.0+cpu, a build for CPUs" in done.stderr
+    assert "PIP_FIND_LINKS" in done.stderr
 
 
 def test_the_cpu_lock_leaves_out_the_cuda_builds_that_break_transformers() -> None:
