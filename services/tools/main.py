@@ -18,7 +18,7 @@ from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.loading import load_tool
-from agent_r1.tools.mcp.server import mcp_router
+from agent_r1.tools.mcp.route import mcp_router
 from agent_r1.tools.registration import Announcer
 from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import SearchTool

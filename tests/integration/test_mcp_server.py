@@ -81,7 +81,7 @@ import sys
 import uvicorn
 from my_tools import Count
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.mcp.server import mcp_router
+from agent_r1.tools.mcp.route import mcp_router
 app = create_app(ToolService(Count()))
 app.include_router(mcp_router(app.state.service))
 uvicorn.run(app, port=int(sys.argv[1]), log_level="warning")

@@ -35,7 +35,7 @@ from agent_r1.tools.app import ToolService
 from agent_r1.tools.app import create_app as create_tool_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
 from agent_r1.tools.config import ToolConfig
-from agent_r1.tools.mcp.server import mcp_router
+from agent_r1.tools.mcp.route import mcp_router
 from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import open_search_tool
 from agent_r1_proto.registry import Registry

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, FastAPI, HTTPException
+from fastapi import HTTPException
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http import MCP_SESSION_ID_HEADER
@@ -38,8 +38,7 @@ from mcp_types import (
 from mcp_types import Tool as McpToolOffer
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from starlette.requests import Request
-from starlette.routing import Route
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agent_r1.tools.app import ToolService
 from agent_r1.tools.base import ToolUnavailableError
@@ -49,7 +48,6 @@ from agent_r1.tools.sessions import SessionNotOpenError
 from agent_r1_proto.tools import CallRequest, SessionRequest, ToolCall
 from agent_r1_service.http.guard import MAX_BODY_BYTES
 
-MCP_PATH = "/mcp"
 CALL_TIMEOUT_S = 60.0
 
 
@@ -179,10 +177,11 @@ def session_name(session_id: str) -> str:
     return f"mcp/{session_id}"
 
 
-def mcp_router(
+@asynccontextmanager
+async def http_server(
     service: ToolService, *, session_expiry_s: float = 600.0, timeout_s: float = CALL_TIMEOUT_S
-) -> APIRouter:
-    """Return the route `/mcp` of a tool service, which starts and stops with the application."""
+) -> AsyncIterator[ASGIApp]:
+    """Serve MCP clients over streamable HTTP while inside; yield the application that answers."""
     face = McpFace(service, one_client=False, timeout_s=timeout_s)
     manager = StreamableHTTPSessionManager(
         face.server,
@@ -193,29 +192,23 @@ def mcp_router(
     )
     serve = StreamableHTTPASGIApp(manager)
 
-    class Endpoint:
-        """The SDK's application; it also notes that a client has ended its session."""
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer as the SDK does, and note that a client has ended its session."""
+        request = Request(scope)
+        session_id = request.headers.get(MCP_SESSION_ID_HEADER)
+        status = 0
 
-        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-            request = Request(scope)
-            session_id = request.headers.get(MCP_SESSION_ID_HEADER)
-            status = 0
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
 
-            async def watched(message: Message) -> None:
-                nonlocal status
-                status = message.get("status", status)
-                await send(message)
+        await serve(scope, receive, watched)
+        if request.method == "DELETE" and session_id is not None and status < 400:
+            await face.end_session(session_name(session_id))
 
-            await serve(scope, receive, watched)
-            if request.method == "DELETE" and session_id is not None and status < 400:
-                await face.end_session(session_name(session_id))
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        async with manager.run():
-            yield
-
-    return APIRouter(routes=[Route(MCP_PATH, endpoint=Endpoint())], lifespan=lifespan)
+    async with manager.run():
+        yield answer
 
 
 async def serve_stdio(service: ToolService, *, timeout_s: float = CALL_TIMEOUT_S) -> None:

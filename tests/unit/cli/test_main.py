@@ -58,11 +58,15 @@ def test_the_package_and_the_command_load_nothing_heavy(statement: str):
     assert done.stdout.strip() == "[]"
 
 
-def test_what_a_tool_is_can_be_asked_without_what_serves_it():
-    program = (
-        "import agent_r1.tools.loading, sys; "
-        "print([m for m in ('fastapi', 'uvicorn', 'redis', 'mcp', 'httpx') if m in sys.modules])"
-    )
+@pytest.mark.parametrize(
+    ("module", "left_out"),
+    [
+        ("agent_r1.tools.loading", ("fastapi", "uvicorn", "redis", "mcp", "httpx")),
+        ("agent_r1.tools.main", ("mcp", "tantivy", "elasticsearch")),
+    ],
+)
+def test_a_tool_service_loads_only_what_it_needs(module: str, left_out: tuple[str, ...]):
+    program = f"import {module}, sys; print([m for m in {left_out!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
 
