@@ -53,7 +53,8 @@ RULES: dict[str, dict[str, str]] = {
         "optimizer": r"optim/adam|clip_grad|^step \(.*(zero|engine|stage)|_take_model_step",
         "backward": r"^backward \(|autograd",
         "loss": r"algorithms/losses|_policy_share|_value_share|metric_accumulator",
-        "forward": r"engine/model\.py|modeling_|transformers/|torch/nn",
+        "forward": r"^forward \(.*engine/linear\.py|engine/(model|attention|layout)\.py|"
+        r"modeling_|transformers/|torch/nn",
         "build samples": r"train_samples\.py|microbatches\.py|advantages/|schedule\.py",
         "report": r"reporting/|tensorboard",
         "Redis": r"redis/|streams\.py|stream_consumer\.py|registry\.py",

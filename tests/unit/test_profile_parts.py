@@ -50,6 +50,21 @@ def test_a_thread_that_waits_takes_no_time(parts):
     assert counts == {"messages to and from the server": 2}
 
 
+def test_a_function_with_a_backward_of_its_own_is_told_from_its_forward(parts):
+    product = "OpOverloadPacket.__call__ (torch/_ops.py:4)"
+    step = "RankEngine.train_step (services/learner/engine/ranks/engine.py:1)"
+    apply, linear = (
+        "Function.apply (torch/autograd/function.py:2)",
+        "services/learner/engine/linear.py",
+    )
+    forward = f"{step};{apply};_Product.forward ({linear}:3);multiply ({linear}:1);{product}"
+    backward = f"{step};_Product.backward ({linear}:9);multiply ({linear}:1);{product}"
+
+    counts = parts.count_parts("learner", f"{forward} 2\n{backward} 5\n")
+
+    assert counts == {"forward": 2, "backward": 5}
+
+
 def test_a_name_that_was_read_while_it_changed_spoils_no_other_sample(parts):
     torn = "run_busy_loop (vllm/v1/engine/core.py:1);for\x85ward\x1c (x\u2028.py:2)"
     whole = f"{STEP};Scheduler.schedule (vllm/v1/core/sched/scheduler.py:3)"
