@@ -34,7 +34,8 @@ from process_memory import memory_of
 
 from agent_r1.cli.training.estimate import look_at, memory_of_run, size_of, sum_up, with_layout
 from agent_r1.config.estimate import total
-from agent_r1.config.machine import describe_gpus, installed_version
+from agent_r1.config.machine import describe_gpus
+from agent_r1.config.packages import installed_version
 from agent_r1.config.run import load_config
 from agent_r1_service.gpus import read_gpus
 

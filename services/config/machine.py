@@ -7,7 +7,6 @@ another machine will run.
 from __future__ import annotations
 
 import ctypes
-import importlib.metadata
 import shutil
 import socket
 import tempfile
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent_r1.config.look import Look
+from agent_r1.config.packages import installed_version
 from agent_r1.config.placement import place
 from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
 from agent_r1.config.run import Config
@@ -193,14 +193,6 @@ def _placement_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         place(config, num_gpus=usable_gpus(), trains=purpose == "train")
     except ValueError as exc:
         yield str(exc)
-
-
-def installed_version(package: str) -> str:
-    """Return the version of an installed package; "" where it is not installed."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 # --- Folders -------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Which packages a command needs beyond those that `pip install agent-r1` brings.
+"""Which packages are installed, and which a command needs that `pip install agent-r1` leaves out.
 
 checks.py and cli/task/validate.py ask before they load anything, so that a person who has not run
 `agent-r1 setup` reads that, and not which import failed first.
@@ -6,6 +6,7 @@ checks.py and cli/task/validate.py ask before they load anything, so that a pers
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
 
@@ -27,3 +28,11 @@ def missing_packages_problem(modules: Iterable[str]) -> str | None:
         "`agent-r1 setup gpu` on a machine with NVIDIA GPUs (in a clone: `make setup` or "
         "`make setup-gpu`)"
     )
+
+
+def installed_version(package: str) -> str:
+    """Return the version of an installed package; "" where it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""

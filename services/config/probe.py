@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from agent_r1.config.machine import installed_version
+from agent_r1.config.packages import installed_version
 from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
 from agent_r1.rollout.chat_format import ChatFormat, reply_roles

@@ -37,7 +37,7 @@ from agent_r1.cli.evaluation.table_plan import (
     flat_values,
     read_plan,
 )
-from agent_r1.config.machine import installed_version
+from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.answers import read_answers, write_json
 from agent_r1.evaluation.main import Evaluation

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.model_card import model_card
 from agent_r1.config import checks as config_checks
-from agent_r1.config.machine import installed_version
+from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.checkpoint import (

@@ -16,10 +16,9 @@ from agent_r1.config.look import Look
 from agent_r1.config.machine import (
     describe_disk,
     describe_gpus,
-    installed_version,
     look_at_sandbox,
 )
-from agent_r1.config.packages import WHOLE_RUN, missing_packages_problem
+from agent_r1.config.packages import WHOLE_RUN, installed_version, missing_packages_problem
 from agent_r1.config.redis_server import look_at_own_redis
 from agent_r1.config.run import load_config
 from agent_r1_service.exit_status import EXIT_REASON

@@ -10,7 +10,7 @@ import sys
 from importlib import resources
 from pathlib import Path
 
-from agent_r1.config.machine import installed_version
+from agent_r1.config.packages import installed_version
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy import lock_install, preflight
 from agent_r1_deploy.native_libraries import MissingLibraryError

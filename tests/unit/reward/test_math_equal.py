@@ -169,14 +169,19 @@ def test_code_in_an_answer_is_never_evaluated(workers: MathWorkers, tmp_path: Pa
 # -- expressions that never end --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("prediction", ["9^{9^{9^{9}}}", "(9^{99999999})!", "10^{10^{10}}+1"])
-def test_an_expression_too_large_is_wrong_and_the_next_is_compared(prediction: str):
+@pytest.fixture(scope="module")
+def one_worker() -> Iterator[MathWorkers]:
     workers = MathWorkers(1, cpu_s=1.0, wait_s=120.0)
-    try:
-        assert workers.equal(["17"], prediction) is False
-        assert workers.equal(["17"], "17.0") is True
-    finally:
-        workers.close()
+    yield workers
+    workers.close()
+
+
+@pytest.mark.parametrize("prediction", ["9^{9^{9^{9}}}", "(9^{99999999})!", "10^{10^{10}}+1"])
+def test_an_expression_too_large_is_wrong_and_the_next_is_compared(
+    one_worker: MathWorkers, prediction: str
+):
+    assert one_worker.equal(["17"], prediction) is False
+    assert one_worker.equal(["17"], "17.0") is True
 
 
 def test_many_threads_share_the_workers_and_a_hopeless_one_holds_up_nobody_for_long():
