@@ -209,8 +209,9 @@ class EngineConfig(StrictConfig):
 class LearnerConfig(ObjectiveConfig, EngineConfig):
     """`[learner]`: batches, objective, engine, pushes and checkpoints."""
 
-    steps: PositiveInt | None = None
-    """Learner steps (one batch of groups each); None runs `epochs` through the prompts."""
+    steps: Annotated[int, Field(ge=0)] | None = None
+    """Learner steps (one batch of groups each); 0 only evaluates, and None runs `epochs` through
+    the prompts."""
     epochs: PositiveInt = 1
     """Passes through the prompts when `steps` is None."""
     groups_per_batch: PositiveInt = 16

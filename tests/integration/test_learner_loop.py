@@ -138,6 +138,25 @@ async def test_training_and_evaluation_have_the_turns_of_the_run(
     assert asked == {("train", 2), ("eval", 2)}
 
 
+async def test_a_run_of_no_steps_evaluates_the_model_it_begins_with(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    sets = {"near": write_tasks(tmp_path / "near.jsonl", 2, name="near")}
+    asked = {"sets": sets, "before": False}
+    spec = training_spec(tmp_path / "run", redis_url, run_id, evaluation=asked, steps=0)
+    engine = FakeEngine()
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker).running(),
+    ):
+        await asyncio.wait_for(Learner(spec, engine).run(), 60)
+        assert await broker.depth(broker.keys.tasks) == 0
+    assert engine.trained == []
+    result = summary(tmp_path / "run")
+    assert (result["status"], result["steps"]) == ("finished", 0)
+    assert result["sets"]["near"]["after"]["n"] == 2
+
+
 async def test_a_finished_run_leaves_nothing_in_redis_but_the_services_that_stay(
     tmp_path: Path, redis_url: str, run_id: str
 ):

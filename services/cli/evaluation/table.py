@@ -242,6 +242,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
         ),
         chosen_on=plan.chosen_on,
         contrasts=plan.contrasts,
+        average=plan.average,
         threshold=plan.threshold,
         command=command,
         versions=package_versions(),

@@ -95,6 +95,8 @@ class TablePlan:
     """Which choices were made while looking at which questions."""
     contrasts: Sequence[ContrastConfig] = ()
     """Comparisons that are tested."""
+    average: Sequence[str] = ()
+    """Sets that the average is over; none: those whose kind of question was trained on."""
     threshold: float | None = None
     """Exact match until which the sampled tokens of training are counted."""
     cells: Path | None = None
@@ -148,11 +150,12 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
 
     base = resolved([], folder)
     _check_base(base, table)
-    for contrast in table.contrasts:
-        if contrast.set is not None and contrast.set not in base.evaluation.sets:
+    named = [("contrasts", c.set) for c in table.contrasts if c.set is not None]
+    for key, name in [*named, *(("average", name) for name in table.average or ())]:
+        if name not in base.evaluation.sets:
             raise ConfigError(
-                f"{file}: contrasts names the set {contrast.set!r}, and evaluation.sets has "
-                f"{sorted(base.evaluation.sets)}; name one of them, or leave set out"
+                f"{file}: {key} names the set {name!r}, and evaluation.sets has "
+                f"{sorted(base.evaluation.sets)}; name one of them, or leave it out"
             )
     methods: list[PlannedMethod] = []
     known: dict[str, PlannedRun] = {}
@@ -181,6 +184,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         folder=folder,
         chosen_on=table.chosen_on,
         contrasts=table.contrasts,
+        average=table.average or (),
         threshold=table.threshold,
         cells=None if table.cells is None else (base_folder / table.cells).resolve(),
     )

@@ -66,6 +66,9 @@ class TableFile(StrictConfig):
     """Untrained methods, evaluated first."""
     methods: Annotated[list[MethodConfig], Field(min_length=1)]
     """Trained methods, in the order of the tables."""
+    average: Annotated[list[str], Field(min_length=1)] | None = None
+    """Names in `evaluation.sets` that the average is over; None: those whose kind of question was
+    trained on."""
     threshold: Annotated[float, Field(gt=0, le=1)] | None = None
     """Exact match of the training rollouts for which the sampled tokens are counted until a run
     reaches it; fixed before the first run. None counts none."""

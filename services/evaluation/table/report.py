@@ -84,6 +84,13 @@ class Results:
     """Comparisons that are tested."""
     threshold: float | None = None
     """Exact match until which the sampled tokens of training are counted."""
+    average: Sequence[str] = ()
+    """Sets of the average that the table file names."""
+
+    @property
+    def averaged(self) -> Sequence[str]:
+        """Sets that the average is over."""
+        return self.average or self.in_domain or self.sets
 
 
 def picture(results: Path, part: Part) -> Path:
@@ -129,7 +136,7 @@ def write_report(results: Results, out: Path) -> list[Path]:
 
 def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
     """Return what the JSON file holds: all that the report says."""
-    rows = [(row, estimate_row(row, results.sets, results.in_domain)) for row in results.rows]
+    rows = [(row, estimate_row(row, results.sets, results.averaged)) for row in results.rows]
     # A run that two tables share took its time once.
     walls = {id(run): run.wall_s or 0.0 for row in results.rows for run in row.runs}
     return {
@@ -144,11 +151,11 @@ def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
             "resamples": RESAMPLES,
             "seed": SEED,
         },
-        "goals": goal_sentences(rows, results.in_domain),
+        "goals": goal_sentences(rows, results.averaged),
         "contrasts": [vars(found) for found in tested(results)],
         "threshold": results.threshold,
         "window": WINDOW,
-        "notes": domain_notes(rows, results.sets, results.in_domain),
+        "notes": domain_notes(rows, results.sets, results.averaged, named=bool(results.average)),
         "sets": list(results.sets),
         "in_domain": list(results.in_domain),
         "seeds": sorted(
@@ -184,7 +191,7 @@ def _estimates(row: Row, found: RowEstimates | None, results: Results) -> dict[s
 
 def _mean_over_sets(runs: Sequence[Mapping[str, float]], results: Results) -> float | None:
     """Average over the sets of the average, then over the seeds; None where nothing was scored."""
-    names = results.in_domain or results.sets
+    names = results.averaged
     if not runs or any(name not in of_run for of_run in runs for name in names):
         return None
     return fmean(fmean(of_run[name] for name in names) for of_run in runs)
@@ -231,7 +238,7 @@ def report(found: Mapping[str, Any]) -> str:
 def tested(results: Results) -> list[Contrast]:
     """Return the contrasts of a table, over the seeds that both methods have."""
     runs = {row.method: row.runs for row in results.rows}
-    average = list(results.in_domain or results.sets)
+    average = list(results.averaged)
     return judge_contrasts(
         [
             (

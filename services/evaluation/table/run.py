@@ -236,12 +236,21 @@ def _best(rows: Estimated) -> list[str]:
     ]
 
 
-def domain_notes(rows: Estimated, sets: Sequence[str], in_domain: Sequence[str]) -> list[str]:
-    """Say what the average is over, and what no row could score on."""
+def domain_notes(
+    rows: Estimated, sets: Sequence[str], in_domain: Sequence[str], *, named: bool = False
+) -> list[str]:
+    """Say what the average is over, and what no row could score on.
+
+    Args:
+        rows: of both tables.
+        sets: all of them.
+        in_domain: those of the average.
+        named: the table file names them; else their kinds of question were trained on.
+    """
     if not in_domain or set(sets) <= set(in_domain):
         return []
-    kinds = " and ".join(in_domain)
-    notes = [f"The average is over {kinds}, whose kinds of question were trained on."]
+    reason = "" if named else ", whose kinds of question were trained on"
+    notes = [f"The average is over {' and '.join(in_domain)}{reason}."]
     for name in sets:
         means = [found.sets[name].mean for _, found in rows if found is not None]
         if name not in in_domain and means and max(means) < NEVER_RIGHT:

@@ -75,6 +75,12 @@ def test_a_contrast_of_what_the_table_lacks_is_refused(folder: Path, contrast: s
         plan_of(folder, f"{TABLE_TOML}\n[[contrasts]]\n{contrast}\n")
 
 
+def test_an_average_over_what_is_not_asked_is_refused(folder: Path):
+    with pytest.raises(ConfigError, match="average names the set 'other'.*held_out"):
+        plan_of(folder, f'average = ["other"]\n{TABLE_TOML}')
+    assert plan_of(folder, f'average = ["held_out"]\n{TABLE_TOML}').average == ["held_out"]
+
+
 def with_set(key: str, value: object) -> str:
     """Return a table whose one method sets one key."""
     head = TABLE_TOML.split("[[methods]]")[0]
@@ -252,6 +258,9 @@ def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
     assert len(plan.contrasts) == 4
     assert {seeds[c.first] for c in plan.contrasts} == {8}
     assert {seeds[c.second] for c in plan.contrasts} == {8}
+    # Learning rates are chosen on the development set.
+    assert "development" not in plan.base.evaluation.sets
+    assert plan.average == ["in_domain", "longer", "compositions", "wording"]
     # 6 settings with 8 seeds (one GRPO serves both tables), 7 with 3.
     assert len(plan.runs()) == 6 * 8 + 7 * 3
 

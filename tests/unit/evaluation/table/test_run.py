@@ -165,6 +165,22 @@ def test_a_set_that_no_row_answers_is_said_to_tell_nothing(far: float, told: boo
     assert notes[0] == "The average is over near, whose kinds of question were trained on."
     assert ("No row answers more than .000 of far" in " ".join(notes)) is told
     assert domain_notes(estimated, ["near"], ["near"]) == []
+    notes = domain_notes(estimated, ["near", "far"], ["near"], named=True)
+    assert notes[0] == "The average is over near."
+
+
+def test_the_average_is_over_the_sets_that_the_table_names(tmp_path: Path):
+    both = Results(
+        **{
+            **vars(results(far_and_near("A", 1.0, 0.0))),
+            "sets": ["near", "far"],
+            "in_domain": ["near", "far"],
+            "average": ["far"],
+        }
+    )
+    text = write_report(both, tmp_path / "small")[0].read_text()
+    assert "| A | 1.000 [1.000, 1.000] | .000 [.000, .000] | .000 [.000, .000] |" in text
+    assert "The average is over far." in text
 
 
 def results(*rows: Row, chosen_on: str = "", threshold: float | None = None) -> Results:
