@@ -40,11 +40,14 @@ from agent_r1.evaluation.table.config import (
     TableFile,
 )
 
-ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir")
-"""What may differ between runs: nothing that a service which stays up has read."""
+ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir", "model.path")
+"""What may differ between runs: nothing that a service which stays up needs. Each learner pushes
+the weights of its own model."""
 SAME_KEYS = ("evaluation.sets", "evaluation.temperature", "evaluation.max_questions")
 """And these may not, or rows would answer different questions."""
-SEED_KEY, DIR_KEY = "run.seed", "run.dir"
+SEED_KEY, DIR_KEY, MODEL_KEY = "run.seed", "run.dir", "model.path"
+SEED = "{seed}"
+"""Stands for the seed of the run in a value of a method."""
 EVALUATED = {"evaluation.before": False, "evaluation.every": 0, "evaluation.after": True}
 """Of every run: the baseline is what came before, and only the last policy is a result."""
 TABLES_FOLDER = Path("runs") / "table"
@@ -162,13 +165,13 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
     for method in table.methods:
         where = f"{file}: method {method.name!r}"
         settings = dict(flat_leaves(method.set))
-        own = _options(method.set, base_folder, where)
         title = method.title or method.name
         runs: list[PlannedRun] = []
         for seed in method.seeds or table.seeds:
             run_dir = folder / "runs" / f"{method.name}_seed{seed}"
             with _named(where):
-                config = resolved(own, run_dir, seed)
+                own = json.loads(json.dumps(method.set).replace(SEED, str(seed)))
+                config = resolved(_options(own, base_folder, where), run_dir, seed)
                 _check_run(config, base, settings)
             run = PlannedRun(method.name, title, seed, run_dir, config)
             runs.append(known.setdefault(json.dumps(flat_settings(config), sort_keys=True), run))
@@ -286,7 +289,9 @@ def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
             raise ConfigError(f"{where}: {name} is set by the table itself; remove it")
         with _named(where):
             list(option_settings(Config, [f"{name}={_toml(value)}"]))
-        if key not in OUTPUT_KEYS:
+        if name == MODEL_KEY and (str(value).startswith(".") or (folder / str(value)).is_dir()):
+            value = str((folder / str(value)).resolve())  # else the name of a model on the hub
+        elif key not in OUTPUT_KEYS:
             value = located(value, field_annotation(Config, key), folder)
         options.append(f"{name}={_toml(value)}")
     return options
@@ -326,7 +331,7 @@ def _check_run(config: Config, base: Config, settings: Mapping[str, JsonValue]) 
             raise ConfigError(
                 f"{key} ({here.get(key)!r}) differs from that of the other rows "
                 f"({there.get(key)!r}): the services keep running between runs, so a method "
-                "may set only learner.* and evaluation.*; move it to [defaults]"
+                "may set only learner.*, evaluation.* and model.path; move it to [defaults]"
             )
         if any(key == name or key.startswith(f"{name}.") for name in SAME_KEYS):
             raise ConfigError(

@@ -32,7 +32,8 @@ class MethodConfig(StrictConfig):
     table: Part = "methods"
     """Which table it is a row of."""
     set: dict[str, JsonValue] = {}
-    """Keys of the run configuration, as `--set` takes them: `learner.*` and `evaluation.*`."""
+    """Keys of the run configuration, as `--set` takes them: `learner.*`, `evaluation.*`, and
+    `model.path` for another model of the same shape; "{seed}" stands for the seed of the run."""
     seeds: Annotated[list[int], Field(min_length=1)] | None = None
     """Values of `run.seed` for this method; None: the table's."""
 

@@ -40,7 +40,7 @@ def world_files(tiny_world: SimpleNamespace, tmp_path_factory: pytest.TempPathFa
 def deep_world() -> SimpleNamespace:
     """The modules of deep_world by name."""
     return load_scripts(
-        "deep_world", "scripted", "catalogue", "demonstrations", "rejection_sampling"
+        "deep_world", "scripted", "catalogue", "demonstrations", "rejection_sampling", "right_runs"
     )
 
 

@@ -1,10 +1,12 @@
 """What examples/deep_world compares reinforcement learning with."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
+from agent_r1_service.files.tasks import read_task_file
 
 
 def test_rejection_sampling_trains_on_right_trajectories_only_and_on_no_tool_text(
@@ -26,3 +28,21 @@ def test_rejection_sampling_trains_on_right_trajectories_only_and_on_no_tool_tex
         nothing,
         nothing,
     ]
+
+
+def test_right_runs_answer_every_training_question(
+    deep_world: SimpleNamespace, deep_world_files: Path
+):
+    tasks = read_task_file(deep_world_files / "train.jsonl")[:40]
+    look_up = deep_world.generate.catalogue(deep_world_files)
+    runs = deep_world.right_runs.right_runs(tasks, look_up, seed=0)
+    answers = {str(task.prompt): task.payload["answers"][0] for task in tasks}
+    assert {run[0]["content"] for run in runs} == set(answers)
+    for question, *turns in runs:
+        assert turns[-1]["content"].endswith(f"<answer> {answers[question['content']]}</answer>")
+        assert {turn["role"] for turn in turns} == {"assistant", "tool"}
+    replies = [turn["content"] for run in runs for turn in run if turn["role"] == "tool"]
+    # About 15 % of some hundred calls; a run goes on after them.
+    assert 0 < replies.count(deep_world.scripted.UNAVAILABLE) < len(replies) / 3
+    assert runs == deep_world.right_runs.right_runs(tasks, look_up, seed=0)
+    assert runs != deep_world.right_runs.right_runs(tasks, look_up, seed=1)

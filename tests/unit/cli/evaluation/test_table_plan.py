@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,20 @@ def test_a_contrast_of_what_the_table_lacks_is_refused(folder: Path, contrast: s
         plan_of(folder, f"{TABLE_TOML}\n[[contrasts]]\n{contrast}\n")
 
 
+def test_a_method_may_begin_with_a_model_of_its_own_for_every_seed(folder: Path):
+    for seed in (0, 7):
+        shutil.copytree(folder / "model", folder / f"tuned{seed}", symlinks=True)
+    settings = '"model.path" = "tuned{seed}", "learner.steps" = 0'
+    text = f'{TABLE_TOML}\n[[methods]]\nname = "sft"\nset = {{ {settings} }}\n'
+    runs = plan_of(folder, text).methods[-1].runs
+    assert [run.config.model.path for run in runs] == [
+        str(folder / "tuned0"),
+        str(folder / "tuned7"),
+    ]
+
+
 def test_an_average_over_what_is_not_asked_is_refused(folder: Path):
-    with pytest.raises(ConfigError, match="average names the set 'other'.*held_out"):
+    with pytest.raises(ConfigError, match=r"average names the set 'other'.*held_out"):
         plan_of(folder, f'average = ["other"]\n{TABLE_TOML}')
     assert plan_of(folder, f'average = ["held_out"]\n{TABLE_TOML}').average == ["held_out"]
 
