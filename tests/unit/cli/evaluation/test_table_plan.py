@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 from agent_r1.cli import main as cli
+from agent_r1.cli.evaluation.table_cells import read_cell
 from agent_r1.cli.evaluation.table_plan import TablePlan, chosen, flat_settings, read_plan
 from agent_r1.config.run import write_config
 from agent_r1.config.sources import ConfigError
@@ -293,3 +295,27 @@ def test_the_learning_rates_of_the_deep_world_come_from_one_grid_and_its_develop
     rates = {name: [c.lr for c in learners if c.algorithm == name] for name in ("grpo", "ppo")}
     assert rates == {"grpo": [1e-4, 2e-4, 4e-4], "ppo": [1e-4, 2e-4, 4e-4]}
     assert len(learners) == 6
+
+
+@pytest.mark.parametrize("algorithm", ["grpo"])
+def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chose(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    example = REPOSITORY / "examples" / "deep_world"
+    search = read_plan(example / "learning_rates.toml", out=tmp_path)
+    scores: dict[float, float] = {}
+    for run in search.runs():
+        if run.config.learner.algorithm == algorithm:
+            cell = read_cell(search.cells, run)
+            assert cell is not None
+            scores[run.config.learner.lr] = fmean(cell.em["development"])
+    assert len(scores) == 3
+    best = min(rate for rate, score in scores.items() if score == max(scores.values()))
+    table = read_plan(example / "table.toml", out=tmp_path)
+    trained = [run.config.learner for run in table.runs()]
+    critic = [c for c in trained if c.has_critic]
+    of_kind = critic if algorithm == "ppo" else [c for c in trained if not c.has_critic]
+    assert {c.lr for c in of_kind} == {best}
+    assert {round(c.critic_lr / c.lr, 6) for c in critic} == {10.0}
