@@ -151,6 +151,8 @@ def test_plain_vllm_and_the_documented_client_answer_as_chat_does(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == turns[-1]
+    # The calls on their way: those of the run.
+    assert done.stderr.count("search({") == sum(len(turn["calls"]) for turn in record["turns"])
 
 
 @FULL
