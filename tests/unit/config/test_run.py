@@ -109,13 +109,13 @@ def test_other_variables_of_ours_are_left_alone(file: Path):
         ("lerner.steps=3", ["unknown table 'lerner'", "--set lerner.steps", "'learner'"]),
         ("learner.stepz=3", ["unknown key 'stepz' in table [learner]", "'steps'"]),
         ("tools.search.topk=3", ["unknown key 'topk' in table [tools.search]", "'top_k'"]),
-        ("rollout.max_turns=3", ["did you mean env.max_turns?"]),
+        ("rollout.max_turns=3", ["env.max_turns or learner.max_turns?"]),
         ("learner.weights_server.port=1", ["weights_server (--set", "learner.server now"]),
         ("learner.steps", ["is not KEY=VALUE"]),
         ("=3", ["is not KEY=VALUE"]),
         ("learner=3", ["learner (3, --set learner) must be a table"]),
         ("learner.steps=many", ["learner.steps ('many')", "integer", "[--set learner.steps]"]),
-        ("learner.steps=0", ["learner.steps (0)", "greater than or equal to 1"]),
+        ("learner.steps=-1", ["learner.steps (-1)", "greater than or equal to 0"]),
         ("learner.group_size=1", ["group_size (1)", "must be >= 2", "raise group_size"]),
         ("evaluation.patience=2", ["evaluation.patience (2)", "set evaluation.every"]),
         ("evaluation.score=em", ["evaluation.score ('em')", "['reward', 'exact_match']"]),
@@ -182,8 +182,8 @@ def test_a_missing_file_and_a_folder_are_told_apart(tmp_path: Path):
 
 def test_every_problem_is_reported_at_once(file: Path):
     with pytest.raises(ConfigError) as caught:
-        load(file, "learner.steps=0", "env.max_turns=0")
-    assert "learner.steps (0)" in str(caught.value)
+        load(file, "learner.epochs=0", "env.max_turns=0")
+    assert "learner.epochs (0)" in str(caught.value)
     assert "env.max_turns (0)" in str(caught.value)
 
 
