@@ -2,11 +2,18 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
+from agent_r1_proto.tasks import Task
 from agent_r1_service.files.tasks import read_task_file
+
+
+def answer_of(task: Task) -> str:
+    payload: Any = task.payload
+    return payload["answers"][0]
 
 
 def test_rejection_sampling_trains_on_right_trajectories_only_and_on_no_tool_text(
@@ -36,7 +43,7 @@ def test_right_runs_answer_every_training_question(
     tasks = read_task_file(deep_world_files / "train.jsonl")[:40]
     look_up = deep_world.generate.catalogue(deep_world_files)
     runs = deep_world.right_runs.right_runs(tasks, look_up, seed=0)
-    answers = {str(task.prompt): task.payload["answers"][0] for task in tasks}
+    answers = {str(task.prompt): answer_of(task) for task in tasks}
     assert {run[0]["content"] for run in runs} == set(answers)
     for question, *turns in runs:
         assert turns[-1]["content"].endswith(f"<answer> {answers[question['content']]}</answer>")
