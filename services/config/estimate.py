@@ -18,6 +18,7 @@ from agent_r1.config.run import Config
 from agent_r1.learner.algorithms import is_per_token
 from agent_r1.learner.config import EngineConfig
 from agent_r1_service.config import Dtype, LoraConfig, ModelConfig
+from agent_r1_service.imports import quick_imports
 from agent_r1_service.weights.adapters import adapter_shapes
 
 FLOAT = 4
@@ -76,8 +77,9 @@ def read_model_size(folder: Path, lora: LoraConfig | None = None) -> ModelSize:
     Raises:
         ValueError: it has no usable config.json, or the adapters do not fit it.
     """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    with quick_imports():
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
         config: Any = AutoConfig.from_pretrained(folder, trust_remote_code=False)

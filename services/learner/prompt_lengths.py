@@ -15,6 +15,7 @@ from agent_r1.learner.prompts import ReadSource
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.tasks import TaskFileError, numbered_tasks, read_task_file
+from agent_r1_service.imports import quick_imports
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,7 +33,8 @@ class PromptFormat:
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer of the model."""
-        from transformers import AutoTokenizer  # seconds to import, and not needed without a limit
+        with quick_imports():  # seconds, and not needed without a limit
+            from transformers import AutoTokenizer
 
         return AutoTokenizer.from_pretrained(self.model_path)
 

@@ -37,6 +37,7 @@ from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_service.config import StrictConfig
 from agent_r1_service.files.hub import model_folder
+from agent_r1_service.imports import quick_imports
 
 SERVER_ID = "this-process"
 WEIGHTS = 0
@@ -198,7 +199,8 @@ async def open_runner(served: Config) -> AsyncIterator[EpisodeRunner]:
         ValueError: the chat template cannot be used, or a tool is not what it should be.
     """
     settings = rollout_settings(served)
-    chat, end_token = await asyncio.to_thread(_load_chat, settings)
+    with quick_imports():
+        chat, end_token = await asyncio.to_thread(_load_chat, settings)
     async with await connect(settings) as broker:
         tools = make_tool_client(settings, broker, SERVER_ID)
         try:
