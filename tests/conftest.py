@@ -38,8 +38,9 @@ PR_SET_PDEATHSIG = 1
 # time of a tiny model. Processes that tests start inherit this.
 os.environ["OMP_NUM_THREADS"] = "1"
 
-# How long one example takes says how busy the machine is, not whether the code is right.
-hypothesis.settings.register_profile("suite", deadline=None)
+# How long one example takes says how busy the machine is, not whether the code is right. Every run
+# tries other examples, so few of them are enough for each.
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("suite")
 
 # A shell starts a background job with SIGINT ignored, and every process it starts inherits that:

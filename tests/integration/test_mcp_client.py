@@ -155,15 +155,20 @@ def test_name_text_schema_and_version_come_from_the_server(starts: Callable[[], 
     assert [is_running(pid) for pid in starts()] == [False]
 
 
-def test_a_tool_without_annotations_is_taken_for_one_that_changes_something():
-    plain = McpTool(**stdio("note")).spec()
+def test_a_tool_without_annotations_is_taken_for_one_that_changes_something(
+    lasting_server: HttpServer,
+):
+    plain = McpTool(url=lasting_server.url, tool="note").spec()
     assert (plain.idempotent, plain.outside_effects) == (False, True)
-    told = McpTool(**stdio("note", idempotent=True, outside_effects=False)).spec()
+    told = McpTool(
+        url=lasting_server.url, tool="note", idempotent=True, outside_effects=False
+    ).spec()
     assert (told.idempotent, told.outside_effects) == (True, False)
 
 
-def test_description_can_be_overridden_and_does_not_change_the_version():
-    plain, own = McpTool(**stdio("echo")), McpTool(**stdio("echo", description="Says it again."))
+def test_description_can_be_overridden_and_does_not_change_the_version(lasting_server: HttpServer):
+    where = {"url": lasting_server.url, "tool": "echo"}
+    plain, own = McpTool(**where), McpTool(**where, description="Says it again.")
     assert own.spec().description == "Says it again."
     assert own.version == plain.version
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from agent_r1.rollout.chat_format import ChatFormat
 from tests.support.fakes import build_tokenizer
@@ -24,8 +23,3 @@ def end_id(tokenizer: Any) -> int:
 @pytest.fixture(scope="session")
 def chat(tokenizer: Any, end_id: int) -> ChatFormat:
     return ChatFormat(tokenizer, end_of_turn_ids=[end_id])
-
-
-# Test machines are shared: how long one example takes says nothing.
-settings.register_profile("shared-machine", deadline=None, max_examples=60)
-settings.load_profile("shared-machine")
