@@ -241,6 +241,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
             f"{learner.groups_per_batch} questions x {learner.group_size} trajectories."
         ),
         chosen_on=plan.chosen_on,
+        remarks=plan.remarks,
         contrasts=plan.contrasts,
         average=plan.average,
         threshold=plan.threshold,

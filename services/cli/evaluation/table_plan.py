@@ -96,6 +96,8 @@ class TablePlan:
     """Folder of the runs, the baselines' answers and the services' logs."""
     chosen_on: str = ""
     """Which choices were made while looking at which questions."""
+    remarks: str = ""
+    """Sentences for the report that no number says."""
     contrasts: Sequence[ContrastConfig] = ()
     """Comparisons that are tested."""
     average: Sequence[str] = ()
@@ -186,6 +188,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         results=results,
         folder=folder,
         chosen_on=table.chosen_on,
+        remarks=table.remarks,
         contrasts=table.contrasts,
         average=table.average or (),
         threshold=table.threshold,

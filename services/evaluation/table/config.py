@@ -63,6 +63,9 @@ class TableFile(StrictConfig):
     chosen_on: str = ""
     """Which choices (learning rate, data, prompts) were made while looking at which questions, in
     sentences for the report. Empty is not known, and the report says so."""
+    remarks: str = ""
+    """Sentences for the report that no number says, such as which methods are the same by their
+    formulas."""
     baselines: list[Baseline] = []
     """Untrained methods, evaluated first."""
     methods: Annotated[list[MethodConfig], Field(min_length=1)]

@@ -80,6 +80,8 @@ class Results:
     versions: Mapping[str, str]
     settings: Mapping[str, Mapping[str, JsonValue]]
     """Every key of the learner, per method."""
+    remarks: str = ""
+    """Sentences of the table file that no number says."""
     contrasts: Sequence[ContrastConfig] = ()
     """Comparisons that are tested."""
     threshold: float | None = None
@@ -163,6 +165,7 @@ def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
         ),
         "budget": results.budget,
         "chosen_on": results.chosen_on.strip(),
+        "remarks": results.remarks.strip(),
         "command": results.command,
         "versions": dict(results.versions),
         "wall_s": round(sum(walls.values()), 1),
@@ -230,6 +233,8 @@ def report(found: Mapping[str, Any]) -> str:
     if found["goals"]:
         blocks += ["## What the numbers say", "\n".join(f"- {goal}" for goal in found["goals"])]
     blocks += _contrasts(found)
+    # A table written by an older version has none.
+    blocks += ["## Remarks", found["remarks"]] if found.get("remarks") else []
     blocks += ["## The paper's tables, for orientation", PAPER, PAPER_METHODS, PAPER_ABLATION]
     blocks += ["## How it was made", *_making(found)]
     return "\n\n".join(blocks) + "\n"
@@ -270,7 +275,18 @@ def _contrasts(found: Mapping[str, Any]) -> list[str]:
         "p is that of the exact sign-flip test over seeds (two-sided), and its last column is "
         "adjusted for the number of contrasts by Holm's procedure."
     )
-    return ["## Contrasts", text, "\n".join(lines)]
+    return ["## Contrasts", text, "\n".join(lines), *_not_told_apart(found["contrasts"])]
+
+
+def _not_told_apart(contrasts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the contrasts whose adjusted p-value is too high for their difference to be real."""
+    pairs = [
+        f"{contrast['first']} and {contrast['second']} ({contrast['of']})"
+        for contrast in contrasts
+        if contrast["p_holm"] is not None and contrast["p_holm"] > 1 - LEVEL
+    ]
+    told = f"These are not told apart at the level {1 - LEVEL:.2f}: {'; '.join(pairs)}."
+    return [told] if pairs else []
 
 
 def _opening(found: Mapping[str, Any]) -> str:

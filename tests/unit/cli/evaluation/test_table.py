@@ -207,8 +207,9 @@ def test_only_some_seeds_are_run(folder: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_contrasts_are_tested_over_the_seeds_that_both_methods_have(folder: Path):
+    remarks = 'remarks = "Both compare a group."\n'
     more = '[[contrasts]]\nfirst = "grpo"\nsecond = "rloo"\nset = "held_out"\n'
-    (folder / "table.toml").write_text(TABLE_TOML + more)
+    (folder / "table.toml").write_text(remarks + TABLE_TOML + more)
     plan = read_plan(folder / "table.toml", out=folder / "out")
     for run in plan.methods[0].runs:
         finish(run, [0.0, 0.0])
@@ -221,3 +222,5 @@ def test_contrasts_are_tested_over_the_seeds_that_both_methods_have(folder: Path
     assert (contrast["mean"], contrast["p"], contrast["p_holm"]) == (0.75, 0.5, 0.5)
     text = (folder / "out" / "small.md").read_text()
     assert "| grpo | rloo | held_out | 2 | +0.750 | 0.5000 | 0.5000 |" in text
+    assert "not told apart at the level 0.05: grpo and rloo (held_out)." in text
+    assert "\n## Remarks\n\nBoth compare a group.\n" in text
