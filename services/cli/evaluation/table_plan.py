@@ -19,6 +19,7 @@ from pydantic import JsonValue, ValidationError
 
 from agent_r1.cli.evaluation.evaluate import check_search
 from agent_r1.config import checks as config_checks
+from agent_r1.config.code import Findings
 from agent_r1.config.files import read_file
 from agent_r1.config.run import OUTPUT_KEYS, Config, dump_config, load_config
 from agent_r1.config.sources import (
@@ -307,7 +308,8 @@ def _toml(value: JsonValue) -> str:
 
 def _check_base(base: Config, table: TableFile) -> None:
     findings = config_checks.look(base, "train", resume=True)  # a table continues in its folder
-    findings.add(config_checks.look(base, "evaluate", machine=False))
+    # What training names is all that evaluating loads.
+    findings.add(Findings(problems=config_checks.problems(base, "evaluate")))
     config_checks.refuse(findings)
     if "exact_match" not in base.reward.components:
         raise ConfigError(
