@@ -163,7 +163,7 @@ def _add_comparisons(commands: Commands) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="folder for results and runs (default: the file's `results`, and runs/table)",
+        help="folder for results, runs and cells (default: those of the file, and runs/table)",
     )
     only_help = "only these methods or baselines, by name"
     table.add_argument("--only", metavar="METHOD[,METHOD]", help=only_help)

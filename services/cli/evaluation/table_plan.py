@@ -133,7 +133,8 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
     Args:
         file: the table file.
         options: `KEY=VALUE` texts of `--set`.
-        out: folder for results and runs; None takes the file's `results`, and `runs/table`.
+        out: folder for results, runs and cells; None takes the file's `results` and `cells`, and
+            `runs/table`.
 
     Raises:
         ConfigError: a key is unknown, a value not allowed, or a run could not work beside the
@@ -144,8 +145,10 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
     config_file = base_folder / table.config
     results = (base_folder / table.results).resolve()
     folder = (TABLES_FOLDER / results.name).resolve()
+    cells = None if table.cells is None else (base_folder / table.cells).resolve()
     if out is not None:
         results, folder = out.resolve() / results.name, out.resolve()
+        cells = cells and folder / cells.name
     common = [*_options(table.defaults, base_folder, f"{file}: [defaults]"), *options]
     fixed = [f"{key}={_toml(value)}" for key, value in EVALUATED.items()]
 
@@ -193,7 +196,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         contrasts=table.contrasts,
         average=table.average or (),
         threshold=table.threshold,
-        cells=None if table.cells is None else (base_folder / table.cells).resolve(),
+        cells=cells,
     )
 
 

@@ -123,7 +123,7 @@ def test_a_run_that_has_a_cell_is_finished_without_its_folder(
     finish(grpo.runs[1], [1.0, None])
     assert table(folder, "--only", "grpo") == 0
     before = written(folder)
-    assert sorted(path.name for path in (folder / "cells").iterdir()) == [
+    assert sorted(path.name for path in (folder / "out" / "cells").iterdir()) == [
         "grpo_seed0.json",
         "grpo_seed1.json",
     ]
@@ -133,6 +133,22 @@ def test_a_run_that_has_a_cell_is_finished_without_its_folder(
     assert table(folder, "--only", "grpo") == 0
     assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
     assert written(folder) == before
+
+
+def test_a_table_of_its_own_leaves_the_committed_cells_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    monkeypatch.chdir(folder)
+    for out in (None, folder / "out"):
+        plan = read_plan(folder / "table.toml", out=out)
+        finish(plan.methods[0].runs[0], [1.0] if out is None else [0.0])
+        options = () if out is None else ("--out", str(out))
+        command = ["table", str(folder / "table.toml"), "--only", "grpo", "--seeds", "0"]
+        assert cli.main([*command, *options]) == 0
+    committed, own = (folder / "cells" / "grpo_seed0.json", folder / "out/cells/grpo_seed0.json")
+    assert json.loads(committed.read_text())["em"] == {"held_out": [1.0]}
+    assert json.loads(own.read_text())["em"] == {"held_out": [0.0]}
 
 
 @pytest.mark.parametrize(
@@ -146,7 +162,7 @@ def test_a_cell_of_other_settings_is_refused(
     for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
         finish(run, [1.0])
     assert table(folder, "--only", "grpo") == 0
-    shutil.rmtree(folder / "out")
+    shutil.rmtree(folder / "out" / "runs")
     assert table(folder, "--only", "grpo", "--set", f"{key}={here}") == 2
     error = capsys.readouterr().err
     assert f"was made with other settings: {key} is {there} there and {here} here" in error
@@ -171,8 +187,8 @@ def test_a_cell_that_is_older_than_a_key_was_made_with_its_default(
     finish(run, [1.0])
     command = ("--only", "grpo", "--seeds", "0")
     assert table(folder, *command) == 0
-    shutil.rmtree(folder / "out")
-    file = folder / "cells" / "grpo_seed0.json"
+    shutil.rmtree(folder / "out" / "runs")
+    file = folder / "out" / "cells" / "grpo_seed0.json"
     cell = json.loads(file.read_text())
     assert cell["settings"].pop("learner.push") == "dense"
     file.write_text(json.dumps(cell))
@@ -188,7 +204,7 @@ def test_a_cell_holds_means_and_the_tokens_of_every_step(folder: Path):
         read_plan(folder / "table.toml", out=folder / "out").methods[0].runs[0], [1.0, 0.0, None]
     )
     assert table(folder, "--only", "grpo", "--seeds", "0") == 0
-    cell = json.loads((folder / "cells" / "grpo_seed0.json").read_text())
+    cell = json.loads((folder / "out" / "cells" / "grpo_seed0.json").read_text())
     # Of the questions that did not fail: (1 + 0) / 2, and (0 + 1) and (1 + 1) calls.
     assert (cell["f1"], cell["calls"]) == ({"held_out": 0.5}, {"held_out": 1.5})
     assert (cell["curve"], cell["tokens"]) == ([0.25], [300])
