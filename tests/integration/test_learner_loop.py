@@ -654,14 +654,18 @@ async def test_training_ends_when_evaluations_no_longer_improve(
 ):
     folder, sets = tmp_path / "run", {"held": write_tasks(tmp_path / "held.jsonl", 2, name="held")}
     evaluation = {"sets": sets, "every": 1, "before": False, "patience": 2, "score": "exact_match"}
+    asked: list[RolloutTask] = []
 
     def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
         scored = answered(rollout, version)
         if rollout.purpose != "eval":
             return scored
-        # What it is rewarded for rises with every step, what is wanted falls.
-        components = {"exact_match": 1 / (1 + version)}
-        return scored.replace(reward=Reward(total=float(version), components=components))
+        # What it is rewarded for rises, and what is wanted falls, with every evaluation of 2
+        # questions; the next version may be there before the second one is asked.
+        asked.append(rollout)
+        evaluations = (len(asked) + 1) // 2
+        components = {"exact_match": 1 / (1 + evaluations)}
+        return scored.replace(reward=Reward(total=float(evaluations), components=components))
 
     for resume in (False, True):
         spec = training_spec(

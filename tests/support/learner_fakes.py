@@ -421,6 +421,7 @@ def training_spec(
         "groups_per_batch": 2,
         "group_size": 2,
         "stall_timeout_s": 20.0,
+        "loggers": [],  # that of TensorBoard imports torch, seconds in each process of a learner
     }
     run = RunConfig(id=run_id, dir=folder, seed=1)
     model = model or ModelConfig(path="none", max_context=64)
