@@ -193,14 +193,13 @@ def failed_run(
             *set_options({**options, "run.otlp_endpoint": collector.url}),
         ) as process,
     ):
-        wait_until(lambda: len(steps(run_dir)) >= 1, "the first step", process)
+        wait_until(lambda: len(steps(run_dir)) >= STEPS, f"step {STEPS}", process)
+        pages = scrape(run_dir)
 
         def wait(condition: Callable[[], bool], what: str) -> None:
             wait_until(condition, what, process)
 
         with watching(run_dir, folder / "prometheus", wait) as prometheus:
-            wait(lambda: len(steps(run_dir)) >= STEPS, f"step {STEPS}")
-            pages = scrape(run_dir)
             known = None if prometheus is None else prometheus.look()
         breaks.touch()
         output, _ = process.communicate(timeout=FAIL_TIMEOUT_S)
