@@ -124,6 +124,8 @@ async def _work(
     # Fresh servers hold version 0, the configured model.
     incarnation = policy_version = 0
     for run in runs:
+        if run.config.model.path != config.model.path:
+            policy_version = max(policy_version, 1)  # so that it begins by pushing its own model
         private_folder(run.folder)
         (run.folder / LOGS_DIR).mkdir(exist_ok=True)
         ledger = Ledger(run.folder)
