@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,17 @@ def table(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Table:
 
     monkeypatch.setattr(LocalServices, "command", command)
     return table
+
+
+def test_a_run_with_a_model_of_its_own_begins_by_pushing_it(table: Table):
+    # A learner pushes at its start where a version came before; the servers hold version 0.
+    same, other = table.runs
+    model = other.config.model.model_copy(update={"path": f"{table.stage.folder}/tuned"})
+    tuned = replace(other, config=other.config.model_copy(update={"model": model}))
+    table.runs = [same, tuned]
+    table.stage.done.touch()
+    assert table.start() is False
+    assert [Ledger(run.folder).last_policy_version for run in (same, tuned)] == [0, 1]
 
 
 def test_services_start_once_and_the_learners_come_in_turn(table: Table):
