@@ -193,8 +193,14 @@ def _best(answers: Sequence[Answer], component: str) -> Answer | None:
 
 
 def _passes(answer: Answer) -> bool | None:
-    """Whether an answer is right; None where nothing says so."""
+    """Whether an answer is right; None where nothing says so.
+
+    Where none of `RIGHT` does, a component of the user's own does, if it is the only one.
+    """
     known = [answer.components[name] for name in RIGHT if name in answer.components]
+    own = [value for name, value in answer.components.items() if ":" in name]
+    if not known and len(own) == 1:
+        known = own
     return known[0] == 1.0 if known else None
 
 

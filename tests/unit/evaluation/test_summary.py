@@ -92,6 +92,23 @@ def test_a_task_of_another_kind_passes_by_its_own_component():
     assert summarise_answers(unknown)["s"].pass_at == {}
 
 
+@pytest.mark.parametrize(
+    ("components", "rate"),
+    [
+        ({"task:correct": 1.0, "format": 0.0}, 1.0),
+        ({"task:correct": 0.5}, 0.0),  # not all of it
+        ({"exact_match": 0.0, "task:correct": 1.0}, 0.0),
+        ({"task:correct": 1.0, "task:short": 1.0}, None),  # which of the two is not said
+    ],
+)
+def test_the_only_component_of_the_users_own_says_what_is_right(
+    components: dict[str, float], rate: float | None
+):
+    answers = [answer(attempt=i, em=None, components=components) for i in range(2)]
+    found = summarise_answers(answers)["s"].pass_at
+    assert (mean(found["2"]) if found else None) == rate
+
+
 def test_mathematics_decides_over_the_same_text_where_it_is_asked_for():
     # Both answers equal the gold one as mathematics, and neither is its text.
     lines = [
