@@ -262,8 +262,9 @@ def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
         raise ConfigError(
             f"{file} cannot be read ({exc}); discard that run with --only {run.method} --overwrite"
         ) from exc
-    metrics = (run.folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
-    # A step of which no sample was scored has no mean.
+    file = run.folder / METRICS_FILE
+    # A run of no steps has no metrics, and a step of which no sample was scored no mean.
+    metrics = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     steps = [step for line in metrics if CURVE in (step := json.loads(line))]
     return replace(
         _seed_scores(lines, sets, run.seed),

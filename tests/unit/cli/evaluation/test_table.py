@@ -91,6 +91,16 @@ def test_finished_runs_are_reported_without_starting_anything(
     assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
 
 
+def test_a_run_of_no_steps_has_scores_and_no_curve(folder: Path):
+    grpo = read_plan(folder / "table.toml", out=folder / "out").methods[0]
+    for run in grpo.runs:
+        finish(run, [1.0, 0.0])
+        (run.folder / "metrics.jsonl").unlink()
+    assert table(folder, "--only", "grpo") == 0
+    [row] = [row for row in written(folder)["estimates"] if row["method"] == "grpo"]
+    assert (row["average"]["mean"], row["progress"]) == (0.5, None)
+
+
 def test_a_run_that_lost_too_much_is_kept_and_has_an_exit_status_of_its_own(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
