@@ -55,6 +55,9 @@ ELSEWHERE = {
     ("docs/results/deep_world/learning_rates.md", "agent-r1 table"): (
         "tests/integration/test_launcher_table.py"
     ),
+    ("docs/results/tiny_math/methods.md", "agent-r1 table"): (
+        "tests/integration/test_launcher_table.py"
+    ),
     ("docs/results/tiny_world.md", "agent-r1 table"): "tests/integration/test_launcher_table.py",
     ("docs/scale-out.md", "torchrun"): "tests/integration/test_ranks_on_hosts.py",
     ("docs/scale-out.md", "agent-r1"): "tests/support/run_on_hosts.py",
@@ -75,6 +78,10 @@ ELSEWHERE = {
     ("examples/multihop_qa/README.md", "python convert.py"): "tests/e2e/test_multihop_smoke.py",
     ("examples/multihop_qa/README.md", "agent-r1 train"): "tests/e2e/test_multihop_smoke.py",
     ("examples/starter/README.md", ""): "tests/e2e/test_wheel.py",
+    ("examples/tiny_math/README.md", "python examples/tiny_math/generate.py"): (
+        "tests/unit/examples/test_tiny_math.py"
+    ),
+    ("examples/tiny_math/README.md", "agent-r1 table"): "tests/integration/test_launcher_table.py",
     ("examples/tiny_world/README.md", "python examples/tiny_world/generate.py"): (
         "tests/unit/examples/test_tiny_world.py"
     ),

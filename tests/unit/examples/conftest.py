@@ -1,19 +1,29 @@
-"""Loads the modules of tiny_world and deep_world, plain folders of scripts, for their tests."""
+"""Loads the modules of the small examples, plain folders of scripts, for their tests."""
 
 import importlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-SCRIPTS = ("world", "questions", "tokenizer", "generate", "init_model")
+TINY_SCRIPTS = ("world", "questions", "tokenizer", "generate")
+DEEP_SCRIPTS = (
+    *TINY_SCRIPTS,
+    "scripted",
+    "catalogue",
+    "demonstrations",
+    "rejection_sampling",
+    "right_runs",
+)
+MATH_SCRIPTS = ("problems", "solvers", "demonstrations", "tokenizer", "generate")
 
 
-def load_scripts(example: str, *more: str) -> SimpleNamespace:
+def load_scripts(example: str, names: Sequence[str]) -> SimpleNamespace:
     """Import the modules of an example; their short names are gone from sys.modules afterwards."""
-    folder, names = str(EXAMPLES / example), (*SCRIPTS, *more)
+    folder = str(EXAMPLES / example)
     sys.path.insert(0, folder)
     modules: dict[str, ModuleType] = {name: importlib.import_module(name) for name in names}
     sys.path.remove(folder)
@@ -25,7 +35,7 @@ def load_scripts(example: str, *more: str) -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def tiny_world() -> SimpleNamespace:
     """The modules of tiny_world by name."""
-    return load_scripts("tiny_world")
+    return load_scripts("tiny_world", TINY_SCRIPTS)
 
 
 @pytest.fixture(scope="session")
@@ -39,9 +49,7 @@ def world_files(tiny_world: SimpleNamespace, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture(scope="session")
 def deep_world() -> SimpleNamespace:
     """The modules of deep_world by name."""
-    return load_scripts(
-        "deep_world", "scripted", "catalogue", "demonstrations", "rejection_sampling", "right_runs"
-    )
+    return load_scripts("deep_world", DEEP_SCRIPTS)
 
 
 @pytest.fixture(scope="session")
@@ -60,4 +68,18 @@ def deep_world_files(
     """A folder with the generated files of a small world 5."""
     folder = tmp_path_factory.mktemp("deep_world")
     deep_world.generate.write_world(5, folder, **deep_world_size)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_math() -> SimpleNamespace:
+    """The modules of tiny_math by name."""
+    return load_scripts("tiny_math", MATH_SCRIPTS)
+
+
+@pytest.fixture(scope="session")
+def tiny_math_files(tiny_math: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small version of the files of seed 5."""
+    folder = tmp_path_factory.mktemp("tiny_math")
+    tiny_math.generate.write_problems(5, folder, num_train=200, num_eval=60, num_demos=400)
     return folder
