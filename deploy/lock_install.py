@@ -55,6 +55,12 @@ FAILURES = (
         "natively on x86-64 Linux with Python 3.11 or 3.12; elsewhere use Docker: "
         "`docker compose -f docker-compose.yml -f deploy/compose.cpu.yml up --build -d`.",
     ),
+    (
+        r"is a build for CPUs",
+        "pip took the CPU build of torch from a folder or an index of this machine. Run "
+        "`make clean`, and then, without that place, "
+        "`PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= make setup-gpu`.",
+    ),
     (r"Permission denied|Errno 13", "{place} is not writable for this user."),
 )
 
@@ -90,7 +96,7 @@ def install_lock(target: Target) -> None:
     """Install every package of the lock, and the native libraries that wheels do not carry.
 
     Raises:
-        InstallError: pip failed.
+        InstallError: pip failed, or took a CPU build of torch for the lock of GPUs.
         MissingLibraryError: a library is not there and could not be fetched.
     """
     remove_half_installed(target)
@@ -104,6 +110,8 @@ def install_lock(target: Target) -> None:
     run_pip(target, title, ["--requirement", str(target.lock)])
     if CPU_BUILD in torch:  # vLLM's CPU build links to it
         ensure_libnuma(target.python, target.site_packages())
+    elif is_installed(target, torch + CPU_BUILD):  # which pip takes for the same version
+        raise InstallError(f"{torch}{CPU_BUILD} is a build for CPUs")
     ensure_bwrap(target.prefix / "bin")
 
 

@@ -314,6 +314,18 @@ def test_each_variant_installs_its_whole_lock_and_torch_for_cpus_from_its_own_in
     assert steps == whole
 
 
+def test_a_build_for_cpus_in_the_place_of_one_for_gpus_is_refused(
+    monkeypatch: pytest.MonkeyPatch, target: Target
+) -> None:
+    lock = REPOSITORY / "deploy" / "constraints" / "gpu.txt"
+    monkeypatch.setattr(lock_install, "run_pip", lambda *_: None)
+    monkeypatch.setattr(lock_install, "ensure_bwrap", lambda *_: None)
+    monkeypatch.setattr(lock_install, "is_installed", lambda _, wanted: wanted.endswith("+cpu"))
+    with pytest.raises(lock_install.InstallError, match="is a build for CPUs") as caught:
+        lock_install.install_lock(Target(target.prefix, lock))
+    assert "PIP_FIND_LINKS= make setup-gpu" in lock_install.explain(target, str(caught.value))
+
+
 def test_the_command_refuses_the_python_of_the_system(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
