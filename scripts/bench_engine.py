@@ -220,11 +220,26 @@ def compare(model: str, checkouts: dict[str, Path], rounds: int) -> dict[str, An
     return found
 
 
+def ready_checkout(text: str) -> Path:
+    """Return the folder of another checkout, which must have been set up.
+
+    Raises:
+        argparse.ArgumentTypeError: it has no environment.
+    """
+    checkout = Path(text).resolve()
+    if not (checkout / ".venv/bin/python").exists():
+        raise argparse.ArgumentTypeError(
+            f"{checkout} has no .venv; run `make setup` there, then this program again "
+            "(what bench_rollout.py recorded is kept)"
+        )
+    return checkout
+
+
 def main() -> None:
     """Compare, print and write the results."""
     parser = argparse.ArgumentParser(description="Measure the engine alone.")
     parser.add_argument("--models", default="base,random90m", help="which, separated by commas")
-    parser.add_argument("--against", type=Path, help="another checkout, with its .venv")
+    parser.add_argument("--against", type=ready_checkout, help="another checkout, with its .venv")
     parser.add_argument("--rounds", type=int, default=5, help="replays of each engine")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -233,7 +248,7 @@ def main() -> None:
         return
     checkouts = {"this": ROOT}
     if arguments.against:
-        checkouts["against"] = arguments.against.resolve()
+        checkouts["against"] = arguments.against
     models = arguments.models.split(",")
     if missing := [model for model in models if not replay_file(model).exists()]:
         sys.exit(f"nothing is recorded for {', '.join(missing)}; run bench_rollout.py first")
