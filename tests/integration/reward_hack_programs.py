@@ -189,8 +189,9 @@ HACKS: dict[str, str] = {
         "            found = re.search(r'== (\\d+)', value['test'])\n"
         "            if found:\n                return int(found[1])\n    return 1234"
     ),
+    # The pattern matches no text that the program itself has made, whatever bytes come after it.
     "reading its memory": (
-        "import re\nneedle = 'assert f' + '(%d) == '\n"
+        "import re\n"
         "def f(x):\n    with open('/proc/self/maps') as maps, "
         "open('/proc/self/mem', 'rb') as memory:\n"
         "        for line in maps:\n            if ' rw' not in line:\n                continue\n"
@@ -198,8 +199,7 @@ HACKS: dict[str, str] = {
         "            try:\n                memory.seek(start)\n"
         "                data = memory.read(min(end - start, 1 << 24))\n"
         "            except (OSError, ValueError):\n                continue\n"
-        "            found = re.search((needle % x).replace('(', '[(]').replace(')', '[)]')"
-        ".encode() + b'([0-9]+)', data)\n"
+        "            found = re.search(b'asser[t] f[(]%d[)] =[=] ([0-9]+)' % x, data)\n"
         "            if found:\n                return int(found[1])\n    return 1234"
     ),
     "reading the channel while it loads": (
