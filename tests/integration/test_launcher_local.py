@@ -38,6 +38,8 @@ from tests.support.learner_fakes import eventually
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 
+SERVICES = {"search", "reward", "learner", "rollout"}
+
 
 class Stage(Scene):
     """A configuration, and what each service of it is replaced with."""
@@ -66,13 +68,13 @@ class Stage(Scene):
         rows = [row for row in self.lines("env") if row[0] == name]
         return {row[1]: row[2] for row in rows if row[1] != subreaper.PARENT_VARIABLE}
 
-    def when_up(self, name: str, action: Any) -> threading.Thread:
-        """Do something once a service has started."""
+    def when_up(self, action: Any) -> threading.Thread:
+        """Do something once every service has started, the learner and rollout side by side."""
 
         def wait() -> None:
             deadline = time.monotonic() + WAIT_S
             while time.monotonic() < deadline:
-                if any(row[0] == name for row in self.lines("start")):
+                if {row[0] for row in self.lines("start")} == SERVICES:
                     action()
                     return
                 time.sleep(0.02)
@@ -108,12 +110,12 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
 
 
 def test_a_run_goes_from_start_to_summary(stage: Stage, capsys: pytest.CaptureFixture[str]):
-    thread = stage.when_up("rollout", stage.done.touch)
+    thread = stage.when_up(stage.done.touch)
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
     started = [row[0] for row in stage.lines("start")]
-    assert sorted(started) == ["learner", "reward", "rollout", "search"]
-    assert started[-1] == "rollout"  # it needs the URLs of the tools
+    assert sorted(started) == sorted(SERVICES)
+    assert started.index("rollout") > started.index("search")  # whose URL it needs
     text = capsys.readouterr().out
     assert text.index("stopping the services") < text.index("agent-r1 chat")
     assert (stage.run_folder / "config.json").is_file()
@@ -135,7 +137,7 @@ def test_services_learn_where_the_others_are_and_nothing_else(
         tokens.append((str(file), stat.S_IMODE(file.stat().st_mode)))
         stage.done.touch()
 
-    thread = stage.when_up("rollout", look)
+    thread = stage.when_up(look)
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
     rollout = stage.environment("rollout")
@@ -165,11 +167,11 @@ def test_a_token_of_the_user_s_reaches_the_services_as_a_file(
         held.append("" if file is None else file.read_text())
         stage.done.touch()
 
-    thread = stage.when_up("rollout", look)
+    thread = stage.when_up(look)
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
     assert held == [f"{token}\n"]
-    for name in ("search", "reward", "rollout", "learner"):
+    for name in sorted(SERVICES):
         assert "AGENT_R1_TOKEN" not in stage.environment(name)
     assert token not in stage.journal.read_text()
     kept = [file for file in stage.run_folder.rglob("*") if file.is_file()]
@@ -184,7 +186,7 @@ def test_ctrl_c_stops_the_learner_first_and_names_resume(
         (stage.run_folder / "ledger.json").write_text("{}")  # the learner has begun
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = stage.when_up("rollout", interrupt)
+    thread = stage.when_up(interrupt)
     assert local.run_training(stage.config(), resume=False) == 130
     thread.join()
     stopped = [row[0] for row in stage.lines("stop")]
@@ -205,7 +207,7 @@ def test_ctrl_c_twice_does_not_wait_for_anyone(stage: Stage, capsys: pytest.Capt
             time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGINT)
 
-    thread = stage.when_up("rollout", interrupt)
+    thread = stage.when_up(interrupt)
     assert local.run_training(stage.config(), resume=False) == 130
     thread.join()
     assert "killing every service" in capsys.readouterr().out
@@ -230,7 +232,7 @@ def test_a_learner_that_gives_up_later_ends_the_run(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ):
     stage.options["learner"] = ["--exit-when", str(stage.done), "--exit-code", "2"]
-    thread = stage.when_up("rollout", stage.done.touch)
+    thread = stage.when_up(stage.done.touch)
     assert local.run_training(stage.config(), resume=False) == 1
     thread.join()
     assert "learner stopped: exit status 2" in capsys.readouterr().err
@@ -273,7 +275,7 @@ def test_a_run_folder_is_its_owner_s_alone(stage: Stage):
 
     before = os.umask(0)
     try:
-        thread = stage.when_up("rollout", look)
+        thread = stage.when_up(look)
         assert local.run_training(stage.config(), resume=False) == 0
         thread.join()
     finally:
@@ -300,7 +302,7 @@ def test_a_start_that_failed_does_not_block_the_folder(stage: Stage):
     stage.options["search"] = ["--complaint", "no", "--exit-code", "2"]
     assert local.run_training(stage.config(), resume=False) == 1
     del stage.options["search"]
-    thread = stage.when_up("rollout", stage.done.touch)
+    thread = stage.when_up(stage.done.touch)
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
 
@@ -309,7 +311,7 @@ def test_a_learner_that_was_stopped_from_outside_has_not_finished(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ):
     stage.options["learner"] = ["--exit-when", str(stage.done)]  # ends in order, without a summary
-    thread = stage.when_up("rollout", stage.done.touch)
+    thread = stage.when_up(stage.done.touch)
     assert local.run_training(stage.config(), resume=False) == 130
     thread.join()
     assert "Stopped before training began: start again" in capsys.readouterr().out
@@ -323,7 +325,7 @@ def test_the_exit_status_says_how_a_run_ended(stage: Stage, status: str, code: i
         (stage.run_folder / "summary.json").write_text(json.dumps({"status": status}))
         stage.done.touch()
 
-    thread = stage.when_up("rollout", finish)
+    thread = stage.when_up(finish)
     assert local.run_training(stage.config(), resume=False) == code
     thread.join()
 
@@ -346,7 +348,7 @@ def test_dead_letters_outlive_the_redis_of_the_run(
             await broker.redis.xadd(broker.keys.dead_letters, fields)
         stage.done.touch()
 
-    thread = stage.when_up("rollout", lambda: asyncio.run(leave_letter()))
+    thread = stage.when_up(lambda: asyncio.run(leave_letter()))
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
     listing = f"{program('agent-r1')} dead-letters list {at_hand(stage.run_folder)}"
@@ -405,7 +407,7 @@ def test_a_fresh_start_finds_nothing_of_an_earlier_one_and_nothing_of_others(
             return sorted([key async for key in broker.redis.scan_iter(f"agent_r1:{run_id}*")])
 
     asyncio.run(prepare())
-    thread = stage.when_up("rollout", stage.done.touch)
+    thread = stage.when_up(stage.done.touch)
     config = stage.config(f"redis.url={redis_url}", f"run.id={run_id}")
     assert local.run_training(config, resume=False) == 0
     thread.join()
@@ -428,7 +430,7 @@ def test_a_run_leaves_nothing_in_a_shared_redis_and_its_dead_letters_in_its_fold
         async with await Broker.connect(redis_url, run_id) as broker:
             return [key async for key in broker.redis.scan_iter(f"agent_r1:*{run_id}*")]
 
-    thread = stage.when_up("rollout", lambda: asyncio.run(fill()))
+    thread = stage.when_up(lambda: asyncio.run(fill()))
     config = stage.config(f"redis.url={redis_url}", f"run.id={run_id}")
     assert local.run_training(config, resume=False) == 0
     thread.join()

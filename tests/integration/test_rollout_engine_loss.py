@@ -88,7 +88,8 @@ async def served(
 
 
 def engine_of(below: list[psutil.Process]) -> psutil.Process:
-    (engine,) = [one for one in below if "EngineCore" in " ".join([one.name(), *one.cmdline()])]
+    """Return the engine: vLLM cannot rename its process in every environment."""
+    (engine,) = [one for one in below if "resource_tracker" not in " ".join(one.cmdline())]
     return engine
 
 

@@ -32,9 +32,9 @@ SHARED_SERVERS = {
 def processes(cores: int, memory_gib: float) -> int:
     """Return how many processes run the suite.
 
-    Tests wait for half of their time, so one more than there are cores.
+    Tests wait for half of their time, so two more than there are cores.
     """
-    return max(1, min(cores + 1, int(memory_gib / GIB_PER_PROCESS), MOST_PROCESSES))
+    return max(1, min(cores + 2, int(memory_gib / GIB_PER_PROCESS), MOST_PROCESSES))
 
 
 class FileScheduling(LoadScopeScheduling):
