@@ -128,7 +128,7 @@ def test_services_start_once_and_the_learners_come_in_turn(table: Table):
 
 
 def test_ctrl_c_stops_the_learner_first_and_the_run_after_it_is_not_begun(table: Table):
-    thread = table.stage.when_up("learner", lambda: os.kill(os.getpid(), signal.SIGINT))
+    thread = table.stage.when_up(lambda: os.kill(os.getpid(), signal.SIGINT))
     assert table.start() is True
     thread.join()
     stopped = [row[0] for row in table.stage.lines("stop")]
