@@ -26,7 +26,7 @@ from agent_r1.cli.evaluation.evaluate import (
     questioning,
     search_url,
 )
-from agent_r1.cli.evaluation.table_cells import read_cell, write_cell
+from agent_r1.cli.evaluation.table_cells import read_cell, remove_cell, write_cell
 from agent_r1.cli.evaluation.table_plan import (
     PlannedRun,
     TablePlan,
@@ -69,8 +69,9 @@ def table(arguments: argparse.Namespace) -> int:
         from agent_r1_deploy.local_table import check_idle
 
         check_idle(plan.folder)
-        for run in selected:
+        for run in (*selected, *map(plan.baseline, baselines)):
             shutil.rmtree(run.folder, ignore_errors=True)
+            remove_cell(plan.cells, run)
     for run in selected:
         _check_settings(run, f"{_again(arguments, run.method)} --overwrite")
     evaluations: dict[Baseline, Evaluation] = {
@@ -78,7 +79,9 @@ def table(arguments: argparse.Namespace) -> int:
     }
     left = [run for run in selected if not _is_finished(run) and not read_cell(plan.cells, run)]
     to_ask: dict[Baseline, Evaluation] = {
-        name: found for name, found in evaluations.items() if found.left
+        name: found
+        for name, found in evaluations.items()
+        if found.left and not read_cell(plan.cells, plan.baseline(name))
     }
     kept = len(selected) - len(left)
     if kept:
@@ -304,16 +307,19 @@ def _seed_scores(
 
 def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
     """Return the one run of a baseline; none unless every question has its answer."""
-    if not plan.answers(name).exists():
-        return []
-    if _evaluation(plan, name, overwrite=False).left:
-        return []
+    baseline = plan.baseline(name)
+    if not plan.answers(name).exists() or _evaluation(plan, name, overwrite=False).left:
+        cell = read_cell(plan.cells, baseline)
+        return [] if cell is None else [cell.scores()]
     answers = read_answers(plan.answers(name))
     lines = [{**vars(answer), "calls": answer.calls} for answer in answers]
     # The order answers came in must not change the interval.
     lines.sort(key=lambda line: (line["set"], line["id"]))
     wall_s = read_json(_wall_file(plan, name)).get("wall_s")
-    return [replace(_seed_scores(lines, plan.base.evaluation.sets, None), wall_s=wall_s)]
+    scores = replace(_seed_scores(lines, plan.base.evaluation.sets, None), wall_s=wall_s)
+    if plan.cells is not None:
+        write_cell(plan.cells, baseline, scores, ())
+    return [scores]
 
 
 def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:

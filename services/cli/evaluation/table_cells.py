@@ -1,4 +1,4 @@
-"""Cells of a table: a small file for every finished run, made to be committed.
+"""Cells of a table: a small file for every finished run and baseline, made to be committed.
 
 table.py writes one when a run has finished and reads it where the run's folder is not there, so
 that a table can be continued on another machine. A cell says with which settings it was made, of
@@ -20,6 +20,7 @@ from agent_r1.cli.evaluation.table_plan import (
     flat_settings,
 )
 from agent_r1.config.run import ConfigError
+from agent_r1.evaluation.table.config import BASELINE_TITLES
 from agent_r1.evaluation.table.run import SeedScores
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.writing import write_atomically
@@ -29,13 +30,16 @@ DECISIVE = (
     *("reward.components", "reward.rule", "reward.ranges"),
 )
 """How keys begin that a cell holds; the others say where and how fast a run is made."""
+OF_TRAINING = ("learner.", "data.", SEED_KEY)
+"""And of these, a baseline's cell holds none."""
 
 
 class Cell(StrictMessage):
     """What one finished run answered, and how it was made."""
 
     settings: dict[str, JsonValue]
-    """Every key that begins like one of `DECISIVE`, and the run's seed."""
+    """Every key that begins like one of `DECISIVE`, and the seed; of a baseline none that begins
+    like one of `OF_TRAINING`."""
     in_domain: list[str]
     """Sets whose kind of question was trained on."""
     em: dict[str, list[float]]
@@ -54,8 +58,8 @@ class Cell(StrictMessage):
 
     def scores(self) -> SeedScores:
         """Return what the report is made of."""
-        seed = self.settings[SEED_KEY]
-        assert isinstance(seed, int)
+        seed = self.settings.get(SEED_KEY)
+        assert seed is None or isinstance(seed, int)
         return SeedScores(
             seed, self.em, self.f1, self.calls, self.failed, self.wall_s, self.curve, self.tokens
         )
@@ -103,9 +107,15 @@ def read_cell(folder: Path | None, run: PlannedRun) -> Cell | None:
     if found:
         raise ConfigError(
             f"{file} was made with other settings: {'; '.join(found)}; restore the settings, or "
-            "remove the file"
+            f"discard it with --only {run.method} --overwrite"
         )
     return cell
+
+
+def remove_cell(folder: Path | None, run: PlannedRun) -> None:
+    """Remove the cell of a run, if it has one."""
+    if folder is not None:
+        _file(folder, run).unlink(missing_ok=True)
 
 
 def _file(folder: Path, run: PlannedRun) -> Path:
@@ -113,10 +123,11 @@ def _file(folder: Path, run: PlannedRun) -> Path:
 
 
 def _settings(run: PlannedRun) -> dict[str, JsonValue]:
+    left_out = OF_TRAINING if run.method in BASELINE_TITLES else ()
     return {
         key: _portable(value)
         for key, value in flat_settings(run.config).items()
-        if key == SEED_KEY or key.startswith(DECISIVE)
+        if key.startswith((*DECISIVE, SEED_KEY)) and not key.startswith(left_out)
     }
 
 

@@ -106,7 +106,7 @@ class TablePlan:
     threshold: float | None = None
     """Exact match until which the sampled tokens of training are counted."""
     cells: Path | None = None
-    """Folder with a small file for every finished run."""
+    """Folder with a small file for every finished run and baseline."""
 
     def runs(
         self, only: Sequence[str] | None = None, seeds: Sequence[int] | None = None
@@ -121,6 +121,12 @@ class TablePlan:
         by_seed = zip_longest(*(method.runs for method in wanted))
         runs = {run.folder: run for of_seed in by_seed for run in of_seed if run is not None}
         return [run for run in runs.values() if seeds is None or run.seed in seeds]
+
+    def baseline(self, name: Baseline) -> PlannedRun:
+        """Return a baseline as a run that trains nothing; tables with one folder of cells may ask
+        it different questions, so its own has the table's name."""
+        folder = self.folder / "baselines" / f"{self.name}_{name}"
+        return PlannedRun(name, BASELINE_TITLES[name], self.base.run.seed, folder, self.base)
 
     def answers(self, baseline: Baseline) -> Path:
         """Return the result file of a baseline."""

@@ -80,8 +80,8 @@ class TableFile(StrictConfig):
     """Comparisons that are tested, over the seeds that both methods have: exact sign-flip tests
     whose p-values are adjusted for their number by Holm's procedure."""
     cells: Path | None = None
-    """Folder with a small file for every finished run, made to be committed: a run that has one is
-    finished wherever the table is continued. None keeps results in the run folders only."""
+    """Folder with a small file for every finished run and baseline, made to be committed: what has
+    one is finished wherever the table is continued. None keeps results in the run folders only."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -10,8 +10,14 @@ from typing import Any
 import pytest
 
 from agent_r1.cli import main as cli
+from agent_r1.cli.evaluation.evaluate import evaluation_facts, questioning
 from agent_r1.cli.evaluation.table_plan import PlannedRun, read_plan
 from agent_r1.config.run import write_config
+from agent_r1.evaluation.answers import make_answer
+from agent_r1.evaluation.main import Evaluation
+from agent_r1_deploy import local_table
+from agent_r1_deploy.local_table import TableRun
+from agent_r1_service.evaluation_client import EvalResult
 from tests.support.config_scene import load_nothing, write_scene
 
 TABLE_TOML = """
@@ -143,6 +149,57 @@ def test_a_run_that_has_a_cell_is_finished_without_its_folder(
     assert table(folder, "--only", "grpo") == 0
     assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
     assert written(folder) == before
+
+
+def answer_baseline(folder: Path, em: float) -> None:
+    """Write what a baseline leaves when it has been asked everything."""
+    plan = read_plan(folder / "table.toml", out=folder / "out")
+    evaluation = Evaluation(
+        sets=plan.base.evaluation.sets,
+        questioning=questioning(plan.base, "base_tool_call"),
+        out=plan.answers("base_tool_call"),
+        facts=evaluation_facts(plan.base),
+    )
+    for task in evaluation.questions:
+        answer = make_answer(task, EvalResult(task, None), "base_tool_call")
+        evaluation.file.append(answer.model_copy(update={"failed": False, "em": em, "f1": em}))
+
+
+def test_a_baseline_that_has_a_cell_is_not_asked_again(folder: Path):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    answer_baseline(folder, 1.0)
+    assert table(folder, "--only", "base_tool_call") == 0
+    before = written(folder)
+    assert [row["em"] for row in before["rows"]] == [1.0]
+    shutil.rmtree(folder / "out" / "baselines")
+    # What only training depends on is nothing to it.
+    options = ("--only", "base_tool_call", "--set", "learner.lr=0.5", "--set", "run.seed=5")
+    assert table(folder, *options) == 0
+    assert written(folder)["rows"] == before["rows"]
+    # Another table in the same folder of cells has a baseline of its own.
+    assert [file.name for file in (folder / "out" / "cells").iterdir()] == [
+        "small_base_tool_call.json"
+    ]
+
+
+def test_overwriting_discards_cells_too(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    answer_baseline(folder, 1.0)
+    for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
+        finish(run, [1.0])
+    rows = ("--only", "grpo,base_tool_call")
+    assert table(folder, *rows) == 0
+    started: list[str] = []
+
+    def run_table(*_: object, runs: list[TableRun], baselines: object, **__: object) -> bool:
+        started.extend(run.label for run in runs)
+        assert baselines is not None
+        return True
+
+    monkeypatch.setattr(local_table, "run_table", run_table)
+    assert table(folder, *rows, "--seeds", "0", "--overwrite") == 130
+    assert started == ["GRPO seed 0"]
+    assert [file.name for file in (folder / "out" / "cells").iterdir()] == ["grpo_seed1.json"]
 
 
 def test_a_table_of_its_own_leaves_the_committed_cells_alone(
