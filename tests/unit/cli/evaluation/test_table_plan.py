@@ -297,7 +297,7 @@ def test_the_learning_rates_of_the_deep_world_come_from_one_grid_and_its_develop
     assert len(learners) == 6
 
 
-@pytest.mark.parametrize("algorithm", ["grpo"])
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chose(
     algorithm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
