@@ -78,6 +78,9 @@ ELSEWHERE = {
     ("examples/multihop_qa/README.md", "python convert.py"): "tests/e2e/test_multihop_smoke.py",
     ("examples/multihop_qa/README.md", "agent-r1 train"): "tests/e2e/test_multihop_smoke.py",
     ("examples/starter/README.md", ""): "tests/e2e/test_wheel.py",
+    ("examples/tiny_code/README.md", "python examples/tiny_code/generate.py"): (
+        "tests/unit/examples/test_tiny_code.py"
+    ),
     ("examples/tiny_math/README.md", "python examples/tiny_math/generate.py"): (
         "tests/unit/examples/test_tiny_math.py"
     ),

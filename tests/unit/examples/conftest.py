@@ -19,6 +19,10 @@ DEEP_SCRIPTS = (
     "right_runs",
 )
 MATH_SCRIPTS = ("problems", "solvers", "demonstrations", "tokenizer", "generate")
+CODE_SCRIPTS = (
+    *("operations", "trials", "exercises", "programmers"),
+    *("demonstrations", "tokenizer", "generate"),
+)
 
 
 def load_scripts(example: str, names: Sequence[str]) -> SimpleNamespace:
@@ -82,4 +86,28 @@ def tiny_math_files(tiny_math: SimpleNamespace, tmp_path_factory: pytest.TempPat
     """A folder with a small version of the files of seed 5."""
     folder = tmp_path_factory.mktemp("tiny_math")
     tiny_math.generate.write_problems(5, folder, num_train=200, num_eval=60, num_demos=400)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_code() -> SimpleNamespace:
+    """The modules of tiny_code by name."""
+    return load_scripts("tiny_code", CODE_SCRIPTS)
+
+
+@pytest.fixture(scope="session")
+def tiny_code_size() -> dict[str, int]:
+    """How many exercises of each kind the tests generate."""
+    return {"num_train": 100, "num_eval": 16, "num_repair": 20, "num_demos": 200}
+
+
+@pytest.fixture(scope="session")
+def tiny_code_files(
+    tiny_code: SimpleNamespace,
+    tiny_code_size: dict[str, int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A folder with a small version of the files of seed 5."""
+    folder = tmp_path_factory.mktemp("tiny_code")
+    tiny_code.generate.write_exercises(5, folder, **tiny_code_size)
     return folder
