@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError
+from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError, text_result
 from agent_r1.tools.sandbox.python_exec import PythonExec, PythonSettings
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_proto.tools import TestedCode, TextPart, ToolResult
+from agent_r1_proto.tools import TestedCode, ToolResult
 
 PASSED, FAILED = "ok", "wrong"
 HARNESS = """
@@ -100,8 +100,7 @@ class PythonTrial(PythonExec):
         shown, counts = trial.judge(outcomes)
         if shown != PASSED and not self.settings.show_errors:
             shown = FAILED
-        status = "ok" if shown == PASSED else "error"
-        return ToolResult(status=status, parts=[TextPart(text=shown)], data=counts.model_dump())
+        return text_result(shown).model_copy(update={"data": counts.model_dump()})
 
 
 def _read_outcomes(ran: ToolResult, count: int) -> list[Outcome]:

@@ -81,6 +81,7 @@ ELSEWHERE = {
     ("examples/tiny_code/README.md", "python examples/tiny_code/generate.py"): (
         "tests/unit/examples/test_tiny_code.py"
     ),
+    ("examples/tiny_code/README.md", "agent-r1 train"): "tests/unit/examples/test_tiny_code.py",
     ("examples/tiny_math/README.md", "python examples/tiny_math/generate.py"): (
         "tests/unit/examples/test_tiny_math.py"
     ),
