@@ -125,9 +125,9 @@ def test_only_the_oracle_is_always_right(tiny_code_files: Path):
     use_plugins(config)
     oracle = config.diagnose.oracle
     assert oracle is not None
-    tasks = {name: asked(tiny_code_files, f"eval_{name}.jsonl") for name in SETS}
+    tasks = {name: asked(tiny_code_files, f"eval_{name}.jsonl")[:8] for name in SETS}
     scores = play_all(config, {"oracle": oracle, **config.diagnose.degenerate}, tasks)
-    means = {name: sum(map(sum, of.values())) / 48 for name, of in scores.items()}
+    means = {name: sum(map(sum, of.values())) / 24 for name, of in scores.items()}
     assert means.pop("oracle") == 1.0
     assert means["same_program"] < 0.1 < means["never_repairs"] <= means["one_repair"] < 0.9
 
