@@ -80,6 +80,10 @@ class ScoreTurn(StrictMessage):
         return self
 
 
+def _is_empty(values: list[int]) -> bool:
+    return not values
+
+
 class ScoreRequest(StrictMessage):
     """Body of `POST /score`: a finished interaction as text."""
 
@@ -90,6 +94,9 @@ class ScoreRequest(StrictMessage):
     turns: Annotated[list[ScoreTurn], Field(min_length=1, fail_fast=True)]
     """The model's turns, in order; an interaction without one has a turn without text."""
     status: Status = "COMPLETED"
+    token_ids: Annotated[list[int], Field(exclude_if=_is_empty, fail_fast=True)] = []
+    """The tokens that lead to the state to be valued, as the model read and wrote them
+    (`valued_tokens`); only the component critic needs them."""
 
 
 class ValueRequest(StrictMessage):
@@ -108,6 +115,8 @@ class Value(Message):
     """What the component returned."""
     tokens: Annotated[int, Field(ge=0)] = 0
     """Tokens that a language model read and wrote for it; 0 where none was asked."""
+    version: str = ""
+    """What its server calls the model that was asked; "" where none was."""
 
 
 def score_turns(turns: Sequence[Turn]) -> list[ScoreTurn]:
@@ -129,3 +138,21 @@ def score_turns(turns: Sequence[Turn]) -> list[ScoreTurn]:
         )
         for turn in turns
     ] or [ScoreTurn(text="")]
+
+
+def valued_tokens(
+    token_ids: Sequence[int], segment_starts: Sequence[int], turns: Sequence[Turn]
+) -> list[int]:
+    """Return the tokens that lead to the last state in which a token was chosen, or will be.
+
+    Those are the states that a critic learns. An interaction that goes on has come to the beginning
+    of its next turn. Where nothing follows the last turn, it is the state before its last token.
+
+    Args:
+        token_ids: of the whole interaction.
+        segment_starts: as in `Trajectory`; the state is one of the last segment.
+        turns: so far.
+    """
+    start = segment_starts[-1] if segment_starts else 0
+    written = bool(turns) and turns[-1].end == len(token_ids)
+    return list(token_ids[start : len(token_ids) - written])

@@ -41,7 +41,7 @@ MEASURES = (
 RIGHT = ("math_equal", "all_tests_passed", "exact_match")
 """Reward components that are 1.0 for a right answer; the first one that an answer has decides.
 Exact match comes last: every answer with gold answers has it, and the others are asked for."""
-SCORERS = ("reward_model", "judge")
+SCORERS = ("reward_model", "critic", "judge")
 """Reward components that can choose among answers: they need not know the right one."""
 NO_CALLS = Estimate(0.0, 0.0, 0.0)
 """Of a tool that answered no call."""

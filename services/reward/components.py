@@ -58,7 +58,7 @@ ON_REQUEST: dict[str, Component] = {
 """Built-in components that are run only when `reward.components` names them, like a user's own: in
 a thread and under `component_timeout_s`."""
 
-ASKING = {"judge": "judge", "reward_model": "model"}
+ASKING = {"judge": "judge", "reward_model": "model", "critic": "critic"}
 """Built-in components that ask a language model, and the table under `[reward]` of each."""
 
 NEEDS_ANSWERS = frozenset({"exact_match", "f1", "substring_match"})

@@ -19,16 +19,16 @@ from agent_r1_service.verdicts import QUESTION
 CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
-class ChatServerConfig(StrictConfig):
-    """A language model behind OpenAI's chat API."""
+class ModelServerConfig(StrictConfig):
+    """A language model that a component asks over HTTP."""
 
     url: Annotated[str, Field(pattern=r"^https?://")]
-    """Of a server with OpenAI's chat API, up to and with `/v1`."""
+    """Of its server."""
     model: str
     """What the server calls the model."""
     api_key: str | None = None
-    """Sent as a bearer token. Give it as AGENT_R1__REWARD__JUDGE__API_KEY, with MODEL in the place
-    of JUDGE for `[reward.model]`."""
+    """Sent as a bearer token. Give it as AGENT_R1__REWARD__JUDGE__API_KEY, with MODEL or CRITIC in
+    the place of JUDGE for the other tables."""
     extra_body: dict[str, JsonValue] = {}
     """More keys of the request's body, such as `chat_template_kwargs`."""
     max_concurrent: Annotated[int, Field(ge=1)] = 8
@@ -37,6 +37,13 @@ class ChatServerConfig(StrictConfig):
     """Most requests a minute, of each reward worker; None is no limit."""
     cache_size: Annotated[int, Field(ge=0)] = 10_000
     """Scores that are kept, so that equal interactions are asked about once."""
+
+
+class ChatServerConfig(ModelServerConfig):
+    """A language model behind OpenAI's chat API."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    """Of a server with OpenAI's chat API, up to and with `/v1`."""
 
 
 class JudgeConfig(ChatServerConfig):
@@ -84,6 +91,15 @@ class RewardModelConfig(ChatServerConfig):
     """What it was trained to be asked: `train_reward.question`."""
 
 
+class CriticConfig(ModelServerConfig):
+    """`[reward.critic]`: the critic of a PPO run that the component `critic` asks."""
+
+    url: Annotated[str, Field(pattern=r"^https?://")]
+    """Of a vLLM server with what `agent-r1 export --critic` wrote, without `/v1`."""
+    max_concurrent: Annotated[int, Field(ge=1)] = 64
+    """Requests at once, of each reward worker; the server computes them together."""
+
+
 class RewardConfig(ListenConfig):
     """`[reward]`: the rule, the components and their weights."""
 
@@ -101,6 +117,8 @@ class RewardConfig(ListenConfig):
     """Needed by the component `judge`."""
     model: RewardModelConfig | None = None
     """Needed by the component `reward_model`."""
+    critic: CriticConfig | None = None
+    """Needed by the component `critic`."""
     component_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """A component of yours that takes longer has failed on this trajectory, in seconds."""
     max_concurrent: Annotated[int, Field(ge=1)] = 32

@@ -1,6 +1,6 @@
 """The component `judge`: what a language model says an interaction is worth, asked with a prompt.
 
-chat_server.py asks; equal prompts are asked once.
+model_server.py asks; equal prompts are asked once.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from agent_r1.reward.chat_server import ChatServer
+from agent_r1.reward.model_server import ModelServer
 from agent_r1.reward.worker import RewardWorker
 from agent_r1_service.metrics import WORK_BUCKETS, Metric, MetricsPage
 
@@ -24,13 +24,13 @@ SCORING_SECONDS = Metric(
 MODEL_REQUESTS = Metric(
     "agent_r1_reward_model_requests_total",
     "counter",
-    "What judge and reward_model asked language models: requests sent, unanswered ones among them "
-    "(away), and scores that were known already (cached).",
+    "What judge, reward_model and critic asked their models: requests sent, unanswered ones among "
+    "them (away), and scores that were known already (cached).",
     ("component", "what"),
 )
 
 
-def reward_page(worker: RewardWorker, servers: Mapping[str, ChatServer]) -> MetricsPage:
+def reward_page(worker: RewardWorker, servers: Mapping[str, ModelServer]) -> MetricsPage:
     """Return the page of a worker, which from now on reports its times, and of what was asked."""
     page = MetricsPage("reward")
     page.read(IN_FLIGHT, lambda: worker.num_in_flight)

@@ -1,7 +1,7 @@
 """The component `reward_model`: how likely an interaction is right, says a trained model.
 
 `agent-r1 train-reward` makes the model, and any server with OpenAI's chat API that gives
-log-probabilities serves it (`vllm serve`). chat_server.py asks.
+log-probabilities serves it (`vllm serve`). model_server.py asks.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 
 from agent_r1.reward import scoring
-from agent_r1.reward.chat_server import TOKENS_ASKED, ChatServer
 from agent_r1.reward.components import (
     ASKING,
     BUILT_IN,
@@ -20,9 +19,11 @@ from agent_r1.reward.components import (
     load_component,
 )
 from agent_r1.reward.config import RewardConfig
+from agent_r1.reward.critic import Critic
 from agent_r1.reward.judge import Judge
+from agent_r1.reward.model_server import TOKENS_ASKED, ModelServer
 from agent_r1.reward.reward_model import RewardModel
-from agent_r1_proto.rewards import Reward, ScoreRequest, Value, score_turns
+from agent_r1_proto.rewards import Reward, ScoreRequest, Value, score_turns, valued_tokens
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_service.answers import find_answer
 
@@ -58,7 +59,7 @@ class Scorer:
             for name in named
             if name not in BUILT_IN and name not in ASKING
         }
-        self.servers: dict[str, ChatServer] = {}
+        self.servers: dict[str, ModelServer] = {}
         """The language models that components ask, by the component's name."""
         patience_s = PATIENCE * config.component_timeout_s
         if config.judge is not None:
@@ -67,6 +68,9 @@ class Scorer:
         if config.model is not None:
             model = RewardModel(config.model, patience_s)
             self._own["reward_model"], self.servers["reward_model"] = model.score, model.server
+        if config.critic is not None:
+            critic = Critic(config.critic, patience_s)
+            self._own["critic"], self.servers["critic"] = critic.score, critic.server
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="component")
 
     async def score(self, request: ScoreRequest) -> Reward:
@@ -110,7 +114,9 @@ class Scorer:
                 value = await asyncio.to_thread(measure, request, self._find_answer(request))
         finally:
             TOKENS_ASKED.reset(outer)
-        return Value(value=value, tokens=sum(tokens))
+        server = self.servers.get(name)
+        version = "" if server is None else server.model
+        return Value(value=value, tokens=sum(tokens), version=version)
 
     async def close(self) -> None:
         """Close what components hold open."""
@@ -179,4 +185,7 @@ def request_of(trajectory: Trajectory) -> ScoreRequest:
         payload=trajectory.rollout.task.payload,
         turns=score_turns(trajectory.turns),
         status=trajectory.status,
+        token_ids=valued_tokens(
+            trajectory.token_ids.tolist(), trajectory.segment_starts, trajectory.turns
+        ),
     )

@@ -11,11 +11,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    PreTrainedModel,
+)
 
 from agent_r1.learner.algorithms import POLICY_LOSSES
 from agent_r1.learner.algorithms.losses import LossInputs, LossOptions, PolicyLoss
 from agent_r1.learner.config import EngineConfig, Layout
+from agent_r1.learner.engine.checkpoint import CRITIC_FILE
+from agent_r1.learner.engine.critic import export_critic
 from agent_r1.learner.engine.interface import PER_TOKEN, EngineError, LossSpec, TrainSample
 from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.microbatches import scoring_sample
@@ -302,6 +308,25 @@ def test_the_critic_equals_plain_torch(model_dir: Path):
         optimizer.step()
         assert metrics["loss/value"] == pytest.approx(loss.item(), rel=1e-5)
         assert metrics["grad/critic_norm"] == pytest.approx(norm.item(), rel=1e-4)
+
+
+def test_an_exported_critic_has_the_values_of_the_engine(model_dir: Path, tmp_path: Path):
+    samples = with_values(SAMPLES)
+    engine = make_engine(model_dir, critic=True)
+    for _ in range(2):
+        engine.train_batch(samples, LossSpec(trains_policy=False))
+    engine.save_state(tmp_path / "state")
+    (tmp_path / "critic").mkdir()
+    table = ModelConfig(path=str(model_dir), dtype="float32", max_context=512)
+    export_critic(tmp_path / "critic", table, tmp_path / "state" / CRITIC_FILE)
+    model = AutoModelForTokenClassification.from_pretrained(tmp_path / "critic")
+    for sample, values in zip(samples, engine.token_values(samples), strict=True):
+        ids = torch.from_numpy(sample.token_ids.astype(np.int64))
+        with torch.no_grad():
+            found = model(ids[None]).logits[0, :-1, 0].numpy()
+        mask = sample.loss_mask[1:]
+        assert values.any()
+        np.testing.assert_allclose(found[mask], values[1:][mask], atol=1e-5)
 
 
 def test_a_critics_checkpoint_is_not_read_by_an_engine_with_another_make_up(

@@ -1,21 +1,26 @@
-"""Reward models for real: trained on stored trajectories, served by vLLM, asked by the components.
+"""Reward models and critics for real: trained, served by vLLM, asked by the components.
 
 The judge is tried against the same server: what it needs is a model behind OpenAI's API.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from agent_r1.learner.config import TrainRewardConfig
+from agent_r1.learner.engine.checkpoint import CRITIC_FILE
+from agent_r1.learner.engine.critic import export_critic
+from agent_r1.learner.engine.interface import FloatArray, LossSpec, TrainSample
 from agent_r1.learner.reward_model import train as reward_model
 from agent_r1.learner.reward_model.data import Episode, VerdictEncoder
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
@@ -25,7 +30,9 @@ from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_service.config import ModelConfig, RunConfig
 from agent_r1_service.verdicts import BAD, GOOD, QUESTION, VerdictTurn
+from tests.support.engines import make_engine
 from tests.support.openai_server import openai_server
+from tests.support.tiny_models import make_samples, with_values
 
 pytestmark = pytest.mark.vllm
 
@@ -179,3 +186,53 @@ async def test_a_judge_scores_with_a_real_model_and_its_refusals_are_shown(score
     long = ScoreRequest(payload={}, turns=[ScoreTurn(text="In Bexi. " * 600)])
     with pytest.raises(ComponentError, match="refuses the request with 400"):
         await judge.score(long)  # longer than the model's context
+
+
+# --- A critic -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TrainedCritic:
+    url: str
+    samples: list[TrainSample]
+    values: list[FloatArray]
+    """What the engine that trained it says of the states of the samples."""
+
+
+@pytest.fixture(scope="module")
+def critic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrainedCritic]:
+    folder = tmp_path_factory.mktemp("critic")
+    samples = with_values(make_samples(4, seed=3))
+    engine = make_engine(BASE, critic=True)
+    for _ in range(3):
+        engine.train_batch(samples, LossSpec(trains_policy=False))
+    engine.save_state(folder / "state")
+    (folder / "out").mkdir()
+    table = ModelConfig(path=str(BASE), dtype="float32", max_context=512)
+    export_critic(folder / "out", table, folder / "state" / CRITIC_FILE)
+    with openai_server(folder / "out", "critic-1", folder / "server.log") as url:
+        yield TrainedCritic(url.removesuffix("/v1"), samples, engine.token_values(samples))
+
+
+async def test_a_served_critic_has_the_values_of_the_engine_that_trained_it(critic: TrainedCritic):
+    table = {"url": critic.url, "model": "critic-1"}
+    components = {"answered": 1.0, "critic": 0.0}
+    scorer = Scorer(RewardConfig.model_validate({"components": components, "critic": table}))
+    states = [
+        (sample.token_ids[:end].tolist(), values[end])
+        for sample, values in zip(critic.samples, critic.values, strict=True)
+        for end in np.flatnonzero(sample.loss_mask).tolist()
+    ]
+    found = await asyncio.gather(
+        *(
+            scorer.value(
+                "critic", ScoreRequest(payload={}, turns=[ScoreTurn(text="")], token_ids=t)
+            )
+            for t, _ in states
+        )
+    )
+    await scorer.close()
+    expected = np.array([value for _, value in states])
+    assert expected.std() > 0.01
+    np.testing.assert_allclose([one.value for one in found], expected, atol=1e-4)
+    assert [one.tokens for one in found] == [len(tokens) for tokens, _ in states]

@@ -33,6 +33,9 @@ RUN = [
 """Blocks that `make test-docs` runs, with a small run of tiny_world, in this order."""
 ELSEWHERE = {
     ("docs/add-a-reward.md", "vllm serve reward_model"): "tests/integration/test_reward_model.py",
+    ("docs/add-a-reward.md", "agent-r1 export runs/ppo critic --critic"): (
+        "tests/integration/test_reward_model.py"
+    ),
     ("docs/deploy/compose.md", "docker"): "scripts/test_docker",
     ("docs/deploy/compose.md", "cp .env.example"): "tests/unit/test_quality_compose.py",
     ("docs/deploy/compose.md", "LEARNER_GPUS="): "tests/unit/test_quality_compose.py",

@@ -97,6 +97,11 @@ def test_the_reward_model_of_the_example_can_be_trained_and_asked():
     assert servers == [{"reward_model"}] * 2
 
 
+def test_the_critic_of_the_example_can_be_asked():
+    [config] = tables_with("reward.critic")
+    assert set(Scorer(RewardConfig.model_validate(config["reward"])).servers) == {"critic"}
+
+
 def test_the_table_lists_every_algorithm_that_credits_turns():
     turns = {*TURN_ADVANTAGES, "turn_gae"}
     by_turn = {name for name, preset in PRESETS.items() if preset.get("advantage") in turns}

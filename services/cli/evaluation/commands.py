@@ -105,7 +105,8 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
     add(
         "--decode-scorer",
         metavar="COMPONENT",
-        help="component of reward.components that scores branches (default: reward_model or judge)",
+        help="component of reward.components that scores branches (default: the first of "
+        "reward_model, critic and judge that is named)",
     )
 
 

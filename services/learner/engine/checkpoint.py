@@ -1,4 +1,4 @@
-"""The Hugging Face directory of a policy; and what checkpoints of earlier versions are known by."""
+"""Files of a checkpoint: the Hugging Face directory of a policy, and the engine's own by name."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from agent_r1.learner.weights.snapshot import Weights, write_safetensors
 from agent_r1_proto.weights import SNAPSHOT_FILE
 from agent_r1_service.files.writing import replace_directory, report_full_disk
 
+POLICY_FILE = "policy.safetensors"
+CRITIC_FILE = "critic.safetensors"
+WEIGHT = "weight"
+"""Of a parameter's three tensors in these files: the float32 weight that the optimizer keeps."""
 OLD_POLICY_TAG, OLD_CRITIC_TAG = "engine", "critic"
 """Folders that DeepSpeed wrote, one file a rank, up to version 0.2; readable with as many ranks."""
 

@@ -30,12 +30,11 @@ from safetensors import safe_open
 from torch import nn
 
 from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.engine.checkpoint import WEIGHT
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.weights.snapshot import raw_bytes, safetensors_header
 
 _GATHER_BUCKET_NUMEL = 64 * 1024 * 1024
-WEIGHT = "weight"
-"""Of a parameter's three tensors in a state file: the float32 weight that the optimizer keeps."""
 STATE = (WEIGHT, "exp_avg", "exp_avg_sq")
 _CLASSES_OF_OLD_STATE = (ZeroStageEnum, LossScaler, fragment_address)
 

@@ -11,7 +11,13 @@ from typing import Protocol
 import httpx
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch
-from agent_r1_proto.rewards import ScoreRequest, Value, ValueRequest, score_turns
+from agent_r1_proto.rewards import (
+    ScoreRequest,
+    Value,
+    ValueRequest,
+    score_turns,
+    valued_tokens,
+)
 from agent_r1_service.http.token import RunToken, token_headers
 
 SCORE_TIMEOUT_S = 300.0
@@ -74,9 +80,11 @@ class RewardService:
 
 def as_interaction(branch: Branch) -> ScoreRequest:
     """Return a branch as a scorer sees it; one that goes on counts as TRUNCATED."""
+    record = branch.record
     return ScoreRequest(
         prompt=branch.rollout.task.messages(),
         payload={},
-        turns=score_turns(branch.record.turns),
+        turns=score_turns(record.turns),
+        token_ids=valued_tokens(record.token_ids, record.segment_starts, record.turns),
         status="TRUNCATED" if branch.ended is None else branch.ended[0],
     )

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from agent_r1.reward.chat_server import ServerAwayError
 from agent_r1.reward.config import JudgeConfig, RewardConfig
 from agent_r1.reward.judge import Judge, places_of
+from agent_r1.reward.model_server import ServerAwayError
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1.reward.scoring import extract_answer
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
@@ -23,49 +20,9 @@ from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from tests.support.builders import trajectory
+from tests.support.scripted_server import ScriptedServer
 
 PROMPT = "Question: $question\nAnswer: $answer\nExpected: $answers\nScore it from 0 to 10."
-
-
-class ScriptedServer:
-    """Answers the n-th request with the n-th of its answers, and all later ones with the last."""
-
-    def __init__(self) -> None:
-        self.answers: list[tuple[int, Any]] = [(200, says("Score: 7"))]
-        self.bodies: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.in_flight = self.most_in_flight = 0
-        self._lock = threading.Lock()
-        outer = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                with outer._lock:
-                    outer.in_flight += 1
-                    outer.most_in_flight = max(outer.most_in_flight, outer.in_flight)
-                    index = min(len(outer.bodies), len(outer.answers) - 1)
-                    outer.bodies.append(json.loads(body) | {"path": self.path})
-                    outer.keys.append(self.headers["authorization"])
-                status, answer = outer.answers[index]
-                raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                with outer._lock:
-                    outer.in_flight -= 1
-                self.send_response(status)
-                self.send_header("content-length", str(len(raw)))
-                self.end_headers()
-                self.wfile.write(raw)
-
-            def log_message(self, format: str, *args: Any) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def stop(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 def says(text: Any) -> dict[str, Any]:
@@ -74,7 +31,7 @@ def says(text: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def server() -> Iterator[ScriptedServer]:
-    server = ScriptedServer()
+    server = ScriptedServer((200, says("Score: 7")))
     yield server
     server.stop()
 

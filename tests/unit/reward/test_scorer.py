@@ -380,8 +380,8 @@ async def test_one_component_scores_a_branch_that_has_not_ended(plugin: str):
         ]
     assert [answer.status_code for answer in answers] == [200, 200, 422, 422]
     assert [answer.json() for answer in answers[:2]] == [
-        {"value": 5.0, "tokens": 0},
-        {"value": 0.0, "tokens": 0},
+        {"value": 5.0, "tokens": 0, "version": ""},
+        {"value": 0.0, "tokens": 0, "version": ""},
     ]
     # What compares with the right answer knows it, and what is not configured is not run.
     for refused in answers[2:]:

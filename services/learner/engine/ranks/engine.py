@@ -24,7 +24,12 @@ from agent_r1.learner.algorithms.losses.nll import weighted_nll
 from agent_r1.learner.algorithms.losses.value import clipped_value_loss
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.attention import plan_attention
-from agent_r1.learner.engine.checkpoint import OLD_CRITIC_TAG, OLD_POLICY_TAG
+from agent_r1.learner.engine.checkpoint import (
+    CRITIC_FILE,
+    OLD_CRITIC_TAG,
+    OLD_POLICY_TAG,
+    POLICY_FILE,
+)
 from agent_r1.learner.engine.critic import load_critic
 from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
 from agent_r1.learner.engine.lora import adapter_names, adapters_off, add_adapters
@@ -49,9 +54,6 @@ from agent_r1.learner.engine.ranks.messages import (
 )
 from agent_r1.learner.engine.zero import ZeroModule, freeze, ignore_vendor_deprecations
 from agent_r1.learner.weights.snapshot import Weights
-
-POLICY_FILE = "policy.safetensors"
-CRITIC_FILE = "critic.safetensors"
 
 
 class RankEngine:

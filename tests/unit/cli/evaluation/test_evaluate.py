@@ -422,7 +422,7 @@ def test_decoding_is_asked_for_recorded_and_continued(
         (("--decode", "majority"), "--decode majority chooses among samples, and at temperature 0"),
         (
             ("--decode", "best_of_n", "--set", "evaluation.temperature=1"),
-            "reward.components has no reward_model and no judge",
+            "reward.components has no reward_model, critic or judge",
         ),
         (
             ("--decode", "best_of_n", "--decode-scorer", "exact_match", *REWARD_MODEL),

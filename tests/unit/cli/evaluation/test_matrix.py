@@ -171,7 +171,7 @@ def test_settings_of_a_cell_name_no_place_of_this_machine(folder: Path):
         (MODEL, f"{MODEL}\n\n{MODEL}", "models has 'zero-shot' twice"),
         ('method = "greedy"', 'method = "greedy"\ncandidates = 2', "candidates = 2, which belongs"),
         ('method = "majority"', 'method = "majority"\nlookahead = 2', "lookahead = 2, which belon"),
-        ('method = "majority"', 'method = "best_of_n"', "no reward_model and no judge"),
+        ('method = "majority"', 'method = "best_of_n"', "no reward_model, critic or judge"),
         ('results = "results/small"', 'result = "results/small"', "result"),
     ],
 )

@@ -176,3 +176,23 @@ def test_train_from_a_run_or_model_sets_the_model(
     file = tmp_path / "example" / "run.toml"
     assert main(["train", str(file), "--from", str(tmp_path / "nothing")]) == 2
     assert "MODEL_OR_RUN" in capsys.readouterr().err
+
+
+def test_a_run_without_a_critic_exports_none(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["export", str(run), str(tmp_path / "out"), "--critic"]) == 2
+    said = capsys.readouterr().err
+    assert "no critic: learner.advantage is 'grpo'" in said
+    assert 'learner.algorithm = "ppo"' in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_critic_in_files_of_every_rank_is_not_exported(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = json.loads((run / "config.json").read_text())
+    config["learner"] |= {"algorithm": "ppo", "advantage": "gae"}
+    (run / "config.json").write_text(json.dumps(config))
+    assert main(["export", str(run), str(tmp_path / "out"), "--critic"]) == 2
+    assert "resume the run, and export its next checkpoint" in capsys.readouterr().err

@@ -147,6 +147,26 @@ async def test_with_lookahead_0_only_the_calls_of_the_kept_are_run(chat: ChatFor
     assert server.opened == server.closed == ["run/1/0/0/0"]
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+async def test_the_scorer_gets_the_very_tokens_that_lead_to_the_state(
+    chat: ChatFormat, end_id: int, lookahead: int
+):
+    values = worth({"0": 0.1, "1": 0.3})
+    async with (
+        FakeToolServer(answer=stands) as server,
+        searching(chat, end_id, walking(1), values, server) as built,
+    ):
+        decoding = asks("value_guided", candidates=2, lookahead=lookahead)
+        trajectory = await built.loop.run(decoding)
+    first, last = trajectory.turns
+    # As written, the state is that before the last token of the turn; else that after the reply.
+    ends = {0: first.end - 1, 1: last.start}
+    asked = [request.token_ids for request in built.scorer.asked]
+    assert asked[1] == trajectory.token_ids[: ends[lookahead]].tolist()
+    assert asked[0] != asked[1]
+    assert asked[-1] == trajectory.token_ids[: last.end - 1].tolist()
+
+
 @pytest.mark.parametrize(("lookahead", "reached"), [(1, "01"), (2, "11")])
 async def test_looking_ahead_finds_what_a_step_hides(
     chat: ChatFormat, end_id: int, lookahead: int, reached: str
