@@ -22,6 +22,7 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX
 from agent_r1_deploy import local_redis
 from agent_r1_deploy.local_folder import REDIS_URL_FILE, TOKEN_FILE
+from agent_r1_deploy.local_scorers import describe, scorer_servers
 from agent_r1_deploy.service import ServiceSpec
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
 from agent_r1_service.exit_status import EXIT_LOSSES
@@ -74,7 +75,9 @@ class LocalServices:
         self._state_dir = state_dir
         self._secrets = dict(secrets)
         self._report = report
-        self._placement = place(config, num_gpus=usable_gpus(), trains=trains)
+        num_gpus = usable_gpus()
+        self._placement = place(config, num_gpus=num_gpus, trains=trains)
+        self._scorers = scorer_servers(config, num_gpus)
         self._token_file = state_dir / TOKEN_FILE
         write_token(config.run, self._token_file)
         self.redis_url = ""
@@ -166,8 +169,13 @@ class LocalServices:
         self.tool_urls = dict(zip(tools, urls, strict=True))
 
     async def _start_servers(self) -> None:
-        _, self.reward_url = await _together(
-            [self.start_tools(), self.supervisor.start(self._reward())]
+        scorers = [describe(server, self._config, self._spec) for server in self._scorers]
+        _, self.reward_url, *_ = await _together(
+            [
+                self.start_tools(),
+                self.supervisor.start(self._reward()),
+                *(self.supervisor.start(scorer) for scorer in scorers),
+            ]
         )
         await _together(
             [
@@ -218,10 +226,13 @@ class LocalServices:
         return ServiceSpec(
             name=name,
             command=command,
-            announce_dir=self.announce_dir(name),
             start_timeout_s=self._config.placement.start_timeout_s,
             stop_timeout_s=self._config.placement.stop_timeout_s,
-            **{"environment": self._environment(), **more},
+            **{
+                "announce_dir": self.announce_dir(name),
+                "environment": self._environment(),
+                **more,
+            },
         )
 
     def _environment(self) -> dict[str, str]:
@@ -241,7 +252,13 @@ class LocalServices:
     def _reward(self) -> ServiceSpec:
         command = self.command("reward", "reward")
         port = f"{ENV_PREFIX}REWARD__PORT"
-        return self._spec("reward", command, port_variable=port, stop_rank=ROLLOUT_RANK)
+        return self._spec(
+            "reward",
+            command,
+            environment=self._environment() | dict(s.variable for s in self._scorers),
+            port_variable=port,
+            stop_rank=ROLLOUT_RANK,
+        )
 
     def _rollout(self, name: str, where: Place) -> ServiceSpec:
         environment = self._model_environment(where)

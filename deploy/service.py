@@ -22,9 +22,14 @@ TAIL_LINES = 15
 
 async def is_healthy(url: str) -> bool:
     """Ask a service over HTTP whether it is up: `GET /healthz` answers 200."""
+    return await answers(f"{url}/healthz")
+
+
+async def answers(url: str) -> bool:
+    """Say whether a server answers 200 at a URL."""
     try:
         async with httpx.AsyncClient(timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
-            return (await client.get(f"{url}/healthz")).status_code == httpx.codes.OK
+            return (await client.get(url)).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
 

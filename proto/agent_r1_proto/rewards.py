@@ -5,7 +5,7 @@ reward --XADD--> stream `scored_trajectories` (or the task's `reply_stream`) -->
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, JsonValue, model_validator
@@ -13,6 +13,10 @@ from pydantic import Field, JsonValue, model_validator
 from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import Status, Trajectory, Turn
+
+
+def _is_empty(values: Sequence[object] | Mapping[str, object]) -> bool:
+    return not values
 
 
 class Reward(Message):
@@ -24,13 +28,18 @@ class Reward(Message):
     """Every component by name, unweighted: `exact_match`, `f1`, `format`, …"""
     prediction: str | None = None
     """The answer that was extracted; None when there is none."""
+    tokens: Annotated[dict[str, int], Field(exclude_if=_is_empty)] = {}
+    """Tokens that language models read and wrote for components, by the component; those that asked
+    none are left out."""
 
 
 class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "3.0"
+    SCHEMA_VERSION: ClassVar[str] = "3.1"
+    WITH_TOKENS: ClassVar[dict[str, str]] = {"2.1": "2.2", "3.0": "3.1"}
+    """Versions of a reward that counts tokens, by the trajectory's; without, both count alike."""
 
     trajectory: Trajectory
     reward: Reward | None
@@ -43,8 +52,10 @@ class ScoredTrajectory(StreamMessage):
         return self.trajectory.rollout_id
 
     def written_version(self) -> str:
-        """Return the version that its trajectory is written as: both count alike."""
-        return self.trajectory.written_version()
+        """Return the oldest version that says all of it."""
+        version = self.trajectory.written_version()
+        counts = self.reward is not None and bool(self.reward.tokens)
+        return self.WITH_TOKENS[version] if counts else version
 
 
 class ScoreCall(StrictMessage):
@@ -78,10 +89,6 @@ class ScoreTurn(StrictMessage):
                 "set it to that, or leave calls out"
             )
         return self
-
-
-def _is_empty(values: list[int]) -> bool:
-    return not values
 
 
 class ScoreRequest(StrictMessage):

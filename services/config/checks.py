@@ -265,7 +265,11 @@ def problems(config: Config, purpose: Purpose) -> list[str]:
     context_problem = _context_problem(config)
     adapter_problem = _adapter_problem(config) if model_problem is None else None
     model_problems = (model_problem, context_problem, adapter_problem)
-    found += [problem for problem in model_problems if problem is not None]
+    scorer_problems = (
+        check_model(str(table.path), f"reward.{name}.path")
+        for name, table in config.reward.to_serve().items()
+    )
+    found += [p for p in (*model_problems, *scorer_problems) if p is not None]
     try:
         use_plugins(config)
     except ConfigError as exc:

@@ -92,6 +92,8 @@ class Answer(Message):
     """Outcome reward, by the configured rule and weights."""
     components: dict[str, float] = {}
     """Every reward component by name, unweighted."""
+    component_tokens: dict[str, int] = {}
+    """Tokens that language models read and wrote for reward components, by the component."""
     num_turns: int = 0
     num_calls: int = 0
     """Tool calls of the model, malformed ones included."""
@@ -172,6 +174,7 @@ def make_answer(
                 "prediction": reward.prediction,
                 "reward": reward.total,
                 "components": reward.components,
+                "component_tokens": reward.tokens,
                 "em": reward.components.get("exact_match"),
                 "f1": reward.components.get("f1"),
                 "substring_match": reward.components.get("substring_match"),

@@ -7,7 +7,6 @@ from the lines, so anyone can compute it again; the order of the lines does not 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -15,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from agent_r1.evaluation.answers import Answer, Facts
+from agent_r1.evaluation.choosing import SCORERS, best_by, majority
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.evaluation.statistics import (
     LEVEL,
@@ -41,8 +41,6 @@ MEASURES = (
 RIGHT = ("math_equal", "all_tests_passed", "exact_match")
 """Reward components that are 1.0 for a right answer; the first one that an answer has decides.
 Exact match comes last: every answer with gold answers has it, and the others are asked for."""
-SCORERS = ("reward_model", "critic", "judge")
-"""Reward components that can choose among answers: they need not know the right one."""
 NO_CALLS = Estimate(0.0, 0.0, 0.0)
 """Of a tool that answered no call."""
 RECORDED_FACTS = ("method", "policy", "seed", "temperature", "top_k", "decoding.method")
@@ -164,8 +162,8 @@ def _pass_rates(
 
 def _choices(questions: Sequence[Sequence[Answer]]) -> dict[str, Estimate]:
     """Estimate what each way of choosing gets right; {} with one answer to each question."""
-    ways: dict[str, Callable[[Sequence[Answer]], Answer | None]] = {"majority": _majority}
-    ways |= {name: lambda answers, n=name: _best(answers, n) for name in SCORERS}
+    ways: dict[str, Callable[[Sequence[Answer]], Answer | None]] = {"majority": majority}
+    ways |= {name: lambda answers, n=name: best_by(answers, n) for name in SCORERS}
     found: dict[str, Estimate] = {}
     for name, choose in ways.items() if max(map(len, questions), default=0) > 1 else ():
         picked = [one for answers in questions if (one := choose(answers)) is not None]
@@ -173,23 +171,6 @@ def _choices(questions: Sequence[Sequence[Answer]]) -> dict[str, Estimate]:
         if right:
             found[name] = bootstrap_mean(right)
     return found
-
-
-def _majority(answers: Sequence[Answer]) -> Answer | None:
-    """Return an answer that most say, the first where several are; none only where all are.
-
-    Source: self-consistency, arXiv:2203.11171.
-    """
-    said = [" ".join((answer.prediction or "").casefold().split()) for answer in answers]
-    counts = Counter(filter(None, said))
-    return answers[said.index(counts.most_common(1)[0][0]) if counts else 0]
-
-
-def _best(answers: Sequence[Answer], component: str) -> Answer | None:
-    """Return the answer that a component scores highest; None where it has not scored them all."""
-    if any(component not in answer.components for answer in answers):
-        return None
-    return max(answers, key=lambda answer: answer.components[component])
 
 
 def _passes(answer: Answer) -> bool | None:

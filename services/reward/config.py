@@ -22,8 +22,11 @@ CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 class ModelServerConfig(StrictConfig):
     """A language model that a component asks over HTTP."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")]
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """Of its server."""
+    path: Path | None = None
+    """Model folder that commands which start all services on one machine without GPUs serve with
+    vLLM themselves, where `url` is not given."""
     model: str
     """What the server calls the model."""
     api_key: str | None = None
@@ -38,11 +41,19 @@ class ModelServerConfig(StrictConfig):
     cache_size: Annotated[int, Field(ge=0)] = 10_000
     """Scores that are kept, so that equal interactions are asked about once."""
 
+    @model_validator(mode="after")
+    def _check_server(self) -> Self:
+        if self.url is None and self.path is None:
+            raise ValueError(
+                "neither url nor path is given; name the server of the model, or its folder"
+            )
+        return self
+
 
 class ChatServerConfig(ModelServerConfig):
     """A language model behind OpenAI's chat API."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")]
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """Of a server with OpenAI's chat API, up to and with `/v1`."""
 
 
@@ -94,7 +105,7 @@ class RewardModelConfig(ChatServerConfig):
 class CriticConfig(ModelServerConfig):
     """`[reward.critic]`: the critic of a PPO run that the component `critic` asks."""
 
-    url: Annotated[str, Field(pattern=r"^https?://")]
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """Of a vLLM server with what `agent-r1 export --critic` wrote, without `/v1`."""
     max_concurrent: Annotated[int, Field(ge=1)] = 64
     """Requests at once, of each reward worker; the server computes them together."""
@@ -128,6 +139,11 @@ class RewardConfig(ListenConfig):
         """Return the table without the components that ask a language model."""
         kept = {name: weight for name, weight in self.components.items() if name not in ASKING}
         return self.model_copy(update={"components": kept} | dict.fromkeys(ASKING.values()))
+
+    def to_serve(self) -> dict[str, ModelServerConfig]:
+        """Return the tables of models, by name, that have a folder and no server."""
+        tables = {name: getattr(self, name) for name in ASKING.values()}
+        return {name: t for name, t in tables.items() if t is not None and t.url is None}
 
     def branch_scorers(self) -> list[str]:
         """Return the named components that can score a branch: they need not know the answer."""

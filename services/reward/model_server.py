@@ -48,10 +48,20 @@ class ModelServer:
         config: its table under `[reward]`.
         table: its name, for messages.
         patience_s: how long a server that is away is asked again, in seconds.
+
+    Raises:
+        ValueError: the table names no server.
     """
 
     def __init__(self, config: ModelServerConfig, table: str, patience_s: float) -> None:
+        if config.url is None:
+            raise ValueError(
+                f"{table}.url is not set, and {table}.path ({config.path}) is served only by "
+                f"commands that start all services on one machine; start a server, and set "
+                f"{table}.url"
+            )
         self._config = config
+        self._url = config.url.rstrip("/")
         self.table = table
         self.model = config.model
         self._patience_s = patience_s
@@ -135,7 +145,7 @@ class ModelServer:
             key = self._config.api_key
             headers = {} if key is None else {"authorization": f"Bearer {key}"}
             self._client = httpx.AsyncClient(headers=headers)
-        url = f"{self._config.url.rstrip('/')}{path}"
+        url = f"{self._url}{path}"
         self.num_asked += 1
         try:
             left_s = max(deadline - time.monotonic(), FIRST_DELAY_S)

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import math
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from agent_r1.reward import scoring
@@ -88,9 +90,13 @@ class Scorer:
         # In a thread, where a long text holds up no other request; not one of `_threads`, which
         # users' components may keep for ever.
         prediction, values = await asyncio.to_thread(self._measure_built_in, request)
+        tokens: dict[str, int] = {}
         for name, component in self._own.items():
-            values[name] = await self._run_own(name, component, request)
-        return Reward(total=self._total(values), components=values, prediction=prediction)
+            with _counted() as asked:
+                values[name] = await self._run_own(name, component, request)
+            tokens |= {name: sum(asked)} if asked else {}
+        total = self._total(values)
+        return Reward(total=total, components=values, prediction=prediction, tokens=tokens)
 
     async def value(self, name: str, request: ScoreRequest) -> Value:
         """Return what one component says of an interaction, which may not have ended.
@@ -104,16 +110,12 @@ class Scorer:
                 f"component ({name!r}) cannot score a branch; those of reward.components that can: "
                 f"{', '.join(self._config.branch_scorers()) or 'none'}"
             )
-        tokens: list[int] = []
-        outer = TOKENS_ASKED.set(tokens)
-        try:
+        with _counted() as tokens:
             if name in self._own:
                 value = await self._run_own(name, self._own[name], request)
             else:
                 measure = BUILT_IN[name]
                 value = await asyncio.to_thread(measure, request, self._find_answer(request))
-        finally:
-            TOKENS_ASKED.reset(outer)
         server = self.servers.get(name)
         version = "" if server is None else server.model
         return Value(value=value, tokens=sum(tokens), version=version)
@@ -176,6 +178,17 @@ class Scorer:
         loop = asyncio.get_running_loop()
         value = await loop.run_in_executor(self._threads, component, request)
         return await value if inspect.isawaitable(value) else value
+
+
+@contextlib.contextmanager
+def _counted() -> Iterator[list[int]]:
+    """Give the list that gets the tokens of each request to a model's server in the block."""
+    tokens: list[int] = []
+    outer = TOKENS_ASKED.set(tokens)
+    try:
+        yield tokens
+    finally:
+        TOKENS_ASKED.reset(outer)
 
 
 def request_of(trajectory: Trajectory) -> ScoreRequest:

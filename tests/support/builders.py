@@ -100,9 +100,13 @@ def two_segments() -> dict[str, Any]:
 
 
 def scored(
-    rollout: RolloutTask | None = None, *, total: float = 1.0, **changes: Any
+    rollout: RolloutTask | None = None,
+    *,
+    total: float = 1.0,
+    tokens: dict[str, int] | None = None,
+    **changes: Any,
 ) -> ScoredTrajectory:
     """Return a scored trajectory; a FAILED one has no reward."""
     record = trajectory(rollout, **changes)
-    reward = None if record.status == "FAILED" else Reward(total=total, components={"em": total})
-    return ScoredTrajectory(trajectory=record, reward=reward)
+    reward = Reward(total=total, components={"em": total}, tokens=tokens or {})
+    return ScoredTrajectory(trajectory=record, reward=None if record.status == "FAILED" else reward)

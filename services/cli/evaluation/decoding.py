@@ -75,7 +75,9 @@ def scorer_of(named: str | None, config: Config) -> str:
     can = config.reward.branch_scorers()
     found = named or next((name for name in can if name in ASKING), None)
     if found is None or found not in can:
-        asked = "no reward_model, critic or judge" if named is None else f"no {named!r} that can do it"
+        asked = (
+            "no reward_model, critic or judge" if named is None else f"no {named!r} that can do it"
+        )
         raise ConfigError(
             "decoding needs a component that scores branches without knowing the answer, and "
             f"reward.components has {asked}; add reward_model with the table [reward.model], or "

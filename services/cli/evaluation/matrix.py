@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from agent_r1.cli.evaluation.decoding import check_tools
 from agent_r1.cli.evaluation.evaluate import Meter, command_again, evaluation_facts
-from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
+from agent_r1.cli.evaluation.matrix_plan import Choice, MatrixPlan, PlannedCell, read_plan
 from agent_r1.cli.evaluation.table import package_versions
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
+from agent_r1.evaluation.answers import Answer
 from agent_r1.evaluation.main import Evaluation
-from agent_r1.evaluation.matrix.cells import measure, read_cell, write_cell
+from agent_r1.evaluation.matrix.cells import load_cell, measure, read_cell, write_cell
+from agent_r1.evaluation.matrix.pool import choose, enough
 from agent_r1.evaluation.matrix.report import NOT_RUN, Results, write_report
 from agent_r1_deploy.threads import in_thread
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
@@ -53,6 +56,8 @@ def matrix(arguments: argparse.Namespace) -> int:
             for place, cell in plan.cells.items()
         },
         models=plan.models,
+        series=plan.series,
+        comparisons=plan.comparisons,
         command=_again(arguments),
         versions=package_versions(),
     )
@@ -80,25 +85,34 @@ def _run(group: Sequence[PlannedCell], *, overwrite: bool) -> None:
     from agent_r1_deploy import local_client
 
     # Opened before anything starts: answers of other settings are refused here.
-    evaluations = [(cell, _evaluation(cell, overwrite=overwrite)) for cell in group]
+    evaluations: dict[Path, Evaluation] = {}
+    for cell in group:
+        if cell.answers not in evaluations:
+            evaluations[cell.answers] = _evaluation(cell, overwrite=overwrite)
+    # What chooses as many answers as another cell costs comes after that one.
+    ordered = sorted(group, key=lambda cell: cell.choice is not None)
     meter = Meter()
 
     async def ask(served: Config) -> None:
-        for cell, evaluation in evaluations:
-            meter.event(f"{cell.place.name}: {len(evaluation.left)} questions")
-            await in_thread(
-                lambda evaluation=evaluation: evaluation.ask(
-                    run=served.run, redis=served.redis, on_progress=meter.show
+        for cell in ordered:
+            evaluation = evaluations[cell.answers]
+            if evaluation.left and evaluation not in asked:
+                asked.append(evaluation)
+                meter.event(f"{cell.answers.stem}: {len(evaluation.left)} answers")
+                await in_thread(
+                    lambda evaluation=evaluation: evaluation.ask(
+                        run=served.run, redis=served.redis, on_progress=meter.show
+                    )
                 )
-            )
             meter.event(_finish(cell, evaluation))
 
+    asked: list[Evaluation] = []
     try:
-        if any(evaluation.left for _, evaluation in evaluations):
+        if any(evaluation.left for evaluation in evaluations.values()):
             local_client.run_client(group[0].config, ask, meter.event)
         else:  # interrupted after the last answer
-            for cell, evaluation in evaluations:
-                meter.event(_finish(cell, evaluation))
+            for cell in ordered:
+                meter.event(_finish(cell, evaluations[cell.answers]))
     finally:
         meter.end()
 
@@ -106,7 +120,7 @@ def _run(group: Sequence[PlannedCell], *, overwrite: bool) -> None:
 def _evaluation(cell: PlannedCell, *, overwrite: bool) -> Evaluation:
     try:
         return Evaluation(
-            sets={cell.place.set: cell.tasks},
+            sets={cell.place.set: cell.source},
             questioning=cell.questioning,
             out=cell.answers,
             facts=evaluation_facts(cell.config),
@@ -124,13 +138,36 @@ def _finish(cell: PlannedCell, evaluation: Evaluation) -> str:
         return f"!! {cell.place.name}: {failed} of {len(answers)} questions failed: " + "; ".join(
             evaluation.failures()
         )
-    found = measure(answers, cell.family, cell.settings)
+    candidates = None
+    if cell.choice is not None:
+        candidates = _candidates(cell.choice, answers)
+        answers = choose(answers, candidates, cell.choice.scorer)
+    found = measure(
+        answers, cell.family, cell.settings, candidates=candidates, compared=cell.compared
+    )
     write_cell(cell.file, found)
     return (
         f"{cell.place.name}: {cell.family.measure} {found.score[0]:.3f} "
         f"[{found.score[1]:.3f}, {found.score[2]:.3f}]  "
         f"tokens {found.sampled_tokens[0]:.0f}  n {found.n}"
     )
+
+
+def _candidates(choice: Choice, answers: Sequence[Answer]) -> int:
+    """Return how many answers of the pool are chosen from.
+
+    Raises:
+        ValueError: the cell whose cost is to be reached is not finished.
+    """
+    if choice.tokens_of is None:
+        return choice.candidates
+    costing = load_cell(choice.tokens_of)
+    if costing is None:
+        raise ValueError(
+            f"{choice.tokens_of.stem} is not finished, and what it costs decides how many answers "
+            "are chosen from"
+        )
+    return enough(answers, costing.sampled_tokens[0], choice.candidates)
 
 
 def _kept(plan: MatrixPlan, arguments: argparse.Namespace) -> str:

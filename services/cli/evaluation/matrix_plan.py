@@ -6,8 +6,9 @@ so; a mistake in a file is an error.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
@@ -23,27 +24,39 @@ from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.matrix import prompts
 from agent_r1.evaluation.matrix.config import (
     SET_NAMES,
+    ComparisonEntry,
     DecodeEntry,
     MatrixFile,
     Method,
+    Scorer,
     SetName,
 )
 from agent_r1.evaluation.matrix.data_sets import (
     CODE,
     DATA_SETS,
+    OWN,
     Family,
     NoDataError,
+    family_of,
     read_questions,
 )
 from agent_r1.evaluation.matrix.questions import Question
 from agent_r1.evaluation.matrix.report import Place
+from agent_r1.reward.components import ASKING
+from agent_r1.reward.config import RewardConfig
 from agent_r1.tools.loading import describe_tool
+from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.tools import ToolSpec
+from agent_r1_proto.weights import SNAPSHOT_FILE
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.source import write_lines
 from agent_r1_service.files.tasks import source_digest
 
 MATRIX_FOLDER = Path("runs") / "matrix"
+AS_THEY_ARE = "as_they_are"
+"""Method of a user's tasks."""
+POOL = "pool"
+"""What the answers of a pool are called among ways to decode."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +70,30 @@ class PlannedCell:
     services: tuple[str, ...]
     """Cells in which this is the same run on one start of the services."""
     questioning: QuestioningConfig
-    tasks: Path
-    """Task file, written by the plan."""
+    source: DataSource
+    """Task file: of a public data set, written by the plan."""
     answers: Path
     """Result file, one line a question."""
     file: Path
     """Where its numbers go."""
     settings: Mapping[str, JsonValue]
     """All that can change an answer or a score, without paths."""
+    choice: Choice | None = None
+    """How answers of the pool are chosen; None: each answer is taken as it is."""
+    compared: bool = False
+    """Whether the score of every question is kept."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How one answer is chosen from the pool's answers to a question."""
+
+    candidates: int
+    """Answers that are chosen from, at least."""
+    scorer: str | None
+    """Component that says which is the best; None takes the most frequent."""
+    tokens_of: Path | None
+    """File of the cell whose sampled tokens are to be reached; None: exactly `candidates`."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +107,9 @@ class MatrixPlan:
     """What each model is, as the file names it."""
     cells: Mapping[Place, PlannedCell | str]
     """In the order of the report; a text is why a cell cannot be run."""
+    series: Mapping[str, str]
+    """By the name of a way to decode: what it has in common with others that cost more or less."""
+    comparisons: Sequence[ComparisonEntry]
 
     def runnable(self) -> list[PlannedCell]:
         """Return the cells that can be run."""
@@ -106,7 +138,9 @@ def read_plan(file: Path, options: list[str], out: Path | None = None) -> Matrix
         results, folder = out.resolve() / results.name, out.resolve()
     planner = _Planner(matrix, base_folder, base, results, folder)
     models = {entry.name: entry.policy for entry in matrix.models}
-    return MatrixPlan(results.name, results, models, dict(planner.cells()))
+    series = {decode.label: decode.series for decode in matrix.decode}
+    cells = dict(planner.cells())
+    return MatrixPlan(results.name, results, models, cells, series, matrix.comparisons)
 
 
 class _Planner:
@@ -116,18 +150,49 @@ class _Planner:
         self._matrix = matrix
         self._base_folder = base_folder
         self._models = {
-            entry.name: with_policy(base, _located(entry.policy, base_folder))
+            entry.name: with_scorers(
+                with_policy(base, _located(entry.policy, base_folder)),
+                {name: _located(folder, base_folder) for name, folder in entry.scorers.items()},
+            )
             for entry in matrix.models
         }
         self._base = base
         self._results = results
         self._folder = folder
         self._decodings = {
-            decode.label: decode.decoding(lambda named: scorer_of(named, base))
+            decode.label: decode.decoding(lambda named: self._scorer_of(named))
             for decode in matrix.decode
         }
 
+    def _scorer_of(self, named: str | None) -> str:
+        """Return the component that scores branches of every model."""
+        (scorer, *others) = {scorer_of(named, config) for config in self._models.values()}
+        if others:
+            raise ConfigError(
+                f"the models have different scorers ({', '.join(sorted([scorer, *others]))}); name "
+                "one as scorer under [[decode]]"
+            )
+        return scorer
+
     def cells(self) -> Iterator[tuple[Place, PlannedCell | str]]:
+        yield from self._published() if self._matrix.sets else ()
+        for name, source in self._matrix.tasks.items():
+            for model in self._models:
+                for decode in self._matrix.decode:
+                    place = Place(model, name, AS_THEY_ARE, decode.label)
+                    yield place, self._own_cell(place, decode, source)
+
+    def _own_cell(self, place: Place, decode: DecodeEntry, source: DataSource) -> PlannedCell:
+        config = self._models[place.model]
+        compared = any(
+            place.set in entry.sets and place.decode in (entry.first, entry.second)
+            for entry in self._matrix.comparisons
+        )
+        services = (place.model, OWN.title, AS_THEY_ARE)
+        cell = self._planned(place, decode, config, self._source(source), services, OWN)
+        return replace(cell, compared=compared)
+
+    def _published(self) -> Iterator[tuple[Place, PlannedCell | str]]:
         for name in SET_NAMES:
             try:
                 questions, missing = self._questions(name), ""
@@ -151,10 +216,15 @@ class _Planner:
 
     def _questions(self, name: SetName) -> list[Question]:
         source = self._matrix.sets.get(name)
-        if source is not None and not source.is_hub:
-            located = (self._base_folder / source.source.expanduser()).resolve()
-            source = source.model_copy(update={"source": located})
-        return read_questions(name, source)[: self._base.evaluation.max_questions]
+        located = None if source is None else self._source(source)
+        return read_questions(name, located)[: self._base.evaluation.max_questions]
+
+    def _source(self, source: DataSource) -> DataSource:
+        """Return a source whose relative path means the matrix file's folder."""
+        if source.is_hub:
+            return source
+        located = (self._base_folder / source.source.expanduser()).resolve()
+        return source.model_copy(update={"source": located})
 
     def _specs(self, family: Family) -> dict[str, ToolSpec]:
         """Return what react tells of the family's tool; nothing where that runs elsewhere."""
@@ -184,32 +254,61 @@ class _Planner:
         return str(file)
 
     def _cell(self, place: Place, method: Method, decode: DecodeEntry, tasks: Path) -> PlannedCell:
-        family = DATA_SETS[place.set].family
+        family = family_of(place.set)
         style = prompts.call_style(method, family)
         config = service_config(self._models[place.model], family, style)
+        services = (place.model, family.title, style)
+        turns = prompts.max_turns(method, family)
+        source = DataSource(source=tasks)
+        return self._planned(place, decode, config, source, services, family, turns)
+
+    def _planned(
+        self,
+        place: Place,
+        decode: DecodeEntry,
+        config: Config,
+        source: DataSource,
+        services: tuple[str, ...],
+        family: Family,
+        max_turns: int | None = None,
+    ) -> PlannedCell:
         temperature = 0.0 if decode.method == "greedy" else decode.temperature
-        evaluation = config.evaluation.model_copy(
-            update={
-                "sets": {place.set: DataSource(source=tasks)},
-                "temperature": temperature,
-            }
-        )
+        changes = {"sets": {place.set: source}, "temperature": temperature}
+        evaluation = config.evaluation.model_copy(update=changes)
         config = config.model_copy(update={"evaluation": evaluation})
-        asked = questioning(config, "agent", 1, self._decodings[decode.label]).model_copy(
-            update={"max_turns": prompts.max_turns(method, family)}
-        )
-        folder = self._results.with_name(f"{self._results.name}_cells")
+        decoding, choice = self._decodings[decode.label], None
+        answers = place.name
+        if self._matrix.pools(decode):
+            assert decoding is not None  # of every method but greedy
+            choice, decoding = self._choice(place, decode, decoding), None
+            answers = replace(place, decode=POOL).name
+        attempts = 1 if choice is None else self._matrix.pool or 1
+        asked = questioning(config, "agent", attempts, decoding)
+        asked = asked.model_copy(update={"max_turns": max_turns})
         return PlannedCell(
             place=place,
             family=family,
             config=config,
-            services=(place.model, family.title, style),
+            services=services,
             questioning=asked,
-            tasks=tasks,
-            answers=self._folder / "answers" / f"{place.name}.jsonl",
-            file=folder / f"{place.name}.json",
-            settings=_settings(config, asked, tasks),
+            source=source,
+            answers=self._folder / "answers" / f"{answers}.jsonl",
+            file=self._file(place),
+            settings=_settings(config, asked, source) | _choice_settings(choice),
+            choice=choice,
         )
+
+    def _choice(self, place: Place, decode: DecodeEntry, decoding: Decoding) -> Choice:
+        costing = decode.tokens_of
+        return Choice(
+            candidates=decode.candidates,
+            scorer=decoding.scorer,
+            tokens_of=None if costing is None else self._file(replace(place, decode=costing)),
+        )
+
+    def _file(self, place: Place) -> Path:
+        folder = self._results.with_name(f"{self._results.name}_cells")
+        return folder / f"{place.name}.json"
 
 
 def service_config(config: Config, family: Family, style: str) -> Config:
@@ -237,13 +336,55 @@ def service_config(config: Config, family: Family, style: str) -> Config:
     )
 
 
-def _settings(config: Config, asked: QuestioningConfig, tasks: Path) -> dict[str, JsonValue]:
+def with_scorers(config: Config, folders: Mapping[Scorer, str]) -> Config:
+    """Return the configuration with components that ask models of these folders.
+
+    A model is called by its component and a digest of its weights, so that a cell which was made
+    with another one is known.
+
+    Raises:
+        ConfigError: a folder has no weights.
+    """
+    if not folders:
+        return config
+    reward: dict[str, object] = config.reward.model_dump()
+    reward["components"] = {**dict.fromkeys(folders, 0.0), **config.reward.components}
+    for name, folder in folders.items():
+        weights = Path(folder) / SNAPSHOT_FILE
+        if not weights.is_file():
+            raise ConfigError(
+                f"models.scorers.{name} ({folder}) has no {SNAPSHOT_FILE}; name a folder that "
+                "`agent-r1 export --critic` or `agent-r1 train-reward` wrote"
+            )
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
+        reward[ASKING[name]] = {"path": folder, "model": f"{name}-{digest}"}
+    return config.model_copy(update={"reward": RewardConfig.model_validate(reward)})
+
+
+def _choice_settings(choice: Choice | None) -> dict[str, JsonValue]:
+    if choice is None:
+        return {}
+    costing = None if choice.tokens_of is None else choice.tokens_of.stem
+    return {
+        "pool.candidates": choice.candidates,
+        "pool.scorer": choice.scorer,
+        "pool.tokens_of": costing,
+    }
+
+
+def _settings(config: Config, asked: QuestioningConfig, source: DataSource) -> dict[str, JsonValue]:
     facts = {
         **evaluation_facts(config),
         "seed": asked.seed,
         "temperature": asked.temperature,
         "max_turns": asked.max_turns,
-        "tasks": f"sha256:{source_digest(tasks)}",
+        "tasks": f"sha256:{source_digest(source)}",
+        **({} if asked.attempts == 1 else {"attempts": asked.attempts}),
+        **{
+            f"reward.{table}.model": getattr(config.reward, table).model
+            for name, table in ASKING.items()
+            if name in config.reward.components
+        },
     }
     if asked.decoding is not None:
         facts |= {f"decoding.{k}": v for k, v in asked.decoding.model_dump(mode="json").items()}

@@ -36,15 +36,30 @@ class Cell(StrictMessage):
     """Calls that tools answered for a question, to branches that were not chosen included."""
     seconds: tuple[float, float, float]
     """From a question's first turn to its answer, beside the other questions in flight."""
+    scorer_tokens: tuple[float, float, float] | None = None
+    """Tokens that the scorer's model read and wrote for a question; None where none was asked."""
+    candidates: int | None = None
+    """Answers of a pool that were chosen from."""
+    scores: dict[str, float] = {}
+    """Score of each question by its id, where cells are compared."""
 
 
-def measure(answers: Iterable[Answer], family: Family, settings: Facts) -> Cell:
+def measure(
+    answers: Iterable[Answer],
+    family: Family,
+    settings: Facts,
+    *,
+    candidates: int | None = None,
+    compared: bool = False,
+) -> Cell:
     """Return the numbers of a cell.
 
     Args:
         answers: one a question, in any order.
         family: of the data set.
         settings: of the cell.
+        candidates: answers of a pool that each was chosen from.
+        compared: keep the score of every question.
 
     Raises:
         ValueError: no question was scored.
@@ -55,6 +70,7 @@ def measure(answers: Iterable[Answer], family: Family, settings: Facts) -> Cell:
     if not scored:
         raise ValueError(f"all {len(ordered)} questions failed; there is nothing to measure")
     extra = None if family.extra is None else [a.components[family.extra] for a in scored]
+    asked = [a.scorer_tokens for a in scored if a.scorer_tokens is not None]
     return Cell(
         settings=dict(settings),
         n=len(scored),
@@ -64,6 +80,9 @@ def measure(answers: Iterable[Answer], family: Family, settings: Facts) -> Cell:
         sampled_tokens=_rounded([a.sampled_tokens or 0 for a in scored]),
         calls=_rounded([sum(a.calls.values()) + (a.discarded_calls or 0) for a in scored]),
         seconds=_rounded([a.seconds or 0.0 for a in scored]),
+        scorer_tokens=_rounded(asked) if asked else None,
+        candidates=candidates,
+        scores={a.id: a.components[family.component] for a in scored} if compared else {},
     )
 
 
@@ -85,19 +104,28 @@ def write_cell(file: Path, cell: Cell) -> None:
         raise ValueError(f"the cell {file} cannot be written: {exc.strerror}") from exc
 
 
+def load_cell(file: Path) -> Cell | None:
+    """Return the cell of a file; None where there is none.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    if not file.exists():
+        return None
+    try:
+        return Cell.model_validate_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValidationError) as exc:
+        raise ValueError(f"the cell {file} cannot be read ({exc}); remove it") from exc
+
+
 def read_cell(file: Path, settings: Mapping[str, JsonValue]) -> Cell | None:
     """Return a finished cell; None where it has no file.
 
     Raises:
         ValueError: the file cannot be read, or was made with other settings.
     """
-    if not file.exists():
-        return None
-    try:
-        cell = Cell.model_validate_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValidationError) as exc:
-        raise ValueError(f"the cell {file} cannot be read ({exc}); remove it") from exc
-    found = differences(cell.settings, settings)
+    cell = load_cell(file)
+    found = [] if cell is None else differences(cell.settings, settings)
     if found:
         raise ValueError(
             f"{file} was made with other settings: {'; '.join(found)}; restore the settings, or "

@@ -1,4 +1,5 @@
-"""What a matrix file says: real models on public data sets, asked and decoded in several ways.
+"""What a matrix file says: models on public data sets or your own tasks, asked and decoded in
+several ways.
 
 `cli/evaluation/matrix_plan.py` reads the file and resolves every cell.
 """
@@ -24,16 +25,23 @@ chat template has it, in one turn or in up to `env.max_turns`."""
 SET_NAMES: tuple[SetName, ...] = get_args(SetName)
 METHODS: tuple[Method, ...] = get_args(Method)
 BRANCHING: tuple[str, ...] = get_args(DecodingMethod)
+POOLED: tuple[DecodingMethod, ...] = ("majority", "best_of_n")
+"""Methods that can choose among stored answers."""
+Scorer = Literal["reward_model", "critic"]
 NAME_PATTERN = r"^[a-z0-9][a-z0-9_.-]{0,40}$"
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
 class ModelEntry(StrictConfig):
     """One entry of `[[models]]`."""
 
-    name: Annotated[str, Field(pattern=NAME_PATTERN)]
+    name: Name
     """Names the model in the report and in the cells' files: `zero-shot`, `grpo`."""
     policy: str
     """Model folder, name on the hub, or run folder (its last checkpoint)."""
+    scorers: dict[Scorer, str] = {}
+    """Reward components that score branches of this model, and the model folder that each asks; the
+    command serves it."""
 
 
 class DecodeEntry(StrictConfig):
@@ -44,7 +52,7 @@ class DecodeEntry(StrictConfig):
 
     method: Literal["greedy"] | DecodingMethod
     """`greedy` is one answer at temperature 0; the others choose among several branches."""
-    name: Annotated[str, Field(pattern=NAME_PATTERN)] | None = None
+    name: Name | None = None
     """Names the entry in reports and files; None: the method, and the number of candidates."""
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """At which branches are sampled."""
@@ -57,7 +65,18 @@ class DecodeEntry(StrictConfig):
     max_calls: Annotated[int, Field(ge=0)] | str | None = None
     """Most tool calls of all branches together; None is no limit."""
     scorer: str | None = None
-    """Component of `reward.components` that scores branches; None: reward_model, critic or judge."""
+    """Component of `reward.components` that scores branches; None: the first that asks a model."""
+    tokens_of: Name | None = None
+    """`majority` and `best_of_n` of a pool: another entry. As many answers are chosen from as cost
+    at least as many sampled tokens, and no fewer than `candidates`."""
+
+    @property
+    def series(self) -> str:
+        """Name what several entries have in common that differ in what they may cost."""
+        parts = [self.method, *filter(None, [self.scorer])]
+        if self.method in TURN_BY_TURN:
+            parts.append(f"d = {self.lookahead}")
+        return ", ".join(parts) + (", equal tokens" if self.tokens_of else "")
 
     @property
     def label(self) -> str:
@@ -75,6 +94,7 @@ class DecodeEntry(StrictConfig):
             "lookahead": TURN_BY_TURN,
             "max_calls": BRANCHING,
             "scorer": tuple(name for name in BRANCHING if name != "majority"),
+            "tokens_of": POOLED,
         }
         for key in self.model_fields_set & needed.keys():
             if self.method not in needed[key]:
@@ -102,6 +122,27 @@ class DecodeEntry(StrictConfig):
         )
 
 
+class ComparisonEntry(StrictConfig):
+    """One entry of `[[comparisons]]`: two ways to decode, and what is expected beforehand."""
+
+    name: Name
+    """Names the comparison in the report."""
+    first: str
+    """Name of an entry of `[[decode]]`."""
+    second: str
+    """Name of another one; differences are second - first."""
+    sets: Annotated[list[str], Field(min_length=1)]
+    """Names under `[tasks]`; each is compared by itself."""
+    goal: Literal["better", "not_worse"]
+    """`better`: the difference is at least the margin, and its interval is above 0. `not_worse`: it
+    is not below the negative margin with an interval below 0."""
+    margin: Annotated[float, Field(ge=0, le=1)]
+    """Of the score."""
+    greedy_between: tuple[float, float] | None = None
+    """Range that greedy's score should be in, so that there is something to gain and to lose; a
+    model outside is compared all the same, and the report says so."""
+
+
 class MatrixFile(StrictConfig):
     """A matrix file."""
 
@@ -109,21 +150,91 @@ class MatrixFile(StrictConfig):
     """Configuration that every cell starts from: tools, `[env]` limits, `[rollout]`, run.seed."""
     results: Path
     """Files to write, without suffix: `results/small` makes `results/small.md` and others."""
-    sets: dict[SetName, DataSource]
+    sets: dict[SetName, DataSource] = {}
     """Published file, or `hf:owner/name:split`, of each data set; those that are not named stand
     in the report without data."""
+    tasks: dict[Name, DataSource] = {}
+    """Task files of your own, which are asked as they are, with the environment, the tools and the
+    reward of the configuration."""
+    pool: Annotated[int, Field(ge=2)] | None = None
+    """Answers that are sampled to each question and stored, for `majority` and `best_of_n` to
+    choose from; None lets each of their entries sample its own."""
     methods: Annotated[list[Method], Field(min_length=1)] = list(METHODS)
     """How models are asked; all ways by default."""
     models: Annotated[list[ModelEntry], Field(min_length=1)]
     """Models, zero-shot or trained."""
     decode: Annotated[list[DecodeEntry], Field(min_length=1)] = [DecodeEntry(method="greedy")]
     """How answers are found."""
+    comparisons: list[ComparisonEntry] = []
+    """Pairs of ways to find answers to `tasks`, compared question by question."""
+
+    def pools(self, entry: DecodeEntry) -> bool:
+        """Say whether an entry chooses from the pool."""
+        return self.pool is not None and entry.method in POOLED
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
         _check_once("methods", self.methods)
         _check_once("models", [model.name for model in self.models])
         _check_once("decode", [decode.label for decode in self.decode])
+        _check_once("comparisons", [comparison.name for comparison in self.comparisons])
+        if not self.sets and not self.tasks:
+            raise ValueError("neither [sets] nor [tasks] names a file; there is nothing to ask")
+        if both := self.tasks.keys() & set(SET_NAMES):
+            raise ValueError(
+                f"tasks has {min(both)!r}, which is the name of a public data set; choose another "
+                "name, or name its published file under [sets]"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_pool(self) -> Self:
+        pooled = [entry for entry in self.decode if self.pools(entry)]
+        for entry in pooled:
+            if entry.candidates > (self.pool or 0):
+                raise ValueError(
+                    f"decode {entry.label!r} chooses from {entry.candidates} answers, and the pool "
+                    f"has {self.pool}; raise pool or lower candidates"
+                )
+            if entry.max_calls is not None:
+                raise ValueError(
+                    f"decode {entry.label!r} has max_calls, and the answers of a pool are sampled "
+                    "one by one; remove it, or the pool"
+                )
+        if len({entry.temperature for entry in pooled}) > 1:
+            raise ValueError(
+                "majority and best_of_n have several temperatures, and one pool is sampled at one "
+                "of them; give them the same"
+            )
+        sampled = {entry.label for entry in self.decode if not self.pools(entry)}
+        for entry in self.decode:
+            if entry.tokens_of is not None and (
+                not self.pools(entry) or entry.tokens_of not in sampled
+            ):
+                raise ValueError(
+                    f"decode {entry.label!r} has tokens_of = {entry.tokens_of!r}; it needs pool, "
+                    f"and names an entry that samples its own answers: {', '.join(sorted(sampled))}"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _check_comparisons(self) -> Self:
+        labels = [entry.label for entry in self.decode]
+        for comparison in self.comparisons:
+            for named, known in (
+                ([comparison.first, comparison.second], labels),
+                (comparison.sets, list(self.tasks)),
+            ):
+                if unknown := [name for name in named if name not in known]:
+                    raise ValueError(
+                        f"the comparison {comparison.name!r} names {unknown[0]!r}, which is none "
+                        f"of {', '.join(known)}; correct it"
+                    )
+            if comparison.greedy_between is not None and "greedy" not in labels:
+                raise ValueError(
+                    f"the comparison {comparison.name!r} has greedy_between, and no entry of "
+                    "decode is greedy; add it"
+                )
         return self
 
 

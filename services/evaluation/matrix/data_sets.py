@@ -54,6 +54,8 @@ MULTIHOP = Family(
     "questions", "exact_match", "exact match", "f1", "search", 'type = "search" and its corpus'
 )
 FAMILIES = (MULTIHOP, MATHS, CODE)
+OWN = Family("tasks", "exact_match", "exact match", None, "", "")
+"""Task files of the user's, which bring their tools along."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,16 @@ DATA_SETS: Mapping[SetName, DataSet] = {
     ),
     "musique": DataSet("MuSiQue", MULTIHOP, questions.multihop, "hf:dgslibisey/MuSiQue:validation"),
 }
+
+
+def family_of(name: str) -> Family:
+    """Return the family of a public data set, or of a user's task file."""
+    return DATA_SETS[name].family if name in DATA_SETS else OWN
+
+
+def title_of(name: str) -> str:
+    """Return what a set is called in a report."""
+    return DATA_SETS[name].title if name in DATA_SETS else name
 
 
 def read_questions(name: SetName, source: DataSource | None) -> list[Question]:

@@ -1,13 +1,15 @@
 """The trade-off of a matrix as one picture: score against tokens and against seconds, as SVG.
 
 report.py --points--> here. One row of panels for each kind of data set; its points are means over
-the sets. The parts of the drawing are those of the tables' charts.
+the sets. For task files of the user's, one panel each: score against sampled tokens, with lines
+through ways to decode that differ in their cost alone. The parts of the drawing are those of the
+tables' charts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from agent_r1.evaluation.table.chart import COLOURS, line, svg, text
@@ -49,7 +51,7 @@ def trade_off(points: Sequence[Point]) -> str:
         for column, (label, cost) in enumerate(COSTS):
             x, y = LEFT + column * (PANEL_W + GAP), TOP + row * (PANEL_H + GAP)
             scale, ticks = log_scale([getattr(point, cost) for point in members], x, x + PANEL_W)
-            parts += _frame(x, y, family if column == 0 else "", label, scale, ticks)
+            parts += frame(x, y, family if column == 0 else "", label, scale, ticks)
             for point in members:
                 parts.append(
                     mark(
@@ -63,6 +65,40 @@ def trade_off(points: Sequence[Point]) -> str:
     width = LEFT + 2 * (PANEL_W + GAP) + LEGEND
     rows = max(len(families) * (PANEL_H + GAP), 18 * (len(colours) + len(shapes) + 2))
     return svg(width, TOP + rows, "Score against what it costs", parts)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Ways to decode that differ in what they may cost."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    """Sampled tokens a question and score, by tokens."""
+
+
+def curves(panels: Mapping[str, Sequence[Series]]) -> str:
+    """Draw score over sampled tokens, a panel for each set.
+
+    Returns:
+        The text of an SVG file.
+    """
+    names = list(dict.fromkeys(one.name for series in panels.values() for one in series))
+    parts: list[str] = []
+    for column, (title, series) in enumerate(panels.items()):
+        x = LEFT + column * (PANEL_W + GAP)
+        tokens = [point[0] for one in series for point in one.points]
+        scale, ticks = log_scale(tokens, x, x + PANEL_W)
+        parts += frame(x, TOP, title, COSTS[0][0], scale, ticks)
+        for one in series:
+            colour = COLOURS[names.index(one.name) % len(COLOURS)]
+            places = [(scale(cost), TOP + PANEL_H * (1 - score)) for cost, score in one.points]
+            joined = " ".join(f"{px:.1f},{py:.1f}" for px, py in places)
+            parts.append(f'<polyline points="{joined}" fill="none" stroke="{colour}"/>')
+            parts += [mark("circle", px, py, colour) for px, py in places]
+    parts += _legend(LEFT + len(panels) * (PANEL_W + GAP) - 20, names, [])
+    width = LEFT + len(panels) * (PANEL_W + GAP) + LEGEND
+    height = TOP + max(PANEL_H + GAP, 18 * (len(names) + 2))
+    return svg(width, height, "Score over sampled tokens", parts)
 
 
 def log_scale(values: Sequence[float], start: float, end: float) -> tuple[Scale, list[float]]:
@@ -84,9 +120,10 @@ def log_scale(values: Sequence[float], start: float, end: float) -> tuple[Scale,
     return place, [10.0**power for power in range(low, high + 1)]
 
 
-def _frame(
+def frame(
     x: float, y: float, title: str, label: str, scale: Scale, ticks: Sequence[float]
 ) -> list[str]:
+    """Draw the axes of one panel, whose upper left corner is at x and y; scores go from 0 to 1."""
     right, bottom = x + PANEL_W, y + PANEL_H
     parts: list[str] = []
     for tenth in range(0, 11, 2):

@@ -10,13 +10,23 @@ from typing import Any
 
 from agent_r1.evaluation.answers import write_json
 from agent_r1.evaluation.matrix.cells import Cell
-from agent_r1.evaluation.matrix.config import SET_NAMES, SetName
-from agent_r1.evaluation.matrix.data_sets import DATA_SETS, FAMILIES
-from agent_r1.evaluation.matrix.picture import Point, trade_off
+from agent_r1.evaluation.matrix.comparisons import compare
+from agent_r1.evaluation.matrix.config import ComparisonEntry
+from agent_r1.evaluation.matrix.data_sets import FAMILIES, OWN, family_of, title_of
+from agent_r1.evaluation.matrix.picture import Point, Series, curves, trade_off
 from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED
 from agent_r1_service.files.writing import write_atomically
 
 NOT_RUN = "not run"
+COMPARISON_COLUMNS = (
+    *("model", "greedy", "first", "second", "difference"),
+    *("answers chosen from", "tokens of first", "of second", "questions"),
+)
+COMPARED = (
+    "The matrix file fixed these before the first run; nothing else on this page is tested. "
+    "Differences are of exact match, question by question; a resample draws questions, each with "
+    "what all models made of it."
+)
 EXTRA_TITLES = {"f1": "F1", "tests_passed": "tests passed"}
 
 
@@ -25,7 +35,7 @@ class Place:
     """One cell of the matrix."""
 
     model: str
-    set: SetName
+    set: str
     method: str
     decode: str
 
@@ -44,6 +54,9 @@ class Results:
     """What was measured, or why there is nothing."""
     models: Mapping[str, str]
     """What each model is, as the matrix file names it."""
+    series: Mapping[str, str]
+    """By the name of a way to decode: what it has in common with others that cost more or less."""
+    comparisons: Sequence[ComparisonEntry]
     command: str
     """The command that makes all of it again."""
     versions: Mapping[str, str]
@@ -60,13 +73,17 @@ def write_report(results: Results, out: Path) -> list[Path]:
     """
     files = [out.with_name(f"{out.name}{suffix}") for suffix in (".md", ".json")]
     picture = out.with_name(f"{out.name}.svg")
-    points = points_of(results.cells)
+    curve = out.with_name(f"{out.name}_curves.svg")
+    points, panels = points_of(results.cells), panels_of(results)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if points:
             write_atomically(picture, trade_off(points))
             files.append(picture)
-        found = record(results, picture.name if points else None)
+        if panels:
+            write_atomically(curve, curves(panels))
+            files.append(curve)
+        found = record(results, picture.name if points else None, curve.name if panels else None)
         write_atomically(files[0], report(found))
         write_json(files[1], found)
     except OSError as exc:
@@ -76,7 +93,7 @@ def write_report(results: Results, out: Path) -> list[Path]:
     return files
 
 
-def record(results: Results, picture: str | None) -> dict[str, Any]:
+def record(results: Results, picture: str | None, curve: str | None) -> dict[str, Any]:
     """Return what the JSON file holds: all that the report says."""
     return {
         "name": results.name,
@@ -94,7 +111,13 @@ def record(results: Results, picture: str | None) -> dict[str, Any]:
             "resamples": RESAMPLES,
             "seed": SEED,
         },
+        "comparisons": [
+            compare(entry, name, _ways(results.cells, name))
+            for entry in results.comparisons
+            for name in entry.sets
+        ],
         "picture": picture,
+        "curve": curve,
         "models": dict(results.models),
         "command": results.command,
         "versions": dict(results.versions),
@@ -116,9 +139,14 @@ def report(found: Mapping[str, Any]) -> str:
     if found["picture"]:
         shown = "Score against tokens and seconds a question, mean over the data sets of a kind"
         blocks.append(f"![{shown}]({found['picture']})")
-    for name in SET_NAMES:
+    if found["curve"]:
+        blocks.append(f"![Score over sampled tokens, mean over the models]({found['curve']})")
+    if found["comparisons"]:
+        blocks += ["## Comparisons", COMPARED]
+        blocks += [_comparison(one) for one in found["comparisons"]]
+    for name in dict.fromkeys(cell["set"] for cell in found["cells"]):
         members = [cell for cell in found["cells"] if cell["set"] == name]
-        blocks += [f"## {DATA_SETS[name].title}", _table(name, members)] if members else []
+        blocks += [f"## {title_of(name)}", _table(name, members)]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     models = "; ".join(f"`{name}` is {policy}" for name, policy in found["models"].items())
     blocks += [
@@ -130,14 +158,46 @@ def report(found: Mapping[str, Any]) -> str:
     return "\n\n".join(blocks) + "\n"
 
 
-def _table(name: SetName, members: Sequence[Mapping[str, Any]]) -> str:
+def _comparison(found: Mapping[str, Any]) -> str:
+    margin = found["margin"]
+    expected = f"at least {margin:+.3f}, with an interval above 0"
+    if found["goal"] == "not_worse":
+        expected = f"not below {-margin:+.3f} with an interval below 0"
+    head = (
+        f"**{found['name']}** on `{found['set']}`: `{found['second']}` minus `{found['first']}`, "
+        f"expected {expected}"
+    )
+    if found["missing"]:
+        return f"{head}. Not run: {', '.join(found['missing'])}."
+    lines = [_row(COMPARISON_COLUMNS), _row(["---"] * len(COMPARISON_COLUMNS))]
+    for row in found["rows"]:
+        mean, low, high = row["difference"]
+        chosen = ", ".join("" if n is None else str(n) for n in row["candidates"])
+        tokens = [f"{value:.0f}" for value in row["tokens"]]
+        shown = [row["model"], _greedy(row["greedy"], found["greedy_between"])]
+        shown += [f"{row['first']:.3f}", f"{row['second']:.3f}"]
+        shown += [f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]", chosen, *tokens, str(row["n"])]
+        lines.append(_row(shown))
+    verdict = "This is so." if found["reached"] else "This is **not** so."
+    return "\n".join([f"{head}. {verdict}", "", *lines])
+
+
+def _greedy(score: float | None, between: Sequence[float] | None) -> str:
+    if score is None:
+        return ""
+    outside = between is not None and not between[0] <= score <= between[1]
+    return f"{score:.3f}" + (f" (outside {between[0]:g} to {between[1]:g})" if outside else "")
+
+
+def _table(name: str, members: Sequence[Mapping[str, Any]]) -> str:
     reasons = {cell["missing"] for cell in members}
     if len(reasons) == 1 and "" not in reasons:
         return f"{reasons.pop()}."
-    family = DATA_SETS[name].family
+    family = family_of(name)
     extra = [] if family.extra is None else [EXTRA_TITLES[family.extra]]
     columns = ["model", "method", "decode", family.measure, *extra]
-    columns += ["tokens", "calls", "seconds", "questions"]
+    asked = any(cell.get("scorer_tokens") for cell in members)
+    columns += ["tokens", *(["scorer tokens"] if asked else []), "calls", "seconds", "questions"]
     lines = [_row(columns), _row(["---"] * len(columns))]
     for cell in members:
         shown = [cell["model"], cell["method"], cell["decode"]]
@@ -146,7 +206,11 @@ def _table(name: SetName, members: Sequence[Mapping[str, Any]]) -> str:
             continue
         failed = f" ({cell['failed']} failed)" if cell["failed"] else ""
         shown += [_interval(cell["score"]), *[_interval(cell["extra"]) for _ in extra]]
-        shown += [f"{cell['sampled_tokens'][0]:.0f}", f"{cell['calls'][0]:.1f}"]
+        shown.append(f"{cell['sampled_tokens'][0]:.0f}")
+        if asked:
+            read = cell["scorer_tokens"]
+            shown.append("" if read is None else f"{read[0]:.0f}")
+        shown.append(f"{cell['calls'][0]:.1f}")
         shown += [f"{cell['seconds'][0]:.2f}", f"{cell['n']}{failed}"]
         lines.append(_row(shown))
     return "\n".join(lines)
@@ -162,7 +226,7 @@ def points_of(cells: Mapping[Place, Cell | str]) -> list[Point]:
     for family in FAMILIES:
         ways: dict[tuple[str, str, str], dict[str, Cell]] = {}
         for place, cell in cells.items():
-            if DATA_SETS[place.set].family is family and isinstance(cell, Cell):
+            if family_of(place.set) is family and isinstance(cell, Cell):
                 way = (place.model, place.method, place.decode)
                 ways.setdefault(way, {})[place.set] = cell
         sets = {name for of_way in ways.values() for name in of_way}
@@ -180,6 +244,34 @@ def points_of(cells: Mapping[Place, Cell | str]) -> list[Point]:
                     )
                 )
     return points
+
+
+def panels_of(results: Results) -> dict[str, list[Series]]:
+    """Return the curves of each task file: means over the models, where all of them are there."""
+    panels: dict[str, list[Series]] = {}
+    for name in dict.fromkeys(p.set for p in results.cells if family_of(p.set) is OWN):
+        by_model = list(_ways(results.cells, name).values())
+        series: dict[str, list[tuple[float, float]]] = {}
+        for way in results.series:
+            cells = [ways[way] for ways in by_model if way in ways]
+            if cells and len(cells) == len(by_model):
+                tokens = fmean(cell.sampled_tokens[0] for cell in cells)
+                score = fmean(cell.score[0] for cell in cells)
+                series.setdefault(results.series[way], []).append((tokens, score))
+        if series:
+            panels[name] = [Series(of, sorted(points)) for of, points in series.items()]
+    return panels
+
+
+def _ways(cells: Mapping[Place, Cell | str], name: str) -> dict[str, dict[str, Cell]]:
+    """Return the finished cells of a set, by model and by the name of the way to decode."""
+    found: dict[str, dict[str, Cell]] = {}
+    for place, cell in cells.items():
+        if place.set == name:
+            ways = found.setdefault(place.model, {})
+            if isinstance(cell, Cell):
+                ways[place.decode] = cell
+    return found
 
 
 def _interval(numbers: Sequence[float]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from agent_r1.reward import model_server
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
@@ -29,7 +30,7 @@ def server() -> Iterator[ScriptedServer]:
 async def scorer(server: ScriptedServer) -> AsyncIterator[Scorer]:
     table = {"url": server.url.removesuffix("/v1"), "model": "critic-1"}
     components = {"answered": 1.0, "critic": 0.0}
-    config = {"components": components, "critic": table, "component_timeout_s": 2.0}
+    config = {"components": components, "critic": table}
     made = Scorer(RewardConfig.model_validate(config))
     yield made
     await made.close()
@@ -81,9 +82,15 @@ async def test_a_finished_trajectory_is_valued_before_its_last_token(
     ],
 )
 async def test_what_is_no_value_is_an_error_and_never_a_score(
-    server: ScriptedServer, scorer: Scorer, answer: tuple[int, Any], message: str
+    server: ScriptedServer,
+    scorer: Scorer,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: tuple[int, Any],
+    message: str,
 ):
     server.answers = [answer]
+    # The next try would come after all patience, so that a server which is away is given up now.
+    monkeypatch.setattr(model_server, "FIRST_DELAY_S", 1000.0)
     with pytest.raises(ComponentError, match=message):
         await scorer.value("critic", interaction(5))
 

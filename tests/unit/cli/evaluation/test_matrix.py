@@ -16,6 +16,7 @@ from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.main import Evaluation
 from agent_r1.evaluation.matrix.config import METHODS
 from agent_r1_deploy import local_client
+from agent_r1_service.evaluation_client import ATTEMPT
 from tests.support.config_scene import RUN_TOML, load_nothing, write_scene
 from tests.unit.evaluation.lines import answer
 
@@ -105,7 +106,7 @@ def test_cells_ask_as_their_method_and_decoding_say(folder: Path):
         "majority",
         2,
     )
-    tasks = [json.loads(line) for line in tools.tasks.read_text().splitlines()]
+    tasks = [json.loads(line) for line in tools.source.source.read_text().splitlines()]
     assert [task["tools"] for task in tasks] == [["search"]] * 3
     assert [task["payload"] for task in tasks] == [{"answers": ["Ada"]}] * 3
 
@@ -142,7 +143,7 @@ def test_services_are_set_up_for_the_family_and_the_style_of_calls(folder: Path)
     assert react.config.env.tool_format.endswith(":ReactFormat")
     assert react.config.env.type.endswith(":TextEnv")
     assert react.config.reward.components == {"exact_match": 1.0, "f1": 0.0}
-    assert "Its arguments: " in react.tasks.read_text()
+    assert "Its arguments: " in react.source.source.read_text()
     native = cells["gsm8k-zero-shot-direct-greedy"].config
     assert (native.env.type, native.env.tool_format) == ("tool", "hermes")
     assert native.reward.components == {"math_equal": 1.0}
@@ -196,6 +197,7 @@ class FakeServices:
         self.asked: list[str] = []
         self.stop_after = 999
         self.failing: set[str] = set()
+        self.scores: Callable[[int], dict[str, float]] = lambda attempt: {}
         monkeypatch.setattr(local_client, "run_client", self.run_client)
         monkeypatch.setattr(Evaluation, "ask", lambda evaluation, **_: self.ask(evaluation))
 
@@ -212,11 +214,13 @@ class FakeServices:
                 raise StoppedError
             self.asked.append(task.id)
             name = str(task.metadata["set"])
-            components = {"exact_match": 1.0, "f1": 1.0, "math_equal": 1.0}
+            attempt = int(str(task.metadata.get(ATTEMPT, 0)))
+            components = {"exact_match": 1.0, "f1": 1.0, "math_equal": 1.0} | self.scores(attempt)
             failed = task.id in self.failing
             line = answer(
                 task.id,
                 set=name,
+                attempt=attempt,
                 components=components,
                 sampled_tokens=7,
                 seconds=0.5,
@@ -296,3 +300,144 @@ def test_a_cell_that_lost_too_many_questions_is_not_finished(
     assert run(folder) == 0
     # Only those that failed are asked again: 2 in each of HotpotQA's 4 cells.
     assert len(services.asked) == 14 + 8
+
+
+# --- tasks of one's own, and a pool ---------------------------------------------------------------
+
+OWN_TOML = """
+config = "run.toml"
+results = "results/own"
+pool = 4
+
+[tasks]
+held_out = "held_out.jsonl"
+
+[[models]]
+name = "one"
+policy = "model"
+scorers = { critic = "critic" }
+
+[[models]]
+name = "two"
+policy = "model"
+scorers = { critic = "other_critic" }
+
+[[decode]]
+method = "greedy"
+
+[[decode]]
+method = "value_guided"
+name = "guided"
+candidates = 3
+lookahead = 0
+
+[[decode]]
+method = "majority"
+candidates = 3
+
+[[decode]]
+method = "best_of_n"
+name = "best"
+candidates = 2
+scorer = "critic"
+tokens_of = "guided"
+
+[[comparisons]]
+name = "primary"
+first = "best"
+second = "guided"
+sets = ["held_out"]
+goal = "better"
+margin = 0.05
+greedy_between = [0.3, 0.8]
+"""
+
+
+@pytest.fixture
+def own(folder: Path) -> Path:
+    lines = [{"id": name, "prompt": "?", "payload": {"answers": ["Ada"]}} for name in "ab"]
+    (folder / "held_out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in ("critic", "other_critic"):
+        (folder / name).mkdir()
+        for file in ("config.json", "tokenizer.json"):
+            (folder / name / file).write_text("{}")
+        (folder / name / "model.safetensors").write_text(name)
+    (folder / "matrix.toml").write_text(OWN_TOML)
+    return folder
+
+
+def test_tasks_are_asked_as_they_are_with_a_scorer_for_each_model(own: Path):
+    plan = plan_of(own, OWN_TOML)
+    cells = planned(plan)
+    assert len(cells) == len(plan.cells) == 2 * 4
+    guided = cells["held_out-one-as_they_are-guided"]
+    assert guided.questioning.decoding is not None
+    assert (guided.questioning.decoding.scorer, guided.choice) == ("critic", None)
+    tables = {
+        name: cells[f"held_out-{name}-as_they_are-guided"].config.reward for name in ("one", "two")
+    }
+    named = {name: reward.critic.model for name, reward in tables.items() if reward.critic}
+    assert named["one"].startswith("critic-")
+    assert named["one"] != named["two"]
+    assert guided.settings["reward.critic.model"] == named["one"]
+    assert tables["one"].components == {"exact_match": 1.0, "critic": 0.0}
+    assert list(tables["one"].to_serve()) == ["critic"]
+
+
+def test_what_chooses_from_a_pool_shares_its_answers(own: Path):
+    cells = planned(plan_of(own, OWN_TOML))
+    majority, best = (cells[f"held_out-one-as_they_are-{n}"] for n in ("majority_3", "best"))
+    assert majority.answers == best.answers != cells["held_out-two-as_they_are-best"].answers
+    for cell in (majority, best):
+        assert (cell.questioning.attempts, cell.questioning.decoding) == (4, None)
+        assert cell.questioning.temperature == 1.0
+    assert majority.choice is not None
+    assert (majority.choice.candidates, majority.choice.scorer) == (3, None)
+    assert best.choice is not None
+    assert best.choice.tokens_of == cells["held_out-one-as_they_are-guided"].file
+    assert best.settings["pool.tokens_of"] == "held_out-one-as_they_are-guided"
+
+
+def test_the_pool_is_asked_once_and_the_comparison_reported(own: Path, services: FakeServices):
+    # The critic likes the second answer best, which is wrong; guided asks one, with attempt 0.
+    services.scores = lambda attempt: {"critic": -attempt % 3, "exact_match": float(attempt != 1)}
+    assert run(own) == 0
+    assert len(services.starts) == 2  # one for each model, with its own scorer
+    # For each model 2 questions: greedy, guided, and 4 answers of the pool.
+    assert len(services.asked) == 2 * 2 * (1 + 1 + 4)
+    found = json.loads((own / "out" / "own.json").read_text())
+    cells = {(c["model"], c["decode"]): c for c in found["cells"]}
+    # An answer costs 7 tokens, guided as much as one; no fewer than 2 are chosen from.
+    assert cells["one", "best"]["candidates"] == 2
+    assert cells["one", "best"]["sampled_tokens"][0] == 14
+    assert cells["one", "best"]["scores"] == {"a": 0.0, "b": 0.0}
+    [primary] = found["comparisons"]
+    assert primary["rows"][-1]["difference"] == [1.0, 1.0, 1.0]
+    assert primary["reached"]
+    text = (own / "out" / "own.md").read_text()
+    assert "1.000 (outside 0.3 to 0.8)" in text
+    assert "This is so." in text
+    assert (own / "out" / "own_curves.svg").exists()
+    assert run(own) == 0
+    assert len(services.starts) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("pool = 4", "pool = 2", "chooses from 3 answers, and the pool has 2"),
+        ("pool = 4", "", "tokens_of = 'guided'; it needs pool"),
+        ('tokens_of = "guided"', 'tokens_of = "best"', "names an entry that samples its own"),
+        ('tokens_of = "guided"', "temperature = 0.5", "several temperatures"),
+        ('tokens_of = "guided"', "max_calls = 2", "has max_calls"),
+        ('second = "guided"', 'second = "guide"', "names 'guide', which is none of greedy, guided"),
+        ('sets = ["held_out"]', 'sets = ["held"]', "names 'held', which is none of held_out"),
+        ("held_out =", "gsm8k =", "the name of a public data set"),
+        ('critic = "critic"', 'critic = "results"', "has no model.safetensors"),
+        ('critic = "critic"', 'judge = "critic"', "judge"),
+    ],
+)
+def test_a_mistake_about_tasks_or_the_pool_is_named(own: Path, old: str, new: str, message: str):
+    assert old in OWN_TOML
+    with pytest.raises(ConfigError, match=message):
+        plan_of(own, OWN_TOML.replace(old, new))

@@ -98,6 +98,8 @@ def results(**changes: Any) -> Results:
             Place("base", "hotpotqa", "react", "greedy"): "no tool: add it",
         },
         "models": {"base": "owner/base"},
+        "series": {"greedy": "greedy"},
+        "comparisons": [],
         "command": "agent-r1 matrix small.toml",
         "versions": {"Python": "3.11"},
     }

@@ -1,0 +1,140 @@
+"""Choosing from a pool of answers, and comparing: numbers worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_r1.evaluation.answers import CallLine, TurnLine
+from agent_r1.evaluation.matrix.cells import Cell
+from agent_r1.evaluation.matrix.comparisons import compare, reached
+from agent_r1.evaluation.matrix.config import ComparisonEntry
+from agent_r1.evaluation.matrix.pool import choose, enough
+from agent_r1.evaluation.statistics import Estimate
+from tests.unit.evaluation.lines import answer
+
+SAID = ("Rome", "Paris", "paris", "Rome ")
+
+
+def pool(name: str = "q", said: tuple[str, ...] = SAID) -> list[Any]:
+    """Answers of 10, 20, 30, … tokens; the n-th costs n calls, and the critic likes the third."""
+    return [
+        answer(
+            name,
+            attempt=i,
+            prediction=text,
+            sampled_tokens=10 * (i + 1),
+            seconds=1.0,
+            turns=[TurnLine(text="", calls=[CallLine(tool="search", status="ok")] * i)],
+            components={"exact_match": float(i == 2), "critic": float(-abs(i - 2))},
+            component_tokens={"critic": 100 + i},
+        )
+        for i, text in enumerate(said)
+    ]
+
+
+def test_the_most_frequent_of_the_first_answers_is_chosen_and_all_of_them_are_paid_for():
+    [found] = choose(reversed(pool()), 3, None)
+    assert (found.prediction, found.attempt) == ("Paris", 0)
+    # 10 + 20 + 30 tokens; 0 + 1 + 2 calls, of which the chosen one made 1
+    assert (found.sampled_tokens, found.discarded_calls, found.scorer_tokens) == (60, 2, 0)
+    [two] = choose(pool(), 2, None)
+    assert two.prediction == "Rome"
+
+
+def test_the_best_of_the_first_answers_is_chosen_by_its_scorer():
+    [found] = choose(pool(), 4, "critic")
+    assert found.components["exact_match"] == 1.0
+    # 100 + 101 + 102 + 103 tokens of the scorer
+    assert (found.sampled_tokens, found.scorer_tokens, found.discarded_calls) == (100, 406, 4)
+    [two] = choose(pool(), 2, "critic")
+    assert two.prediction == "Paris"
+    with pytest.raises(ValueError, match="no component 'reward_model'"):
+        choose(pool(), 2, "reward_model")
+
+
+def test_a_question_of_which_an_answer_failed_has_failed():
+    answers = pool()
+    answers[1] = answer("q", attempt=1, failed=True)
+    assert [one.failed for one in choose(answers, 2, "critic")] == [True]
+    assert [one.failed for one in choose(answers, 1, "critic")] == [False]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "fewest", "number"),
+    [
+        (30, 1, 2),  # 10, then 10 + 20
+        (31, 1, 3),
+        (30, 3, 3),
+        (1000, 1, 4),  # more than all of them
+    ],
+)
+def test_as_many_answers_are_enough_as_cost_so_many_tokens(tokens: int, fewest: int, number: int):
+    assert enough([*pool("a"), *pool("b")], tokens, fewest) == number
+
+
+def cell(scores: dict[str, float], tokens: float = 80.0, **changes: Any) -> Cell:
+    mean = sum(scores.values()) / len(scores)
+    fields: dict[str, Any] = {
+        "settings": {},
+        "n": len(scores),
+        "failed": 0,
+        "score": (mean, mean, mean),
+        "extra": None,
+        "sampled_tokens": (tokens, tokens, tokens),
+        "calls": (1.0, 1.0, 1.0),
+        "seconds": (1.0, 1.0, 1.0),
+        "scores": scores,
+    }
+    return Cell(**(fields | changes))
+
+
+def entry(**changes: Any) -> ComparisonEntry:
+    fields = {"name": "primary", "first": "best", "second": "guided", "sets": ["s"]}
+    return ComparisonEntry.model_validate({**fields, "goal": "better", "margin": 0.05} | changes)
+
+
+def test_a_comparison_pairs_questions_and_averages_models_question_by_question():
+    cells = {
+        "one": {
+            "greedy": cell({"a": 0.0, "b": 1.0, "c": 0.0}),
+            "best": cell({"a": 0.0, "b": 1.0, "c": 0.0}, candidates=9),
+            "guided": cell({"a": 1.0, "b": 1.0, "c": 0.0}, 72.0),
+        },
+        "two": {
+            "best": cell({"a": 0.0, "b": 1.0}, candidates=8),
+            "guided": cell({"a": 1.0, "b": 1.0, "c": 1.0}, 75.0),
+        },
+    }
+    found = compare(entry(), "s", cells)
+    one, two, both = found["rows"]
+    assert [one["first"], one["second"]] == pytest.approx([1 / 3, 2 / 3], abs=1e-4)
+    assert (one["greedy"], two["greedy"]) == (pytest.approx(1 / 3), None)
+    # Of c, model two has nothing in the first way: a and b are left.
+    assert (two["n"], both["n"]) == (2, 2)
+    assert both["difference"][0] == 0.5  # a: (1 + 1) / 2; b: 0
+    assert both["tokens"] == [80.0, 73.5]
+    assert both["candidates"] == [9, 8]
+
+
+def test_a_comparison_without_a_cell_says_which():
+    found = compare(entry(), "s", {"one": {"best": cell({"a": 1.0})}})
+    assert (found["missing"], found["reached"], found["rows"]) == (["one: guided"], None, [])
+
+
+@pytest.mark.parametrize(
+    ("goal", "margin", "difference", "so"),
+    [
+        ("better", 0.05, (0.06, 0.01, 0.1), True),
+        ("better", 0.05, (0.06, -0.01, 0.1), False),
+        ("better", 0.05, (0.04, 0.01, 0.1), False),
+        ("not_worse", 0.03, (-0.02, -0.04, -0.01), True),
+        ("not_worse", 0.03, (-0.04, -0.09, 0.01), True),
+        ("not_worse", 0.03, (-0.04, -0.09, -0.01), False),
+    ],
+)
+def test_what_was_expected_is_held_against_mean_and_interval(
+    goal: str, margin: float, difference: tuple[float, float, float], so: bool
+):
+    assert reached(entry(goal=goal, margin=margin), Estimate(*difference)) is so
