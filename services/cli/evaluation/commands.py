@@ -181,9 +181,10 @@ def _add_matrix(commands: Commands) -> None:
         "evaluation.matrix:matrix",
         "evaluate models on public data sets, asked in several ways",
         "Ask every model of MATRIX the questions of MATH-500, GSM8K, HumanEval, MBPP, HotpotQA, "
-        "2WikiMultihopQA and MuSiQue, by every method and way of decoding, and write scores with "
-        "95 % intervals, tokens, calls and seconds as Markdown, JSON and a picture. If you run the "
-        "command again, it keeps finished cells and continues with the rest.",
+        "2WikiMultihopQA and MuSiQue, or those of task files, by every method and way of decoding, "
+        "and write scores with 95 % intervals, tokens, calls and seconds as Markdown, JSON and "
+        "pictures, with the comparisons that MATRIX names. If you run the command again, it keeps "
+        "finished cells and continues with the rest.",
     )
     matrix.add_argument("matrix", type=Path, metavar="MATRIX", help="matrix file (.toml)")
     matrix.add_argument(

@@ -1,11 +1,13 @@
 """What examples/deep_world compares reinforcement learning with."""
 
+import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from agent_r1.evaluation.matrix.config import MatrixFile
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.tasks import read_task_file
@@ -53,3 +55,21 @@ def test_right_runs_answer_every_training_question(
     assert 0 < replies.count(deep_world.scripted.UNAVAILABLE) < len(replies) / 3
     assert runs == deep_world.right_runs.right_runs(tasks, look_up, seed=0)
     assert runs != deep_world.right_runs.right_runs(tasks, look_up, seed=1)
+
+
+def test_every_search_is_compared_with_best_of_n_of_its_scorer_at_its_own_cost():
+    folder = Path(__file__).parents[3] / "examples" / "deep_world"
+    matrix = MatrixFile.model_validate(tomllib.loads((folder / "decoding.toml").read_text()))
+    entries = {entry.label: entry for entry in matrix.decode}
+    for comparison in matrix.comparisons:
+        first, second = entries[comparison.first], entries[comparison.second]
+        assert (first.method, second.method) == ("best_of_n", "value_guided")
+        assert first.tokens_of == second.label
+        assert first.scorer == second.scorer
+        assert first.candidates == second.candidates == 8
+    trained = (folder / "decoding.sh").read_text()
+    for number, model in enumerate(matrix.models):
+        for place in (model.policy, *model.scorers.values()):
+            name = Path(place).name
+            assert name.endswith(f"_seed{number}")
+            assert f"$runs/{name.removesuffix(str(number))}$seed" in trained
