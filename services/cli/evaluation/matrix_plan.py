@@ -190,7 +190,8 @@ class _Planner:
         )
         services = (place.model, OWN.title, AS_THEY_ARE)
         cell = self._planned(place, decode, config, self._source(source), services, OWN)
-        return replace(cell, compared=compared)
+        settings = {**cell.settings, "max_questions": cell.questioning.max_questions}
+        return replace(cell, compared=compared, settings=settings)
 
     def _published(self) -> Iterator[tuple[Place, PlannedCell | str]]:
         for name in SET_NAMES:
@@ -275,7 +276,9 @@ class _Planner:
         temperature = 0.0 if decode.method == "greedy" else decode.temperature
         changes = {"sets": {place.set: source}, "temperature": temperature}
         evaluation = config.evaluation.model_copy(update=changes)
-        config = config.model_copy(update={"evaluation": evaluation})
+        # The sets of the configuration are gone, and so is what names them.
+        diagnose = config.diagnose.model_copy(update={"sets": None})
+        config = config.model_copy(update={"evaluation": evaluation, "diagnose": diagnose})
         decoding, choice = self._decodings[decode.label], None
         answers = place.name
         if self._matrix.pools(decode):

@@ -70,7 +70,7 @@ class DataSet:
     """The set on the Hugging Face hub."""
 
 
-DATA_SETS: Mapping[SetName, DataSet] = {
+DATA_SETS: Mapping[str, DataSet] = {
     "math500": DataSet("MATH-500", MATHS, questions.math500, "hf:HuggingFaceH4/MATH-500:test"),
     "gsm8k": DataSet("GSM8K", MATHS, questions.gsm8k, "hf:openai/gsm8k/main:test"),
     "humaneval": DataSet("HumanEval", CODE, questions.humaneval, "hf:openai/openai_humaneval:test"),

@@ -185,8 +185,9 @@ def _comparison(found: Mapping[str, Any]) -> str:
 def _greedy(score: float | None, between: Sequence[float] | None) -> str:
     if score is None:
         return ""
-    outside = between is not None and not between[0] <= score <= between[1]
-    return f"{score:.3f}" + (f" (outside {between[0]:g} to {between[1]:g})" if outside else "")
+    if between is None or between[0] <= score <= between[1]:
+        return f"{score:.3f}"
+    return f"{score:.3f} (outside {between[0]:g} to {between[1]:g})"
 
 
 def _table(name: str, members: Sequence[Mapping[str, Any]]) -> str:

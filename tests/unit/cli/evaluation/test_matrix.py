@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
-from agent_r1.config.run import Config, ConfigError
+from agent_r1.config.run import Config, ConfigError, read_written_config, write_config
 from agent_r1.evaluation.main import Evaluation
 from agent_r1.evaluation.matrix.config import METHODS
 from agent_r1_deploy import local_client
@@ -356,7 +356,8 @@ greedy_between = [0.3, 0.8]
 @pytest.fixture
 def own(folder: Path) -> Path:
     lines = [{"id": name, "prompt": "?", "payload": {"answers": ["Ada"]}} for name in "ab"]
-    (folder / "held_out.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for name in ("held_out", "other"):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     for name in ("critic", "other_critic"):
         (folder / name).mkdir()
         for file in ("config.json", "tokenizer.json"):
@@ -382,6 +383,14 @@ def test_tasks_are_asked_as_they_are_with_a_scorer_for_each_model(own: Path):
     assert guided.settings["reward.critic.model"] == named["one"]
     assert tables["one"].components == {"exact_match": 1.0, "critic": 0.0}
     assert list(tables["one"].to_serve()) == ["critic"]
+
+
+def test_services_can_read_the_configuration_of_a_cell(own: Path):
+    (own / "run.toml").write_text(f'{RUN_TOML}\n[diagnose]\nsets = ["held_out"]\n')
+    cells = planned(plan_of(own, OWN_TOML.replace("held_out", "other")))
+    for cell in cells.values():
+        write_config(cell.config, own / "config.json")
+        assert list(read_written_config(own / "config.json").evaluation.sets) == ["other"]
 
 
 def test_what_chooses_from_a_pool_shares_its_answers(own: Path):
