@@ -98,6 +98,10 @@ class Scorer:
         total = self._total(values)
         return Reward(total=total, components=values, prediction=prediction, tokens=tokens)
 
+    async def score_trajectory(self, trajectory: Trajectory) -> Reward:
+        """Compute every component of a trajectory and combine them; raises as `score` does."""
+        return await self.score(request_of(trajectory, tokens="critic" in self._own))
+
     async def value(self, name: str, request: ScoreRequest) -> Value:
         """Return what one component says of an interaction, which may not have ended.
 
@@ -191,14 +195,18 @@ def _counted() -> Iterator[list[int]]:
         TOKENS_ASKED.reset(outer)
 
 
-def request_of(trajectory: Trajectory) -> ScoreRequest:
-    """Return a trajectory as the components see it."""
+def request_of(trajectory: Trajectory, *, tokens: bool = False) -> ScoreRequest:
+    """Return a trajectory as the components see it.
+
+    Args:
+        trajectory: all of it.
+        tokens: whether one of them reads token ids; that takes milliseconds for a long trajectory.
+    """
+    token_ids = trajectory.token_ids.tolist() if tokens else []
     return ScoreRequest(
         prompt=trajectory.rollout.task.messages(),
         payload=trajectory.rollout.task.payload,
         turns=score_turns(trajectory.turns),
         status=trajectory.status,
-        token_ids=valued_tokens(
-            trajectory.token_ids.tolist(), trajectory.segment_starts, trajectory.turns
-        ),
+        token_ids=valued_tokens(token_ids, trajectory.segment_starts, trajectory.turns),
     )

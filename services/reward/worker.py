@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1_proto.connection import REWARD_GROUP
 from agent_r1_proto.failures import REWARD_ERROR, FailureBoard, innermost_frames
 from agent_r1_proto.rewards import ScoredTrajectory
@@ -98,7 +98,7 @@ class RewardWorker:
             started = time.monotonic()
             try:
                 with span("reward", trajectory.rollout.traceparent):
-                    reward = await self._scorer.score(request_of(trajectory))
+                    reward = await self._scorer.score_trajectory(trajectory)
                 self.on_scored(time.monotonic() - started)
             except Exception as exc:
                 logger.exception("scoring failed rollout_id=%s", trajectory.rollout_id)

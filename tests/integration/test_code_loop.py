@@ -13,7 +13,7 @@ from agent_r1.evaluation.matrix import prompts
 from agent_r1.evaluation.matrix.data_sets import CODE
 from agent_r1.evaluation.matrix.questions import mbpp
 from agent_r1.reward.config import RewardConfig
-from agent_r1.reward.scorer import Scorer, request_of
+from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.envs import CodeEnv
 from agent_r1.rollout.envs.text_env import TextEnv
@@ -80,7 +80,7 @@ async def test_a_program_is_mended_until_its_tests_pass():
     assert "2 of 4 tests passed." in shown
     assert "assert f(2) == 4" in shown
     table = RewardConfig(components={"tests_passed": 1.0, "all_tests_passed": 1.0})
-    reward = await Scorer(table).score(request_of(trajectory))
+    reward = await Scorer(table).score_trajectory(trajectory)
     assert reward.total == 2.0
 
 
@@ -110,7 +110,7 @@ async def test_a_program_that_is_only_written_is_scored_by_its_tests():
             trajectory = await built.loop.run(rollout_task(task=asked))
     assert (trajectory.status, trajectory.reason) == ("TRUNCATED", "max_turns")
     table = RewardConfig(components={"all_tests_passed": 1.0, "tests_passed": 0.0})
-    reward = await Scorer(table).score(request_of(trajectory))
+    reward = await Scorer(table).score_trajectory(trajectory)
     # f(1) and f(0) of four hold.
     assert reward.components["tests_passed"] == 0.5
     assert reward.components["all_tests_passed"] == 0.0

@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError
 from agent_r1.cli.training.run import rollout_settings
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
-from agent_r1.reward.scorer import Scorer, request_of
+from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.agent_loop import AgentLoop
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.main import (
@@ -179,7 +179,7 @@ class EpisodeRunner:
         trajectory = await self._loop(next_text, chat or self.chat).run(rollout)
         reward = None
         if trajectory.status != "FAILED":
-            reward = await self.scorer.score(request_of(trajectory))
+            reward = await self.scorer.score_trajectory(trajectory)
         return ScoredTrajectory(trajectory=trajectory, reward=reward)
 
     @cached_property

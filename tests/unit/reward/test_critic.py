@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.reward import model_server
 from agent_r1.reward.config import RewardConfig
-from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from tests.support.builders import trajectory
 from tests.support.scripted_server import ScriptedServer
@@ -65,7 +65,7 @@ async def test_a_finished_trajectory_is_valued_before_its_last_token(
     server: ScriptedServer, scorer: Scorer
 ):
     done = trajectory()
-    reward = await scorer.score(request_of(done))
+    reward = await scorer.score_trajectory(done)
     assert reward.components["critic"] == -0.25
     [body] = server.bodies
     end = len(done.token_ids) - bool(done.turns and done.turns[-1].end == len(done.token_ids))

@@ -226,7 +226,7 @@ async def test_a_trajectory_cut_before_its_first_turn_scores_as_an_empty_turn():
         status="TRUNCATED",
         version_spans=[],
     )
-    reward = await Scorer(RewardConfig()).score(request_of(cut))
+    reward = await Scorer(RewardConfig()).score_trajectory(cut)
     assert (reward.total, reward.prediction) == (0.0, None)
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import JsonValue
 
 from agent_r1.reward.config import RewardConfig
-from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
@@ -32,7 +32,7 @@ async def scored(*calls: ToolCallRecord) -> tuple[float, float]:
     end = int(made.action_mask.nonzero()[0][0])
     placed = [one.model_copy(update={"end_token_index": end}) for one in calls]
     turn = Turn(start=first.start, end=first.end, text="x", finish_reason="stop", calls=placed)
-    reward = await Scorer(TABLE).score(request_of(made.model_copy(update={"turns": [turn]})))
+    reward = await Scorer(TABLE).score_trajectory(made.model_copy(update={"turns": [turn]}))
     return reward.components["tests_passed"], reward.components["all_tests_passed"]
 
 
