@@ -132,16 +132,20 @@ def _evaluation(cell: PlannedCell, *, overwrite: bool) -> Evaluation:
 
 def _finish(cell: PlannedCell, evaluation: Evaluation) -> str:
     """Write a cell's numbers, unless too many questions failed; return a line about it."""
-    answers = list(evaluation.file.answers.values())
+    answers, candidates = list(evaluation.file.answers.values()), None
+    if cell.choice is not None:
+        candidates = _candidates(cell.choice, answers)
+        if candidates is None:
+            return (
+                f"!! {cell.place.name}: not measured, since its cost is that of a cell which is "
+                "not finished"
+            )
+        answers = choose(answers, candidates, cell.choice.scorer)
     failed = sum(answer.failed for answer in answers)
     if failed > cell.config.learner.max_lost_share * len(answers):
         return f"!! {cell.place.name}: {failed} of {len(answers)} questions failed: " + "; ".join(
             evaluation.failures()
         )
-    candidates = None
-    if cell.choice is not None:
-        candidates = _candidates(cell.choice, answers)
-        answers = choose(answers, candidates, cell.choice.scorer)
     found = measure(
         answers, cell.family, cell.settings, candidates=candidates, compared=cell.compared
     )
@@ -153,20 +157,16 @@ def _finish(cell: PlannedCell, evaluation: Evaluation) -> str:
     )
 
 
-def _candidates(choice: Choice, answers: Sequence[Answer]) -> int:
+def _candidates(choice: Choice, answers: Sequence[Answer]) -> int | None:
     """Return how many answers of the pool are chosen from.
 
-    Raises:
-        ValueError: the cell whose cost is to be reached is not finished.
+    None where they are to cost as much as a cell that is not finished.
     """
     if choice.tokens_of is None:
         return choice.candidates
     costing = load_cell(choice.tokens_of)
     if costing is None:
-        raise ValueError(
-            f"{choice.tokens_of.stem} is not finished, and what it costs decides how many answers "
-            "are chosen from"
-        )
+        return None
     return enough(answers, costing.sampled_tokens[0], choice.candidates)
 
 

@@ -216,7 +216,7 @@ class FakeServices:
             name = str(task.metadata["set"])
             attempt = int(str(task.metadata.get(ATTEMPT, 0)))
             components = {"exact_match": 1.0, "f1": 1.0, "math_equal": 1.0} | self.scores(attempt)
-            failed = task.id in self.failing
+            failed = task.id in self.failing or f"{task.id}/{attempt}" in self.failing
             line = answer(
                 task.id,
                 set=name,
@@ -429,6 +429,34 @@ def test_the_pool_is_asked_once_and_the_comparison_reported(own: Path, services:
     assert (own / "out" / "own_curves.svg").exists()
     assert run(own) == 0
     assert len(services.starts) == 2
+
+
+def test_a_question_is_lost_where_an_answer_that_is_chosen_from_failed(
+    own: Path, services: FakeServices, capsys: pytest.CaptureFixture[str]
+):
+    services.failing = {"a/2"}  # the third answer, which majority_3 needs and best does not
+    services.scores = lambda attempt: {"critic": 0.0}
+    assert run(own) == 3
+    said = capsys.readouterr().out
+    assert "one-as_they_are-majority_3: 1 of 2 questions failed" in said
+    found = json.loads((own / "out" / "own.json").read_text())
+    cells = {(c["model"], c["decode"]): c for c in found["cells"]}
+    assert cells["one", "majority_3"]["missing"] == "not run"
+    assert (cells["one", "best"]["n"], cells["one", "best"]["failed"]) == (2, 0)
+
+
+def test_a_cost_that_is_not_known_yet_leaves_its_cell_for_later(
+    own: Path, services: FakeServices, capsys: pytest.CaptureFixture[str]
+):
+    services.failing = {"a/0"}  # what the search got, and the first answer of the pool
+    services.scores = lambda attempt: {"critic": 0.0}
+    assert run(own) == 3
+    said = capsys.readouterr().out
+    assert "one-as_they_are-best: not measured, since its cost is that of a cell" in said
+    assert "Not run: one: best, one: guided" in (own / "out" / "own.md").read_text()
+    services.failing = set()
+    assert run(own) == 0
+    assert "Not run" not in (own / "out" / "own.md").read_text()
 
 
 @pytest.mark.parametrize(
