@@ -54,7 +54,7 @@ TRAINED = ExerciseSet({1: 0.1, 2: 0.4, 3: 0.5})
 SETS = {
     "in_domain": ExerciseSet({2: 0.25, 3: 0.75}),
     "compositions": ExerciseSet({2: 0.25, 3: 0.75}, use="report"),
-    "development": ExerciseSet({3: 1.0}, use="choose"),
+    "development": ExerciseSet({2: 0.25, 3: 0.75}, use="choose"),
 }
 
 

@@ -25,7 +25,7 @@ from agent_r1_service.files.source import write_lines
 NUM_TRAIN = 4000
 NUM_EVAL = 300
 NUM_REPAIR = 200
-NUM_DEMOS = 24000
+NUM_DEMOS = 12000
 
 
 def make_task(exercise: Exercise, name: str, prompt: str | Sequence[ChatMessage] = "") -> Task:

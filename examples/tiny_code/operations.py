@@ -1,7 +1,7 @@
 """What programs are made of: operations on a list of numbers, and the ways numbers may arrive.
 
 An operation is one line of Python, and has one common mistake. Neighbouring operations come in
-pairs; a quarter of all pairs is held out, so that no demonstration and no training task has one.
+pairs; a third of all pairs is held out, so that no demonstration and no training task has one.
 """
 
 import itertools
@@ -47,18 +47,14 @@ TRANSFORMATIONS = tuple(operation for operation in OPERATIONS if not operation.e
 BY_TEXT = {operation.text: operation for operation in OPERATIONS}
 
 
-def is_held_out(first: Operation, second: Operation) -> bool:
-    """Whether a pair of neighbouring operations is kept for evaluation: one in four of each."""
-    return (OPERATIONS.index(second) - OPERATIONS.index(first)) % 4 == 2
-
-
 def use_of(operations: Sequence[Operation]) -> Use:
-    """Say what a composition is for: held-out pairs to report on, and some triples to choose by."""
-    if any(is_held_out(*pair) for pair in itertools.pairwise(operations)):
-        return "report"
+    """Say what a composition is for, by its pairs: a quarter is reported on, a twelfth chooses."""
     places = [OPERATIONS.index(operation) for operation in operations]
-    chosen = len(places) == 3 and sum(places) % 8 == 0
-    return "choose" if chosen else "train"
+    # Twelve operations stand in a circle; neighbours there are of different kinds.
+    apart = {(second - first) % 12 for first, second in itertools.pairwise(places)}
+    if apart & {3, 6, 9}:
+        return "report"
+    return "choose" if 8 in apart else "train"
 
 
 @dataclass(frozen=True)
