@@ -87,7 +87,8 @@ def killed_run(
     run_dir = folder / "run"
     options = {"learner.steps": 1000, "evaluation.sets": "{}", "evaluation.every": 0}
     with started("train", config, "--run-dir", run_dir, *set_options(options)) as process:
-        wait_until(lambda: len(steps(run_dir)) >= 1, "the first step", process)
+        # The trajectories of a step are written after its line.
+        wait_until(lambda: len(steps(run_dir)) >= 2, "the second step", process)
         below = descendants(process)
         os.kill(process.pid, signal.SIGKILL)
         process.wait(STOP_TIMEOUT_S)

@@ -8,11 +8,12 @@ solution.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from typing import Any
 
-from agent_r1.tools.base import CallContext
+from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1.tools.sandbox.python_exec import PythonExec
 from tests.integration.reward_hack_programs import HACKS, PROGRAM_HACKS
@@ -35,6 +36,16 @@ CONTEXT = {
 SOLUTION = "def f(x, then=None):\n    return then(x * x) if then else x * x\n"
 TESTS = 6
 """Number of tests in `CONTEXT`."""
+TRIES = 3
+"""How often a program is tried while the tool is unavailable, as a rollout server does."""
+
+
+async def try_code(tool: CodeTests, code: str) -> Any:
+    """Return the counts of a program; a sandbox that has ended is no score, and is asked again."""
+    for _ in range(TRIES - 1):
+        with contextlib.suppress(ToolUnavailableError):
+            return (await tool.call({"code": code}, CallContext("r", 0, CONTEXT, 120.0))).data
+    return (await tool.call({"code": code}, CallContext("r", 0, CONTEXT, 120.0))).data
 
 
 async def run_hacks(**settings: Any) -> dict[str, Any]:
@@ -46,13 +57,11 @@ async def run_hacks(**settings: Any) -> dict[str, Any]:
 
     async def work() -> None:
         for name, code in waiting:
-            result = await tool.call({"code": code}, CallContext("r", 0, CONTEXT, 120.0))
-            found[name] = result.data
+            found[name] = await try_code(tool, code)
 
     try:
         await asyncio.gather(work(), work())
-        result = await tool.call({"code": SOLUTION}, CallContext("r", 0, CONTEXT, 120.0))
-        found["the solution"] = result.data
+        found["the solution"] = await try_code(tool, SOLUTION)
     finally:
         await tool.stop()
     return found
