@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,6 +38,18 @@ def sample_all(engine: LiveEngine, prompts: list[list[int]], **options: Any) -> 
         return await asyncio.gather(*calls)
 
     return engine.run(all_at_once())
+
+
+def test_its_model_is_imported_once(
+    engine: LiveEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    [name] = json.loads((engine.folder / "model" / "config.json").read_text())["architectures"]
+    # For a class that it has not imported vLLM starts a process, and keeps here what that found.
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    assert ModelRegistry.models[name].inspect_model_cls().architecture == name
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_tokens_are_drawn_as_the_model_says(engine: LiveEngine):

@@ -8,7 +8,7 @@ import os
 import signal
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -59,6 +59,8 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
     try:
         with _engine_environment(settings, compiled=not args.enforce_eager, on_cpu=on_cpu):
             with quick_imports():  # before the fork, so that the engine shares these pages
+                if on_cpu:
+                    _import_models(facts.architectures)
                 config = args.create_engine_config()
             if on_cpu and settings.tensor_parallel_size == 1:
                 _fork_next_engine(settings)
@@ -153,6 +155,20 @@ def _engine_environment(settings: VllmSettings, *, compiled: bool, on_cpu: bool)
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def _import_models(architectures: Sequence[str]) -> None:
+    """Import the classes of a model, which the engine uses, and tell vLLM what they can do.
+
+    Otherwise vLLM finds that out in a process of its own, which imports everything once more: as
+    much CPU time as the whole start takes, wherever ~/.cache/vllm does not have the answer, as in a
+    container.
+    """
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    for name in architectures:
+        if name in ModelRegistry.models:  # else vLLM says which there are
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
 def _fork_next_engine(settings: VllmSettings) -> None:

@@ -75,6 +75,8 @@ class ModelFacts:
     """What a model directory says about the model."""
 
     directory: Path
+    architectures: tuple[str, ...]
+    """Names of its classes; none where its configuration does not say."""
     layout: ModelLayout
     versions: ModelLayout
     """What a published version has: the model, or its adapter alone."""
@@ -131,6 +133,7 @@ def read_model(settings: VllmSettings) -> ModelFacts:
     layout = read_model_layout(directory, tied=tied)
     facts = ModelFacts(
         directory=directory,
+        architectures=tuple(config.architectures or ()),
         layout=layout,
         versions=layout if settings.lora is None else adapter_layout(layout, settings.lora),
         tied=tied,
