@@ -263,7 +263,9 @@ def _checkpoint_problems(config: Config) -> Iterator[str]:
     from agent_r1.learner.checkpoints.checkpoint import check_newest, check_prompts
     from agent_r1.learner.main import engine_setup
 
-    setup = engine_setup(config.run, config.model, config.learner)
+    # No checkpoint says whether prefixes are shared, and finding that out would import PyTorch.
+    learner = config.learner.model_copy(update={"share_prefixes": False})
+    setup = engine_setup(config.run, config.model, learner)
     try:
         state = check_newest(config.run.folder() / CHECKPOINTS_DIR, setup.facts())
         if state is not None and config.data is not None:

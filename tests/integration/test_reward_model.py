@@ -77,7 +77,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
             "held_out": 0.25,
             "device": "cpu",
             "lr": 2e-3,
-            "epochs": 8,
+            "epochs": 6,
             "max_tokens_per_microbatch": 8192,
         }
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -118,6 +119,12 @@ def test_a_checkpoint_can_be_continued_with_the_same_prompts_and_engine(folder: 
     assert "written with learner.zero_stage = 0 and this run has learner.zero_stage = 2" in (
         problems(folder, "learner.zero_stage=2", resume=True)
     )
+
+
+def test_a_checkpoint_is_looked_at_without_torch(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    save_checkpoint(folder, 3)
+    monkeypatch.setitem(sys.modules, "torch", None)  # importing it raises
+    assert problems(folder, resume=True) == ""
 
 
 @pytest.mark.parametrize("name", ["learner.json", "engine/state.json", "model/config.json"])
