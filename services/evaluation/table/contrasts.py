@@ -22,7 +22,7 @@ class Contrast:
     of: str
     """The set, or `average`."""
     differences: list[float]
-    """Mean exact match of second minus first, one a seed."""
+    """Mean score of second minus first, one a seed."""
     mean: float | None
     """Of the differences; None without any, as are the next two."""
     p: float | None
@@ -34,9 +34,9 @@ class Contrast:
 def seed_differences(
     first: Sequence[SeedScores], second: Sequence[SeedScores], sets: Sequence[str]
 ) -> list[float]:
-    """Return the mean exact match of second minus first over some sets, by seed."""
+    """Return the mean score of second minus first over some sets, by seed."""
     means = [
-        {run.seed: fmean(fmean(run.em[name]) for name in sets) for run in runs}
+        {run.seed: fmean(fmean(run.scores[name]) for name in sets) for run in runs}
         for runs in (first, second)
     ]
     shared = [seed for seed in means[0] if seed in means[1]]

@@ -1,6 +1,6 @@
 """How fast runs learn: report.py --curves of training steps--> here --> a table of the report.
 
-Pure functions. A curve has the mean exact match of the training rollouts of each step, so it costs
+Pure functions. A curve has the mean measure of the training rollouts of each step, so it costs
 nothing beyond training.
 """
 

@@ -13,8 +13,9 @@ from pydantic import JsonValue
 
 from agent_r1.evaluation.answers import write_json
 from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate
+from agent_r1.evaluation.table import paper
 from agent_r1.evaluation.table.chart import line_chart
-from agent_r1.evaluation.table.config import ContrastConfig, Part
+from agent_r1.evaluation.table.config import EXACT_MATCH, ContrastConfig, Part, measure_title
 from agent_r1.evaluation.table.contrasts import Contrast, judge_contrasts, seed_differences
 from agent_r1.evaluation.table.progress import WINDOW, measure_progress
 from agent_r1.evaluation.table.run import (
@@ -37,29 +38,6 @@ NOT_KNOWN = (
     "The table file does not say which choices, such as the learning rate, were made while looking "
     "at these questions (`chosen_on`); scores on questions that influenced choices are too high."
 )
-PAPER_METHODS = """\
-| method | HotpotQA | 2Wiki | MuSiQue | average |
-|---|---|---|---|---|
-| Base Tool Call | .1372 | .0891 | .0277 | .0847 |
-| Naive RAG | .1916 | .1792 | .0277 | .1328 |
-| PPO | .4136 | .5468 | .1552 | .3719 |
-| GRPO | .4405 | .5741 | .1485 | .3877 |
-| REINFORCE++ | .3768 | .4796 | .1336 | .3300 |
-| REINFORCE++Baseline | .3966 | .5406 | .1485 | .3619 |
-| RLOO | .4089 | .5641 | .1419 | .3716 |"""
-PAPER_ABLATION = """\
-| method | loss mask | advantage mask | HotpotQA | 2Wiki | MuSiQue | average |
-|---|---|---|---|---|---|---|
-| PPO | yes | yes | .4136 | .5468 | .1552 | .3719 |
-| PPO | yes | no | .3630 | .4641 | .1138 | .3136 |
-| PPO | no | no | .3429 | .4631 | .1005 | .3022 |
-| GRPO | yes | n/a | .4405 | .5741 | .1485 | .3877 |
-| GRPO | no | n/a | .4260 | .5485 | .1422 | .3722 |"""
-PAPER = """\
-Exact match as printed in tables 3 and 4 of [arXiv:2511.14460](https://arxiv.org/abs/2511.14460) v1:
-Qwen2.5-3B-Instruct, search over KILT, 51,200 training questions, no seeds or intervals reported.
-This project used another model, other questions and another search: compare only the order of rows.
-The paper's average is over all three columns."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +58,14 @@ class Results:
     versions: Mapping[str, str]
     settings: Mapping[str, Mapping[str, JsonValue]]
     """Every key of the learner, per method."""
+    measure: str = EXACT_MATCH
+    """The reward component that is compared."""
     remarks: str = ""
     """Sentences of the table file that no number says."""
     contrasts: Sequence[ContrastConfig] = ()
     """Comparisons that are tested."""
     threshold: float | None = None
-    """Exact match until which the sampled tokens of training are counted."""
+    """Mean measure until which the sampled tokens of training are counted."""
     average: Sequence[str] = ()
     """Sets of the average that the table file names."""
 
@@ -121,8 +101,9 @@ def write_report(results: Results, out: Path) -> list[Path]:
                 if row.table == part and (curve := mean_curve(row.runs))
             }
             if lines:
-                title = f"{HEADINGS[part]}: exact match of the training rollouts"
-                text = line_chart(lines, title=title, x_label="step", y_label="exact match")
+                measure = measure_title(results.measure)
+                title = f"{HEADINGS[part]}: {measure} in the training rollouts"
+                text = line_chart(lines, title=title, x_label="step", y_label=measure)
                 files.append(picture(out, part))
                 write_atomically(files[-1], text)
                 pictures[part] = files[-1].name
@@ -143,8 +124,12 @@ def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
     walls = {id(run): run.wall_s or 0.0 for row in results.rows for run in row.runs}
     return {
         "name": results.name,
+        "measure": results.measure,
         "rows": [
-            _scores(row, run, name) for row in results.rows for run in row.runs for name in run.em
+            _scores(row, run, name)
+            for row in results.rows
+            for run in row.runs
+            for name in run.scores
         ],
         "estimates": [_estimates(row, found, results) for row, found in rows],
         "interval": {
@@ -201,16 +186,16 @@ def _mean_over_sets(runs: Sequence[Mapping[str, float]], results: Results) -> fl
 
 
 def _scores(row: Row, run: SeedScores, name: str) -> dict[str, Any]:
-    em = run.em[name]
+    scores = run.scores[name]
     return {
         "method": row.method,
         "table": row.table,
         "set": name,
         "seed": run.seed,
-        "em": sum(em) / len(em),
+        "score": fmean(scores),
         "f1": run.f1.get(name),
         "calls": run.calls.get(name),
-        "n": len(em),
+        "n": len(scores),
         "failed": run.failed.get(name, 0),
         "wall_s": None if run.wall_s is None else round(run.wall_s, 1),
     }
@@ -228,16 +213,29 @@ def report(found: Mapping[str, Any]) -> str:
         blocks += _failed([row for row in found["rows"] if row["table"] == part], members)
         blocks += _spending(members, found)
         if part in found["pictures"]:
-            shown = "Exact match of the training rollouts per step, mean over seeds"
+            shown = f"{_capital(found)} in the training rollouts per step, mean over seeds"
             blocks.append(f"![{shown}]({found['pictures'][part]})")
     if found["goals"]:
         blocks += ["## What the numbers say", "\n".join(f"- {goal}" for goal in found["goals"])]
     blocks += _contrasts(found)
     # A table written by an older version has none.
     blocks += ["## Remarks", found["remarks"]] if found.get("remarks") else []
-    blocks += ["## The paper's tables, for orientation", PAPER, PAPER_METHODS, PAPER_ABLATION]
+    if _measure(found) == EXACT_MATCH:
+        blocks += ["## The paper's tables, for orientation"]
+        blocks += [paper.WORDS, paper.METHODS, paper.ABLATION]
     blocks += ["## How it was made", *_making(found)]
     return "\n\n".join(blocks) + "\n"
+
+
+def _measure(found: Mapping[str, Any]) -> str:
+    # A table written by an older version compares exact match without saying so.
+    return found.get("measure", EXACT_MATCH)
+
+
+def _capital(found: Mapping[str, Any]) -> str:
+    """Return the measure in words, as a sentence begins."""
+    title = measure_title(_measure(found))
+    return title[:1].upper() + title[1:]
 
 
 def tested(results: Results) -> list[Contrast]:
@@ -271,7 +269,7 @@ def _contrasts(found: Mapping[str, Any]) -> list[str]:
         shown = [f"{numbers[0]:+.3f}", *(f"{number:.4f}" for number in numbers[1:])]
         lines.append(_row([*cells, str(len(contrast["differences"])), *shown]))
     text = (
-        "Fixed before the first run. The difference of the mean exact match is taken seed by seed; "
+        "Fixed before the first run. The difference of the means is taken seed by seed; "
         "p is that of the exact sign-flip test over seeds (two-sided), and its last column is "
         "adjusted for the number of contrasts by Holm's procedure."
     )
@@ -293,7 +291,7 @@ def _opening(found: Mapping[str, Any]) -> str:
     seeds = ", ".join(map(str, found["seeds"])) or "none"
     bootstrap = found["interval"]
     return (
-        "Written by `agent-r1 table`. Exact match on held-out questions; in brackets a "
+        f"Written by `agent-r1 table`. {_capital(found)} on held-out questions; in brackets a "
         f"{bootstrap['level'] * 100:.0f} % interval (percentile bootstrap, "
         f"{bootstrap['resamples']:,} resamples, over seeds and over the questions within each). "
         f"Seeds: {seeds}; baselines do not depend on the seed and have one run. {found['budget']}"
@@ -323,17 +321,20 @@ def _spending(members: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) ->
     if not any(member.get("progress") for member in members):  # an older version wrote none
         return []
     threshold = found["threshold"]
-    columns = ["method", "seeds", "F1", "calls a question", "area under the curve"]
+    has_f1 = any(member["f1"] is not None for member in members)
+    columns = ["method", "seeds", *(["F1"] if has_f1 else [])]
+    columns += ["calls a question", "area under the curve"]
     columns += [] if threshold is None else ["reached", f"sampled tokens to {share(threshold)}"]
     lines = [_row(columns), _row(["---"] * len(columns))]
     for member in members:
-        cells = ["-" if (value := member["f1"]) is None else share(value)]
+        cells = ["-" if (value := member["f1"]) is None else share(value)] if has_f1 else []
         cells += ["-" if (value := member["calls"]) is None else f"{value:.1f}"]
         cells += _progress_cells(member["progress"], threshold)
         lines.append(_row([member["title"], str(len(member["wall_s"])), *cells]))
     text = (
-        "F1 and calls are means over the sets of the average. The curve is the exact match of the "
-        "training rollouts over the steps; the area under it is divided by their number."
+        f"{'F1 and calls' if has_f1 else 'Calls'} are means over the sets of the average. The "
+        f"curve shows {measure_title(_measure(found))} in the training rollouts over the steps; "
+        "the area under it is divided by their number."
     )
     if threshold is not None:
         text += (

@@ -26,7 +26,7 @@ from agent_r1.evaluation.statistics import (
 from agent_r1.evaluation.table.config import Part
 
 NEVER_RIGHT = 0.01
-"""A set on which every row has less exact match is said to tell nothing."""
+"""A set on which every row has a lower mean is said to tell nothing."""
 MASKS = ("learner.advantage_mask", "learner.loss_mask")
 
 
@@ -36,10 +36,10 @@ class SeedScores:
 
     seed: int | None
     """None for a baseline: nothing in it is drawn."""
-    em: Mapping[str, Sequence[float]]
-    """[N] exact match of every question that was scored, by set."""
+    scores: Mapping[str, Sequence[float]]
+    """[N] the table's measure of every question that was scored, by set."""
     f1: Mapping[str, float] = field(default_factory=dict)
-    """Mean F1 of the same questions, by set."""
+    """Mean F1 of the same questions, by set; of none where the task has no F1."""
     calls: Mapping[str, float] = field(default_factory=dict)
     """Calls that a tool answered, mean over the same questions, by set."""
     failed: Mapping[str, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class SeedScores:
     wall_s: float | None = None
     """Seconds the run took."""
     curve: Sequence[float] = ()
-    """Mean exact match of the trajectories of each training step."""
+    """Mean measure of the trajectories of each training step."""
     tokens: Sequence[int] = ()
     """Tokens sampled for each training step."""
 
@@ -133,10 +133,10 @@ class RowEstimates:
 def estimate_row(
     row: Row, sets: Sequence[str], in_domain: Sequence[str] = ()
 ) -> RowEstimates | None:
-    """Estimate the exact match of a row; None where it has not been run."""
+    """Estimate the mean score of a row; None where it has not been run."""
     if not row.runs:
         return None
-    values = {name: [list(run.em[name]) for run in row.runs] for name in sets}
+    values = {name: [list(run.scores[name]) for run in row.runs] for name in sets}
     return RowEstimates(
         sets={name: bootstrap_seeds([values[name]]) for name in sets},
         average=bootstrap_seeds([values[name] for name in in_domain or sets]),

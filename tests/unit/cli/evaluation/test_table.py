@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_finished_runs_are_reported_without_starting_anything(
     finish(grpo.runs[1], [1.0, None])  # a question that failed counts in no mean
     assert table(folder, "--only", "grpo") == 0
     numbers = written(folder)
-    assert [(row["seed"], row["em"], row["n"]) for row in numbers["rows"]] == [
+    assert [(row["seed"], row["score"], row["n"]) for row in numbers["rows"]] == [
         (0, 0.5, 2),
         (1, 1.0, 1),
     ]
@@ -151,7 +152,93 @@ def test_a_run_that_has_a_cell_is_finished_without_its_folder(
     assert written(folder) == before
 
 
-def answer_baseline(folder: Path, em: float) -> None:
+def test_a_cell_of_an_older_version_is_read(folder: Path):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    (run, _) = read_plan(folder / "table.toml", out=folder / "out").methods[0].runs
+    finish(run, [1.0, 0.0])
+    command = ("--only", "grpo", "--seeds", "0")
+    assert table(folder, *command) == 0
+    before = written(folder)
+    shutil.rmtree(folder / "out" / "runs")
+    file = folder / "out" / "cells" / "grpo_seed0.json"
+    cell = json.loads(file.read_text())
+    cell["em"] = cell.pop("scores")
+    assert cell.pop("measure") == "exact_match"
+    file.write_text(json.dumps(cell))
+    assert table(folder, *command) == 0
+    assert written(folder) == before
+
+
+OTHER_MEASURE = """
+config = "run.toml"
+results = "small"
+cells = "cells"
+measure = "own:passed"
+seeds = [0, 1]
+baselines = ["base_tool_call"]
+threshold = 0.5
+defaults = { "reward.components" = { "own:passed" = 1.0, "exact_match" = 0.0 } }
+methods = [{ name = "grpo", title = "GRPO" }]
+"""
+
+
+def finish_passing(run: PlannedRun, passed: list[float | None]) -> None:
+    """Write what a finished run leaves whose questions have no gold answers."""
+    finish(run, [])
+    lines = [
+        {
+            "id": str(i),
+            "set": "held_out",
+            "failed": value is None,
+            "components": {} if value is None else {"own:passed": value},
+            "calls": {},
+            "em": None,
+            "f1": None,
+        }
+        for i, value in enumerate(passed)
+    ]
+    answers = "".join(json.dumps(line) + "\n" for line in lines)
+    (run.folder / "evaluation_after.jsonl").write_text(answers)
+    metrics = {"reward/own:passed": 0.75, "batch/tokens": 1000.0, "mask/share": 0.5}
+    steps = [json.dumps({"step": step, "reward/exact_match": 0.0, **metrics}) for step in range(10)]
+    (run.folder / "metrics.jsonl").write_text("\n".join(steps))
+
+
+def test_a_table_compares_the_measure_that_it_names(folder: Path):
+    (folder / "table.toml").write_text(OTHER_MEASURE)
+    for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
+        finish_passing(run, [1.0, 0.0, None])
+    assert table(folder, "--only", "grpo") == 0
+    numbers = written(folder)
+    assert numbers["measure"] == "own:passed"
+    rows = [(row["score"], row["f1"], row["n"], row["failed"]) for row in numbers["rows"]]
+    assert rows == [(0.5, None, 2, 1)] * 2
+    # Ten steps of 1,000 tokens, half of them sampled, at .75.
+    (grpo,) = [row for row in numbers["estimates"] if row["method"] == "grpo"]
+    assert (grpo["f1"], grpo["progress"]["area"]) == (None, 0.75)
+    assert grpo["progress"]["tokens"] == [5000, 5000]
+
+
+def test_a_baseline_is_compared_by_the_measure_too(folder: Path):
+    (folder / "table.toml").write_text(OTHER_MEASURE)
+    answer_baseline(folder, 0.0, {"own:passed": 1.0})
+    assert table(folder, "--only", "base_tool_call") == 0
+    assert [row["score"] for row in written(folder)["rows"]] == [1.0]
+
+
+def test_a_cell_of_another_measure_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "table.toml").write_text(OTHER_MEASURE)
+    for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
+        finish_passing(run, [1.0])
+    assert table(folder, "--only", "grpo") == 0
+    shutil.rmtree(folder / "out" / "runs")
+    (folder / "table.toml").write_text(OTHER_MEASURE.replace('measure = "own:passed"', ""))
+    assert table(folder, "--only", "grpo") == 2
+    error = capsys.readouterr().err
+    assert 'other settings: measure is "own:passed" there and "exact_match" here' in error
+
+
+def answer_baseline(folder: Path, em: float, components: Mapping[str, float] | None = None) -> None:
     """Write what a baseline leaves when it has been asked everything."""
     plan = read_plan(folder / "table.toml", out=folder / "out")
     evaluation = Evaluation(
@@ -162,7 +249,8 @@ def answer_baseline(folder: Path, em: float) -> None:
     )
     for task in evaluation.questions:
         answer = make_answer(task, EvalResult(task, None), "base_tool_call")
-        evaluation.file.append(answer.model_copy(update={"failed": False, "em": em, "f1": em}))
+        scores = {"em": em, "f1": em, "components": components or {}}
+        evaluation.file.append(answer.model_copy(update={"failed": False, **scores}))
 
 
 def test_a_baseline_that_has_a_cell_is_not_asked_again(folder: Path):
@@ -170,7 +258,7 @@ def test_a_baseline_that_has_a_cell_is_not_asked_again(folder: Path):
     answer_baseline(folder, 1.0)
     assert table(folder, "--only", "base_tool_call") == 0
     before = written(folder)
-    assert [row["em"] for row in before["rows"]] == [1.0]
+    assert [row["score"] for row in before["rows"]] == [1.0]
     shutil.rmtree(folder / "out" / "baselines")
     # What only training depends on is nothing to it.
     options = ("--only", "base_tool_call", "--set", "learner.lr=0.5", "--set", "run.seed=5")
@@ -214,8 +302,8 @@ def test_a_table_of_its_own_leaves_the_committed_cells_alone(
         command = ["table", str(folder / "table.toml"), "--only", "grpo", "--seeds", "0"]
         assert cli.main([*command, *options]) == 0
     committed, own = (folder / "cells" / "grpo_seed0.json", folder / "out/cells/grpo_seed0.json")
-    assert json.loads(committed.read_text())["em"] == {"held_out": [1.0]}
-    assert json.loads(own.read_text())["em"] == {"held_out": [0.0]}
+    assert json.loads(committed.read_text())["scores"] == {"held_out": [1.0]}
+    assert json.loads(own.read_text())["scores"] == {"held_out": [0.0]}
 
 
 @pytest.mark.parametrize(
@@ -243,7 +331,7 @@ def test_a_run_that_is_older_than_a_key_was_made_with_its_default(folder: Path):
     assert written_then["learner"].pop("push") == "dense"
     file.write_text(json.dumps(written_then))
     assert table(folder, "--only", "grpo", "--seeds", "0") == 0
-    assert [row["em"] for row in written(folder)["rows"]] == [1.0]
+    assert [row["score"] for row in written(folder)["rows"]] == [1.0]
 
 
 def test_a_cell_that_is_older_than_a_key_was_made_with_its_default(

@@ -150,11 +150,14 @@ def test_the_runs_of_a_table_cannot_share_a_store(folder: Path):
         plan_of(folder, text)
 
 
-def test_a_table_needs_exact_match_as_a_component(folder: Path):
+def test_a_table_needs_its_measure_as_a_component(folder: Path):
     without = 'reward.components={"answered" = 1.0}'
     with pytest.raises(ConfigError, match=r"does not name exact_match; name it .* 0\.0"):
         plan_of(folder, TABLE_TOML, without)
     assert plan_of(folder, TABLE_TOML, 'reward.components={"answered" = 1.0, "exact_match" = 0.0}')
+    assert plan_of(folder, f'measure = "answered"\n{TABLE_TOML}', without).measure == "answered"
+    with pytest.raises(ConfigError, match=r"does not name answered; name it .* another measure"):
+        plan_of(folder, f'measure = "answered"\n{TABLE_TOML}')
 
 
 @pytest.mark.parametrize(
@@ -304,13 +307,13 @@ def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chos
     monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
     load_nothing(monkeypatch)
     example = REPOSITORY / "examples" / "deep_world"
-    search = read_plan(example / "learning_rates.toml", out=tmp_path)
+    search = read_plan(example / "learning_rates.toml")
     scores: dict[float, float] = {}
     for run in search.runs():
         if run.config.learner.algorithm == algorithm:
-            cell = read_cell(REPOSITORY / "docs/results/deep_world/cells", run)
+            cell = read_cell(search, run)
             assert cell is not None
-            scores[run.config.learner.lr] = fmean(cell.em["development"])
+            scores[run.config.learner.lr] = fmean(cell.scores["development"])
     assert len(scores) == 3
     best = min(rate for rate, score in scores.items() if score == max(scores.values()))
     table = read_plan(example / "table.toml", out=tmp_path)

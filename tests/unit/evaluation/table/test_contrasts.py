@@ -6,8 +6,8 @@ from agent_r1.evaluation.table.contrasts import judge_contrasts, seed_difference
 from agent_r1.evaluation.table.run import SeedScores
 
 
-def run(seed: int, **em: list[float]) -> SeedScores:
-    return SeedScores(seed, em)
+def run(seed: int, **scores: list[float]) -> SeedScores:
+    return SeedScores(seed, scores)
 
 
 def test_differences_are_taken_between_runs_of_the_same_seed():

@@ -7,6 +7,7 @@ import re
 import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,11 +32,13 @@ ROOT = Path(__file__).resolve().parents[4]
 
 
 def seed_scores(
-    *em: float, seed: int | None = 0, curve: Sequence[float] = (), wall_s: float = 60.0
+    *scores: float, seed: int | None = 0, curve: Sequence[float] = (), wall_s: float = 60.0
 ) -> SeedScores:
     """Return the answers of one run to the one set `near`."""
     tokens = [1000] * len(curve)
-    return SeedScores(seed, {"near": em}, {"near": 0.5}, {"near": 4.25}, {}, wall_s, curve, tokens)
+    return SeedScores(
+        seed, {"near": scores}, {"near": 0.5}, {"near": 4.25}, {}, wall_s, curve, tokens
+    )
 
 
 def row(
@@ -147,8 +150,8 @@ def test_a_row_is_called_the_best_only_where_no_other_interval_reaches_its():
 
 def far_and_near(title: str, near: float, far: float) -> Row:
     """One run with a question of either set."""
-    em = {"near": [near], "far": [far]}
-    return Row(title.lower(), title, "methods", [SeedScores(seed=0, em=em)])
+    scores = {"near": [near], "far": [far]}
+    return Row(title.lower(), title, "methods", [SeedScores(0, scores)])
 
 
 def test_the_average_is_over_what_was_trained_on():
@@ -214,6 +217,26 @@ def test_the_report_says_what_answers_cost_and_how_fast_they_were_learned(tmp_pa
     assert "threshold" not in text
 
 
+def test_a_report_names_its_measure_and_not_the_papers(tmp_path: Path):
+    run = replace(seed_scores(1, 0, curve=[0.5]), f1={})
+    counted = replace(results(row("PPO", run)), measure="trials:all_tests_passed")
+    markdown, numbers, drawing = write_report(counted, tmp_path / "small")
+    text, drawn = markdown.read_text(), drawing.read_text()
+    found = json.loads(numbers.read_text())
+    assert found["measure"] == "trials:all_tests_passed"
+    assert report(found) == text
+    assert "All tests passed on held-out questions" in text
+    assert "The curve shows all tests passed in the training rollouts" in text
+    assert "![All tests passed in the training rollouts per step" in text
+    assert "Methods: all tests passed in the training rollouts</text>" in drawn
+    assert ">all tests passed</text>" in drawn
+    assert not re.search("exact match|arxiv", text + drawn, re.IGNORECASE)
+    # The task has no F1.
+    assert "| method | seeds | calls a question | area under the curve |" in text
+    assert "| PPO | 1 | 4.2 | .500 |" in text
+    assert "F1" not in text
+
+
 def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
     ppo = row("PPO", seed_scores(1, 0, seed=0, curve=[0.1, 0.2]), seed_scores(1, 1, seed=1))
     files = write_report(
@@ -222,7 +245,7 @@ def test_the_report_holds_every_row_and_what_was_not_run(tmp_path: Path):
     assert [file.name for file in files] == ["small.md", "small.json"]
     numbers = json.loads(files[1].read_text())
     # One line a row, set and seed; the means are 1/2 and 1.
-    assert [(r["method"], r["set"], r["seed"], r["em"], r["n"]) for r in numbers["rows"]] == [
+    assert [(r["method"], r["set"], r["seed"], r["score"], r["n"]) for r in numbers["rows"]] == [
         ("ppo", "near", 0, 0.5, 2),
         ("ppo", "near", 1, 1.0, 2),
     ]
