@@ -283,6 +283,29 @@ def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
     assert len(plan.runs()) == 6 * 8 + 7 * 3
 
 
+def test_the_tables_of_tiny_code_differ_in_the_text_of_errors_alone(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    example = REPOSITORY / "examples" / "tiny_code"
+    plans = [read_plan(example / name) for name in ("table.toml", "table_silent.toml")]
+    for plan in plans:
+        assert plan.measure == "trials:all_tests_passed"
+        # Choices are made on the development set.
+        assert list(plan.base.evaluation.sets) == ["in_domain", "compositions"]
+        assert [run.seed for run in plan.runs()] == [0, 1, 2]
+    here, there = (flat_settings(plan.base) for plan in plans)
+    assert {key for key in here.keys() | there.keys() if here.get(key) != there.get(key)} == {
+        "run.id",
+        "tools.python_exec.settings.show_errors",
+    }
+    # A cell of one is no cell of the other.
+    assert plans[0].cells == plans[1].cells
+    shown, silent = ({run.folder.name for run in plan.runs()} for plan in plans)
+    assert not shown & silent
+
+
 def test_the_learning_rates_of_the_deep_world_come_from_one_grid_and_its_development_set(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
