@@ -216,10 +216,17 @@ def elasticsearch_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]
     folder = tmp_path_factory.mktemp("elasticsearch")
     log_file = folder / "log"
     port = _free_port()
+    settings = {
+        "PORT": str(port),
+        "DATA": str(folder / "data"),
+        "HEAP": "512m",
+        # Half the CPU time of so short a life goes into code that is compiled a second time.
+        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",
+    }
     with log_file.open("wb") as log:
         process = subprocess.Popen(
             [str(script)],
-            env=os.environ | {"PORT": str(port), "DATA": str(folder / "data"), "HEAP": "512m"},
+            env=os.environ | settings,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
