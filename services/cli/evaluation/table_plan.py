@@ -168,13 +168,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
 
     base = resolved([], folder)
     _check_base(base, table)
-    named = [("contrasts", c.set) for c in table.contrasts if c.set is not None]
-    for key, name in [*named, *(("average", name) for name in table.average or ())]:
-        if name not in base.evaluation.sets:
-            raise ConfigError(
-                f"{file}: {key} names the set {name!r}, and evaluation.sets has "
-                f"{sorted(base.evaluation.sets)}; name one of them, or leave it out"
-            )
+    _check_sets(file, table, base)
     methods: list[PlannedMethod] = []
     known: dict[str, PlannedRun] = {}
     for method in table.methods:
@@ -317,6 +311,17 @@ def _options(values: Mapping[str, Any], folder: Path, where: str) -> list[str]:
 def _toml(value: JsonValue) -> str:
     """Render a value as TOML does: JSON is TOML for all that a key of a configuration holds."""
     return "none" if value is None else json.dumps(value)
+
+
+def _check_sets(file: Path, table: TableFile, base: Config) -> None:
+    """Refuse a set that is compared or averaged, but not evaluated."""
+    named = [("contrasts", c.set) for c in table.contrasts if c.set is not None]
+    for key, name in [*named, *(("average", name) for name in table.average or ())]:
+        if name not in base.evaluation.sets:
+            raise ConfigError(
+                f"{file}: {key} names the set {name!r}, and evaluation.sets has "
+                f"{sorted(base.evaluation.sets)}; name one of them, or leave it out"
+            )
 
 
 def _check_base(base: Config, table: TableFile) -> None:
