@@ -3,8 +3,8 @@
     python examples/deep_world/generate.py --seed 0 --out examples/deep_world/data
 
 reads nothing and writes `corpus.jsonl` (the search tool indexes it), `entries.jsonl` (the read
-tool's), `train.jsonl` and `eval_<set>.jsonl` (tasks) and `sft.jsonl` (demonstrations for
-`agent-r1 sft`). The same seed gives the same bytes.
+tool's), `train.jsonl`, `unlabelled.jsonl` and `eval_<set>.jsonl` (tasks) and `sft.jsonl`
+(demonstrations for `agent-r1 sft`). The same seed gives the same bytes.
 """
 
 import argparse
@@ -130,6 +130,10 @@ def write_world(
     for name, questions in SETS.items():
         tasks = make_tasks(world, questions, num_eval, name, look_up, rng)
         write_tasks(out / f"eval_{name}.jsonl", tasks)
+    rng = random.Random(f"deep-world-unlabelled-{seed}")
+    others = QuestionSet(TRAINED, "dev", WORDINGS)
+    tasks = make_tasks(world, others, num_train // 2, "unlabelled", look_up, rng)
+    write_tasks(out / "unlabelled.jsonl", tasks)
     if num_demos:
         rng = random.Random(f"deep-world-demonstrations-{seed}")
         lines = make_demonstrations(world, look_up, rng, num_demos, num_drills)

@@ -421,7 +421,12 @@ class TrainRewardConfig(SupervisedConfig):
     label: str = "exact_match"
     """The reward component that the model learns, from 0 to 1; "total" is the whole reward."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1
-    """Share of the tasks that are not trained on; the report is about those."""
+    """Share of the tasks that are not trained on; the report is about those, unless
+    `test_trajectories` names others."""
+    test_trajectories: list[Path] = []
+    """Run folders, or files of their `trajectories`, that the report is about in place of
+    `held_out`, such as those of questions about other entities. None of their tasks may be among
+    those to train on."""
     turns: Literal["all", "last"] = "all"
     """"all" asks for the verdict after every turn, which gives each turn a value; "last" after the
     last one only."""

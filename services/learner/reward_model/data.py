@@ -1,6 +1,6 @@
 """Stored trajectories as a reward model learns them: a dialogue so far, and the verdict on it.
 
-`trajectories/*.jsonl` of runs (reporting/trajectory_log.py) --> read_episodes --Episode-->
+`trajectories/*.jsonl` of runs (reporting/trajectory_log.py) --> train_and_test --Episode-->
 verdict_samples --TrainSample--> sft/supervised.py
 """
 
@@ -62,8 +62,33 @@ class Episode:
     """0.0 to 1.0."""
 
 
-def read_episodes(config: TrainRewardConfig) -> list[Episode]:
+def train_and_test(config: TrainRewardConfig) -> tuple[list[Episode], list[Episode]]:
+    """Return the episodes to train on, and those that the report is about.
+
+    Raises:
+        ValueError: a file is missing or a line is wrong, a label is missing or outside 0 to 1,
+            there are not both good and bad ones, or nothing is left to train on or to report on.
+    """
+    episodes = read_episodes(config.trajectories, "trajectories", config.label)
+    if not config.test_trajectories:
+        return split(episodes, config.held_out)
+    test = read_episodes(config.test_trajectories, "test_trajectories", config.label)
+    both = {episode.task_id for episode in episodes} & {episode.task_id for episode in test}
+    if both:
+        raise ValueError(
+            f"train_reward.test_trajectories has {len(both)} tasks that train_reward.trajectories "
+            f"has as well, such as {min(both)!r}; name trajectories of other tasks"
+        )
+    return episodes, test
+
+
+def read_episodes(paths: Sequence[Path], key: str, label: str) -> list[Episode]:
     """Read the trajectories that were scored; FAILED ones have no reward and are left out.
+
+    Args:
+        paths: run folders, or files.
+        key: of `[train_reward]` that names them, for messages.
+        label: the component that is learned.
 
     Raises:
         ValueError: a file is missing or a line is wrong, a label is missing or outside 0 to 1, or
@@ -71,15 +96,15 @@ def read_episodes(config: TrainRewardConfig) -> list[Episode]:
     """
     episodes = [
         episode
-        for path in _files(config.trajectories)
-        for episode in _read(path, config.label)
+        for path in _files(paths, key)
+        for episode in _read(path, label)
         if episode is not None
     ]
     labels = {episode.label for episode in episodes}
     if len(labels) < 2:
         raise ValueError(
-            f"train_reward.trajectories holds {len(episodes)} scored trajectories whose "
-            f"{config.label} is {sorted(labels)}; a reward model needs good and bad ones: name "
+            f"train_reward.{key} holds {len(episodes)} scored trajectories whose "
+            f"{label} is {sorted(labels)}; a reward model needs good and bad ones: name "
             "runs with both, and see learner.trajectories_per_step"
         )
     return episodes
@@ -108,7 +133,7 @@ def split(episodes: Sequence[Episode], held_out: float) -> tuple[list[Episode], 
     return train, test
 
 
-def _files(paths: Iterable[Path]) -> Iterator[Path]:
+def _files(paths: Iterable[Path], key: str) -> Iterator[Path]:
     for path in paths:
         if path.is_file():
             yield path
@@ -116,7 +141,7 @@ def _files(paths: Iterable[Path]) -> Iterator[Path]:
         found = sorted((path / TRAJECTORIES_DIR).glob("step_*.jsonl"))
         if not found:
             raise ValueError(
-                f"train_reward.trajectories ({path}) is no file, and no run folder with "
+                f"train_reward.{key} ({path}) is no file, and no run folder with "
                 f"{TRAJECTORIES_DIR}/step_*.jsonl; name a run whose learner.trajectories_per_step "
                 "is not 0"
             )

@@ -1,7 +1,7 @@
 """`agent-r1 train-reward CONFIG`: stored trajectories in, a reward model out.
 
 data.py --samples--> sft/supervised.py --> `train_reward.output`, a Hugging Face model directory,
-and in its work folder `summary.json` with the report on the tasks that were held out (report.py).
+and in its work folder `summary.json` with the report on tasks that were not trained on (report.py).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.engine.ranks.place import RankPlace
-from agent_r1.learner.reward_model.data import VerdictEncoder, read_episodes, split, training_data
+from agent_r1.learner.reward_model.data import VerdictEncoder, train_and_test, training_data
 from agent_r1.learner.reward_model.report import report
 from agent_r1.learner.sft import supervised
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
@@ -41,20 +41,20 @@ def run(
     """
     config = train_reward
     supervised.check_output(TABLE, config)
-    train, held_out = split(read_episodes(config), config.held_out)
+    train, test = train_and_test(config)
     dialogues = DialogueEncoder(model.path, config.chat_template_kwargs)
     encoder = VerdictEncoder(dialogues, config.question, model.max_context)
     data = training_data(train, encoder, config)
     logger.info(
-        "trajectories read train=%d held_out=%d verdicts=%d",
+        "trajectories read train=%d test=%d verdicts=%d",
         len(train),
-        len(held_out),
+        len(test),
         len(data.samples),
     )
 
     def look(engine: PolicyEngine) -> dict[str, Any]:
-        found = report(engine, train, held_out, encoder)
-        logger.info("on held-out tasks %s", json.dumps(found["held_out"]))
+        found = report(engine, train, test, encoder)
+        logger.info("on tasks that were not trained on %s", json.dumps(found["held_out"]))
         return found
 
     job = supervised.Job(TABLE, config, data, look)

@@ -17,6 +17,7 @@ DEEP_SCRIPTS = (
     "demonstrations",
     "rejection_sampling",
     "right_runs",
+    "unlabelled",
 )
 MATH_SCRIPTS = ("problems", "solvers", "demonstrations", "tokenizer", "generate")
 CODE_SCRIPTS = (

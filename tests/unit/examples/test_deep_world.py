@@ -55,7 +55,8 @@ def test_the_same_seed_gives_the_same_bytes(
     deep_world.generate.write_world(5, tmp_path, **deep_world_size)
     names = sorted(path.name for path in tmp_path.glob("*.jsonl"))
     sets = (f"eval_{name}.jsonl" for name in sorted(SETS))
-    assert names == ["corpus.jsonl", "entries.jsonl", *sets, "sft.jsonl", "train.jsonl"]
+    others = ("sft.jsonl", "train.jsonl", "unlabelled.jsonl")
+    assert names == ["corpus.jsonl", "entries.jsonl", *sets, *others]
     for name in names:
         assert (tmp_path / name).read_bytes() == (deep_world_files / name).read_bytes()
 
@@ -71,7 +72,7 @@ def test_no_fact_links_two_splits(world):
 
 
 def test_every_answer_follows_from_the_facts(world, deep_world_files: Path):
-    for name in (*(f"eval_{s}.jsonl" for s in SETS), "train.jsonl"):
+    for name in (*(f"eval_{s}.jsonl" for s in SETS), "train.jsonl", "unlabelled.jsonl"):
         for task in read_tasks(deep_world_files, name):
             plan, answer = plan_of(task), answer_of(task)
             if plan["order"]:
@@ -86,10 +87,13 @@ def test_every_answer_follows_from_the_facts(world, deep_world_files: Path):
                 assert answer == values[-1]
 
 
-def test_training_and_evaluation_are_about_different_people(world, deep_world_files: Path):
-    splits = {"train.jsonl": "train", "eval_development.jsonl": "dev", "eval_longer.jsonl": "test"}
+def test_labelled_unlabelled_and_reported_questions_are_about_different_people(
+    world, deep_world_files: Path
+):
+    splits = {"train": "train", "unlabelled": "dev", "eval_development": "dev"}
+    splits |= {f"eval_{name}": "test" for name in SETS if name != "development"}
     for name, split in splits.items():
-        for task in read_tasks(deep_world_files, name):
+        for task in read_tasks(deep_world_files, f"{name}.jsonl"):
             assert {world.people[start].split for start in plan_of(task)["starts"]} == {split}
 
 

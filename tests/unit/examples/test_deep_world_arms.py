@@ -1,11 +1,14 @@
 """What examples/deep_world compares reinforcement learning with."""
 
+import json
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 
 from agent_r1.evaluation.matrix.config import MatrixFile
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
@@ -73,3 +76,36 @@ def test_every_search_is_compared_with_best_of_n_of_its_scorer_at_its_own_cost()
             name = Path(place).name
             assert name.endswith(f"_seed{number}")
             assert f"$runs/{name.removesuffix(str(number))}$seed" in trained
+
+
+def test_the_gain_by_a_learned_reward_is_a_share_of_that_by_labels(
+    deep_world: SimpleNamespace, tmp_path: Path
+):
+    sets = ("in_domain", "longer", "compositions", "wording")
+
+    def write(name: str, rights: Sequence[int]) -> None:
+        scores = {
+            one: [1.0] * right + [0.0] * (4 - right)
+            for one, right in zip(sets, rights, strict=True)
+        }
+        (tmp_path / f"{name}.json").write_text(json.dumps({"scores": scores}))
+
+    write("methods_base_tool_call", (1, 1, 1, 1))
+    for seed in range(5):
+        write(f"true_labels_seed{seed}", (3, 3, 3, 3))
+        write(f"learned_reward_seed{seed}", (3, 3, 3, 1 if seed == 2 else 3))
+    shares = deep_world.unlabelled.gain_shares(tmp_path)
+    assert shares == pytest.approx({0: 1.0, 1: 1.0, 2: 0.75, 3: 1.0, 4: 1.0})
+
+
+def test_a_curve_is_the_mean_of_the_last_ten_steps_over_the_runs(
+    deep_world: SimpleNamespace, tmp_path: Path
+):
+    for run, first in (("one", 0.0), ("two", 1.0)):
+        (tmp_path / run).mkdir()
+        lines = [json.dumps({"reward/exact_match": v}) for v in (first, *[1.0] * 10)]
+        (tmp_path / run / "metrics.jsonl").write_text("\n".join(lines))
+    found = deep_world.unlabelled.mean_curve(
+        [tmp_path / "one", tmp_path / "two"], "reward/exact_match"
+    )
+    assert found == pytest.approx([0.5, 0.75, *(1 - 0.5 / n for n in range(3, 11)), 1.0])

@@ -14,6 +14,7 @@ from agent_r1.learner.reward_model.data import (
     VerdictEncoder,
     read_episodes,
     split,
+    train_and_test,
     training_data,
 )
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
@@ -43,6 +44,10 @@ def config(folder: Path, *records: dict[str, Any], **changes: Any) -> TrainRewar
     return TrainRewardConfig.model_validate(values)
 
 
+def episodes_of(table: TrainRewardConfig) -> list[Episode]:
+    return read_episodes(table.trajectories, "trajectories", table.label)
+
+
 @pytest.fixture(scope="module")
 def encoder() -> VerdictEncoder:
     return VerdictEncoder(DialogueEncoder(str(BASE)), QUESTION, 512)
@@ -52,7 +57,7 @@ def test_failed_trajectories_have_no_label_and_are_left_out(tmp_path: Path):
     table = config(
         tmp_path, record("a", 1.0), record("b", 0.0), record("c", 0.0, status="FAILED", reward=None)
     )
-    episodes = read_episodes(table)
+    episodes = episodes_of(table)
     assert [(episode.task_id, episode.label) for episode in episodes] == [("a", 1.0), ("b", 0.0)]
     assert episodes[0].turns[0] == VerdictTurn(" Elmby", [" Dunby"])
 
@@ -71,7 +76,22 @@ def test_what_cannot_be_learned_is_refused(
     tmp_path: Path, records: list[dict[str, Any]], changes: dict[str, Any], message: str
 ):
     with pytest.raises(ValueError, match=message):
-        read_episodes(config(tmp_path, *records, **changes))
+        episodes_of(config(tmp_path, *records, **changes))
+
+
+def test_trajectories_of_other_tasks_are_reported_on_where_they_are_named(tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    other = config(tmp_path / "other", record("b", 1.0), record("b", 0.0)).trajectories
+    table = config(tmp_path, record("a", 1.0), record("a", 0.0), test_trajectories=other)
+    train, test = train_and_test(table)
+    assert [episode.task_id for episode in train] == ["a", "a"]
+    assert [episode.task_id for episode in test] == ["b", "b"]
+    same = table.model_copy(update={"test_trajectories": table.trajectories})
+    with pytest.raises(ValueError, match=r"test_trajectories has 1 tasks that .* such as 'a'"):
+        train_and_test(same)
+    nowhere = table.model_copy(update={"test_trajectories": [tmp_path / "nowhere"]})
+    with pytest.raises(ValueError, match=r"train_reward\.test_trajectories .*is no file"):
+        train_and_test(nowhere)
 
 
 def test_all_trajectories_of_a_task_are_on_one_side():
@@ -91,12 +111,12 @@ def test_a_verdict_is_asked_for_after_every_turn_and_only_it_is_learned(
     tmp_path: Path, encoder: VerdictEncoder
 ):
     table = config(tmp_path, record("a", 1.0), record("b", 0.25))
-    data = training_data(read_episodes(table), encoder, table)
+    data = training_data(episodes_of(table), encoder, table)
     # a: two turns, one verdict each. b: two turns, yes with .25 and no with .75 each.
     assert [float(s.advantages.sum()) for s in data.samples] == [1.0, 1.0, 0.25, 0.75, 0.25, 0.75]
     for sample in data.samples:
         assert list(sample.loss_mask.nonzero()[0]) == [sample.num_tokens - 1]
-    last = training_data(read_episodes(table), encoder, table.model_copy(update={"turns": "last"}))
+    last = training_data(episodes_of(table), encoder, table.model_copy(update={"turns": "last"}))
     assert len(last.samples) == 3
 
 
