@@ -2,10 +2,10 @@
 
     python subreaper.py --parent PID --grace-s S [--cores 0,1] -- COMMAND [ARGUMENT ...]
 
-launcher --> guard --> service --> its children (vLLM's engine, DeepSpeed's ranks). The guard is a
-subreaper: whatever the service starts, however it detaches itself, stays below the guard. When the
-service ends, the guard ends the rest; when the launcher dies, however it dies, the guard stops the
-service and the rest. Standard library only, run as a file, so that it starts in milliseconds.
+launcher --> subreaper --> service --> its children (vLLM's engine, DeepSpeed's ranks). Whatever the
+service starts, however it detaches itself, stays below the subreaper. When the service ends, the
+subreaper ends the rest; when the launcher dies, however it dies, the subreaper stops the service
+and the rest. Standard library only, run as a file, so that it starts in milliseconds.
 
 Signals: SIGTERM and SIGINT are passed to the service, once; SIGQUIT kills everything below at once.
 Exit status: the service's own, or 128 + n when signal n ended it.
@@ -137,18 +137,18 @@ def kill_below(root: int, grace_s: float) -> None:
 
 
 def _start(command: list[str]) -> int:
-    guard = os.getpid()
+    subreaper = os.getpid()
     pid = os.fork()
     if pid:
         return pid
     try:
         set_parent_death_signal(signal.SIGTERM)
-        if os.getppid() != guard:
+        if os.getppid() != subreaper:
             os._exit(1)
         for sig in _HANDLED:
             signal.signal(sig, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, set())
-        os.environ[PARENT_VARIABLE] = str(guard)
+        os.environ[PARENT_VARIABLE] = str(subreaper)
         os.execvp(command[0], command)
     except OSError as exc:
         sys.stderr.write(f"cannot start {command[0]!r}: {exc.strerror}\n")

@@ -38,11 +38,10 @@ class Process:
             stop_timeout_s: time it gets to end when it is told to, or when the actor is gone.
             environment: set on top of the actor's.
         """
-        guard = [sys.executable, subreaper.__file__, "--parent", str(os.getpid())]
         # -P: the folder that the actor is in must not shadow installed packages.
         command = [sys.executable, "-P", "-m", "agent_r1.cli.main", *arguments]
         process = await asyncio.create_subprocess_exec(
-            *guard,
+            *(sys.executable, subreaper.__file__, "--parent", str(os.getpid())),
             *("--grace-s", str(stop_timeout_s), "--"),
             *command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -68,5 +67,5 @@ class Process:
                 return await self._process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
-                self._process.send_signal(signal.SIGQUIT)  # the guard kills all below it
+                self._process.send_signal(signal.SIGQUIT)  # the subreaper kills all below it
             return await self._process.wait()

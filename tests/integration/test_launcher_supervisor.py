@@ -159,7 +159,7 @@ async def test_a_killed_service_restarts_on_its_port_without_its_old_children(sc
     await supervisor.stop()
 
 
-async def test_a_killed_guard_does_not_leave_the_service_behind(scene: Scene):
+async def test_a_killed_subreaper_does_not_leave_the_service_behind(scene: Scene):
     supervisor = scene.supervisor()
     await supervisor.start(scene.spec("tool"))
     old = scene.pids()
