@@ -32,3 +32,4 @@ def test_it_trains(tmp_path: Path, tiny_base_dir: Path, world: Path):
     steps = re.findall(r"^step (\d)/2  reward ([\d.]+)", done.stdout, re.M)
     assert [number for number, _ in steps] == ["1", "2"]
     assert any(float(reward) > 0 for _, reward in steps)
+    assert "Exception ignored" not in done.stderr  # the engine has been collected, not torn down

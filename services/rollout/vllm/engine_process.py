@@ -14,7 +14,6 @@ from typing import Any
 
 from agent_r1.rollout.policy import EngineWork, PolicySetupError
 from agent_r1.rollout.vllm.adapter import adapter_args
-from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
     GIB,
     OUT_OF_MEMORY_REMEDY,
@@ -31,7 +30,7 @@ SIGKILL_EXIT_CODE = -9
 
 
 def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) -> tuple[Any, bool]:
-    """Start an engine; it takes seconds, and blocks.
+    """Start an engine; it takes seconds, and blocks. `check_release` comes first.
 
     Args:
         settings: of the engine.
@@ -43,9 +42,8 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
         must be filled if the model ties it to the embedding, and sends answers whole.
 
     Raises:
-        PolicySetupError: the release of vLLM, the settings or the memory do not allow it.
+        PolicySetupError: the settings or the memory do not allow it.
     """
-    check_release()
     with quick_imports():
         from vllm.platforms import current_platform
         from vllm.v1.engine.async_llm import AsyncLLM

@@ -40,6 +40,7 @@ from agent_r1.rollout.vllm.engine_process import (
     wait_for_exit,
 )
 from agent_r1.rollout.vllm.loading import DenseWeights, EngineWeights
+from agent_r1.rollout.vllm.release import check_release
 from agent_r1.rollout.vllm.settings import (
     ModelFacts,
     VllmSettings,
@@ -302,6 +303,8 @@ class VllmPolicy(Policy):
 
     async def _start_engine(self) -> None:
         facts = self._model()
+        # On its own: vLLM keeps a frame of its import, and so every object of the calls around it.
+        await asyncio.to_thread(check_release)
         started = await asyncio.to_thread(start_engine, self._settings, facts, self._work)
         self.engine, on_cpu = started
         self._sends_whole_answers = on_cpu

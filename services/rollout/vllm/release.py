@@ -6,6 +6,7 @@ from dataclasses import fields
 
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.settings import check_plugin_installed
+from agent_r1_service.imports import quick_imports
 
 
 def check_release() -> None:
@@ -15,12 +16,13 @@ def check_release() -> None:
         PolicySetupError: names what is missing.
     """
     try:
-        import vllm
-        from vllm.config.weight_transfer import WeightTransferConfig as _Config
-        from vllm.distributed.weight_transfer.base import WeightTransferInitRequest as _Request
-        from vllm.outputs import CompletionOutput
-        from vllm.v1.engine.async_llm import AsyncLLM
-        from vllm.v1.engine.core_client import AsyncMPClient
+        with quick_imports():
+            import vllm
+            from vllm.config.weight_transfer import WeightTransferConfig as _Config
+            from vllm.distributed.weight_transfer.base import WeightTransferInitRequest as _Request
+            from vllm.outputs import CompletionOutput
+            from vllm.v1.engine.async_llm import AsyncLLM
+            from vllm.v1.engine.core_client import AsyncMPClient
     except ImportError as exc:
         raise PolicySetupError(
             f"vLLM cannot be used ({exc}); install the release this version is made for: "
