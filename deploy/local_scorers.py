@@ -77,8 +77,12 @@ def describe(server: ScorerServer, config: Config, spec: Callable[..., ServiceSp
     command = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server"]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
+    # Compiling takes a minute, and a compiler for C++.
+    command.append("--enforce-eager")
+    eager = {"TORCHDYNAMO_DISABLE": "1"}
 
     async def is_up(_: str) -> bool:
         return await answers(f"{server.url}/health")
 
-    return spec(f"reward-{server.table}", command, announce_dir=None, probe=is_up)
+    name = f"reward-{server.table}"
+    return spec(name, command, environment=eager, announce_dir=None, probe=is_up)
