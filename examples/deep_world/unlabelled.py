@@ -67,12 +67,15 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to read and to write")
     parser.add_argument("--runs", type=Path, default=RUNS, help="runs with the learned reward")
     arguments = parser.parse_args()
-    shares = gain_shares(arguments.results / "cells")
-    found = bootstrap_mean(list(shares.values()))
     runs = [arguments.runs / f"learned_reward_seed{seed}" for seed in SEEDS]
     long = [arguments.runs / "learned_reward_long_seed0"]
-    curves = {name: mean_curve(runs, key) for name, key in REWARDS.items()}
-    curves |= {f"{name}, 240 steps": mean_curve(long, key) for name, key in REWARDS.items()}
+    try:
+        shares = gain_shares(arguments.results / "cells")
+        curves = {name: mean_curve(runs, key) for name, key in REWARDS.items()}
+        curves |= {f"{name}, 240 steps": mean_curve(long, key) for name, key in REWARDS.items()}
+    except FileNotFoundError as exc:
+        parser.error(f"{exc.filename} is missing; run `sh examples/deep_world/unlabelled.sh`")
+    found = bootstrap_mean(list(shares.values()))
     report: dict[str, Any] = {
         "share_of_the_gain": {"mean": found.mean, "low": found.low, "high": found.high},
         "by_seed": shares,
