@@ -50,6 +50,7 @@ class Keys:
         self.join_offer = self.prefix + "join_offer"
         self.failure_counts = self.prefix + "failures:counts"
         self.first_failures = self.prefix + "failures:first"
+        self.scoring_model_uses = self.prefix + "scoring_models:uses"
 
     def stages(self) -> dict[str, tuple[str, str]]:
         """Return the streams that a sample passes, in order: stream and reading group by name."""
@@ -74,6 +75,14 @@ class Keys:
     def rollout_drain(self, server_id: str) -> str:
         """Return the key that tells one rollout server to drain."""
         return f"{self.prefix}rollout_drains:{server_id}"
+
+    def scoring_models(self, component: str) -> tuple[str, str]:
+        """Return the list of versions of the model a component asks, and the hash of their URLs."""
+        return f"{self.prefix}scoring_models:{component}", f"{self.prefix}scoring_urls:{component}"
+
+    def scoring_pin(self, component: str, group: str) -> str:
+        """Return the key that keeps the version of a component's model which scores a group."""
+        return f"{self.prefix}scoring_pins:{component}:{group}"
 
 
 class PoolKeys:

@@ -31,15 +31,19 @@ class Reward(Message):
     tokens: Annotated[dict[str, int], Field(exclude_if=_is_empty)] = {}
     """Tokens that language models read and wrote for components, by the component; those that asked
     none are left out."""
+    versions: Annotated[dict[str, str], Field(exclude_if=_is_empty)] = {}
+    """Version of the language model that each component asked; those that ask none are left out."""
 
 
 class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "3.1"
+    SCHEMA_VERSION: ClassVar[str] = "3.2"
     WITH_TOKENS: ClassVar[dict[str, str]] = {"2.1": "2.2", "3.0": "3.1"}
     """Versions of a reward that counts tokens, by the trajectory's; without, both count alike."""
+    WITH_VERSIONS: ClassVar[dict[str, str]] = {"2.1": "2.3", "3.0": "3.2"}
+    """Versions of a reward that names the models asked."""
 
     trajectory: Trajectory
     reward: Reward | None
@@ -54,8 +58,11 @@ class ScoredTrajectory(StreamMessage):
     def written_version(self) -> str:
         """Return the oldest version that says all of it."""
         version = self.trajectory.written_version()
-        counts = self.reward is not None and bool(self.reward.tokens)
-        return self.WITH_TOKENS[version] if counts else version
+        if self.reward is not None and self.reward.versions:
+            return self.WITH_VERSIONS[version]
+        if self.reward is not None and self.reward.tokens:
+            return self.WITH_TOKENS[version]
+        return version
 
 
 class ScoreCall(StrictMessage):

@@ -65,7 +65,7 @@ def create_app(scorer: Scorer, worker: RewardWorker | None = None) -> FastAPI:
     app = FastAPI(title="Agent-R1 reward")
     describe(app, ROUTES)
     if worker is not None:
-        reward_page(worker, scorer.servers).add_route(app)
+        reward_page(worker, scorer.asking).add_route(app)
 
     @app.get("/healthz")
     async def healthz() -> Response:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from agent_r1.reward.model_server import ModelServer
+from agent_r1.reward.versions import Versions
 from agent_r1.reward.worker import RewardWorker
 from agent_r1_service.metrics import WORK_BUCKETS, Metric, MetricsPage
 
@@ -30,7 +31,7 @@ MODEL_REQUESTS = Metric(
 )
 
 
-def reward_page(worker: RewardWorker, servers: Mapping[str, ModelServer]) -> MetricsPage:
+def reward_page(worker: RewardWorker, asking: Mapping[str, Versions[Any]]) -> MetricsPage:
     """Return the page of a worker, which from now on reports its times, and of what was asked."""
     page = MetricsPage("reward")
     page.read(IN_FLIGHT, lambda: worker.num_in_flight)
@@ -46,11 +47,11 @@ def reward_page(worker: RewardWorker, servers: Mapping[str, ModelServer]) -> Met
         MODEL_REQUESTS,
         lambda: {
             (name, what): count
-            for name, server in servers.items()
+            for name, versions in asking.items()
             for what, count in (
-                ("sent", server.num_asked),
-                ("away", server.num_away),
-                ("cached", server.num_cached),
+                ("sent", sum(server.num_asked for server in versions.servers)),
+                ("away", sum(server.num_away for server in versions.servers)),
+                ("cached", sum(server.num_cached for server in versions.servers)),
             )
         },
     )

@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from agent_r1.reward import scoring
 from agent_r1.reward.components import (
@@ -23,8 +24,9 @@ from agent_r1.reward.components import (
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.critic import Critic
 from agent_r1.reward.judge import Judge
-from agent_r1.reward.model_server import TOKENS_ASKED, ModelServer
+from agent_r1.reward.model_server import TOKENS_ASKED
 from agent_r1.reward.reward_model import RewardModel
+from agent_r1.reward.versions import Versions
 from agent_r1_proto.rewards import Reward, ScoreRequest, Value, score_turns, valued_tokens
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_service.answers import find_answer
@@ -61,22 +63,27 @@ class Scorer:
             for name in named
             if name not in BUILT_IN and name not in ASKING
         }
-        self.servers: dict[str, ModelServer] = {}
-        """The language models that components ask, by the component's name."""
+        self.asking: dict[str, Versions[Any]] = {}
+        """The components that ask a language model."""
         patience_s = PATIENCE * config.component_timeout_s
         if config.judge is not None:
-            judge = Judge(config.judge, patience_s, self._find_answer)
-            self._own["judge"], self.servers["judge"] = judge.score, judge.server
+            self.asking["judge"] = Versions(
+                config.judge, lambda table: Judge(table, patience_s, self._find_answer)
+            )
         if config.model is not None:
-            model = RewardModel(config.model, patience_s)
-            self._own["reward_model"], self.servers["reward_model"] = model.score, model.server
+            self.asking["reward_model"] = Versions(
+                config.model, lambda table: RewardModel(table, patience_s)
+            )
         if config.critic is not None:
-            critic = Critic(config.critic, patience_s)
-            self._own["critic"], self.servers["critic"] = critic.score, critic.server
+            self.asking["critic"] = Versions(config.critic, lambda table: Critic(table, patience_s))
         self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="component")
 
-    async def score(self, request: ScoreRequest) -> Reward:
+    async def score(self, request: ScoreRequest, versions: Mapping[str, str] = {}) -> Reward:
         """Score one interaction as it stands, whether COMPLETED or TRUNCATED.
+
+        Args:
+            request: the interaction.
+            versions: of the models that components ask, by component; the newest where none is.
 
         Raises:
             ValueError: the status is FAILED, or the payload lacks what a named component needs.
@@ -90,17 +97,27 @@ class Scorer:
         # In a thread, where a long text holds up no other request; not one of `_threads`, which
         # users' components may keep for ever.
         prediction, values = await asyncio.to_thread(self._measure_built_in, request)
-        tokens: dict[str, int] = {}
         for name, component in self._own.items():
-            with _counted() as asked:
-                values[name] = await self._run_own(name, component, request)
-            tokens |= {name: sum(asked)} if asked else {}
-        total = self._total(values)
-        return Reward(total=total, components=values, prediction=prediction, tokens=tokens)
+            values[name] = await self._run_own(name, component, request)
+        tokens: dict[str, int] = {}
+        asked: dict[str, str] = {}
+        for name in self.asking:
+            found = await self._ask(name, request, versions.get(name))
+            values[name], asked[name] = found.value, found.version
+            tokens |= {name: found.tokens} if found.tokens else {}
+        return Reward(
+            total=self._total(values),
+            components=values,
+            prediction=prediction,
+            tokens=tokens,
+            versions=asked,
+        )
 
-    async def score_trajectory(self, trajectory: Trajectory) -> Reward:
-        """Compute every component of a trajectory and combine them; raises as `score` does."""
-        return await self.score(request_of(trajectory, tokens="critic" in self._own))
+    async def score_trajectory(
+        self, trajectory: Trajectory, versions: Mapping[str, str] = {}
+    ) -> Reward:
+        """Compute every component of a trajectory and combine them; as `score`."""
+        return await self.score(request_of(trajectory, tokens="critic" in self.asking), versions)
 
     async def value(self, name: str, request: ScoreRequest) -> Value:
         """Return what one component says of an interaction, which may not have ended.
@@ -114,20 +131,25 @@ class Scorer:
                 f"component ({name!r}) cannot score a branch; those of reward.components that can: "
                 f"{', '.join(self._config.branch_scorers()) or 'none'}"
             )
-        with _counted() as tokens:
-            if name in self._own:
-                value = await self._run_own(name, self._own[name], request)
-            else:
-                measure = BUILT_IN[name]
-                value = await asyncio.to_thread(measure, request, self._find_answer(request))
-        server = self.servers.get(name)
-        version = "" if server is None else server.model
-        return Value(value=value, tokens=sum(tokens), version=version)
+        if name in self.asking:
+            return await self._ask(name, request)
+        if name in self._own:
+            return Value(value=await self._run_own(name, self._own[name], request))
+        measure = BUILT_IN[name]
+        return Value(value=await asyncio.to_thread(measure, request, self._find_answer(request)))
 
     async def close(self) -> None:
         """Close what components hold open."""
-        for server in self.servers.values():
-            await server.close()
+        for versions in self.asking.values():
+            for server in versions.servers:
+                await server.close()
+
+    async def _ask(self, name: str, request: ScoreRequest, version: str | None = None) -> Value:
+        """Return what a version of a component's model says; the newest without one."""
+        component = self.asking[name].of(version)
+        with _counted() as tokens:
+            value = await self._run_own(name, component.score, request)
+        return Value(value=value, tokens=sum(tokens), version=component.server.model)
 
     def _find_answer(self, request: ScoreRequest) -> str | None:
         """Return the answer of the last turn; earlier ones do not count."""

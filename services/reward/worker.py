@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 
 from agent_r1.reward.scorer import ComponentError, Scorer
+from agent_r1.reward.versions import GroupVersions
 from agent_r1_proto.connection import REWARD_GROUP
 from agent_r1_proto.failures import REWARD_ERROR, FailureBoard, innermost_frames
 from agent_r1_proto.rewards import ScoredTrajectory
+from agent_r1_proto.scoring_models import ScoringModels
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.trajectory import Trajectory
@@ -38,6 +40,7 @@ class RewardWorker:
         self._broker = broker
         self._board = FailureBoard(broker)
         self._scorer = scorer
+        self._versions = GroupVersions(ScoringModels(broker), scorer.asking)
         self._consumer_name = consumer_name
         self._max_concurrent = max_concurrent
         self._tasks: dict[asyncio.Task[None], Entry[Trajectory]] = {}
@@ -58,11 +61,13 @@ class RewardWorker:
     async def run(self, stop: asyncio.Event) -> None:
         """Score until `stop` is set; then finish or give back what is in flight."""
         keys = self._broker.keys
+        await self._versions.start()
         async with self._broker.consumer(
             keys.trajectories, Trajectory, group=REWARD_GROUP, consumer=self._consumer_name
         ) as consumer:
             try:
                 while not stop.is_set():
+                    await self._versions.follow()
                     await self._take(consumer)
             finally:
                 await self._wind_up(consumer)
@@ -98,7 +103,8 @@ class RewardWorker:
             started = time.monotonic()
             try:
                 with span("reward", trajectory.rollout.traceparent):
-                    reward = await self._scorer.score_trajectory(trajectory)
+                    versions = await self._versions.of(trajectory.rollout)
+                    reward = await self._scorer.score_trajectory(trajectory, versions)
                 self.on_scored(time.monotonic() - started)
             except Exception as exc:
                 logger.exception("scoring failed rollout_id=%s", trajectory.rollout_id)

@@ -57,18 +57,20 @@ EXAMPLES: dict[str, StreamMessage] = {
     "scored_trajectory-2.0": scored(policy_version=4, calls=[CALL], token_ids=np.arange(5) + 300),
     "scored_trajectory-2.1": scored(policy_version=4, decoding=COST, total=0.25),
     "scored_trajectory-2.2": scored(policy_version=4, total=0.25, tokens={"critic": 5}),
+    "scored_trajectory-2.3": scored(policy_version=4, total=0.25, versions={"judge": "m-2"}),
     "scored_trajectory-3.0": scored(**two_segments(), total=0.25),
     "scored_trajectory-3.1": scored(**two_segments(), total=0.25, tokens={"critic": 5}),
+    "scored_trajectory-3.2": scored(**two_segments(), total=0.25, versions={"judge": "m-2"}),
 }
 """By schema and the version that first could write them."""
 WRITTEN = (
     "rollout_task-1.2",
     *("trajectory-2.1", "trajectory-3.0"),
-    *("scored_trajectory-2.1", "scored_trajectory-2.2"),
-    *("scored_trajectory-3.0", "scored_trajectory-3.1"),
+    *("scored_trajectory-2.1", "scored_trajectory-2.2", "scored_trajectory-2.3"),
+    *("scored_trajectory-3.0", "scored_trajectory-3.1", "scored_trajectory-3.2"),
 )
 """What this version writes: a trajectory of one segment as 2.1, which older readers take, and a
-reward that counts no tokens as before there were any."""
+reward that counts no tokens or names no model as before there were any."""
 CLASSES: dict[str, type[StreamMessage]] = {
     "rollout_task": RolloutTask,
     "trajectory": Trajectory,

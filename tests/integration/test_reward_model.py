@@ -17,6 +17,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from agent_r1.cli.main import main
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.checkpoint import CRITIC_FILE
 from agent_r1.learner.engine.critic import export_critic
@@ -27,6 +28,8 @@ from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
+from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
+from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_service.config import ModelConfig, RunConfig
 from agent_r1_service.verdicts import BAD, GOOD, QUESTION, VerdictTurn
@@ -236,3 +239,20 @@ async def test_a_served_critic_has_the_values_of_the_engine_that_trained_it(crit
     assert expected.std() > 0.01
     np.testing.assert_allclose([one.value for one in found], expected, atol=1e-4)
     assert [one.tokens for one in found] == [len(tokens) for tokens, _ in states]
+
+
+@pytest.mark.redis
+async def test_a_run_can_be_given_the_models_of_real_servers(
+    trained: Trained, critic: TrainedCritic, redis_url: str, run_id: str
+):
+    where = ["--redis", redis_url, "--id", run_id]
+    async with await Broker.connect(redis_url, run_id) as broker:
+        models = ScoringModels(broker)
+        for component, model, url in (
+            ("reward_model", "rm", trained.url),
+            ("critic", "critic-1", critic.url),
+        ):
+            await models.configure(component, ScoringModel(version="old", url="http://old"))
+            command = ["reward", "swap", component, "--model", model, "--url", url, *where]
+            assert await asyncio.to_thread(main, command) == 0
+            assert (await models.read(component))[-1] == ScoringModel(version=model, url=url)

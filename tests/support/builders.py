@@ -104,9 +104,12 @@ def scored(
     *,
     total: float = 1.0,
     tokens: dict[str, int] | None = None,
+    versions: dict[str, str] | None = None,
     **changes: Any,
 ) -> ScoredTrajectory:
     """Return a scored trajectory; a FAILED one has no reward."""
     record = trajectory(rollout, **changes)
-    reward = Reward(total=total, components={"em": total}, tokens=tokens or {})
+    reward = Reward(
+        total=total, components={"em": total}, tokens=tokens or {}, versions=versions or {}
+    )
     return ScoredTrajectory(trajectory=record, reward=None if record.status == "FAILED" else reward)

@@ -1,4 +1,4 @@
-"""An HTTP server that answers POST requests as a test tells it to."""
+"""An HTTP server that answers POST requests as a test tells it to, and names its models."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ class ScriptedServer:
         """Status and body of each."""
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.models: list[str] = []
+        """What `GET` of any path says it serves."""
         self.in_flight = self.most_in_flight = 0
         self._lock = threading.Lock()
         outer = self
@@ -34,6 +36,13 @@ class ScriptedServer:
                 with outer._lock:
                     outer.in_flight -= 1
                 self.send_response(status)
+                self.send_header("content-length", str(len(raw)))
+                self.end_headers()
+                self.wfile.write(raw)
+
+            def do_GET(self) -> None:
+                raw = json.dumps({"data": [{"id": name} for name in outer.models]}).encode()
+                self.send_response(200)
                 self.send_header("content-length", str(len(raw)))
                 self.end_headers()
                 self.wfile.write(raw)

@@ -16,7 +16,7 @@ LITERAL = re.compile(r'"((?:[a-z]+)/[a-z_]+)"')
 MADE_OF_PARTS = re.compile(
     r"^(reward|advantage)/(mean|std|min|max)$|^(time|results|failures|queue)/"
 )
-AREAS_OF_USERS = re.compile(r"^(reward|calls|eval)/<|^step$")
+AREAS_OF_USERS = re.compile(r"^(reward|versions|calls|eval)/<|^step$")
 
 
 def literals() -> set[str]:

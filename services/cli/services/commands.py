@@ -1,4 +1,4 @@
-"""Commands for services that run: search, tools, rollout, ray."""
+"""Commands for services that run: search, tools, rollout, reward, ray."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ def add_to(commands: Commands) -> None:
     _add_search(commands)
     _add_tools(commands)
     _add_rollout(commands)
+    _add_reward(commands)
     _add_ray(commands)
 
 
@@ -151,6 +152,35 @@ def _add_rollout(commands: Commands) -> None:
         metavar="S",
         help="time to finish the samples in flight, in seconds (default: 120)",
     )
+
+
+def _add_reward(commands: Commands) -> None:
+    actions = add_group(
+        commands,
+        "reward",
+        "list and swap the models that reward components ask",
+        "List the versions of the models that the components judge, reward_model and critic ask, "
+        "and swap one while training continues. Reward services follow within a second.",
+    )
+    listing = add_command(
+        actions, "list", "services.reward:list_models", "print every version and when it was used"
+    )
+    swap = add_command(
+        actions,
+        "swap",
+        "services.reward:swap_model",
+        "let another model score what comes",
+        "Let another model score what comes. Groups that the old one has begun to score keep it: "
+        "end its server once `list` says that it is not used any more. A version that was used "
+        "before needs no --url.",
+    )
+    for parser in (listing, swap):
+        parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
+        parser.add_argument("--redis", metavar="URL", help="Redis of the run (default: of --run)")
+        parser.add_argument("--id", metavar="RUN_ID", help="run.id (default: of --run)")
+    swap.add_argument("component", metavar="COMPONENT", help="judge, reward_model or critic")
+    swap.add_argument("--model", required=True, metavar="NAME", help="what its server calls it")
+    swap.add_argument("--url", metavar="URL", help="of its server, as reward.*.url")
 
 
 def _add_ray(commands: Commands) -> None:

@@ -35,6 +35,12 @@ def _reward_metrics(
     values["reward/process_mean"] = float(np.mean([process_reward(s) for s in trajectories]))
     components = mean_by_name(s.reward.components for s in trajectories if s.reward is not None)
     values |= {f"reward/{name}": mean for name, mean in components.items()}
+    asked = {
+        pair for s in trajectories if s.reward is not None for pair in s.reward.versions.items()
+    }
+    values |= {
+        f"versions/{name}": float(count) for name, count in Counter(n for n, _ in asked).items()
+    }
     compared = [group.survivors for group in groups if len(group.survivors) > 1]
     if compared:  # one reward always equals itself
         equal = [len({total_reward(s) for s in survivors}) == 1 for survivors in compared]

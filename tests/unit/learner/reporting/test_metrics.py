@@ -69,6 +69,19 @@ def test_the_numbers_of_two_groups():
     assert "tools/error_share" not in values
 
 
+def test_versions_of_the_models_that_scored_are_counted():
+    old, new = {"reward_model": "v1", "judge": "m"}, {"reward_model": "v2", "judge": "m"}
+    groups = [
+        group(0, member(0, 0, 1.0, versions=old), member(0, 1, 0.0, versions=old)),
+        group(1, member(1, 0, 1.0, versions=new), member(1, 1, 0.0)),
+    ]
+    values = batch_metrics(groups, [0.0] * 4, newest_version=0, max_staleness=0)
+    assert {n: v for n, v in values.items() if n.startswith("versions/")} == {
+        "versions/reward_model": 2.0,
+        "versions/judge": 1.0,
+    }
+
+
 def test_tool_calls_are_counted_per_trajectory():
     calls = [call("ok"), call("error"), call("malformed"), call("ok")]
     groups = [group(0, member(0, 0, 1.0, calls=calls), member(0, 1, 0.0))]

@@ -1,0 +1,108 @@
+"""`agent-r1 reward list|swap`: the models that reward components ask, and swapping one.
+
+Reads and writes the run's Redis: of a run that is running (its folder), or named by --redis and
+--id.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import httpx
+
+from agent_r1.cli.live_run import ask, redis_and_name
+from agent_r1.cli.services.tools import print_table
+from agent_r1.config.sources import ENV_PREFIX, ConfigError
+from agent_r1.reward.components import ASKING
+from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
+
+T = TypeVar("T")
+
+ANSWER_TIMEOUT_S = 10.0
+
+
+def _ask(arguments: argparse.Namespace, question: Callable[[ScoringModels], Awaitable[T]]) -> T:
+    url, run_id = redis_and_name(arguments, "id", lambda run: run.id)
+    return ask(url, run_id, lambda broker: question(ScoringModels(broker)))
+
+
+def list_models(arguments: argparse.Namespace) -> int:
+    """Print every version that the run knows."""
+    rows: list[tuple[str, ...]] = []
+
+    async def read(models: ScoringModels) -> None:
+        for component in ASKING:
+            used = await models.last_used(component)
+            for place, one in enumerate(found := await models.read(component), 1):
+                scores = "what comes" if place == len(found) else "groups it has begun"
+                rows.append((component, one.version, scores, _ago(used.get(one.version)), one.url))
+
+    _ask(arguments, read)
+    if not rows:
+        print("no reward service of this run asks a model")
+        return 0
+    print_table(("component", "version", "scores", "used", "url"), rows)
+    return 0
+
+
+def _ago(at: float | None) -> str:
+    return "never" if at is None else f"{max(time.time() - at, 0.0):.0f} s ago"
+
+
+def swap_model(arguments: argparse.Namespace) -> int:
+    """Make a model the one that scores what comes, if its server has it."""
+    component, version = arguments.component, arguments.model
+    if component not in ASKING:
+        raise ConfigError(
+            f"component ({component!r}) asks no model; those that do are {', '.join(ASKING)}"
+        )
+
+    async def swap(models: ScoringModels) -> str:
+        known = {one.version: one.url for one in await models.read(component)}
+        if not known:
+            raise ConfigError(
+                f"no reward service of this run asks a model for {component}; name it in "
+                "reward.components when you start the run"
+            )
+        url = arguments.url or known.get(version)
+        if url is None:
+            raise ConfigError(
+                f"--model {version!r} is new to this run, which knows {', '.join(known)}; say "
+                "where it is with --url"
+            )
+        _check_server(component, version, url)
+        await models.swap(component, ScoringModel(version=version, url=url))
+        return url
+
+    url = _ask(arguments, swap)
+    print(f"{component} asks {version} at {url} from now on; groups keep the version they have")
+    return 0
+
+
+def _check_server(component: str, version: str, url: str) -> None:
+    """Check that a server has a model.
+
+    Raises:
+        ConfigError: it does not answer, or has others.
+    """
+    below = "/v1/models" if component == "critic" else "/models"
+    variable = f"{ENV_PREFIX}REWARD__{ASKING[component].upper()}__API_KEY"
+    key = os.environ.get(variable)
+    headers = {} if key is None else {"authorization": f"Bearer {key}"}
+    try:
+        answer = httpx.get(f"{url.rstrip('/')}{below}", headers=headers, timeout=ANSWER_TIMEOUT_S)
+        answer.raise_for_status()
+        names = [str(one["id"]) for one in answer.json()["data"]]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as exc:
+        raise ConfigError(
+            f"--url ({url}) does not say which models it has ({type(exc).__name__}: {exc}); start "
+            f"the server, or correct the address; a key for it goes into {variable}"
+        ) from exc
+    if version not in names:
+        raise ConfigError(
+            f"--model {version!r} is not served at {url}, which has {', '.join(names) or 'none'}"
+        )
