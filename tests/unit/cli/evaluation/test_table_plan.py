@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 from pathlib import Path
 from statistics import fmean
 
@@ -345,3 +346,23 @@ def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chos
     of_kind = critic if algorithm == "ppo" else [c for c in trained if not c.has_critic]
     assert {c.lr for c in of_kind} == {best}
     assert {round(c.critic_lr / c.lr, 6) for c in critic} == {10.0}
+
+
+def test_estimators_that_credit_turns_are_chosen_at_equal_rewards_and_on_no_reported_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    example = REPOSITORY / "examples" / "deep_world"
+    choice = read_plan(example / "turn_credit.toml", out=tmp_path)
+    table = read_plan(example / "table.toml", out=tmp_path)
+    assert choice.threshold == table.threshold
+    assert set(choice.base.evaluation.sets) == {"development"}
+    assert not {run.seed for run in choice.runs()} & {run.seed for run in table.runs()}
+    configs = [run.config for run in choice.runs()]
+    seeds = Counter(config.learner.algorithm for config in configs)
+    assert seeds == {"grpo": 3, "turn_ppo": 3, "mt_grpo": 3, "gigpo": 3}
+    assert {c.env.options["fact_reward"] for c in configs} == {0.5}
+    assert {c.learner.process_rewards for c in configs} == {"none"}  # as they are
+    rates = {run.config.learner.has_critic: run.config.learner.lr for run in table.runs()}
+    assert {c.learner.has_critic: c.learner.lr for c in configs} == rates
