@@ -48,7 +48,7 @@ test-ranks: setup ## run 2 and 3 learner ranks on hosts that share nothing (netw
 
 test-models: setup ## run every supported architecture, train on segments, and serve an exported agent, with real vLLM and DeepSpeed
 	@$(BIN)/python -m pip download -q --no-deps --dest build/templates trl==1.16.0 # for its chat templates
-	@$(BIN)/python -m pytest tests/e2e/test_architectures.py tests/e2e/test_segments_run.py tests/e2e/test_export.py tests/e2e/test_hub_model.py -m "models or not models" --timeout 900
+	@$(BIN)/python -m pytest tests/e2e/test_architectures.py tests/e2e/test_segments_run.py tests/e2e/test_export.py tests/e2e/test_hub_model.py tests/e2e/test_matrix_models.py -m "models or not models" --timeout 900
 
 test-wheel: setup ## train what `agent-r1 init` writes, and the demo, from an installed wheel
 	@$(BIN)/python -m pytest tests/e2e/test_wheel.py -m "wheel or not wheel"
