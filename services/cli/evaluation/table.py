@@ -120,6 +120,7 @@ def _run(
         stopped, reason = True, f"{exc}\n"
     if not stopped:
         return 0
+    results_of(plan, again)  # writes the cells of what has finished
     finished = sum(_is_finished(run) or bool(read_cell(plan, run)) for run in selected)
     kept = f"{finished} of {len(selected)} rows are finished and kept; continue with: {again}"
     if reason:

@@ -18,6 +18,7 @@ from agent_r1.evaluation.answers import make_answer
 from agent_r1.evaluation.main import Evaluation
 from agent_r1_deploy import local_table
 from agent_r1_deploy.local_table import TableRun
+from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_service.evaluation_client import EvalResult
 from tests.support.config_scene import load_nothing, write_scene
 
@@ -150,6 +151,25 @@ def test_a_run_that_has_a_cell_is_finished_without_its_folder(
     assert table(folder, "--only", "grpo") == 0
     assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
     assert written(folder) == before
+
+
+@pytest.mark.parametrize("ending", ["stopped", "failed"])
+def test_what_finished_before_a_table_ended_early_has_its_cell(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], ending: str
+):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    grpo = read_plan(folder / "table.toml", out=folder / "out").methods[0]
+
+    def run_table(*_: object, **__: object) -> bool:
+        finish(grpo.runs[0], [1.0, 0.0])
+        if ending == "failed":
+            raise ServiceError("the rollout server ended")
+        return True
+
+    monkeypatch.setattr(local_table, "run_table", run_table)
+    assert table(folder, "--only", "grpo") != 0
+    assert "1 of 2 rows are finished and kept" in capsys.readouterr().err
+    assert [path.name for path in (folder / "out" / "cells").iterdir()] == ["grpo_seed0.json"]
 
 
 def test_a_cell_of_an_older_version_is_read(folder: Path):
