@@ -81,9 +81,9 @@ def save_model(folder: Path) -> None:
     from transformers import AutoModelForCausalLM, Qwen2Config
 
     tokenizer = build_tokenizer()
-    sizes = SIZES | {"max_position_embeddings": CONTEXT, "vocab_size": len(tokenizer)}
+    sizes: dict[str, Any] = {**SIZES, "max_position_embeddings": CONTEXT}
     torch.manual_seed(0)
-    config = Qwen2Config(**sizes, eos_token_id=tokenizer.eos_token_id)
+    config = Qwen2Config(**sizes, vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id)
     model: Any = AutoModelForCausalLM.from_config(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
