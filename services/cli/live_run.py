@@ -146,3 +146,12 @@ def ask(
             return await question(broker)
 
     return asyncio.run(asked())
+
+
+def ask_run(arguments: argparse.Namespace, question: Callable[[Broker], Awaitable[T]]) -> T:
+    """Return the answer of the Redis of a run, which --run names, or --redis and --id.
+
+    Raises:
+        ConfigError: they name none, or it does not answer.
+    """
+    return ask(*redis_and_name(arguments, "id", lambda run: run.id), question)

@@ -141,9 +141,7 @@ def _add_rollout(commands: Commands) -> None:
         "to the other servers what takes longer than --timeout-s, and ends. Nothing is lost.",
     )
     for parser in (listing, drain):
-        parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
-        parser.add_argument("--redis", metavar="URL", help="Redis of the run (default: of --run)")
-        parser.add_argument("--id", metavar="RUN_ID", help="run.id (default: of --run)")
+        _add_run(parser)
     drain.add_argument("server", metavar="NAME", help="the server, as `list` names it")
     drain.add_argument(
         "--timeout-s",
@@ -175,12 +173,16 @@ def _add_reward(commands: Commands) -> None:
         "before needs no --url.",
     )
     for parser in (listing, swap):
-        parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
-        parser.add_argument("--redis", metavar="URL", help="Redis of the run (default: of --run)")
-        parser.add_argument("--id", metavar="RUN_ID", help="run.id (default: of --run)")
+        _add_run(parser)
     swap.add_argument("component", metavar="COMPONENT", help="judge, reward_model or critic")
     swap.add_argument("--model", required=True, metavar="NAME", help="what its server calls it")
     swap.add_argument("--url", metavar="URL", help="of its server, as reward.*.url")
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", dest="run_folder", type=Path, metavar="RUN", help="run folder")
+    parser.add_argument("--redis", metavar="URL", help="Redis of the run (default: of --run)")
+    parser.add_argument("--id", metavar="RUN_ID", help="run.id (default: of --run)")
 
 
 def _add_ray(commands: Commands) -> None:

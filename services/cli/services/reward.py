@@ -9,25 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
 import httpx
 
-from agent_r1.cli.live_run import ask, redis_and_name
+from agent_r1.cli.live_run import ask_run
 from agent_r1.cli.services.tools import print_table
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1.reward.components import ASKING
 from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
 
-T = TypeVar("T")
-
 ANSWER_TIMEOUT_S = 10.0
-
-
-def _ask(arguments: argparse.Namespace, question: Callable[[ScoringModels], Awaitable[T]]) -> T:
-    url, run_id = redis_and_name(arguments, "id", lambda run: run.id)
-    return ask(url, run_id, lambda broker: question(ScoringModels(broker)))
 
 
 def list_models(arguments: argparse.Namespace) -> int:
@@ -41,7 +32,7 @@ def list_models(arguments: argparse.Namespace) -> int:
                 scores = "what comes" if place == len(found) else "groups it has begun"
                 rows.append((component, one.version, scores, _ago(used.get(one.version)), one.url))
 
-    _ask(arguments, read)
+    ask_run(arguments, lambda broker: read(ScoringModels(broker)))
     if not rows:
         print("no reward service of this run asks a model")
         return 0
@@ -78,7 +69,7 @@ def swap_model(arguments: argparse.Namespace) -> int:
         await models.swap(component, ScoringModel(version=version, url=url))
         return url
 
-    url = _ask(arguments, swap)
+    url = ask_run(arguments, lambda broker: swap(ScoringModels(broker)))
     print(f"{component} asks {version} at {url} from now on; groups keep the version they have")
     return 0
 

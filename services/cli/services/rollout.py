@@ -9,27 +9,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
 
-from agent_r1.cli.live_run import ask, redis_and_name
+from agent_r1.cli.live_run import ask_run
 from agent_r1.cli.services.tools import print_table
 from agent_r1.config.sources import ConfigError
 from agent_r1_proto.registry import DRAIN_EXPIRY_S, Registry, RolloutServer
 
-T = TypeVar("T")
-
 LOOK_S = 0.2
-
-
-def _ask(arguments: argparse.Namespace, question: Callable[[Registry], Awaitable[T]]) -> T:
-    url, run_id = redis_and_name(arguments, "id", lambda run: run.id)
-    return ask(url, run_id, lambda broker: question(Registry(broker)))
 
 
 def list_servers(arguments: argparse.Namespace) -> int:
     """Print every rollout server that takes samples."""
-    servers = _ask(arguments, Registry.rollout_servers)
+    servers = ask_run(arguments, lambda broker: Registry(broker).rollout_servers())
     if not servers:
         print("no rollout server is announced in this run")
         return 0
@@ -64,7 +55,7 @@ def drain_server(arguments: argparse.Namespace) -> int:
             servers = await registry.rollout_servers()
         return servers
 
-    others = _ask(arguments, drain)
+    others = ask_run(arguments, lambda broker: drain(Registry(broker)))
     print(
         f"{name} takes no more samples; it finishes those it has within {timeout_s:g} s, gives "
         "back the rest and ends by itself"
