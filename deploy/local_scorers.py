@@ -71,6 +71,8 @@ def describe(server: ScorerServer, config: Config, spec: Callable[..., ServiceSp
         "port": port,
         "dtype": config.model.dtype,
         "kv-cache-memory-bytes": int(config.rollout.kv_cache_gib * GIB),
+        # By default a CPU engine puts its one worker into a third process, which waits in a loop.
+        "distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
     }
     if isinstance(server.config, CriticConfig):
         options = {**options, "max-model-len": config.model.max_context}
@@ -79,10 +81,15 @@ def describe(server: ScorerServer, config: Config, spec: Callable[..., ServiceSp
         command += [f"--{name}", str(value)]
     # Compiling takes a minute, and a compiler for C++.
     command.append("--enforce-eager")
-    eager = {"TORCHDYNAMO_DISABLE": "1"}
+    environment = {
+        "TORCHDYNAMO_DISABLE": "1",
+        # Otherwise it would keep to the first cores, which the other services use as well.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(config.rollout.threads),
+    }
 
     async def is_up(_: str) -> bool:
         return await answers(f"{server.url}/health")
 
     name = f"reward-{server.table}"
-    return spec(name, command, environment=eager, announce_dir=None, probe=is_up)
+    return spec(name, command, environment=environment, announce_dir=None, probe=is_up)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import httpx
 
+EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Of the engine's own process; by default the one worker has another, which waits in a loop."""
 PROGRAM = Path(__file__).with_name("vllm_program.py")
 START_TIMEOUT_S = 180.0
 POLL_S = 0.2
@@ -27,8 +29,10 @@ def openai_server(model: Path, name: str, log: Path) -> Iterator[str]:
     command = [sys.executable, str(PROGRAM), "--model", str(model)]
     command += ["--served-model-name", name, "--host", "127.0.0.1", "--port", str(port)]
     command += ["--dtype", "float32", "--max-model-len", "512", "--enforce-eager"]
+    command += ["--distributed-executor-backend", EXECUTOR]
     environment = os.environ | {
         "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "HF_HUB_OFFLINE": "1",
         "TORCHDYNAMO_DISABLE": "1",  # else even an eager engine compiles, at the first request
     }

@@ -44,6 +44,10 @@ def test_a_model_with_a_folder_and_no_server_is_served_and_the_reward_service_to
     # Compiling takes a minute and a C++ compiler; the second is about an eager engine as well.
     assert last == "--enforce-eager"
     assert spec.environment["TORCHDYNAMO_DISABLE"] == "1"
+    # One process for the engine, on whichever core is free.
+    assert options["--distributed-executor-backend"].endswith(".UniProcExecutor")
+    assert spec.environment["VLLM_CPU_OMP_THREADS_BIND"] == "nobind"
+    assert spec.environment["OMP_NUM_THREADS"] == str(config.rollout.threads)
     assert options["--model"] == "critics/one"
     assert options["--served-model-name"] == "critic-1"
     assert options["--max-model-len"] == str(config.model.max_context)
