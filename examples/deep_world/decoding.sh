@@ -10,7 +10,8 @@ for seed in 0 1 2; do
         .venv/bin/agent-r1 train "$example/run.toml" --run-dir "$run" --set run.seed="$seed" \
             --set learner.algorithm=ppo --set learner.lr=2e-4 --set learner.critic_lr=2e-3 \
             --set learner.trajectories_per_step=64 --set 'diagnose.sets=["development"]' \
-            --set "evaluation.sets={development = \"$example/data/eval_development.jsonl\"}"
+            --set 'evaluation.sets={}' \
+            --set "evaluation.sets.development=\"$example/data/eval_development.jsonl\""
     elif [ ! -f "$run/summary.json" ]; then
         .venv/bin/agent-r1 train --resume "$run"
     fi

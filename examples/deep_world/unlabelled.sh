@@ -12,7 +12,8 @@ for seed in 100 101 102 103; do
     if [ ! -d "$run" ]; then
         .venv/bin/agent-r1 train "$example/run.toml" --run-dir "$run" --set "run.seed=$seed" \
             --set learner.trajectories_per_step=64 --set 'diagnose.sets=["development"]' \
-            --set "evaluation.sets={development = \"$example/data/eval_development.jsonl\"}"
+            --set 'evaluation.sets={}' \
+            --set "evaluation.sets.development=\"$example/data/eval_development.jsonl\""
     elif [ ! -f "$run/summary.json" ]; then
         .venv/bin/agent-r1 train --resume "$run"
     fi

@@ -1,6 +1,8 @@
 """What examples/deep_world compares reinforcement learning with."""
 
 import json
+import re
+import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from agent_r1.config.run import load_config
 from agent_r1.evaluation.matrix.config import MatrixFile
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
 from agent_r1_proto.tasks import Task
@@ -109,3 +112,13 @@ def test_a_curve_is_the_mean_of_the_last_ten_steps_over_the_runs(
         [tmp_path / "one", tmp_path / "two"], "reward/exact_match"
     )
     assert found == pytest.approx([0.5, 0.75, *(1 - 0.5 / n for n in range(3, 11)), 1.0])
+
+
+@pytest.mark.parametrize("script", ["unlabelled.sh", "decoding.sh"])
+def test_runs_that_teach_a_scorer_look_at_no_reported_set(script: str):
+    folder = Path(__file__).resolve().parents[3] / "examples" / "deep_world"
+    text = (folder / script).read_text(encoding="utf-8").replace("\\\n", " ")
+    (command,) = re.findall(r'agent-r1 train "\$example/run.toml".*', text)
+    words = shlex.split(command.replace("$example", str(folder)).replace("$seed", "0"))
+    options = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert list(load_config(folder / "run.toml", options).config.evaluation.sets) == ["development"]
