@@ -2,13 +2,12 @@
 
     python examples/deep_world/unlabelled.py
 
-reads the cells of unlabelled_true.toml and unlabelled_learned.toml, and the metrics of the runs of
-the latter, and writes `unlabelled.json` and `unlabelled.svg` to docs/results/deep_world.
+reads the cells of unlabelled_true.toml and unlabelled_second.toml, and the metrics of the long runs
+with both reward models, and writes `unlabelled.json` and `unlabelled.svg` to docs/results/deep_world.
 """
 
 import argparse
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,13 @@ from agent_r1.evaluation.table.chart import line_chart
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "deep_world"
-RUNS = ROOT / "runs" / "table" / "unlabelled_learned" / "runs"
+RUNS = ROOT / "runs" / "table"
 SETS = ("in_domain", "longer", "compositions", "wording")
 SEEDS = (0, 1, 2, 3, 4)
 BASE = "methods_base_tool_call"
 """The cell of the base model, of table.toml: the questions are the same."""
 REWARDS = {"learned reward": "reward/reward_model", "true reward": "reward/exact_match"}
+MODELS = ("first", "second")
 SMOOTHED_STEPS = 10
 
 
@@ -45,7 +45,7 @@ def gain_shares(cells: Path) -> dict[int, float]:
     def gain(method: str, seed: int) -> float:
         return average(cells, f"{method}_seed{seed}") - base
 
-    return {seed: gain("learned_reward", seed) / gain("true_labels", seed) for seed in SEEDS}
+    return {seed: gain("second_reward", seed) / gain("true_labels", seed) for seed in SEEDS}
 
 
 def curve(run: Path, key: str) -> list[float]:
@@ -56,23 +56,24 @@ def curve(run: Path, key: str) -> list[float]:
     return [float(np.mean(values[start : step + 1])) for step, start in enumerate(first)]
 
 
-def mean_curve(runs: Sequence[Path], key: str) -> list[float]:
-    """Return the mean of `curve` over runs of the same length."""
-    return [float(value) for value in np.mean([curve(run, key) for run in runs], axis=0)]
+def long_run(runs: Path, model: str) -> Path:
+    """Return the folder of the run of 240 steps with a reward model."""
+    return runs / f"unlabelled_{model}" / "runs" / f"{model}_reward_long_seed0"
 
 
 def main() -> None:
     """Parse the command line, write the files and print the shares."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder to read and to write")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="runs with the learned reward")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="folder of the tables' runs")
     arguments = parser.parse_args()
-    runs = [arguments.runs / f"learned_reward_seed{seed}" for seed in SEEDS]
-    long = [arguments.runs / "learned_reward_long_seed0"]
     try:
         shares = gain_shares(arguments.results / "cells")
-        curves = {name: mean_curve(runs, key) for name, key in REWARDS.items()}
-        curves |= {f"{name}, 240 steps": mean_curve(long, key) for name, key in REWARDS.items()}
+        curves = {
+            f"{name}, {model} model": curve(long_run(arguments.runs, model), key)
+            for model in MODELS
+            for name, key in REWARDS.items()
+        }
     except FileNotFoundError as exc:
         parser.error(f"{exc.filename} is missing; run `sh examples/deep_world/unlabelled.sh`")
     found = bootstrap_mean(list(shares.values()))

@@ -25,6 +25,7 @@ from agent_r1.config.run import ConfigError
 from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH
 from agent_r1.evaluation.table.run import SeedScores
+from agent_r1.reward.components import ASKING
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.writing import write_atomically
 
@@ -33,6 +34,9 @@ DECISIVE = (
     *("reward.components", "reward.rule", "reward.ranges"),
 )
 """How keys begin that a cell holds; the others say where and how fast a run is made."""
+MODELS = tuple(f"reward.{table}." for table in ASKING.values())
+OF_A_SERVER = ("url", "api_key", "max_concurrent", "requests_per_minute", "cache_size")
+"""Of the models that score, a cell holds every key but these."""
 OF_TRAINING = ("learner.", "data.", SEED_KEY)
 """And of these, a baseline's cell holds none."""
 
@@ -41,8 +45,8 @@ class Cell(StrictMessage):
     """What one finished run answered, and how it was made."""
 
     settings: dict[str, JsonValue]
-    """Every key that begins like one of `DECISIVE`, and the seed; of a baseline none that begins
-    like one of `OF_TRAINING`."""
+    """Every key that begins like one of `DECISIVE`, the models that score, and the seed; of a baseline
+    none that begins like one of `OF_TRAINING`."""
     in_domain: list[str]
     """Sets whose kind of question was trained on."""
     measure: str = EXACT_MATCH
@@ -150,8 +154,14 @@ def _settings(run: PlannedRun) -> dict[str, JsonValue]:
     return {
         key: _portable(value)
         for key, value in flat_settings(run.config).items()
-        if key.startswith((*DECISIVE, SEED_KEY)) and not key.startswith(left_out)
+        if _is_decisive(key) and not key.startswith(left_out)
     }
+
+
+def _is_decisive(key: str) -> bool:
+    if key.startswith(MODELS):
+        return key.split(".")[2] not in OF_A_SERVER
+    return key.startswith((*DECISIVE, SEED_KEY))
 
 
 def _portable(value: JsonValue) -> JsonValue:

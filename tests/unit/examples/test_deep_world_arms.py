@@ -96,22 +96,16 @@ def test_the_gain_by_a_learned_reward_is_a_share_of_that_by_labels(
     write("methods_base_tool_call", (1, 1, 1, 1))
     for seed in range(5):
         write(f"true_labels_seed{seed}", (3, 3, 3, 3))
-        write(f"learned_reward_seed{seed}", (3, 3, 3, 1 if seed == 2 else 3))
+        write(f"second_reward_seed{seed}", (3, 3, 3, 1 if seed == 2 else 3))
     shares = deep_world.unlabelled.gain_shares(tmp_path)
     assert shares == pytest.approx({0: 1.0, 1: 1.0, 2: 0.75, 3: 1.0, 4: 1.0})
 
 
-def test_a_curve_is_the_mean_of_the_last_ten_steps_over_the_runs(
-    deep_world: SimpleNamespace, tmp_path: Path
-):
-    for run, first in (("one", 0.0), ("two", 1.0)):
-        (tmp_path / run).mkdir()
-        lines = [json.dumps({"reward/exact_match": v}) for v in (first, *[1.0] * 10)]
-        (tmp_path / run / "metrics.jsonl").write_text("\n".join(lines))
-    found = deep_world.unlabelled.mean_curve(
-        [tmp_path / "one", tmp_path / "two"], "reward/exact_match"
-    )
-    assert found == pytest.approx([0.5, 0.75, *(1 - 0.5 / n for n in range(3, 11)), 1.0])
+def test_a_curve_is_the_mean_of_the_last_ten_steps(deep_world: SimpleNamespace, tmp_path: Path):
+    lines = [json.dumps({"reward/exact_match": value}) for value in (0.0, *[1.0] * 10)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    found = deep_world.unlabelled.curve(tmp_path, "reward/exact_match")
+    assert found == pytest.approx([0.0, *(1 - 1 / n for n in range(2, 11)), 1.0])
 
 
 @pytest.mark.parametrize("script", ["unlabelled.sh", "decoding.sh"])

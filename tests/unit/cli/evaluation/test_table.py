@@ -343,6 +343,32 @@ def test_a_cell_of_other_settings_is_refused(
     assert f"was made with other settings: {key} is {there} there and {here} here" in error
 
 
+JUDGED = """
+[defaults]
+"reward.components" = { judge = 1.0, exact_match = 0.0 }
+"reward.judge.url" = "http://127.0.0.1:1/v1"
+"reward.judge.model" = "strict"
+"reward.judge.prompt" = "Is $answer right?"
+"""
+
+
+def test_a_cell_says_which_model_scored_and_not_where_it_was_served(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    key = "reward.judge.api_key=secret"
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML + JUDGED)
+    for run in read_plan(folder / "table.toml", [key], folder / "out").methods[0].runs:
+        finish(run, [1.0])
+    assert table(folder, "--only", "grpo", "--set", key) == 0
+    assert "api_key" not in (folder / "out" / "cells" / "grpo_seed0.json").read_text()
+    shutil.rmtree(folder / "out" / "runs")
+    elsewhere = ("--set", "reward.judge.url=http://127.0.0.1:2/v1")
+    assert table(folder, "--only", "grpo", *elsewhere) == 0
+    assert table(folder, "--only", "grpo", *elsewhere, "--set", "reward.judge.model=mild") == 2
+    error = capsys.readouterr().err
+    assert 'other settings: reward.judge.model is "strict" there and "mild" here' in error
+
+
 def test_a_run_that_is_older_than_a_key_was_made_with_its_default(folder: Path):
     run = read_plan(folder / "table.toml", out=folder / "out").methods[0].runs[0]
     finish(run, [1.0])
