@@ -45,6 +45,7 @@ from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH, Baseline
 from agent_r1.evaluation.table.report import Results, write_report
 from agent_r1.evaluation.table.run import Row, SeedScores
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local_result import read_json, summary_of
 from agent_r1_deploy.threads import in_thread
@@ -232,16 +233,12 @@ def results_of(plan: TablePlan, command: str) -> Results:
         rows.append(
             Row(method.name, method.title, method.table, runs, settings=dict(method.settings))
         )
-    learner = plan.base.learner
     return Results(
         name=plan.name,
         rows=rows,
         sets=sets,
         in_domain=in_domain,
-        budget=(
-            f"Every trained row spends {learner.steps or 'as many'} steps of "
-            f"{learner.groups_per_batch} questions x {learner.group_size} trajectories."
-        ),
+        budget=_budget(plan),
         chosen_on=plan.chosen_on,
         remarks=plan.remarks,
         contrasts=plan.contrasts,
@@ -255,6 +252,24 @@ def results_of(plan: TablePlan, command: str) -> Results:
             for method in plan.methods
         },
     )
+
+
+def _budget(plan: TablePlan) -> str:
+    """Say what trained rows spend, and which spend something else."""
+    usual = _spends(plan.base.learner)
+    spent = {method.title: _spends(method.runs[0].config.learner) for method in plan.methods}
+    others = [f"{title} spends {budget}" for title, budget in spent.items() if budget != usual]
+    rows = "Every other trained row" if others else "Every trained row"
+    return "; ".join([f"{rows} spends {usual}", *others]) + "."
+
+
+def _spends(learner: LearnerConfig) -> str:
+    if learner.steps == 0:
+        return "no step of the learner"
+    steps = (
+        "as many steps as its prompts make," if learner.steps is None else f"{learner.steps} steps"
+    )
+    return f"{steps} of {learner.groups_per_batch} questions x {learner.group_size} trajectories"
 
 
 def _scores(plan: TablePlan, run: PlannedRun) -> SeedScores:

@@ -45,8 +45,8 @@ class Cell(StrictMessage):
     """What one finished run answered, and how it was made."""
 
     settings: dict[str, JsonValue]
-    """Every key that begins like one of `DECISIVE`, the models that score, and the seed; of a baseline
-    none that begins like one of `OF_TRAINING`."""
+    """Every key that begins like one of `DECISIVE`, the models that score, and the seed; of a
+    baseline none that begins like one of `OF_TRAINING`."""
     in_domain: list[str]
     """Sets whose kind of question was trained on."""
     measure: str = EXACT_MATCH

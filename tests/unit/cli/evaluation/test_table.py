@@ -12,6 +12,7 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.evaluate import evaluation_facts, questioning
+from agent_r1.cli.evaluation.table import results_of
 from agent_r1.cli.evaluation.table_plan import PlannedRun, read_plan
 from agent_r1.config.run import write_config
 from agent_r1.evaluation.answers import make_answer
@@ -97,6 +98,20 @@ def test_finished_runs_are_reported_without_starting_anything(
     assert "| RLOO | not run | not run |" in text
     assert "| Base Tool Call | not run | not run |" in text
     assert "2 of 2 rows are finished and kept" in capsys.readouterr().out
+
+
+def test_the_report_says_which_rows_spend_something_else(folder: Path):
+    size = "of 2 questions x 4 trajectories"
+
+    def budget(*options: str) -> str:
+        return results_of(read_plan(folder / "table.toml", options), "").budget
+
+    assert budget() == f"Every trained row spends 3 steps {size}."
+    assert budget("learner.steps=0") == "Every trained row spends no step of the learner."
+    text = TABLE_TOML.replace('"learner.algorithm"', '"learner.steps" = 9, "learner.algorithm"')
+    (folder / "table.toml").write_text(text)
+    several = f"Every other trained row spends 3 steps {size}; RLOO spends 9 steps {size}."
+    assert budget() == several
 
 
 def test_a_run_of_no_steps_has_scores_and_no_curve(folder: Path):
