@@ -55,13 +55,17 @@ ELSEWHERE = {
         "tests/unit/examples/test_multihop_qa_configs.py"
     ),
     ("docs/performance.md", "make profile"): "tests/unit/test_profile_parts.py",
-    ("docs/results/deep_world/learning_rates.md", "agent-r1 table"): (
-        "tests/integration/test_launcher_table.py"
-    ),
-    ("docs/results/tiny_math/methods.md", "agent-r1 table"): (
-        "tests/integration/test_launcher_table.py"
-    ),
-    ("docs/results/tiny_world.md", "agent-r1 table"): "tests/integration/test_launcher_table.py",
+    **{
+        (f"docs/results/{page}.md", "agent-r1 table"): "tests/integration/test_launcher_table.py"
+        for page in (
+            "deep_world/learning_rates",
+            "deep_world/turn_credit",
+            "deep_world/unlabelled_first",
+            "deep_world/unlabelled_true",
+            "tiny_math/methods",
+            "tiny_world",
+        )
+    },
     ("docs/scale-out.md", "torchrun"): "tests/integration/test_ranks_on_hosts.py",
     ("docs/scale-out.md", "agent-r1"): "tests/support/run_on_hosts.py",
     ("docs/scale-out.md", "cat > redis.conf"): "tests/support/run_on_hosts.py",
