@@ -15,6 +15,7 @@ from agent_r1.cli.evaluation.table_cells import read_cell
 from agent_r1.cli.evaluation.table_plan import TablePlan, chosen, flat_settings, read_plan
 from agent_r1.config.run import write_config
 from agent_r1.config.sources import ConfigError
+from agent_r1.evaluation.table.progress import tokens_to
 from tests.support.config_scene import load_nothing, write_scene
 
 TABLE_TOML = """
@@ -366,3 +367,31 @@ def test_estimators_that_credit_turns_are_chosen_at_equal_rewards_and_on_no_repo
     assert {c.learner.process_rewards for c in configs} == {"none"}  # as they are
     rates = {run.config.learner.has_critic: run.config.learner.lr for run in table.runs()}
     assert {c.learner.has_critic: c.learner.lr for c in configs} == rates
+
+
+def test_the_estimator_that_is_compared_on_other_seeds_is_the_one_that_its_rule_chose(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    example = REPOSITORY / "examples" / "deep_world"
+    choice = read_plan(example / "turn_credit.toml")
+    confirmation = read_plan(example / "turn_credit_confirmed.toml", out=tmp_path)
+    assert choice.threshold == confirmation.threshold is not None
+    spent: dict[str, float] = {}
+    for method in choice.methods[1:]:  # the first is what they are compared with
+        cells = [read_cell(choice, run) for run in method.runs]
+        runs = [cell.seed_scores() for cell in cells if cell is not None]
+        assert len(runs) == 3
+        # A run that never reaches the threshold counts with all its tokens.
+        tokens = [tokens_to(run, choice.threshold) or sum(run.tokens) for run in runs]
+        spent[method.name] = fmean(tokens)
+    chosen = min(spent, key=lambda name: spent[name])
+    assert [method.name for method in confirmation.methods] == ["facts_grpo", chosen]
+    assert [run.seed for run in confirmation.methods[1].runs] == list(range(8))
+    chosen_settings, confirmed = (
+        next(method.runs[0].config for method in plan.methods if method.name == chosen)
+        for plan in (choice, confirmation)
+    )
+    assert chosen_settings.learner == confirmed.learner
+    assert chosen_settings.env == confirmed.env
