@@ -377,14 +377,16 @@ def test_the_estimator_that_is_compared_on_other_seeds_is_the_one_that_its_rule_
     example = REPOSITORY / "examples" / "deep_world"
     choice = read_plan(example / "turn_credit.toml")
     confirmation = read_plan(example / "turn_credit_confirmed.toml", out=tmp_path)
-    assert choice.threshold == confirmation.threshold is not None
+    threshold = choice.threshold
+    assert threshold is not None
+    assert threshold == confirmation.threshold
     spent: dict[str, float] = {}
     for method in choice.methods[1:]:  # the first is what they are compared with
         cells = [read_cell(choice, run) for run in method.runs]
         runs = [cell.seed_scores() for cell in cells if cell is not None]
         assert len(runs) == 3
         # A run that never reaches the threshold counts with all its tokens.
-        tokens = [tokens_to(run, choice.threshold) or sum(run.tokens) for run in runs]
+        tokens = [tokens_to(run, threshold) or sum(run.tokens) for run in runs]
         spent[method.name] = fmean(tokens)
     chosen = min(spent, key=lambda name: spent[name])
     assert [method.name for method in confirmation.methods] == ["facts_grpo", chosen]
