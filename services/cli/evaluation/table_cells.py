@@ -34,11 +34,11 @@ DECISIVE = (
     *("reward.components", "reward.rule", "reward.ranges"),
 )
 """How keys begin that a cell holds; the others say where and how fast a run is made."""
+OF_TRAINING = ("learner.", "data.", SEED_KEY)
+"""And of these, a baseline's cell holds none."""
 MODELS = tuple(f"reward.{table}." for table in ASKING.values())
 OF_A_SERVER = ("url", "api_key", "max_concurrent", "requests_per_minute", "cache_size")
 """Of the models that score, a cell holds every key but these."""
-OF_TRAINING = ("learner.", "data.", SEED_KEY)
-"""And of these, a baseline's cell holds none."""
 
 
 class Cell(StrictMessage):
