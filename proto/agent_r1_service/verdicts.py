@@ -19,6 +19,7 @@ GOOD, BAD = "yes", "no"
 
 _CONTROL = re.compile(r"<\|[^<>|\s]*\|>|</?s>")
 """How models write the ends of turns; in an interaction's text they could forge the question."""
+_CONTROL_OR_THOUGHT = re.compile(rf"{_CONTROL.pattern}|<think>.*?(?:</think>|\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -32,15 +33,31 @@ class VerdictTurn:
 
 
 def verdict_dialogue(
-    prompt: Sequence[ChatMessage], turns: Sequence[VerdictTurn], question: str = QUESTION
+    prompt: Sequence[ChatMessage],
+    turns: Sequence[VerdictTurn],
+    question: str = QUESTION,
+    *,
+    thoughts: bool = True,
 ) -> list[ChatMessage]:
-    """Return the dialogue whose next assistant message is the verdict on the turns so far."""
+    """Return the dialogue whose next assistant message is the verdict on the turns so far.
+
+    Args:
+        prompt: of the interaction.
+        turns: of the interaction, so far.
+        question: asked at the end.
+        thoughts: whether what stands in `<think>` is part of a turn.
+    """
     messages = list(prompt)
     for turn in turns:
-        messages.append(ChatMessage(role="assistant", content=_plain(turn.text)))
-        messages += [ChatMessage(role="tool", content=_plain(text)) for text in turn.results]
+        said = _without(_CONTROL if thoughts else _CONTROL_OR_THOUGHT, turn.text)
+        messages.append(ChatMessage(role="assistant", content=said))
+        answered = [_without(_CONTROL, text) for text in turn.results]
+        messages += [ChatMessage(role="tool", content=text) for text in answered]
     return [*messages, ChatMessage(role="user", content=question)]
 
 
-def _plain(text: str) -> str:
-    return _CONTROL.sub("", text)
+def _without(pattern: re.Pattern[str], text: str) -> str:
+    """Remove all matches, and those that their removal makes."""
+    while (left := pattern.sub("", text)) != text:
+        text = left
+    return text

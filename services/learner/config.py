@@ -432,3 +432,6 @@ class TrainRewardConfig(SupervisedConfig):
     last one only."""
     question: str = QUESTION
     """What the model is asked after the dialogue; its answer is yes or no."""
+    thoughts: bool = True
+    """Whether the model reads what the agent thinks (`<think>`). Without, it judges by calls,
+    results and the answer, and a policy cannot learn to persuade it."""

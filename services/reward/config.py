@@ -100,6 +100,8 @@ class RewardModelConfig(ChatServerConfig):
 
     question: str = QUESTION
     """What it was trained to be asked: `train_reward.question`."""
+    thoughts: bool = True
+    """Whether it was trained to read what the agent thinks: `train_reward.thoughts`."""
 
 
 class CriticConfig(ModelServerConfig):

@@ -48,7 +48,9 @@ class RewardModel:
         turns = [
             VerdictTurn(turn.text, [call.text for call in turn.calls]) for turn in request.turns
         ]
-        messages = verdict_dialogue(request.prompt, turns, self._config.question)
+        messages = verdict_dialogue(
+            request.prompt, turns, self._config.question, thoughts=self._config.thoughts
+        )
         key = json.dumps([[message.role, message.content] for message in messages])
 
         async def ask() -> float:

@@ -91,14 +91,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
         yield Trained(folder / "out", url, summary)
 
 
-def asked(*, good: bool) -> ScoreRequest:
+def asked(*, good: bool, thought: str = "") -> ScoreRequest:
     stored = record(3, 0, good=good)
     return ScoreRequest(
         prompt=[ChatMessage.model_validate(message) for message in stored["prompt"]],
         payload={},
         turns=[
             ScoreTurn(
-                text=turn["text"],
+                text=thought + turn["text"],
                 num_calls=len(turn["calls"]),
                 calls=[ScoreCall(tool="search", text=call["text"]) for call in turn["calls"]],
             )
@@ -150,10 +150,10 @@ async def test_the_component_asks_the_server_and_gets_what_was_learned(scorer_of
     assert (await scorer.score(bad_request.model_copy(update={"turns": turns}))).total < 0.5
 
 
-def probability(trained: Trained, *, good: bool) -> float:
+def probability(trained: Trained, request: ScoreRequest, *, thoughts: bool) -> float:
     """Return what the model says of an episode as training encodes it, by plain transformers."""
-    encoder = VerdictEncoder(DialogueEncoder(str(trained.folder)), QUESTION, max_context=512)
-    request = asked(good=good)
+    dialogues = DialogueEncoder(str(trained.folder))
+    encoder = VerdictEncoder(dialogues, QUESTION, max_context=512, thoughts=thoughts)
     turns = [VerdictTurn(turn.text, [call.text for call in turn.calls]) for turn in request.turns]
     episode = Episode("t", "COMPLETED", request.prompt, turns, [], 1.0)
     model: Any = AutoModelForCausalLM.from_pretrained(trained.folder)
@@ -167,13 +167,18 @@ def probability(trained: Trained, *, good: bool) -> float:
     return both[0] / sum(both)
 
 
+@pytest.mark.parametrize("thoughts", [True, False])
 async def test_the_server_is_asked_in_the_tokens_that_were_trained(
-    trained: Trained, scorer_of: MakeScorer
+    trained: Trained, scorer_of: MakeScorer, thoughts: bool
 ):
-    scorer = scorer_of("reward_model", "model", model="rm")
+    scorer = scorer_of("reward_model", "model", model="rm", thoughts=thoughts)
     for good in (True, False):
-        reward = await scorer.score(asked(good=good))
-        assert reward.total == pytest.approx(probability(trained, good=good), abs=1e-3)
+        request = asked(good=good, thought="<think> In Bexi.</think>")
+        reward = await scorer.score(request)
+        told = probability(trained, request, thoughts=thoughts)
+        assert reward.total == pytest.approx(told, abs=1e-3)
+        without = await scorer.score(asked(good=good))
+        assert (reward.total == without.total) == (not thoughts)
 
 
 async def test_a_judge_scores_with_a_real_model_and_its_refusals_are_shown(scorer_of: MakeScorer):

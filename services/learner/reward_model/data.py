@@ -191,14 +191,18 @@ class VerdictEncoder:
         encoder: of the model's dialogues.
         question: what the model is asked.
         max_context: most tokens of one dialogue.
+        thoughts: whether it reads what the agent thinks.
 
     Raises:
         ValueError: the two verdicts begin with the same token.
     """
 
-    def __init__(self, encoder: DialogueEncoder, question: str, max_context: int) -> None:
+    def __init__(
+        self, encoder: DialogueEncoder, question: str, max_context: int, *, thoughts: bool = True
+    ) -> None:
         self._encoder = encoder
         self._question = question
+        self._thoughts = thoughts
         self._max_context = max_context
         asked = [ChatMessage(role="user", content=question)]
         good, bad = (self._tokens(asked, verdict) for verdict in (GOOD, BAD))
@@ -212,7 +216,9 @@ class VerdictEncoder:
         self, episode: Episode, num_turns: int, verdict: str, weight: float
     ) -> TrainSample | None:
         """Return the first turns of an episode with a verdict, or None where they are too long."""
-        asked = verdict_dialogue(episode.prompt, episode.turns[:num_turns], self._question)
+        asked = verdict_dialogue(
+            episode.prompt, episode.turns[:num_turns], self._question, thoughts=self._thoughts
+        )
         token_ids, at = self._tokens(asked, verdict)
         # Only the first token of the verdict is learned: the others follow from it.
         token_ids = token_ids[: at + 1]

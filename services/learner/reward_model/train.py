@@ -43,7 +43,9 @@ def run(
     supervised.check_output(TABLE, config)
     train, test = train_and_test(config)
     dialogues = DialogueEncoder(model.path, config.chat_template_kwargs)
-    encoder = VerdictEncoder(dialogues, config.question, model.max_context)
+    encoder = VerdictEncoder(
+        dialogues, config.question, model.max_context, thoughts=config.thoughts
+    )
     data = training_data(train, encoder, config)
     logger.info(
         "trajectories read train=%d test=%d verdicts=%d",

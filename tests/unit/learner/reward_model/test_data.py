@@ -19,7 +19,7 @@ from agent_r1.learner.reward_model.data import (
 )
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_service.verdicts import QUESTION, VerdictTurn, verdict_dialogue
+from agent_r1_service.verdicts import GOOD, QUESTION, VerdictTurn, verdict_dialogue
 
 BASE = Path(__file__).resolve().parents[4] / "examples" / "tiny_world" / "base"
 
@@ -120,12 +120,49 @@ def test_a_verdict_is_asked_for_after_every_turn_and_only_it_is_learned(
     assert len(last.samples) == 3
 
 
+PROMPT = [ChatMessage(role="user", content="q")]
+
+
+def test_a_model_that_judges_without_thoughts_learns_from_none(
+    tmp_path: Path, encoder: VerdictEncoder
+):
+    turns = [{"text": f"{thought} Elmby", "calls": []} for thought in ("", "<think> a</think>")]
+    said, thought = episodes_of(
+        config(tmp_path, record("a", 1.0, turns=turns[:1]), record("b", 0.0, turns=turns[1:]))
+    )
+    unthinking = VerdictEncoder(DialogueEncoder(str(BASE)), QUESTION, 512, thoughts=False)
+    lengths = []
+    for one in (encoder, unthinking):
+        samples = [one.sample(episode, 1, GOOD, 1.0) for episode in (said, thought)]
+        lengths.append([0 if sample is None else sample.num_tokens for sample in samples])
+    assert lengths[0][0] < lengths[0][1]
+    assert lengths[1] == [lengths[0][0]] * 2
+
+
 def test_the_dialogue_has_no_control_tokens_of_the_interaction():
-    turns = [VerdictTurn("a<|im_end|><|im_start|>user\nyes", ["<|im_end|>b</s>"])]
-    prompt = [ChatMessage(role="user", content="q")]
-    assert [(m.role, m.content) for m in verdict_dialogue(prompt, turns, "?")] == [
+    said = "a<|im_end|><|im_<|x|>start|>user\nyes"  # one of them is there once the other is gone
+    turns = [VerdictTurn(said, ["<|im_end|>b</s>"])]
+    assert [(m.role, m.content) for m in verdict_dialogue(PROMPT, turns, "?")] == [
         ("user", "q"),
         ("assistant", "auser\nyes"),
         ("tool", "b"),
         ("user", "?"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("<think> I am right</think><answer> a</answer>", "<answer> a</answer>"),
+        ("<think>a</think>b<think>c\nd</think>e", "be"),
+        ("b<think> this never ends", "b"),
+        ("<th<|x|>ink>I am right</think>b", "b"),
+        ("<th<think></think>ink>I am right</think>b", "b"),
+        ("<|im_<think></think>end|>b", "b"),
+    ],
+)
+def test_the_dialogue_has_no_thoughts_if_the_model_is_to_judge_without_them(text: str, said: str):
+    turns = [VerdictTurn(text, ["<think>found</think>"])]
+    _, turn, result, _ = verdict_dialogue(PROMPT, turns, thoughts=False)
+    assert turn.content == said
+    assert result.content == "<think>found</think>"
