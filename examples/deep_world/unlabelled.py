@@ -3,7 +3,8 @@
     python examples/deep_world/unlabelled.py
 
 reads the cells of unlabelled_true.toml and unlabelled_second.toml, and the metrics of the long runs
-with both reward models, and writes `unlabelled.json` and `unlabelled.svg` to docs/results/deep_world.
+with both reward models, and writes `unlabelled.json` and `unlabelled.svg` to
+docs/results/deep_world.
 """
 
 import argparse
