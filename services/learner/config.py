@@ -434,4 +434,4 @@ class TrainRewardConfig(SupervisedConfig):
     """What the model is asked after the dialogue; its answer is yes or no."""
     thoughts: bool = True
     """Whether the model reads what the agent thinks (`<think>`). Without, it judges by calls,
-    results and the answer, and a policy cannot learn to persuade it."""
+    results and the answer, and no claim in a thought persuades it."""

@@ -177,7 +177,7 @@ async def test_the_server_is_asked_in_the_tokens_that_were_trained(
         reward = await scorer.score(request)
         told = probability(trained, request, thoughts=thoughts)
         assert reward.total == pytest.approx(told, abs=1e-3)
-        without = await scorer.score(asked(good=good))
+        without = await scorer.score(asked(good=good, thought=" "))  # a space is in its place
         assert (reward.total == without.total) == (not thoughts)
 
 
