@@ -26,15 +26,26 @@ def run_schemas(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.fixture(scope="module")
-def words() -> ModuleType:
-    """scripts/files.py, which is no package."""
-    spec = importlib.util.spec_from_file_location("files", REPOSITORY / "scripts" / "files.py")
+def load_script(name: str) -> ModuleType:
+    """Import a file of scripts, which is no package."""
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def words() -> ModuleType:
+    """scripts/files.py."""
+    return load_script("files")
+
+
+@pytest.fixture
+def generated() -> ModuleType:
+    """scripts/generated.py."""
+    return load_script("generated")
 
 
 def test_the_schemas_in_the_repository_are_current() -> None:
@@ -53,6 +64,33 @@ def test_a_stale_a_missing_and_an_extra_schema_are_named_and_repaired(tmp_path: 
         assert name in found.stderr
     run_schemas("--folder", str(tmp_path))
     assert run_schemas("--check", "--folder", str(tmp_path)).returncode == 0
+
+
+def test_help_of_a_script_that_writes_a_page_says_what_for_and_writes_nothing() -> None:
+    page = REPOSITORY / "docs" / "config.md"
+    before = page.stat().st_mtime_ns
+    command = [sys.executable, REPOSITORY / "scripts" / "config_page", "--help"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    assert "Write docs/config.md: every key" in found.stdout
+    assert "--check" in found.stdout
+    assert page.stat().st_mtime_ns == before
+
+
+def test_generated_files_are_written_once_and_stale_ones_are_named(
+    tmp_path: Path, generated: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generated, "ROOT", tmp_path)
+    files = {tmp_path / "one.md": "1\n", tmp_path / "two.md": "2\n"}
+    generated.write_or_check("Write pages.", files, [])
+    assert [path.read_text() for path in files] == ["1\n", "2\n"]
+    generated.write_or_check("Write pages.", files, ["--check"])
+    (tmp_path / "two.md").write_text("3\n")
+    with pytest.raises(SystemExit, match=r"stale: two\.md; run scripts/"):
+        generated.write_or_check("Write pages.", files, ["--check"])
+    assert (tmp_path / "two.md").read_text() == "3\n"
+    with pytest.raises(SystemExit):
+        generated.write_or_check("Write pages.", files, ["--cheque"])
 
 
 @pytest.mark.parametrize(

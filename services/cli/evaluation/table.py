@@ -285,11 +285,16 @@ def _scores(plan: TablePlan, run: PlannedRun) -> SeedScores:
     metrics = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     curve = f"reward/{plan.measure}"
     steps = [step for line in metrics if curve in (step := json.loads(line))]
+    others = [name for name in run.config.reward.components if name != plan.measure]
     return replace(
         _seed_scores(plan, lines, run.seed),
         wall_s=summary_of(run.folder).get("wall_s"),
         curve=[step[curve] for step in steps],
         tokens=[round(step["mask/share"] * step["batch/tokens"]) for step in steps],
+        components={
+            name: [step[key] for step in steps if (key := f"reward/{name}") in step]
+            for name in others
+        },
     )
 
 

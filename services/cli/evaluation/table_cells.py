@@ -65,6 +65,8 @@ class Cell(StrictMessage):
     """Mean measure of the trajectories of each training step."""
     tokens: list[int]
     """Tokens sampled for each training step."""
+    components: dict[str, list[float]] = {}
+    """Mean of every other reward component at each training step; of none in older cells."""
 
     def seed_scores(self) -> SeedScores:
         """Return what the report is made of."""
@@ -79,6 +81,7 @@ class Cell(StrictMessage):
             self.wall_s,
             self.curve,
             self.tokens,
+            self.components,
         )
 
 
@@ -97,15 +100,14 @@ def write_cell(
         settings=_settings(run),
         in_domain=list(in_domain),
         measure=plan.measure,
-        scores={
-            name: [round(value, 4) for value in of_set] for name, of_set in found.scores.items()
-        },
-        f1=_rounded(found.f1),
-        calls=_rounded(found.calls),
+        scores=_rounded(found.scores),
+        f1={name: round(value, 4) for name, value in found.f1.items()},
+        calls={name: round(value, 4) for name, value in found.calls.items()},
         failed=dict(found.failed),
         wall_s=found.wall_s,
         curve=[round(value, 4) for value in found.curve],
         tokens=list(found.tokens),
+        components=_rounded(found.components),
     )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -170,5 +172,5 @@ def _portable(value: JsonValue) -> JsonValue:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def _rounded(values: Mapping[str, float]) -> dict[str, float]:
-    return {name: round(value, 4) for name, value in values.items()}
+def _rounded(lists: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    return {name: [round(value, 4) for value in values] for name, values in lists.items()}

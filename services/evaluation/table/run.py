@@ -50,6 +50,8 @@ class SeedScores:
     """Mean measure of the trajectories of each training step."""
     tokens: Sequence[int] = ()
     """Tokens sampled for each training step."""
+    components: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Mean of every other reward component at each training step that has one."""
 
 
 @dataclass(frozen=True)

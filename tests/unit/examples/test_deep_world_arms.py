@@ -101,11 +101,16 @@ def test_the_gain_by_a_learned_reward_is_a_share_of_that_by_labels(
     assert shares == pytest.approx({0: 1.0, 1: 1.0, 2: 0.75, 3: 1.0, 4: 1.0})
 
 
-def test_a_curve_is_the_mean_of_the_last_ten_steps(deep_world: SimpleNamespace, tmp_path: Path):
-    lines = [json.dumps({"reward/exact_match": value}) for value in (0.0, *[1.0] * 10)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
-    found = deep_world.unlabelled.curve(tmp_path, "reward/exact_match")
-    assert found == pytest.approx([0.0, *(1 - 1 / n for n in range(2, 11)), 1.0])
+def test_learned_and_true_reward_of_a_long_run_are_means_of_the_last_ten_steps(
+    deep_world: SimpleNamespace, tmp_path: Path
+):
+    rewards = [0.0, *[1.0] * 10]
+    cell = {"curve": rewards, "components": {"reward_model": [1 - value for value in rewards]}}
+    (tmp_path / "first_reward_long_seed0.json").write_text(json.dumps(cell))
+    found = deep_world.unlabelled.curves_of_long_run(tmp_path, "first")
+    mean = [0.0, *(1 - 1 / n for n in range(2, 11)), 1.0]
+    assert found["true reward, first model"] == pytest.approx(mean)
+    assert found["learned reward, first model"] == pytest.approx([1 - value for value in mean])
 
 
 @pytest.mark.parametrize("script", ["unlabelled.sh", "decoding.sh"])

@@ -252,6 +252,8 @@ def test_a_table_compares_the_measure_that_it_names(folder: Path):
     (grpo,) = [row for row in numbers["estimates"] if row["method"] == "grpo"]
     assert (grpo["f1"], grpo["progress"]["area"]) == (None, 0.75)
     assert grpo["progress"]["tokens"] == [5000, 5000]
+    cell = json.loads((folder / "out" / "cells" / "grpo_seed0.json").read_text())
+    assert (cell["curve"], cell["components"]) == ([0.75] * 10, {"exact_match": [0.0] * 10})
 
 
 def test_a_baseline_is_compared_by_the_measure_too(folder: Path):
