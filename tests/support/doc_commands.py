@@ -60,6 +60,7 @@ ELSEWHERE = {
         for page in (
             "deep_world/learning_rates",
             "deep_world/turn_credit",
+            "deep_world/turn_credit_confirmed",
             "deep_world/unlabelled_first",
             "deep_world/unlabelled_true",
             "tiny_math/methods",
