@@ -12,8 +12,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 SWAPS = 8
 GROUPS = 2
-DELAY_S = 2.0
-"""A slow tool keeps as many trajectories in flight as a fast one with many more groups."""
+DELAY_S = 5.0
+"""A slow tool keeps many trajectories in flight, and the run computes little while tools start."""
 
 
 @pytest.mark.vllm
