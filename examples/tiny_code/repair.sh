@@ -1,10 +1,18 @@
 #!/bin/sh
-# Evaluate the base model and both trained agents by repair.toml, from the repository root. The runs
-# of run.toml and silent.toml must have ended. Results are written to runs/tiny_code/repair.
+# Let the base model and the agents of both tables repair the programs of repair.toml, and write first
+# programs that they cannot repair. From the repository root, after table.toml and table_silent.toml.
+# What has been answered is kept: start it again to continue.
 set -eu
-for agent in base tiny-code tiny-code-silent; do
-    policy="runs/$agent"
-    if [ "$agent" = base ]; then policy=examples/tiny_code/base; fi
-    .venv/bin/agent-r1 evaluate examples/tiny_code/repair.toml --policy "$policy" \
-        --out "runs/tiny_code/repair/$agent.jsonl"
+example=examples/tiny_code
+answers=runs/tiny_code/repair
+
+ask() { # ask NAME POLICY
+    .venv/bin/agent-r1 evaluate "$example/repair.toml" --policy "$2" --out "$answers/$1.jsonl"
+}
+
+ask base "$example/base"
+for seed in 0 1 2; do
+    ask "grpo_seed$seed" "runs/table/error_text/runs/grpo_seed$seed"
+    ask "grpo_silent_seed$seed" "runs/table/no_error_text/runs/grpo_silent_seed$seed"
 done
+exec .venv/bin/python "$example/repair.py" "$answers"

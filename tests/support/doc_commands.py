@@ -63,6 +63,8 @@ ELSEWHERE = {
             "deep_world/turn_credit_confirmed",
             "deep_world/unlabelled_first",
             "deep_world/unlabelled_true",
+            "tiny_code/error_text",
+            "tiny_code/no_error_text",
             "tiny_math/methods",
             "tiny_world",
         )

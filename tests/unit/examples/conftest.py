@@ -22,7 +22,7 @@ DEEP_SCRIPTS = (
 MATH_SCRIPTS = ("problems", "solvers", "demonstrations", "tokenizer", "generate")
 CODE_SCRIPTS = (
     *("operations", "trials", "exercises", "programmers"),
-    *("demonstrations", "tokenizer", "generate"),
+    *("demonstrations", "tokenizer", "generate", "repair"),
 )
 
 

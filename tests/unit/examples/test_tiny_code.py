@@ -20,6 +20,7 @@ from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.tasks import read_task_file
+from tests.unit.evaluation.lines import answer, write
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "tiny_code"
 SETS = ("in_domain", "compositions", "development")
@@ -219,3 +220,33 @@ def test_the_committed_base_is_the_one_of_the_recipe(tiny_code: SimpleNamespace)
     committed, built = AutoTokenizer.from_pretrained(base), tiny_code.tokenizer.build_tokenizer()
     assert committed.get_vocab() == built.get_vocab()
     assert committed.chat_template == built.chat_template
+
+
+def write_repairs(folder: Path, name: str, passed: dict[str, list[float]]) -> None:
+    write(
+        folder / f"{name}.jsonl",
+        [
+            answer(str(number), set=of_set, components={"trials:all_tests_passed": score})
+            for of_set, scores in passed.items()
+            for number, score in enumerate(scores)
+        ],
+    )
+
+
+def test_an_agent_repairs_the_mean_over_its_seeds(tiny_code: SimpleNamespace, tmp_path: Path):
+    others = {"repair_silent": [0.0, 0.0], "in_domain": [1.0, 0.0], "compositions": [1.0]}
+    for names in tiny_code.repair.AGENTS.values():
+        for name in names:
+            repaired = [1.0, 1.0] if name == "grpo_seed1" else [0.0, 0.0]
+            write_repairs(tmp_path, name, {"repair": repaired, **others})
+    found = tiny_code.repair.estimates(tmp_path)
+    # One of three seeds repairs both programs, the others none.
+    assert found["grpo"]["repair"].mean == pytest.approx(1 / 3)
+    assert (found["grpo"]["repair"].low, found["grpo"]["repair"].high) == (0.0, 1.0)
+    assert {found[name]["repair"].mean for name in ("base", "grpo_silent")} == {0.0}
+    assert found["base"]["in_domain"].mean == 0.5
+
+
+def test_an_agent_that_has_not_been_asked_is_named(tiny_code: SimpleNamespace, tmp_path: Path):
+    with pytest.raises(ValueError, match=r"base\.jsonl"):
+        tiny_code.repair.estimates(tmp_path)
