@@ -2,8 +2,8 @@
 
     python examples/deep_world/unlabelled.py
 
-reads the cells of unlabelled_true.toml, unlabelled_first.toml and unlabelled_second.toml; writes
-`unlabelled.json` and `unlabelled.svg` to docs/results/deep_world.
+reads the cells of unlabelled_true.toml and unlabelled_learned.toml; writes `unlabelled.json` and
+`unlabelled.svg` to docs/results/deep_world.
 """
 
 import argparse
@@ -23,7 +23,8 @@ SETS = ("in_domain", "longer", "compositions", "wording")
 SEEDS = (0, 1, 2, 3, 4)
 BASE = "methods_base_tool_call"
 """The cell of the base model, of table.toml: the questions are the same."""
-MODELS = ("first", "second")
+LONG_RUNS = {"free": "learned_reward_long", "held near the base model": "learned_reward_kl_long"}
+"""The methods of 240 steps, by what the picture calls them."""
 SMOOTHED_STEPS = 10
 
 
@@ -49,15 +50,15 @@ def gain_shares(cells: Path) -> dict[int, float]:
     def gain(method: str, seed: int) -> float:
         return average(cells, f"{method}_seed{seed}") - base
 
-    return {seed: gain("second_reward", seed) / gain("true_labels", seed) for seed in SEEDS}
+    return {seed: gain("learned_reward_kl", seed) / gain("true_labels", seed) for seed in SEEDS}
 
 
-def curves_of_long_run(cells: Path, model: str) -> dict[str, list[float]]:
-    """Return learned and true reward of the 240 steps with a reward model, smoothed."""
-    cell = read_cell(cells, f"{model}_reward_long_seed0")
+def curves_of_long_run(cells: Path, policy: str) -> dict[str, list[float]]:
+    """Return learned and true reward of the 240 steps of a policy, smoothed."""
+    cell = read_cell(cells, f"{LONG_RUNS[policy]}_seed0")
     return {
-        f"learned reward, {model} model": smoothed(cell["components"]["reward_model"]),
-        f"true reward, {model} model": smoothed(cell["curve"]),
+        f"learned reward, {policy}": smoothed(cell["components"]["reward_model"]),
+        f"true reward, {policy}": smoothed(cell["curve"]),
     }
 
 
@@ -76,8 +77,8 @@ def main() -> None:
         cells = arguments.results / "cells"
         shares = gain_shares(cells)
         curves: dict[str, list[float]] = {}
-        for model in MODELS:
-            curves |= curves_of_long_run(cells, model)
+        for policy in LONG_RUNS:
+            curves |= curves_of_long_run(cells, policy)
     except FileNotFoundError as exc:
         parser.error(f"{exc.filename} is missing; run `sh examples/deep_world/unlabelled.sh`")
     found = bootstrap_mean(list(shares.values()))

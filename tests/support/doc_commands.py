@@ -59,9 +59,9 @@ ELSEWHERE = {
         (f"docs/results/{page}.md", "agent-r1 table"): "tests/integration/test_launcher_table.py"
         for page in (
             "deep_world/learning_rates",
+            "deep_world/methods",
             "deep_world/turn_credit",
             "deep_world/turn_credit_confirmed",
-            "deep_world/unlabelled_first",
             "deep_world/unlabelled_true",
             "tiny_code/error_text",
             "tiny_code/no_error_text",

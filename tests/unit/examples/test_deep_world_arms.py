@@ -96,7 +96,7 @@ def test_the_gain_by_a_learned_reward_is_a_share_of_that_by_labels(
     write("methods_base_tool_call", (1, 1, 1, 1))
     for seed in range(5):
         write(f"true_labels_seed{seed}", (3, 3, 3, 3))
-        write(f"second_reward_seed{seed}", (3, 3, 3, 1 if seed == 2 else 3))
+        write(f"learned_reward_kl_seed{seed}", (3, 3, 3, 1 if seed == 2 else 3))
     shares = deep_world.unlabelled.gain_shares(tmp_path)
     assert shares == pytest.approx({0: 1.0, 1: 1.0, 2: 0.75, 3: 1.0, 4: 1.0})
 
@@ -106,11 +106,11 @@ def test_learned_and_true_reward_of_a_long_run_are_means_of_the_last_ten_steps(
 ):
     rewards = [0.0, *[1.0] * 10]
     cell = {"curve": rewards, "components": {"reward_model": [1 - value for value in rewards]}}
-    (tmp_path / "first_reward_long_seed0.json").write_text(json.dumps(cell))
-    found = deep_world.unlabelled.curves_of_long_run(tmp_path, "first")
+    (tmp_path / "learned_reward_long_seed0.json").write_text(json.dumps(cell))
+    found = deep_world.unlabelled.curves_of_long_run(tmp_path, "free")
     mean = [0.0, *(1 - 1 / n for n in range(2, 11)), 1.0]
-    assert found["true reward, first model"] == pytest.approx(mean)
-    assert found["learned reward, first model"] == pytest.approx([1 - value for value in mean])
+    assert found["true reward, free"] == pytest.approx(mean)
+    assert found["learned reward, free"] == pytest.approx([1 - value for value in mean])
 
 
 @pytest.mark.parametrize("script", ["unlabelled.sh", "decoding.sh"])

@@ -397,3 +397,33 @@ def test_the_estimator_that_is_compared_on_other_seeds_is_the_one_that_its_rule_
     )
     assert chosen_settings.learner == confirmed.learner
     assert chosen_settings.env == confirmed.env
+
+
+def test_a_learned_reward_is_compared_with_labels_by_the_same_algorithm_seeds_and_questions(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
+    load_nothing(monkeypatch)
+    example = REPOSITORY / "examples" / "deep_world"
+    labels = read_plan(example / "unlabelled_true.toml", out=tmp_path)
+    learned = read_plan(example / "unlabelled_learned.toml", out=tmp_path)
+    (true_labels,) = labels.methods
+    held = learned.methods[0]
+    assert [run.seed for run in held.runs] == [run.seed for run in true_labels.runs]
+    assert labels.base.evaluation.sets == learned.base.evaluation.sets
+    here, there = (flat_settings(method.runs[0].config) for method in (true_labels, held))
+    differs = {key for key in here.keys() | there.keys() if here.get(key) != there.get(key)}
+    assert {key for key in differs if key.startswith(("data.", "env.", "tools."))} == set()
+    assert {key for key in differs if key.startswith("learner.")} == {
+        "learner.kl",
+        "learner.kl_coef",
+        "learner.kl_estimator",
+        "learner.trajectories_per_step",
+    }
+    # The answers are looked at and not rewarded.
+    components = held.runs[0].config.reward.components
+    assert components == {
+        "reward_model": 1.0,
+        "catalogue:right_within_budget": 0.0,
+        "exact_match": 0.0,
+    }
