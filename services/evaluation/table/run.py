@@ -169,8 +169,8 @@ def _baseline_goal(rows: Estimated, in_domain: Sequence[str]) -> list[str]:
     if not baselines or not trained:
         return []
     question = (
-        f"Does every trained row beat {' and '.join(row.title for row, _ in baselines)} on "
-        f"{' and '.join(in_domain)}, with intervals that do not overlap? "
+        f"Does every trained row beat {listed([row.title for row, _ in baselines])} on "
+        f"{listed(in_domain)}, with intervals that do not overlap? "
     )
     exceptions = [
         f"{row.title} against {other.title} on {name} ({interval(found.sets[name])} and "
@@ -252,7 +252,7 @@ def domain_notes(
     if not in_domain or set(sets) <= set(in_domain):
         return []
     reason = "" if named else ", whose kinds of question were trained on"
-    notes = [f"The average is over {' and '.join(in_domain)}{reason}."]
+    notes = [f"The average is over {listed(in_domain)}{reason}."]
     for name in sets:
         means = [found.sets[name].mean for _, found in rows if found is not None]
         if name not in in_domain and means and max(means) < NEVER_RIGHT:
@@ -261,6 +261,12 @@ def domain_notes(
                 "tell methods apart."
             )
     return notes
+
+
+def listed(names: Sequence[str]) -> str:
+    """Render names as `a, b and c`."""
+    *others, last = names
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def interval(estimate: Estimate) -> str:

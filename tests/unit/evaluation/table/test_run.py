@@ -24,6 +24,7 @@ from agent_r1.evaluation.table.run import (
     estimate_row,
     goal_sentences,
     interval,
+    listed,
     mean_curve,
     share,
 )
@@ -105,6 +106,13 @@ def test_a_curve_goes_as_far_as_every_seed_does():
 @pytest.mark.parametrize(("value", "text"), [(0.9544, ".954"), (0.0, ".000"), (1.0, "1.000")])
 def test_shares_are_written_as_the_paper_does(value: float, text: str):
     assert share(value) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "text"), [("a", "a"), ("ab", "a and b"), ("abcd", "a, b, c and d")]
+)
+def test_names_are_listed_as_a_sentence_does(names: str, text: str):
+    assert listed(list(names)) == text
 
 
 def test_rows_above_both_baselines_are_said_to_be():
