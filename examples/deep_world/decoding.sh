@@ -1,6 +1,8 @@
 #!/bin/sh
 # Train the agents, critics and reward models of decoding.toml, then compare ways to decode with them.
-# From the repository root. What is finished is kept: start it again to continue.
+# From the repository root. What is finished is kept: start it again to continue. The agents learn at a
+# tenth of the rate of table.toml: they shall be good and not too good after 80 steps, in which their
+# critics and reward models see enough.
 set -eu
 example=examples/deep_world
 runs=runs/deep_world/decoding
@@ -8,7 +10,7 @@ for seed in 0 1 2; do
     run="$runs/ppo_seed$seed"
     if [ ! -d "$run" ]; then
         .venv/bin/agent-r1 train "$example/run.toml" --run-dir "$run" --set run.seed="$seed" \
-            --set learner.algorithm=ppo --set learner.lr=2e-4 --set learner.critic_lr=2e-3 \
+            --set learner.algorithm=ppo --set learner.lr=2e-5 --set learner.critic_lr=2e-3 \
             --set learner.trajectories_per_step=64 --set 'diagnose.sets=["development"]' \
             --set 'evaluation.sets={}' \
             --set "evaluation.sets.development=\"$example/data/eval_development.jsonl\""
