@@ -1,8 +1,8 @@
 #!/bin/sh
 # Train the agents, critics and reward models of decoding.toml, then compare ways to decode with them.
 # From the repository root. What is finished is kept: start it again to continue. The agents learn at a
-# tenth of the rate of table.toml: they shall be good and not too good after 80 steps, in which their
-# critics and reward models see enough.
+# tenth of the rate of table.toml, so that after 80 steps they still leave something to choose, and
+# their critics and reward models have seen enough.
 set -eu
 example=examples/deep_world
 runs=runs/deep_world/decoding
