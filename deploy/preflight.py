@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY / "proto"))  # nothing is installed yet
+
+from agent_r1_service.memory import free_memory_bytes  # noqa: E402 - found through sys.path
 
 PYTHONS = ((3, 11), (3, 12))
 OLDEST_GLIBC = (2, 28)
@@ -28,7 +31,6 @@ RUN_GB = 0.5
 MEMORY_GB = 4.0
 """Peak of the demo, all services together."""
 GB = 1e9
-CGROUP = Path("/sys/fs/cgroup")
 
 DOCKER_WAY = (
     "use Docker instead, where everything runs on Linux: docker compose -f "
@@ -88,33 +90,6 @@ def check_python(version: tuple[int, int]) -> Finding:
     )
 
 
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def memory_bytes() -> int | None:
-    """Return the memory this process may still use, in bytes; None when it cannot be known."""
-    available = None
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                available = int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        return None
-    # A container may be allowed less than the machine has (cgroup v2, then v1).
-    for limit_file, used_file in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-    ):
-        limit, used = _number(CGROUP / limit_file), _number(CGROUP / used_file)
-        if limit is not None and used is not None and available is not None:
-            available = min(available, max(0, limit - used))
-    return available
-
-
 def check_memory(available: int | None) -> Finding:
     """Say whether the demo fits into the bytes that are available; None is unknown."""
     if available is None:
@@ -141,7 +116,7 @@ def check_machine(installed: bool, place: Path = REPOSITORY) -> list[Finding]:
     if findings[0].ok:
         findings.append(check_libc(*platform.libc_ver()))
     findings.append(check_python((sys.version_info[0], sys.version_info[1])))
-    findings.append(check_memory(memory_bytes()))
+    findings.append(check_memory(free_memory_bytes()))
     free = shutil.disk_usage(str(place)).free
     findings.append(check_disk(free, installed, place))
     return findings

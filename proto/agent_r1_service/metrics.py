@@ -30,6 +30,7 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 from agent_r1_service.gpus import read_gpus
+from agent_r1_service.memory import meminfo_bytes
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -213,16 +214,8 @@ def _gpus(host: str, field: str) -> dict[tuple[str, ...], float]:
 
 
 def _memory(field: str) -> float:
-    """Return a field of /proc/meminfo in bytes; NaN where there is none."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name == field:
-            return float(value.split()[0]) * 1024  # the kernel says kB and means KiB
-    return float("nan")
+    found = meminfo_bytes(field)
+    return float("nan") if found is None else float(found)
 
 
 def _shared_memory_free() -> float:

@@ -30,6 +30,7 @@ from agent_r1.cli.evaluation.table_cells import read_cell, remove_cell, write_ce
 from agent_r1.cli.evaluation.table_plan import (
     PlannedRun,
     TablePlan,
+    check_runs,
     chosen,
     chosen_seeds,
     differences_since,
@@ -65,6 +66,14 @@ def table(arguments: argparse.Namespace) -> int:
     again = _again(arguments, arguments.only, arguments.seeds)
     selected = plan.runs(only, chosen_seeds(plan, arguments.seeds))
     baselines: list[Baseline] = [name for name in plan.baselines if only is None or name in only]
+    left = [run for run in selected if arguments.overwrite or not _is_kept(plan, run)]
+    unasked: list[Baseline] = [
+        name
+        for name in baselines
+        if arguments.overwrite or not read_cell(plan, plan.baseline(name))
+    ]
+    if left or unasked:
+        check_runs(plan, left)
     if arguments.overwrite:
         from agent_r1_deploy.local_table import check_idle
 
@@ -75,13 +84,10 @@ def table(arguments: argparse.Namespace) -> int:
     for run in selected:
         _check_settings(run, f"{_again(arguments, run.method)} --overwrite")
     evaluations: dict[Baseline, Evaluation] = {
-        name: _evaluation(plan, name, overwrite=arguments.overwrite) for name in baselines
+        name: _evaluation(plan, name, overwrite=arguments.overwrite) for name in unasked
     }
-    left = [run for run in selected if not _is_finished(run) and not read_cell(plan, run)]
     to_ask: dict[Baseline, Evaluation] = {
-        name: found
-        for name, found in evaluations.items()
-        if found.left and not read_cell(plan, plan.baseline(name))
+        name: found for name, found in evaluations.items() if found.left
     }
     kept = len(selected) - len(left)
     if kept:
@@ -122,7 +128,7 @@ def _run(
     if not stopped:
         return 0
     results_of(plan, again)  # writes the cells of what has finished
-    finished = sum(_is_finished(run) or bool(read_cell(plan, run)) for run in selected)
+    finished = sum(_is_kept(plan, run) for run in selected)
     kept = f"{finished} of {len(selected)} rows are finished and kept; continue with: {again}"
     if reason:
         raise ValueError(reason + kept)
@@ -199,6 +205,10 @@ def _status(run: PlannedRun) -> str | None:
 
 def _is_finished(run: PlannedRun) -> bool:
     return _status(run) in (FINISHED, FINISHED_WITH_LOSSES)
+
+
+def _is_kept(plan: TablePlan, run: PlannedRun) -> bool:
+    return _is_finished(run) or bool(read_cell(plan, run))
 
 
 def _again(arguments: argparse.Namespace, only: str | None = None, seeds: str | None = None) -> str:

@@ -1,4 +1,4 @@
-"""What `agent-r1 table` is to run: table file --> one resolved configuration a run, all checked.
+"""What `agent-r1 table` is to run: table file --> one resolved configuration a run.
 
 table.py carries the plan out. Keys of the table file come over the configuration and its
 variables, as `--set` does; `--set` on the command line comes over `[defaults]`, and a method's own
@@ -87,6 +87,7 @@ class PlannedMethod:
 class TablePlan:
     """Everything a table file asks for."""
 
+    file: Path
     name: str
     base: Config
     """Of the services and the baselines."""
@@ -147,7 +148,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
 
     Raises:
         ConfigError: a key is unknown, a value not allowed, or a run could not work beside the
-            others; the text names the method.
+            others; the text names the method. What a run needs is for `check_runs` to find.
     """
     table = _read_table(file)
     base_folder = file.resolve().parent
@@ -172,7 +173,7 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
     methods: list[PlannedMethod] = []
     known: dict[str, PlannedRun] = {}
     for method in table.methods:
-        where = f"{file}: method {method.name!r}"
+        where = _where(file, method.name)
         settings = dict(flat_leaves(method.set))
         title = method.title or method.name
         runs: list[PlannedRun] = []
@@ -184,10 +185,9 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
                 _check_run(config, base, settings)
             run = PlannedRun(method.name, title, seed, run_dir, config)
             runs.append(known.setdefault(json.dumps(flat_settings(config), sort_keys=True), run))
-        with _named(where):
-            config_checks.check(runs[0].config, "train", machine=False)
         methods.append(PlannedMethod(method.name, title, method.table, settings, runs))
     return TablePlan(
+        file=file,
         name=results.name,
         base=base,
         baselines=table.baselines,
@@ -202,6 +202,23 @@ def read_plan(file: Path, options: Sequence[str] = (), out: Path | None = None) 
         cells=cells,
         measure=table.measure,
     )
+
+
+def check_runs(plan: TablePlan, runs: Sequence[PlannedRun]) -> None:
+    """Look at the data, models, code and machine that the services and these runs need.
+
+    Of runs that differ by their seed alone, the first is looked at.
+
+    Raises:
+        ConfigError: something is missing or does not fit; the text names the method.
+    """
+    findings = config_checks.look(plan.base, "train", resume=True)  # it continues in its folder
+    # What training names is all that evaluating loads.
+    findings.add(Findings(problems=config_checks.problems(plan.base, "evaluate")))
+    config_checks.refuse(findings)
+    for run in {(run.method, run.config.model.path): run for run in reversed(runs)}.values():
+        with _named(_where(plan.file, run.method)):
+            config_checks.check(run.config, "train", machine=False)
 
 
 def chosen(plan: TablePlan, only: str | None) -> list[str] | None:
@@ -276,6 +293,10 @@ def _named(where: str) -> Iterator[None]:
         raise ConfigError(f"{where}: {exc}") from exc
 
 
+def _where(file: Path, method: str) -> str:
+    return f"{file}: method {method!r}"
+
+
 def _read_table(file: Path) -> TableFile:
     values = read_file(file)
     for _ in leaves(TableFile, values, f"file {file}"):
@@ -325,10 +346,6 @@ def _check_sets(file: Path, table: TableFile, base: Config) -> None:
 
 
 def _check_base(base: Config, table: TableFile) -> None:
-    findings = config_checks.look(base, "train", resume=True)  # a table continues in its folder
-    # What training names is all that evaluating loads.
-    findings.add(Findings(problems=config_checks.problems(base, "evaluate")))
-    config_checks.refuse(findings)
     if table.measure not in base.reward.components:
         raise ConfigError(
             f"the table compares its measure {table.measure!r}, and reward.components "

@@ -24,12 +24,12 @@ from agent_r1.config.estimate import (
 )
 from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.run import Config, load_config
-from agent_r1.rollout.vllm.settings import free_memory_bytes
 from agent_r1_service.config import LoraConfig
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.hub import model_folder
 from agent_r1_service.files.room import free_bytes, readable_size
 from agent_r1_service.gpus import read_gpus
+from agent_r1_service.memory import free_memory_bytes
 
 PROGRAMS = 1.7e9
 """Python, torch and vLLM in the services of a run on a CPU, without models: docs/benchmarks.md."""
@@ -48,7 +48,8 @@ class Machine:
 
     gpu_bytes: float | None
     """Of one GPU; None: the run is on the CPU."""
-    memory_bytes: float
+    memory_bytes: float | None
+    """What this process may still take; None: the system does not say."""
     disk_bytes: float
 
 
@@ -141,7 +142,7 @@ def _memory_problems(
     sequence = kv_bytes_per_token(policy, config.model.dtype) * config.model.max_context
     if machine.gpu_bytes is None:
         need = memory_of_run(config, learner, rollout)
-        if need > machine.memory_bytes:
+        if machine.memory_bytes is not None and need > machine.memory_bytes:
             free = readable_size(machine.memory_bytes)
             yield f"memory: {readable_size(need)} are needed, and {free} are free"
         cache = rollout[-1].size
@@ -244,7 +245,8 @@ def _lines(config: Config, policy: ModelSize, found: Estimate, machine: Machine)
     else:
         whole = memory_of_run(config, found.learner, found.rollout)
         yield f"{'all processes of the run':{WIDTH}} {readable_size(whole):>10}"
-        free = readable_size(machine.memory_bytes)
+        memory = machine.memory_bytes
+        free = "an unknown amount" if memory is None else readable_size(memory)
         yield f"this machine has {free} of memory and {readable_size(machine.disk_bytes)} of disk"
 
 

@@ -21,6 +21,7 @@ from agent_r1.rollout.vllm.snapshot_reader import (
 )
 from agent_r1_service.config import Dtype, LoraConfig
 from agent_r1_service.files.hub import HubError, model_folder
+from agent_r1_service.memory import free_memory_bytes
 
 GIB = 2**30
 # Of vLLM's attention kernels for the CPU; importing them here to ask would take seconds.
@@ -188,11 +189,11 @@ def check_cpu_fit(settings: VllmSettings, facts: ModelFacts) -> None:
             size *= length
         num_values += size
     weights = num_values * (4 if settings.dtype == "float32" else 2) / GIB
-    free = free_memory_bytes() / GIB
-    if settings.kv_cache_gib + weights > free:
+    free = free_memory_bytes()
+    if free is not None and settings.kv_cache_gib + weights > free / GIB:
         raise PolicyOutOfMemoryError(
-            f"rollout.kv_cache_gib ({settings.kv_cache_gib:g}) and the weights "
-            f"({weights:.2f} GiB) exceed the free memory ({free:.2f} GiB): {OUT_OF_MEMORY_REMEDY}"
+            f"rollout.kv_cache_gib ({settings.kv_cache_gib:g}) and the weights ({weights:.2f} GiB) "
+            f"exceed the free memory ({free / GIB:.2f} GiB): {OUT_OF_MEMORY_REMEDY}"
         )
 
 
@@ -207,23 +208,6 @@ def check_plugin_installed() -> None:
             f"vLLM's processes cannot find the entry point {PLUGIN}; install this project "
             "(pip install -e .) instead of only putting it on the import path"
         )
-
-
-def free_memory_bytes() -> int:
-    """Return the memory this process may still take: the machine's, or its control group's."""
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    meminfo = Path("/proc/meminfo")
-    if meminfo.is_file():
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                free = int(line.split()[1]) * 1024
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return free
-    return free if limit == "max" else min(free, int(limit) - used)
 
 
 def _text_config(directory: Path) -> Any:

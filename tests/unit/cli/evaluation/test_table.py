@@ -187,6 +187,33 @@ def test_what_finished_before_a_table_ended_early_has_its_cell(
     assert [path.name for path in (folder / "out" / "cells").iterdir()] == ["grpo_seed0.json"]
 
 
+def test_a_table_is_reported_from_its_cells_where_its_data_and_models_are_not(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    for run in read_plan(folder / "table.toml", out=folder / "out").methods[0].runs:
+        finish(run, [1.0])
+    answer_baseline(folder, 1.0)
+    rows = ("--only", "grpo,base_tool_call")
+    assert table(folder, *rows) == 0
+    before = written(folder)
+    for name in ("model", "out/runs", "out/baselines"):
+        shutil.rmtree(folder / name)
+    for file in folder.glob("*.jsonl"):
+        file.unlink()
+    assert table(folder, *rows) == 0
+    assert written(folder) == before
+    # A row that is to run needs them, and says so before anything is discarded.
+    for options in (("--only", "rloo"), (*rows, "--overwrite")):
+        assert table(folder, *options) == 2
+        assert "model.path" in capsys.readouterr().err
+    assert [file.name for file in sorted((folder / "out" / "cells").iterdir())] == [
+        "grpo_seed0.json",
+        "grpo_seed1.json",
+        "small_base_tool_call.json",
+    ]
+
+
 def test_a_cell_of_an_older_version_is_read(folder: Path):
     (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
     (run, _) = read_plan(folder / "table.toml", out=folder / "out").methods[0].runs

@@ -12,7 +12,13 @@ import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.table_cells import read_cell
-from agent_r1.cli.evaluation.table_plan import TablePlan, chosen, flat_settings, read_plan
+from agent_r1.cli.evaluation.table_plan import (
+    TablePlan,
+    check_runs,
+    chosen,
+    flat_settings,
+    read_plan,
+)
 from agent_r1.config.run import write_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.evaluation.table.progress import tokens_to
@@ -230,8 +236,19 @@ def test_a_function_of_a_method_is_loaded_before_anything_starts(tmp_path: Path)
     folder = write_scene(tmp_path / "example").parent
     without_methods = TABLE_TOML.partition("[[methods]]")[0]
     odd = without_methods + '[[methods]]\nname = "odd"\nset = { learner.advantage = "own:f" }\n'
+    plan = plan_of(folder, odd)
     with pytest.raises(ConfigError, match=r"'odd': learner.advantage .* No module named 'own'"):
-        plan_of(folder, odd)
+        check_runs(plan, plan.runs())
+
+
+def test_only_what_will_run_needs_its_model(folder: Path):
+    shutil.copytree(folder / "model", folder / "tuned0", symlinks=True)
+    tuned = '[[methods]]\nname = "sft"\nset = { "model.path" = "./tuned{seed}" }\n'
+    plan = plan_of(folder, f"{TABLE_TOML}\n{tuned}")
+    check_runs(plan, plan.runs(["sft"], [0]))
+    check_runs(plan, plan.runs(["grpo", "ppo"]))
+    with pytest.raises(ConfigError, match=r"'sft': .*model\.path \(.*tuned7\) is not a folder"):
+        check_runs(plan, plan.runs(["sft", "ppo"]))
 
 
 def test_where_a_run_lies_is_no_setting_of_it(folder: Path):
@@ -240,10 +257,7 @@ def test_where_a_run_lies_is_no_setting_of_it(folder: Path):
     assert {key for key in here if here[key] != there[key]} == {"run.seed"}
 
 
-def test_the_table_of_the_tiny_world_asks_for_the_papers_rows(monkeypatch: pytest.MonkeyPatch):
-    # Its data are generated, so the files are not there in a fresh checkout.
-    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
-    load_nothing(monkeypatch)
+def test_the_table_of_the_tiny_world_asks_for_the_papers_rows():
     plan = read_plan(REPOSITORY / "examples" / "tiny_world" / "table.toml")
     titles = {part: [m.title for m in plan.methods if m.table == part] for part in ("methods",)}
     assert titles["methods"] == ["PPO", "GRPO", "REINFORCE++", "REINFORCE++-baseline", "RLOO"]
@@ -269,10 +283,8 @@ def test_the_table_of_the_tiny_world_asks_for_the_papers_rows(monkeypatch: pytes
 
 
 def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ):
-    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
-    load_nothing(monkeypatch)
     plan = read_plan(REPOSITORY / "examples" / "deep_world" / "table.toml", out=tmp_path)
     seeds = {method.name: len(method.runs) for method in plan.methods}
     assert len(plan.contrasts) == 4
@@ -285,11 +297,7 @@ def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
     assert len(plan.runs()) == 6 * 8 + 7 * 3
 
 
-def test_the_tables_of_tiny_code_differ_in_the_text_of_errors_alone(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
-    load_nothing(monkeypatch)
+def test_the_tables_of_tiny_code_differ_in_the_text_of_errors_alone():
     example = REPOSITORY / "examples" / "tiny_code"
     plans = [read_plan(example / name) for name in ("table.toml", "table_silent.toml")]
     for plan in plans:
@@ -309,10 +317,8 @@ def test_the_tables_of_tiny_code_differ_in_the_text_of_errors_alone(
 
 
 def test_the_learning_rates_of_the_deep_world_come_from_one_grid_and_its_development_set(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ):
-    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
-    load_nothing(monkeypatch)
     example = REPOSITORY / "examples" / "deep_world"
     search = read_plan(example / "learning_rates.toml", out=tmp_path)
     table = read_plan(example / "table.toml", out=tmp_path)
@@ -327,10 +333,8 @@ def test_the_learning_rates_of_the_deep_world_come_from_one_grid_and_its_develop
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chose(
-    algorithm: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    algorithm: str, tmp_path: Path
 ):
-    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
-    load_nothing(monkeypatch)
     example = REPOSITORY / "examples" / "deep_world"
     search = read_plan(example / "learning_rates.toml")
     scores: dict[float, float] = {}
@@ -350,10 +354,8 @@ def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chos
 
 
 def test_estimators_that_credit_turns_are_chosen_at_equal_rewards_and_on_no_reported_set(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ):
-    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
-    load_nothing(monkeypatch)
     example = REPOSITORY / "examples" / "deep_world"
     choice = read_plan(example / "turn_credit.toml", out=tmp_path)
     table = read_plan(example / "table.toml", out=tmp_path)
@@ -370,10 +372,8 @@ def test_estimators_that_credit_turns_are_chosen_at_equal_rewards_and_on_no_repo
 
 
 def test_the_estimator_that_is_compared_on_other_seeds_is_the_one_that_its_rule_chose(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ):
-    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
-    load_nothing(monkeypatch)
     example = REPOSITORY / "examples" / "deep_world"
     choice = read_plan(example / "turn_credit.toml")
     confirmation = read_plan(example / "turn_credit_confirmed.toml", out=tmp_path)
@@ -400,10 +400,8 @@ def test_the_estimator_that_is_compared_on_other_seeds_is_the_one_that_its_rule_
 
 
 def test_a_learned_reward_is_compared_with_labels_by_the_same_algorithm_seeds_and_questions(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tmp_path: Path,
 ):
-    monkeypatch.setattr("agent_r1.config.checks.problems", lambda config, purpose: [])
-    load_nothing(monkeypatch)
     example = REPOSITORY / "examples" / "deep_world"
     labels = read_plan(example / "unlabelled_true.toml", out=tmp_path)
     learned = read_plan(example / "unlabelled_learned.toml", out=tmp_path)
