@@ -22,7 +22,7 @@ for seed in 0 1 2; do
     fi
     if [ ! -d "$runs/reward_model_seed$seed" ]; then
         .venv/bin/agent-r1 train-reward "$example/reward_model.toml" --set run.seed="$seed" \
-            --set train_reward.trajectories="[\"$run\"]" \
+            --set train_reward.trajectories="[\"$run\"]" --set train_reward.max_tokens=3000000 \
             --set train_reward.output="$runs/reward_model_seed$seed"
     fi
 done
