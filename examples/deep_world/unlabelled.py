@@ -24,7 +24,7 @@ SEEDS = (0, 1, 2, 3, 4)
 BASE = "methods_base_tool_call"
 """The cell of the base model, of table.toml: the questions are the same."""
 LONG_RUNS = {"free": "learned_reward_long", "held near the base model": "learned_reward_kl_long"}
-"""The methods of 240 steps, by what the picture calls them."""
+"""The methods of 160 steps, by what the picture calls them."""
 SMOOTHED_STEPS = 10
 
 
@@ -54,7 +54,7 @@ def gain_shares(cells: Path) -> dict[int, float]:
 
 
 def curves_of_long_run(cells: Path, policy: str) -> dict[str, list[float]]:
-    """Return learned and true reward of the 240 steps of a policy, smoothed."""
+    """Return learned and true reward of the 160 steps of a policy, smoothed."""
     cell = read_cell(cells, f"{LONG_RUNS[policy]}_seed0")
     return {
         f"learned reward, {policy}": smoothed(cell["components"]["reward_model"]),
