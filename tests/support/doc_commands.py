@@ -60,8 +60,11 @@ ELSEWHERE = {
         for page in (
             "deep_world/learning_rates",
             "deep_world/methods",
+            "deep_world/supervised",
             "deep_world/turn_credit",
             "deep_world/turn_credit_confirmed",
+            "deep_world/unlabelled_hybrid",
+            "deep_world/unlabelled_learned",
             "deep_world/unlabelled_true",
             "tiny_code/error_text",
             "tiny_code/no_error_text",
