@@ -216,7 +216,10 @@ def check_runs(plan: TablePlan, runs: Sequence[PlannedRun]) -> None:
     # What training names is all that evaluating loads.
     findings.add(Findings(problems=config_checks.problems(plan.base, "evaluate")))
     config_checks.refuse(findings)
-    for run in {(run.method, run.config.model.path): run for run in reversed(runs)}.values():
+    firsts: dict[tuple[str, str], PlannedRun] = {}
+    for run in runs:
+        firsts.setdefault((run.method, run.config.model.path), run)
+    for run in firsts.values():
         with _named(_where(plan.file, run.method)):
             config_checks.check(run.config, "train", machine=False)
 

@@ -282,9 +282,7 @@ def test_the_table_of_the_tiny_world_asks_for_the_papers_rows():
     }
 
 
-def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(
-    tmp_path: Path,
-):
+def test_the_table_of_the_deep_world_tests_four_contrasts_on_eight_seeds(tmp_path: Path):
     plan = read_plan(REPOSITORY / "examples" / "deep_world" / "table.toml", out=tmp_path)
     seeds = {method.name: len(method.runs) for method in plan.methods}
     assert len(plan.contrasts) == 4
