@@ -234,8 +234,7 @@ def results_of(plan: TablePlan, command: str) -> Results:
     scores: dict[Path, SeedScores] = {}
     for run in plan.runs():
         if _is_finished(run) and not _differences(run):
-            scores[run.folder] = _scores(plan, run)
-            write_cell(plan, run, scores[run.folder], in_domain)
+            scores[run.folder] = write_cell(plan, run, _scores(plan, run), in_domain)
         elif cell := read_cell(plan, run):
             scores[run.folder] = cell.seed_scores()
     for method in plan.methods:
@@ -359,8 +358,7 @@ def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
     lines.sort(key=lambda line: (line["set"], line["id"]))
     wall_s = read_json(_wall_file(plan, name)).get("wall_s")
     scores = replace(_seed_scores(plan, lines, None), wall_s=wall_s)
-    write_cell(plan, baseline, scores, ())
-    return [scores]
+    return [write_cell(plan, baseline, scores, ())]
 
 
 def _in_domain(plan: TablePlan, sets: Sequence[str]) -> list[str]:

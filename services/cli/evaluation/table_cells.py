@@ -87,15 +87,15 @@ class Cell(StrictMessage):
 
 def write_cell(
     plan: TablePlan, run: PlannedRun, found: SeedScores, in_domain: Sequence[str]
-) -> None:
+) -> SeedScores:
     """Write the cell of a finished run, if the table keeps cells.
+
+    Returns:
+        The scores as a cell has them, so that a report is the same with the run and without it.
 
     Raises:
         ConfigError: it cannot be written.
     """
-    file = _file(plan, run)
-    if file is None:
-        return
     cell = Cell(
         settings=_settings(run),
         in_domain=list(in_domain),
@@ -109,11 +109,15 @@ def write_cell(
         tokens=list(found.tokens),
         components=_rounded(found.components),
     )
+    file = _file(plan, run)
+    if file is None:
+        return cell.seed_scores()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, cell.model_dump_json() + "\n")
     except OSError as exc:
         raise ConfigError(f"the cell {file} cannot be written: {exc.strerror}") from exc
+    return cell.seed_scores()
 
 
 def read_cell(plan: TablePlan, run: PlannedRun) -> Cell | None:
