@@ -14,7 +14,6 @@ BETAS = (0.9, 0.95)
 MAX_GRAD_NORM = 1.0
 LATENCY_SEED = 20_250
 TAIL_SCALE_S, TAIL_SHAPE, TAIL_LONGEST_S = 0.3, 1.2, 8.0
-RANDOM_MODEL_SEED = 0
 SMOOTHED = 3
 MEAN_TURN_TOKENS = 48
 """Of the random model: its weights end a turn with a probability of 1 in so many, at any token."""

@@ -84,14 +84,6 @@ def look_at_machine(
             break
 
 
-def machine_problems(
-    config: Config, purpose: Purpose, *, resume: bool, specs: dict[str, ToolSpec]
-) -> Iterator[str]:
-    """Yield what this machine lacks; the arguments are those of `look_at_machine`."""
-    for look in look_at_machine(config, purpose, resume=resume, specs=specs):
-        yield from look.problems
-
-
 def _look_at_ports(config: Config, *, trains: bool) -> Look:
     problems: list[str] = []
     fixed: list[str] = []

@@ -27,7 +27,6 @@ from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.tasks import read_task_file
 
 OPENAI = "openai:"
-MAX_SHOWN_IDS = 5
 
 Group = list[EvalResult]
 """The attempts at one task."""

@@ -34,8 +34,8 @@ def load(folder: Path, *options: str) -> Config:
 
 def problems(folder: Path, *options: str, resume: bool = False) -> str:
     config = load(folder, *options)
-    found = config_machine.machine_problems(config, "train", resume=resume, specs={})
-    return "\n".join(found)
+    looks = config_machine.look_at_machine(config, "train", resume=resume, specs={})
+    return "\n".join(problem for look in looks for problem in look.problems)
 
 
 def closed_port() -> int:
@@ -186,8 +186,9 @@ def test_tools_that_run_elsewhere_are_asked_what_they_are(folder: Path, tool_url
     assert "does not answer: " in away
     specs: dict[str, ToolSpec] = {}
     config = load(folder, f"tools.other.url={tool_url}")
-    found = config_machine.machine_problems(config, "serve", resume=False, specs=specs)
-    assert list(found) == []
+    looks = list(config_machine.look_at_machine(config, "serve", resume=False, specs=specs))
+    assert "tools" in [look.name for look in looks]
+    assert [problem for look in looks for problem in look.problems] == []
     assert specs["other"].description == "x"
 
 
