@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.config.estimate import GIB
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1.reward.config import CriticConfig, ModelServerConfig
 from agent_r1_deploy.local_redis import free_port
 from agent_r1_deploy.service import ServiceSpec, answers
+from agent_r1_service.memory import GIB
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def scorer_servers(config: Config, num_gpus: int) -> list[ScorerServer]:
         table = min(tables)
         raise ConfigError(
             f"reward.{table}.path ({tables[table].path}) is served on machines without GPUs only; "
-            f"here are {num_gpus}: start vLLM on one that [placement] leaves free, and set "
+            f"this one has {num_gpus}: start vLLM on one that [placement] leaves free, and set "
             f"reward.{table}.url"
         )
     return [

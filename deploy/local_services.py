@@ -8,11 +8,10 @@ round, the learner first, so that it can checkpoint while everything it talks to
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from agent_r1_service.exit_status import EXIT_LOSSES
 from agent_r1_service.files.private import write_private
 from agent_r1_service.files.run_folder import LOGS_DIR
 from agent_r1_service.http.token import TOKEN_VARIABLE, write_token
+from agent_r1_service.together import run_together
 
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
@@ -152,11 +152,11 @@ class LocalServices:
         steps: list[Coroutine[Any, Any, object]] = [self._start_servers()]
         if learner and self._placement.shares_gpus:
             # An engine counts the memory that a learner takes meanwhile as its own.
-            await _together(steps)
+            await run_together(steps)
             steps = []
         if learner:
             steps.append(self.supervisor.start(self._learner(resume)))
-        await _together(steps)
+        await run_together(steps)
 
     async def start_tools(self) -> None:
         """Start the tools alone.
@@ -165,23 +165,21 @@ class LocalServices:
             ServiceError: a tool did not come up.
         """
         tools = self._config.started_tools()
-        urls = await _together([self.supervisor.start(self._tool(name)) for name in tools])
+        urls = await run_together(self.supervisor.start(self._tool(name)) for name in tools)
         self.tool_urls = dict(zip(tools, urls, strict=True))
 
     async def _start_servers(self) -> None:
         scorers = [describe(server, self._config, self._spec) for server in self._scorers]
-        _, self.reward_url, *_ = await _together(
+        _, self.reward_url, *_ = await run_together(
             [
                 self.start_tools(),
                 self.supervisor.start(self._reward()),
                 *(self.supervisor.start(scorer) for scorer in scorers),
             ]
         )
-        await _together(
-            [
-                self.supervisor.start(self._rollout(name, where))
-                for name, where in self._rollout_places.items()
-            ]
+        await run_together(
+            self.supervisor.start(self._rollout(name, where))
+            for name, where in self._rollout_places.items()
         )
 
     def served(self) -> Config:
@@ -288,14 +286,3 @@ class LocalServices:
             done_codes=(0, EXIT_LOSSES),
             stop_rank=LEARNER_RANK,
         )
-
-
-async def _together(steps: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run steps side by side; the first failure cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(step) for step in steps]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

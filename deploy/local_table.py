@@ -28,6 +28,7 @@ from agent_r1_deploy.local_folder import running_launcher
 from agent_r1_deploy.local_result import losses_text, summary_of
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import (
+    UPDATE_S,
     Tail,
     first_failure,
     in_line,
@@ -41,7 +42,6 @@ from agent_r1_service.durations import format_duration
 from agent_r1_service.files.private import private_folder
 from agent_r1_service.files.run_folder import CONFIG_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
 
-UPDATE_S = 0.5
 LOG_STEPS = 10
 """Without a terminal, every so many steps are a line."""
 

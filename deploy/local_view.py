@@ -1,8 +1,8 @@
-"""What the user sees of a training run in the terminal: progress, warnings, the result.
+"""What the user sees of a training run in the terminal while it runs: progress, failures, scores.
 
-Reads `metrics.jsonl`, `evaluations.jsonl`, `summary.json` and `trajectories/eval_*.jsonl` of the
-run folder, which the learner writes; writes to the terminal only. On a terminal one line is kept up
-to date below the lines that stay; elsewhere (a log, a pipe) every step is a line.
+Reads `metrics.jsonl`, `evaluations.jsonl` and `failures.jsonl` of the run folder, which the learner
+writes; writes to the terminal only. On a terminal one line is kept up to date below the lines that
+stay; elsewhere (a log, a pipe) every step is a line. local_result.py shows the result.
 """
 
 from __future__ import annotations

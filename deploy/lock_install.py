@@ -43,7 +43,7 @@ FAILURES = (
         r"NewConnectionError|ConnectTimeout|ReadTimeout|NameResolutionError|ConnectionResetError"
         r"|Temporary failure in name resolution|Network is unreachable|ProxyError|SSLError"
         r"|Connection broken|IncompleteRead",
-        "a package index could not be reached. Needed are PyPI and, for the CPU build of torch, "
+        "a package index could not be reached. pip needs PyPI and, for the CPU build of torch, "
         + PYTORCH_INDEX
         + " or a folder with that wheel (PIP_FIND_LINKS=folder). Check the network "
         "(and HTTPS_PROXY, PIP_INDEX_URL, PIP_CERT if you use them) and run the same command "

@@ -28,7 +28,7 @@ REMEDY = (
 BWRAP = "bwrap"
 BWRAP_PACKAGE = "bubblewrap"
 BWRAP_REMEDY = (
-    "bubblewrap is not installed, which only the tools python_exec and code_tests need; they will "
+    "bubblewrap is not installed; only the tools python_exec and code_tests need it, and they will "
     "say so when they start. Install it with `apt-get install bubblewrap` (Debian, Ubuntu), `dnf "
     "install bubblewrap` (Fedora, RHEL), `pacman -S bubblewrap` (Arch), `zypper install "
     "bubblewrap` (SUSE)"
@@ -77,7 +77,9 @@ def fetch_with_apt(
             return None
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / Path(pattern).name
-        shutil.copy(found.resolve(), target)
+        partial = target.with_name(f".{target.name}.partial")
+        shutil.copy(found.resolve(), partial)
+        partial.replace(target)
     return target
 
 
@@ -106,7 +108,7 @@ def ensure_libnuma(python: Path, site_packages: Path) -> None:
 
 def ensure_bwrap(scripts: Path) -> None:
     """Make sure that `bwrap` is on PATH or in the environment's `bin`; else say what to do."""
-    if shutil.which(BWRAP) or (scripts / BWRAP).exists():
+    if shutil.which(BWRAP) or runs(scripts / BWRAP):
         return
     print("the system has no bubblewrap; fetching Debian's into this environment")
     program = fetch_with_apt(scripts, BWRAP_PACKAGE, f"bin/{BWRAP}")

@@ -12,7 +12,6 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import time
@@ -25,6 +24,8 @@ import httpx
 from agent_r1_deploy import subreaper
 from agent_r1_deploy.service import ServiceProcess, ServiceSpec, describe_exit
 from agent_r1_service.exit_status import EXIT_REASON
+from agent_r1_service.files.room import free_bytes
+from agent_r1_service.memory import MIB
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ KILL_TIMEOUT_S = 10.0
 RESTART_DELAY_S = 1.0
 ORPHAN_GRACE_S = 10.0
 """Time services get to stop by themselves when the launcher was killed."""
-LEAST_FREE_BYTES = 2**20
+LEAST_FREE_BYTES = MIB
 """A disk with less room is full: a service that dies on it can write nothing, not even why."""
 EXIT_CANNOT_START = 127
 
@@ -53,11 +54,11 @@ class RestartPolicy:
 
 def _full_disk(folder: Path) -> str | None:
     """Say that the disk of a folder is full, so that not even a log can be written; None else."""
-    free = shutil.disk_usage(folder).free
+    free = free_bytes(folder)
     if free >= LEAST_FREE_BYTES:
         return None
     return (
-        f"the disk is full: {free / 2**20:.1f} MiB are free in {folder}, so its log may lack "
+        f"the disk is full: {free / MIB:.1f} MiB are free in {folder}, so its log may lack "
         "the last lines. The last checkpoint is kept: free space there, or move the run folder to "
         "a larger disk, and continue"
     )

@@ -32,9 +32,9 @@ from typing import Any
 from bench_tools import entry, print_entries, write_entries
 from elasticsearch import AsyncElasticsearch
 
-from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.backend import Found
 from agent_r1.tools.search.batching import normalize_query
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.elasticsearch_bm25 import open_index as open_elasticsearch
 from agent_r1.tools.search.elasticsearch_build import build_index
 from agent_r1.tools.search.elasticsearch_client import Server
@@ -143,7 +143,7 @@ async def time_calls(ask: Ask, queries: Sequence[str]) -> float:
 
 async def time_ours(server: Server, index: str, queries: Sequence[str]) -> float:
     """Measure the search tool."""
-    table = ToolConfig.model_validate(
+    table = SearchConfig.model_validate(
         {"backend": "elasticsearch", "elasticsearch_url": server.url, "index": index}
     )
     tool = await asyncio.to_thread(open_search_tool, "search", table)

@@ -46,6 +46,8 @@ from bench_trl_cells import (
     Cell,
 )
 
+from agent_r1_service.files.writing import replace_directory
+
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "scripts"
 OUT = ROOT / "runs" / "bench"
@@ -322,20 +324,19 @@ def make_ending_model(out: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    partial = out.with_name(f"{out.name}.partial")
-    make_random_model(partial)
-    model: Any = AutoModelForCausalLM.from_pretrained(partial)
-    end = model.config.eos_token_id
-    torch.manual_seed(0)
-    with torch.no_grad():
-        tokens = torch.randint(3, model.config.vocab_size, (8, 64))
-        hidden = model.model(tokens).last_hidden_state.flatten(0, 1)
-        model.lm_head.weight[end] = 0.0
-        others = torch.cat([model.lm_head.weight[:end], model.lm_head.weight[end + 1 :]])
-        wanted = torch.logsumexp(hidden @ others.T, -1).mean() - math.log(MEAN_TURN_TOKENS - 1)
-        model.lm_head.weight[end, 0] = wanted / hidden[:, 0].mean()
-    model.save_pretrained(partial)
-    partial.rename(out)
+    with replace_directory(out) as partial:
+        make_random_model(partial)
+        model: Any = AutoModelForCausalLM.from_pretrained(partial)
+        end = model.config.eos_token_id
+        torch.manual_seed(0)
+        with torch.no_grad():
+            tokens = torch.randint(3, model.config.vocab_size, (8, 64))
+            hidden = model.model(tokens).last_hidden_state.flatten(0, 1)
+            model.lm_head.weight[end] = 0.0
+            others = torch.cat([model.lm_head.weight[:end], model.lm_head.weight[end + 1 :]])
+            wanted = torch.logsumexp(hidden @ others.T, -1).mean() - math.log(MEAN_TURN_TOKENS - 1)
+            model.lm_head.weight[end, 0] = wanted / hidden[:, 0].mean()
+        model.save_pretrained(partial)
 
 
 def check_equal(cell: Cell, ours: Steps, theirs: Steps) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bench_trl_cells import latencies
 
 from agent_r1.tools.base import Arguments, CallContext, Tool
-from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.config import SearchConfig
 
 if TYPE_CHECKING:
     from agent_r1_proto.tools import ToolResult
@@ -31,7 +31,7 @@ class DelayedSearch(Tool):
         from agent_r1.tools.search.tool import open_search_tool
 
         # As in examples/tiny_world/run.toml.
-        config = ToolConfig(
+        config = SearchConfig(
             corpus=Path(corpus), top_k=2, passage_template=" {text}", separator="\n"
         )
         self._search: Any = open_search_tool("search", config)

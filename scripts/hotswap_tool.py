@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from agent_r1.tools.base import Arguments, CallContext
-from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.tool import SearchTool, open_backend
 from agent_r1_proto.tools import ToolResult
 
@@ -17,7 +17,7 @@ class VersionedSearch(SearchTool):
 
     def __init__(self, config: str, corpus: str, version: str, delay_s: float) -> None:
         table = tomllib.loads(Path(config).read_text(encoding="utf-8"))["tools"]["search"]
-        tool = ToolConfig(**(table | {"corpus": corpus}))
+        tool = SearchConfig(**(table | {"corpus": corpus}))
         super().__init__("search", tool, open_backend(tool))
         self.version = version
         self._delay_s = delay_s

@@ -22,7 +22,7 @@ from agent_r1.config.run import Config, ConfigError
 from agent_r1_deploy.local_result import EXIT_OF_STATUS
 from agent_r1_deploy.ray.applications import require_redis
 from agent_r1_deploy.ray.ranks import Ended, Node, PlacedRanks, say
-from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON
+from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_REASON, STOP_SIGNALS
 
 
 class Stop:
@@ -30,7 +30,7 @@ class Stop:
 
     def __init__(self) -> None:
         self.asked = False
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:

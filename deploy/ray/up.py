@@ -10,7 +10,6 @@ import asyncio
 import json
 import os
 import shlex
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -26,7 +25,7 @@ from ray.job_submission import JobStatus, JobSubmissionClient
 
 from agent_r1.config.run import Config, ConfigError
 from agent_r1_deploy.ray.applications import require_redis, serve_config
-from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS
 
 ADDRESS_VARIABLES = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
 RUN_KEY = "agent_r1_run"
@@ -218,7 +217,7 @@ async def _until_interrupted(work: Any) -> int:
     """Do the work; SIGTERM interrupts it as Ctrl-C does."""
     task = asyncio.ensure_future(work)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, task.cancel)
     try:
         return await task

@@ -1,4 +1,4 @@
-"""The contract: every message that crosses a process boundary, and the only Redis code.
+"""The contract: every message that crosses a process boundary, and the services' Redis code.
 
 Nothing here imports a service, torch, vllm, deepspeed, ray or fastapi.
 """

@@ -1,7 +1,7 @@
 """The connection to Redis: names of keys, and waiting while the server is away or full.
 
-`streams.py`, `stream_consumer.py` and `registry.py` build on it; nothing else in the project talks
-to Redis.
+All that reads or writes Redis in this package builds on it, and services use no other client.
+config/redis_server.py and deploy/local_redis.py only ask a server whether and how it answers.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class RedisConnection:
                     raise
                 if not waiting:
                     logger.warning(
-                        "redis is away or full; waiting and trying again operation=%s error=%s",
+                        "redis is unreachable or full; waiting and retrying operation=%s error=%s",
                         what,
                         exc,
                     )

@@ -35,6 +35,10 @@ logger = logging.getLogger(__name__)
 KEPT_S = 24 * 3600
 """What a pool knows of a tool without an instance is kept for so long, in seconds."""
 
+NOTICE_S = 1.5
+"""Rollout servers have seen that an instance drains, and reported what they keep, within this."""
+WITHDRAW_TIMEOUT_S = 2.0
+"""Longest a service that ends waits for Redis to take its announcement or report away."""
 DRAIN_EXPIRY_S = 60
 """A rollout server renews its announcement, and sees that it is to drain, within this time."""
 

@@ -1,7 +1,7 @@
 """What a service publishes to, for one run: messages --XADD--> Redis Streams.
 
-`StreamConsumer` (stream_consumer.py) reads them; `registry.py` holds the few keys that are not
-streams. Nothing else in the project talks to Redis.
+`StreamConsumer` (stream_consumer.py) reads them; `registry.py`, `failures.py` and
+`scoring_models.py` hold the few keys that are not streams.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ from pydantic import Field, JsonValue, model_validator
 from agent_r1_proto.messages import Message, StrictMessage
 
 ToolStatus = Literal["ok", "error"]
+TESTS_TOOL = "code_tests"
+"""Name of the tool that tests programs; its results have `TestedCode`."""
 
 
 class ToolSpec(StrictMessage):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 
 def check_pattern(pattern: str) -> str:
@@ -27,3 +29,13 @@ def find_answer(text: str, pattern: str) -> str | None:
     """Return what the group (without one, all) of the last match is, stripped; None without one."""
     found = [match[match.re.groups] for match in re.finditer(pattern, text, re.DOTALL)]
     return (found[-1] or "").strip() if found else None
+
+
+def most_frequent(answers: Iterable[str | None]) -> int:
+    """Return the index of the first answer that most say, 0 where all are empty or None.
+
+    Source: self-consistency, arXiv:2203.11171.
+    """
+    said = [" ".join((answer or "").casefold().split()) for answer in answers]
+    counts = Counter(filter(None, said))
+    return said.index(counts.most_common(1)[0][0]) if counts else 0

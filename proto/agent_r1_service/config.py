@@ -54,7 +54,7 @@ class RunConfig(StrictConfig):
     """Pool whose tools the run calls and its own tools join; runs that name the same pool share
     them, and need the same token. None is a pool of the run's own."""
     token_file: Path | None = None
-    """File with the token that the run's services ask every request for, and send to each other.
+    """File with the token that the run's services require in every request and send to each other.
     The variable AGENT_R1_TOKEN holds the token itself instead. With neither, `agent-r1 train`,
     `evaluate` and `chat` make a token for as long as they run."""
     plugins: list[str] = []

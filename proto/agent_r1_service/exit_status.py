@@ -5,6 +5,11 @@ The launcher reads both of the services it starts; scripts read those of the com
 
 from __future__ import annotations
 
+import signal
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""Tell a service to stop in order."""
+
 EXIT_FAILED = 1
 """A run stopped for a reason that was printed."""
 EXIT_REASON = 2

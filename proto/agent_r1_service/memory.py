@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+MIB = 2**20
+GIB = 2**30
 
 
 class _GroupFiles(NamedTuple):

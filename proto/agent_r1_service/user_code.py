@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
+"""How a configuration names a class or function: `module:Name`."""
 MOVED_MODULES = {
     "agent_r1.tools.code_tests": "agent_r1.tools.sandbox.code_tests",
     "agent_r1.tools.mcp_client": "agent_r1.tools.mcp.client",
@@ -109,6 +111,11 @@ def import_named(name: str, label: str) -> Any:
 
 def _moved(module: str | None) -> str | None:
     return f"{module} is now {MOVED_MODULES[module]}" if module in MOVED_MODULES else None
+
+
+def kind_of(value: object) -> str:
+    """Say what a user's code returned, where it should have returned something else."""
+    return "None" if value is None else f"{type(value).__name__} ({value!r:.80})"
 
 
 def describe(exc: BaseException) -> str:

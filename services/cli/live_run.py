@@ -23,7 +23,8 @@ from agent_r1_service.files.run_folder import CONFIG_FILE
 T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 10.0
-"""Longest wait for Redis to answer: over a link that loses packets, each lost one costs seconds."""
+"""Longest wait for Redis or a service to answer: over a link that loses packets, each lost one
+costs seconds."""
 
 
 def run_config(folder: Path) -> Config:

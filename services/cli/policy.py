@@ -7,17 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from pathlib import Path
 from typing import Any
 
 from agent_r1.config.checks import check_model
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
+from agent_r1.learner.checkpoints.checkpoint import STEP_NAME
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, CONFIG_FILE, STATE_FILE
 from agent_r1_service.weights.adapters import ADAPTER_CONFIG_FILE, is_adapter, read_adapter
-
-CHECKPOINT = re.compile(r"^step_(\d+)$")
 
 
 def is_run_folder(folder: Path) -> bool:
@@ -97,7 +95,7 @@ def policy_options(policy: str) -> list[str]:
 def describe_policy(model: str) -> str:
     """Say which policy a model is: the step of its run where it is a checkpoint, else its name."""
     checkpoint = Path(model).parent
-    step = CHECKPOINT.match(checkpoint.name)
+    step = STEP_NAME.match(checkpoint.name)
     if step is None or checkpoint.parent.name != CHECKPOINTS_DIR:
         return model
     version = ""

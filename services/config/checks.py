@@ -22,18 +22,20 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 
 from agent_r1.config.code import Findings, load_everything
-from agent_r1.config.machine import MIB, SUPERVISED, Purpose, hub_problem, look_at_machine
+from agent_r1.config.machine import SUPERVISED, Purpose, hub_problem, look_at_machine
 from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_problem
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.snapshot_reader import read_model_layout
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.tasks import Task
 from agent_r1_service.extras import MissingPackageError
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import foreign_format
 from agent_r1_service.files.tasks import TaskFileError, numbered_tasks
+from agent_r1_service.memory import MIB
 from agent_r1_service.weights.adapters import adapter_shapes, check_start
 
 HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
@@ -188,7 +190,7 @@ def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             yield f"{key}: {exc}{_way_to_make(source.source)}"
     lines: list[tuple[str, Path, str]] = []
     for name, tool in config.started_tools().items():
-        if tool.corpus is not None and purpose not in SUPERVISED:
+        if isinstance(tool, SearchConfig) and tool.corpus and purpose not in SUPERVISED:
             lines.append((f"tools.{name}.corpus", tool.corpus, "passages"))
     if purpose == "sft" and config.sft is not None:
         lines += [("sft.data", path, "dialogues") for path in config.sft.data]
@@ -235,7 +237,7 @@ def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         )
     if purpose == "train_reward" and config.model.lora is not None:
         yield (
-            "[model.lora] and [train_reward] exclude each other: a reward model is served whole; "
+            "[model.lora] and [train_reward] cannot be combined: a reward model is served whole; "
             "remove the table model.lora"
         )
     if purpose == "train":

@@ -19,6 +19,7 @@ from agent_r1.learner.algorithms import is_per_token
 from agent_r1.learner.config import EngineConfig
 from agent_r1_service.config import Dtype, LoraConfig, ModelConfig
 from agent_r1_service.imports import quick_imports
+from agent_r1_service.memory import GIB
 from agent_r1_service.weights.adapters import adapter_shapes
 
 FLOAT = 4
@@ -34,7 +35,6 @@ CPU_BUFFERS = 60e6
 KEPT_SHARE, KEPT_LAYERS = 0.5, 2.0
 """What the C library of a CPU keeps of freed activations, as was measured: a share of them, and of
 what one layer keeps (docs/benchmarks.md)."""
-GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -114,14 +114,14 @@ def value_bytes(dtype: Dtype) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def state_parts(size: ModelSize, table: EngineConfig, dtype: Dtype, what: str) -> Iterator[Part]:
+def state_parts(size: ModelSize, config: EngineConfig, dtype: Dtype, what: str) -> Iterator[Part]:
     """Yield what a trained model holds on each rank: weights, gradients and optimizer.
 
     Source: ZeRO, arXiv:1910.02054, with gradients added up in float32.
     """
-    count, ranks = size.trained, table.ranks
+    count, ranks = size.trained, config.ranks
     # Without ZeRO, bfloat16 is trained as stage 1, for float32 master weights.
-    stage = max(1, table.zero_stage) if dtype == "bfloat16" else table.zero_stage
+    stage = max(1, config.zero_stage) if dtype == "bfloat16" else config.zero_stage
     own = value_bytes(dtype)
     held = size.weights + (size.adapters or 0)
     yield Part(f"{what}: weights", held * own / (ranks if stage == 3 else 1))
@@ -132,7 +132,7 @@ def state_parts(size: ModelSize, table: EngineConfig, dtype: Dtype, what: str) -
     # Gradients as they come from the backward pass, and their sum, which stages 2 and 3 divide.
     kept = count * FLOAT / (1 if stage == 1 else ranks)
     yield Part(f"{what}: gradients", kept + (count * own if stage == 1 else 0))
-    if table.offload == "none":
+    if config.offload == "none":
         yield Part(f"{what}: master weights and AdamW", count * (MASTER + ADAM) / ranks)
 
 
@@ -149,7 +149,7 @@ def microbatch_tokens(config: Config) -> int:
 
 
 def activation_parts(
-    size: ModelSize, table: EngineConfig, model: ModelConfig, tokens: int, *, on_gpu: bool
+    size: ModelSize, config: EngineConfig, model: ModelConfig, tokens: int, *, on_gpu: bool
 ) -> Iterator[Part]:
     """Yield what a micro-batch keeps between its forward and its backward pass."""
     own = value_bytes(model.dtype)
@@ -158,12 +158,12 @@ def activation_parts(
     if model.attention == "eager":
         floats += 2 * size.heads * model.max_context
     layer = tokens * own * floats
-    if table.activation_checkpointing:
+    if config.activation_checkpointing:
         kept = size.layers * tokens * own * size.hidden + layer
     else:
         kept = size.layers * layer
     yield Part("activations", kept)
-    chunk = min(table.logprob_chunk_tokens, tokens)
+    chunk = min(config.logprob_chunk_tokens, tokens)
     head = size.hidden * (2 if size.tied else 1) if size.adapters is None else 0
     # Logits, log-probabilities, probabilities and two products of them; the head's gradient.
     logits = FLOAT * size.vocabulary * (5 * chunk + head)

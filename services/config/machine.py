@@ -21,9 +21,11 @@ from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.learner.config import EngineConfig
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.extras import MissingPackageError
+from agent_r1_service.files.room import free_bytes, nearest_existing
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
 from agent_r1_service.files.tasks import TaskFileError
 from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
@@ -33,7 +35,6 @@ Purpose = Literal["train", "evaluate", "sft", "train_reward", "serve"]
 SUPERVISED: tuple[Purpose, ...] = ("sft", "train_reward")
 """Purposes that train on dialogues: without rollout, tools, reward and Redis."""
 
-MIB = 1024 * 1024
 SANDBOXED = ("python_exec", "code_tests")
 """Types of tools that run the model's code."""
 STATE_BYTES = 16
@@ -120,7 +121,7 @@ def describe_gpus() -> str:
 
 def describe_disk(folder: Path) -> str:
     """Say how much of a folder's disk is free, and of /dev/shm."""
-    free = shutil.disk_usage(_existing(folder)).free
+    free = free_bytes(folder)
     shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0
     return f"{free / 1e9:.1f} GB free for {folder}, {shared / 1e9:.1f} GB of shared memory"
 
@@ -205,7 +206,7 @@ def _folder_problems(config: Config, *, resume: bool) -> Iterator[str]:
         if path is not None and (problem := _unwritable(path, key)) is not None:
             yield problem
     need = checkpoint_bytes(config) * (config.learner.keep_last + config.learner.keep_best + 1)
-    free = shutil.disk_usage(_existing(folder)).free
+    free = free_bytes(folder)
     if not resume and free < need:
         yield (
             f"run.dir ({folder}) has {free / 1e9:.1f} GB of free disk, and checkpoints take at "
@@ -223,13 +224,8 @@ def checkpoint_bytes(config: Config) -> int:
     return weights // WIDEST_VALUE_BYTES * STATE_BYTES * models
 
 
-def _existing(path: Path) -> Path:
-    """Return the path, or the nearest folder above it that exists."""
-    return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
-
-
 def _unwritable(path: Path, key: str) -> str | None:
-    existing = _existing(path)
+    existing = nearest_existing(path)
     if not existing.is_dir():
         return f"{key} ({path}) cannot be created: {existing} is a file; name another folder"
     try:
@@ -280,7 +276,7 @@ def _tool_problems(
                 specs[name] = _remote_spec(name, table.url, token)
             except ConfigError as exc:
                 yield str(exc)
-        elif table.corpus is not None and table.backend == "bm25":
+        elif isinstance(table, SearchConfig) and table.corpus and table.backend == "bm25":
             folder = table.index_dir or table.corpus.parent / ".index"
             if not folder.exists() and (problem := _unwritable(folder, f"tools.{name}.index_dir")):
                 yield problem
@@ -299,8 +295,8 @@ def _remote_spec(name: str, url: str, token: RunToken | None) -> ToolSpec:
         )
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise ConfigError(
-                f"tools.{name}.url ({url}) asks for another token than this run's; set "
-                f"{TOKEN_SOURCES} to that of the tool"
+                f"tools.{name}.url ({url}) does not accept this run's token; set "
+                f"{TOKEN_SOURCES} to the token of the tool"
             )
         answer.raise_for_status()
         spec = ToolSpec.model_validate_json(answer.content)

@@ -29,6 +29,8 @@ from agent_r1.rollout.policy import PolicyError
 from agent_r1.rollout.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model
 from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.kinds import AnyToolConfig
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolSpec
@@ -46,7 +48,7 @@ class ProbeRequest(StrictConfig):
     model: ModelConfig | None
     """None: the model has been found wanting already."""
     env: EnvConfig
-    tools: dict[str, ToolConfig]
+    tools: dict[str, AnyToolConfig]
     reward: RewardConfig | None
     rollout: RolloutConfig
     functions: dict[str, str]
@@ -118,7 +120,7 @@ class Probe:
             from agent_r1.tools.loading import describe_tool
 
             self._specs[name] = describe_tool(name, config)
-        if config.type == "search" and config.backend == "elasticsearch" and machine:
+        if isinstance(config, SearchConfig) and config.backend == "elasticsearch" and machine:
             yield from _elasticsearch(name, config)
         if name in self._specs:
             yield Report(kind="spec", spec=self._specs[name])
@@ -178,7 +180,7 @@ class Probe:
             yield Report(kind="machine", text=f"model.path ({model.path}): {exc}")
 
 
-def _elasticsearch(name: str, config: ToolConfig) -> Iterator[Report]:
+def _elasticsearch(name: str, config: SearchConfig) -> Iterator[Report]:
     from agent_r1.tools.search.tool import open_backend
 
     try:

@@ -43,7 +43,7 @@ class RayConfig(StrictConfig):
     """Time a replica gets to give back its samples, or to finish its calls, and a rank to write a
     checkpoint, in seconds; then it is killed."""
     api_port: Annotated[int, Field(ge=1, le=65535)] = 8000
-    """Of Serve's proxy on the head's loopback address, behind which is the API of every service."""
+    """Port of Serve's proxy on the head's loopback address; every service's API is behind it."""
 
     @field_validator("rank_resources")
     @classmethod

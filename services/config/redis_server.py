@@ -11,10 +11,10 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.redis_memory import SERVER_MAXMEMORY, redis_memory_problem
 from agent_r1_service.config import hide_password
+from agent_r1_service.memory import MIB
 
 ANSWER_TIMEOUT_S = 3.0
 """Longest a server may take to answer a check."""
-MIB = 1024 * 1024
 CLOCK_LIMIT_S = 5.0
 """Clocks that differ by more are worth a note: times of two machines are compared for metrics."""
 

@@ -86,7 +86,7 @@ def _refusal(changed: Sequence[str]) -> str:
         [
             "a resumed run keeps its configuration, and this would change it:",
             *changed,
-            f"remove what was given, or start a new run; free to change are {groups} "
+            f"remove these changes, or start a new run; you may change {groups} "
             "(docs/checkpoints.md lists the keys)",
         ]
     )

@@ -1,8 +1,8 @@
 """The configuration of a run: every table of `run.toml`, read, merged and checked.
 
-`load_config` reads file < environment (`AGENT_R1__ROLLOUT__THREADS`) < `--set`, and gives each
-service its tables through `cli/main.py`. `write_config` writes `config.json` into the run folder:
-the same values, resolved, without secrets; services and `--resume` read that.
+`load_config` reads file < environment (`AGENT_R1__ROLLOUT__THREADS`) < `--set`, and
+`cli/training/run.py` gives each service its tables. `write_config` writes `config.json` into the
+run folder: the same values, resolved, without secrets; services and `--resume` read that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ from agent_r1.learner.prompt_lengths import PromptFormat, fitting_reader
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
-from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.kinds import AnyToolConfig
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
 from agent_r1_service.files.writing import write_atomically
 
@@ -85,7 +86,7 @@ class Config(StrictConfig):
     data: DataConfig | None = None
     """Needed for training."""
     env: EnvConfig = EnvConfig()
-    tools: dict[str, ToolConfig] = {}
+    tools: dict[str, AnyToolConfig] = {}
     reward: RewardConfig = RewardConfig()
     redis: RedisConfig = RedisConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -173,7 +174,7 @@ class Config(StrictConfig):
         """Most segments of one trajectory: every turn may follow a rewritten history."""
         return self.env.max_turns if self.env.rewritten_history == "segments" else 1
 
-    def started_tools(self) -> dict[str, ToolConfig]:
+    def started_tools(self) -> dict[str, AnyToolConfig]:
         """Return the tools that this run starts; the others run already."""
         return {name: tool for name, tool in self.tools.items() if tool.url is None}
 
@@ -344,7 +345,7 @@ def dump_config(config: Config) -> tuple[dict[str, Any], dict[str, str]]:
     """
     values = config.model_dump(mode="json")
     for name, tool in config.tools.items():
-        if tool.type != "search":  # such a table refuses the search tool's keys, set or not
+        if not isinstance(tool, SearchConfig):  # as every version has written it
             values["tools"][name] = tool.model_dump(mode="json", exclude_unset=True)
     run_dir = config.run.folder()
     values["run"]["dir"] = str(run_dir.resolve())

@@ -29,6 +29,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_r1.config.files import ConfigError, read_chain
 from agent_r1.config.foreign_names import our_names
+from agent_r1.tools.kinds import KIND
 from agent_r1_service.files.data_source import HUB_PREFIX
 
 ENV_PREFIX = "AGENT_R1__"
@@ -407,7 +408,7 @@ def explain(error: ValidationError, origins: Mapping[Key, str]) -> str:
     """Render pydantic's complaints, one a line: key, value, what is wrong, where it was set."""
     lines = []
     for item in error.errors(include_url=False):
-        key = tuple(str(part) for part in item["loc"])
+        key = tuple(str(part) for part in item["loc"] if not str(part).startswith(KIND))
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "missing":
             lines.append(f"{dotted(key)} is required and not set; set it in the file")

@@ -5,23 +5,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 from agent_r1.evaluation.answers import Answer
+from agent_r1_service.answers import most_frequent
 
 SCORERS = ("reward_model", "critic", "judge")
 """Reward components that can choose among answers: they need not know the right one."""
 
 
 def majority(answers: Sequence[Answer]) -> Answer:
-    """Return an answer that most say, the first where several are; the first where all are empty.
-
-    Source: self-consistency, arXiv:2203.11171.
-    """
-    said = [" ".join((answer.prediction or "").casefold().split()) for answer in answers]
-    counts = Counter(filter(None, said))
-    return answers[said.index(counts.most_common(1)[0][0]) if counts else 0]
+    """Return an answer that most say; the first where several are, or where all are empty."""
+    return answers[most_frequent(answer.prediction for answer in answers)]
 
 
 def best_by(answers: Sequence[Answer], component: str) -> Answer | None:

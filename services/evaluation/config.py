@@ -8,11 +8,10 @@ from pydantic import Field, JsonValue
 
 from agent_r1_proto.tasks import Decoding
 from agent_r1_service.config import StrictConfig
+from agent_r1_service.user_code import CODE_PATTERN
 
 SEARCH_TOOL = "search"
 """Name of the tool that `naive_rag` asks."""
-
-CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 Method = Literal["agent", "base_tool_call", "naive_rag"]
 """How questions are answered: a policy with its tools; the same with the model that the
@@ -55,7 +54,7 @@ class QuestioningConfig(StrictConfig):
 class ScriptedPolicyConfig(StrictConfig):
     """A policy without a model: a class that takes the turns of one interaction."""
 
-    type: Annotated[str, Field(pattern=CLASS_PATTERN)]
+    type: Annotated[str, Field(pattern=CODE_PATTERN)]
     """`module:Name` of a class with a method `turn(observations)`, found through `run.plugins`. One
     instance is made per task, which is its first argument."""
     options: dict[str, JsonValue] = {}

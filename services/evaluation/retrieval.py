@@ -20,6 +20,7 @@ from agent_r1.evaluation.config import SEARCH_TOOL
 from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
+from agent_r1_service.http import MAX_DETAIL_CHARS
 from agent_r1_service.http.token import RunToken, token_headers
 
 QUERY = "query"
@@ -31,7 +32,6 @@ RETRIES = 4
 FIRST_DELAY_S = 0.5
 CONNECT_MARGIN_S = 5.0
 """Given to a request beyond the time that the tool has, in seconds."""
-MAX_DETAIL_CHARS = 300
 
 M = TypeVar("M", bound=Message)
 

@@ -37,7 +37,7 @@ from agent_r1_proto.stream_consumer import StreamConsumer
 from agent_r1_proto.streams import Broker
 
 NAME = "learner"
-"""Of the consumer group, and of its one consumer."""
+"""Of the one consumer of LEARNER_GROUP."""
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,8 @@ class DataConfig(StrictConfig):
     """Seeds that order; None is `run.seed`."""
     max_prompt_tokens: PositiveInt | None = None
     """Most tokens of a prompt, as the chat template renders it with the system message and without
-    the tools' descriptions. None measures none: a prompt that fills `model.max_context` then ends
-    its trajectories as TRUNCATED."""
+    the tools' descriptions. None: prompts are not measured, and one that fills `model.max_context`
+    ends its trajectories as TRUNCATED."""
     over_long: Literal["refuse", "drop"] = "refuse"
     """What becomes of a longer prompt. `refuse`: nothing starts, and the message names file and
     line. `drop`: it is left out, and the learner's log has the number of those."""
@@ -80,7 +80,7 @@ class EvaluationConfig(StrictConfig):
     sets: dict[str, DataSource] = {}
     """Tasks per set name: a file, or a data set on the hub, as a text or a table."""
     every: Annotated[int, Field(ge=0)] = 0
-    """Evaluate after every so many learner steps; 0 is never during training."""
+    """Evaluate every this many learner steps; 0 is never during training."""
     before: bool = True
     """Evaluate the policy that training starts from."""
     after: bool = True
@@ -151,9 +151,9 @@ class EngineConfig(StrictConfig):
     """Without `share_prefixes` and `packing`, a micro-batch takes no trajectory that would make
     more than this share of it padding."""
     share_prefixes: bool | None = None
-    """Compute a prefix that trajectories of a micro-batch begin with once. Needs `model.attention =
-    "sdpa"` and layers that look back at all tokens; not done with `packing`. None: on CPUs where
-    that is so; on GPUs, where it was not measured, no."""
+    """Compute a prefix shared by trajectories of a micro-batch only once. Needs `model.attention =
+    "sdpa"` and layers that look back at all tokens; not done with `packing`. None: yes on CPUs if
+    these conditions hold, no on GPUs, where it has not been measured."""
     packing: bool = False
     """Put the trajectories of a micro-batch end to end in one row instead of padding them. For
     `model.attention = "flash_attention_2"`; with the others, attention costs the row's square."""
@@ -226,8 +226,8 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """Most turns of the model, in training and in the run's evaluations; None leaves
     `env.max_turns`."""
     max_staleness: Annotated[int, Field(ge=0)] = 0
-    """Age of the oldest trajectories that batches are paced to, in learner steps; 0 is synchronous
-    on-policy training. One that takes longer is trained late, never dropped."""
+    """Target for the age of the oldest trajectory in a batch, in learner steps; 0 is synchronous
+    on-policy training. A trajectory that takes longer is still trained on, never dropped."""
     max_attempts: PositiveInt = 3
     """Attempts at one sample before its failure is final."""
     sample_timeout_s: PositiveFloat = 600.0
@@ -251,7 +251,7 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """What servers pull with transport = "http". `delta`: those that hold the version before pull
     what has changed since, without loss; in bfloat16 that is a small part."""
     dense_every: PositiveInt = 20
-    """With push = "delta": every so many versions have no delta, and are pulled whole."""
+    """With push = "delta": one in this many versions has no delta and is pulled whole."""
     weights_dir: Path | None = None
     """Where weight versions are written; None is `{run folder}/weights`."""
     keep_versions: Annotated[int, Field(ge=2)] = 2
@@ -266,7 +266,7 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """Tokens of a trajectory compared after a push, its first sampled one and those after it; what
     comes before is their prefix, which a server may have cached. 0 is no canary."""
     canary_every: PositiveInt = 1
-    """Compare after every so many pushes."""
+    """Compare every this many pushes."""
     canary_action: Literal["fail", "warn"] = "fail"
     """What follows a comparison outside the bounds."""
     canary_mean_dlogp: PositiveFloat | None = None
@@ -284,11 +284,11 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """Longest that a request to `checkpoint_url` is repeated while the store does not answer, in
     seconds; then the run ends with the reason, and can be resumed."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
-    """Checkpoint after every so many learner steps; 0 is only at the end and on interruption."""
+    """Checkpoint every this many learner steps; 0 is only at the end and on interruption."""
     keep_last: PositiveInt = 2
     """Newest checkpoints kept."""
     keep_best: Annotated[int, Field(ge=0)] = 1
-    """Checkpoints kept besides for the best evaluation."""
+    """Checkpoints kept in addition: those with the best evaluations."""
     loggers: list[LoggerName] = ["tensorboard"]
     """Where the numbers of `metrics.jsonl` go too: `tensorboard` (in the run folder), `wandb`,
     `mlflow`. See docs/observability.md."""
@@ -385,7 +385,7 @@ class SupervisedConfig(EngineConfig):
     chat_template_kwargs: dict[str, JsonValue] = {}
     """Given to every rendering of the chat template; as `env.chat_template_kwargs` in training."""
     checkpoint_every: Annotated[int, Field(ge=0)] = 0
-    """Write resume state after every so many optimizer steps; 0 is never."""
+    """Write resume state every this many optimizer steps; 0 is never."""
     log_every: PositiveInt = 10
     """Optimizer steps between log lines."""
     lr: PositiveFloat = 1e-5
@@ -398,7 +398,7 @@ class SupervisedConfig(EngineConfig):
         if (self.batch_sequences is None) == (self.batch_tokens is None):
             raise ValueError(
                 f"batch_sequences ({self.batch_sequences}) and batch_tokens "
-                f"({self.batch_tokens}) exclude each other; set one of them and leave the other "
+                f"({self.batch_tokens}) cannot be combined; set one of them and leave the other "
                 "unset"
             )
         return self

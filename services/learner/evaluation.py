@@ -111,8 +111,8 @@ class Evaluations:
         """Evaluate in the background, unless the evaluation before is still running."""
         if self._running is not None and not self._running.done():
             logger.warning(
-                "evaluation skipped step=%d: the one before still runs; raise evaluation.every or "
-                "lower evaluation.max_questions_during",
+                "evaluation skipped step=%d: the previous one is still running; raise "
+                "evaluation.every or lower evaluation.max_questions_during",
                 step,
             )
             return

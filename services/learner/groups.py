@@ -1,6 +1,6 @@
 """Group slots: what the learner has asked for and what has come back. Pure: no clock, no Redis.
 
-train.py opens a group (one prompt, `group_size` samples), hands in every scored trajectory that
+collector.py opens a group (one prompt, `group_size` samples), hands in every scored trajectory that
 comes back, and takes complete groups out as batches. Each (group, sample) slot is filled once: the
 first final result wins, whatever its attempt; everything else is counted and dropped.
 

@@ -26,6 +26,7 @@ from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
 from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ModelConfig, RunConfig
+from agent_r1_service.exit_status import STOP_SIGNALS
 from agent_r1_service.imports import quick_imports
 
 if TYPE_CHECKING:
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NAME = "learner"
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def train(

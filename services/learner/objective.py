@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
 from agent_r1_service.config import StrictConfig
+from agent_r1_service.user_code import CODE_PATTERN
 
 PositiveFloat = Annotated[float, Field(gt=0)]
 PositiveInt = Annotated[int, Field(ge=1)]
@@ -47,7 +48,6 @@ CRITIC_ADVANTAGES = ("gae", "turn_gae")
 RATIO_LOSSES = ("ppo", "gspo", "cispo")
 """Losses whose own ratio corrects for samples of older weights, where it starts at the rollout's
 log-probabilities."""
-FUNCTION_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 PRESETS: dict[str, dict[str, Any]] = {
     "ppo": {"advantage": "gae"},
@@ -140,10 +140,10 @@ class ObjectiveConfig(StrictConfig):
 
     importance_cap: PositiveFloat | Literal["auto", "none"] = "auto"
     """Truncated importance sampling: token losses are weighted by the learner's probability over
-    the rollout's, at most so much. auto does so, at most 2, where the policy loss would leave that
-    ratio out: it starts at the learner's own log-probabilities (more than one optimizer step, kl
-    reward, importance_low or importance_high, loss_mask false), or with max_staleness > 0 it has
-    no ratio (reinforce) or is your own. none never does."""
+    the rollout's, capped at this value. auto does so, with a cap of 2, where the policy loss would
+    leave that ratio out: where its own ratio starts at the learner's log-probabilities (more than
+    one optimizer step, kl reward, importance_low or importance_high, loss_mask false), or, with
+    max_staleness > 0, where it has no ratio (reinforce) or is your own. none never does."""
     importance_low: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """A trajectory whose mean ratio (geometric, learner to rollout) is below is not trained on."""
     importance_high: Annotated[float, Field(gt=1)] | None = None
@@ -191,7 +191,7 @@ class ObjectiveConfig(StrictConfig):
     def _check_names(self) -> Self:
         for key, known in (("advantage", ADVANTAGES), ("policy_loss", POLICY_LOSSES)):
             value = getattr(self, key)
-            if value not in known and not re.match(FUNCTION_PATTERN, value):
+            if value not in known and not re.match(CODE_PATTERN, value):
                 raise ValueError(
                     f'learner.{key} ("{value}") is unknown; choose one of {", ".join(known)}, or '
                     "name your own as module:function"

@@ -1,6 +1,6 @@
 """How a run ended: what it lost, and the status that says so.
 
-train.py --counts of results, evaluations--> `Losses` --> `status` and `reason` in `summary.json`.
+run_end.py --counts of results, evaluations--> `Losses` --> `status` and `reason` in `summary.json`.
 """
 
 from __future__ import annotations

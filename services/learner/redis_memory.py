@@ -7,6 +7,7 @@ has connected to. Samples and questions of evaluations are in flight at the same
 from __future__ import annotations
 
 from agent_r1.learner.config import EvaluationConfig, LearnerConfig
+from agent_r1_service.memory import MIB
 
 MAX_QUESTIONS_IN_FLIGHT = 512
 """Most questions of an evaluation in the streams at one time, which bounds their memory."""
@@ -16,7 +17,6 @@ BYTES_PER_TOKEN = 16
 """Worst case of one token in an entry: 8 bytes of arrays, its text twice, its mask bit."""
 BYTES_PER_ENTRY = 16_384
 """Worst case of everything in an entry that does not grow with its tokens."""
-_MIB = 1024 * 1024
 
 
 def worst_case_redis_bytes(
@@ -59,8 +59,8 @@ def redis_memory_problem(
         return None
     segments = f"env.max_turns {max_segments} segments of " if max_segments > 1 else ""
     return (
-        f"{limit_name} ({limit_bytes / _MIB:.0f} MiB) must hold the worst case in flight, "
-        f"{need / _MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "
+        f"{limit_name} ({limit_bytes / MIB:.0f} MiB) must hold the worst case in flight, "
+        f"{need / MIB:.0f} MiB: (learner.max_staleness {learner.max_staleness} + 1) x "
         f"learner.groups_per_batch {learner.groups_per_batch} x learner.group_size "
         f"{learner.group_size} trajectories of {segments}model.max_context {max_context} tokens, "
         f"and up to {MAX_QUESTIONS_IN_FLIGHT} of evaluation; raise it or lower one of these"

@@ -27,5 +27,5 @@ class ChatServer(ModelServer):
             "/chat/completions",
             {"messages": asked, "temperature": 0.0, **options},
             lambda answer: dict(answer["choices"][0]),
-            f"no chat completion; correct {self.table}.url, which mostly ends with /v1",
+            f"no chat completion; correct {self.table}.url, which usually ends with /v1",
         )

@@ -14,9 +14,8 @@ from pydantic import Field, JsonValue, model_validator
 
 from agent_r1.reward.components import ASKING, BUILT_IN, COMPARES_ANSWER, ON_REQUEST
 from agent_r1_service.config import ListenConfig, StrictConfig
+from agent_r1_service.user_code import CODE_PATTERN
 from agent_r1_service.verdicts import QUESTION
-
-CLASS_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 
 
 class ModelServerConfig(StrictConfig):
@@ -25,8 +24,8 @@ class ModelServerConfig(StrictConfig):
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """Of its server."""
     path: Path | None = None
-    """Model folder that commands which start all services on one machine without GPUs serve with
-    vLLM themselves, where `url` is not given."""
+    """Model folder to serve with vLLM if `url` is not given. Only commands that start all services
+    on one machine without GPUs do this."""
     model: str
     """What the server calls the model."""
     api_key: str | None = None
@@ -54,7 +53,7 @@ class ChatServerConfig(ModelServerConfig):
     """A language model behind OpenAI's chat API."""
 
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """Of a server with OpenAI's chat API, up to and with `/v1`."""
+    """URL of a server with OpenAI's chat API, up to and including `/v1`."""
 
 
 class JudgeConfig(ChatServerConfig):
@@ -133,7 +132,7 @@ class RewardConfig(ListenConfig):
     critic: CriticConfig | None = None
     """Needed by the component `critic`."""
     component_timeout_s: Annotated[float, Field(gt=0)] = 60.0
-    """A component of yours that takes longer has failed on this trajectory, in seconds."""
+    """Time one of your own components may take per trajectory, in seconds; then it has failed."""
     max_concurrent: Annotated[int, Field(ge=1)] = 32
     """Trajectories scored at once."""
 
@@ -161,13 +160,13 @@ class RewardConfig(ListenConfig):
                     "need each other; add the one that is missing, or remove the other"
                 )
         for name in self.components:
-            if name in built_in or re.match(CLASS_PATTERN, name):
+            if name in built_in or re.match(CODE_PATTERN, name):
                 continue
             near = difflib.get_close_matches(name, built_in, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise ValueError(
                 f"reward.components has {name!r}, which is neither a built-in component nor a "
-                f"module:Name; {hint}built-in are {', '.join(built_in)}"
+                f"module:Name; {hint}the built-in ones are {', '.join(built_in)}"
             )
         for name, (low, high) in self.ranges.items():
             if name not in self.components or name in built_in:

@@ -1,6 +1,6 @@
 """Starts the reward service: the stream worker and the HTTP side in one process.
 
-`agent_r1.cli.main` calls `serve` with the tables of one run.
+cli/training/run.py calls `serve` with the tables of one run.
 """
 
 from __future__ import annotations

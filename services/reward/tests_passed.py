@@ -9,9 +9,7 @@ from __future__ import annotations
 from pydantic import ValidationError
 
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest
-from agent_r1_proto.tools import TestedCode
-
-TOOL = "code_tests"
+from agent_r1_proto.tools import TESTS_TOOL, TestedCode
 
 
 def tests_passed(request: ScoreRequest) -> float:
@@ -37,7 +35,7 @@ def _last_call(request: ScoreRequest) -> ScoreCall | None:
     calls = [call for turn in request.turns for call in turn.calls]
     for call in reversed(calls):
         # Calls that were not run (malformed, over a limit) and a tool's own error found nothing.
-        if call.tool == TOOL and call.status == "ok":
+        if call.tool == TESTS_TOOL and call.status == "ok":
             return call
     if not calls and any(turn.num_calls for turn in request.turns):
         raise ValueError(
@@ -52,7 +50,7 @@ def _counts(call: ScoreCall) -> TestedCode:
         return TestedCode.model_validate(call.data)
     except ValidationError as exc:
         raise ValueError(
-            f"a call of {TOOL!r} has data = {call.data!r:.200}; tests_passed needs the counts "
-            '{"passed", "failed", "total"} of a tool of type = "code_tests"; give a tool of '
+            f"a call of {TESTS_TOOL!r} has data = {call.data!r:.200}; tests_passed needs the "
+            'counts {"passed", "failed", "total"} of a tool of type = "code_tests"; give a tool of '
             "another kind another name"
         ) from exc

@@ -256,8 +256,8 @@ def _check_decoding(
     lasting = sorted(name for name, spec in specs.items() if spec.outside_effects)
     if lasting:
         raise AttemptFailedError(
-            f"decoding_refused: calls of {', '.join(lasting)} have effects outside of their "
-            f"session, which a branch that {decoding.method} discards could not take back"
+            f"decoding_refused: calls of {', '.join(lasting)} have effects outside their "
+            f"session, which cannot be undone when {decoding.method} discards a branch"
         )
     if decoding.scorer is not None and scorer is None:
         raise AttemptFailedError(

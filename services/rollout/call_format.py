@@ -17,7 +17,7 @@ from agent_r1.rollout.tool_formats import BUILTIN_FORMATS, ToolFormat
 from agent_r1_proto.tools import ToolSpec
 
 ANY_TOOL = ToolSpec(
-    name="search",
+    name="tool",
     version="1",
     description="Searches.",
     parameters={"type": "object", "properties": {"query": {"type": "string"}}},

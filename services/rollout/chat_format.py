@@ -1,8 +1,8 @@
 """The model's chat template in tokens: prompts, the glue between turns, and where calls end.
 
-agent_loop.py gets prompt and reply tokens from here, and reads the model's turns through it. What
-the model sampled is never re-encoded: the glue that follows a sampled end-of-turn token is the
-difference of two renderings of a fixed dummy dialogue, tokenized once.
+agent_loop.py gets prompt tokens from here; turns.py gets reply tokens, and reads the model's turns
+through it. What the model sampled is never re-encoded: the glue that follows a sampled end-of-turn
+token is the difference of two renderings of a fixed dummy dialogue, tokenized once.
 """
 
 from __future__ import annotations

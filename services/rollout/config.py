@@ -39,13 +39,13 @@ class EnvConfig(StrictConfig):
     """System message of every dialogue that does not bring its own: where a task's `prompt` begins
     with a message of role system, that one is used and this one is not."""
     system_prompt_file: Path | None = None
-    """File with the text of `system_prompt`, which it takes the place of. It is read when the
-    configuration is, so that a run keeps the text it began with."""
+    """File to read the system prompt from, instead of setting `system_prompt`. It is read together
+    with the configuration, so a run keeps the text it began with."""
     answer_pattern: Annotated[str, AfterValidator(check_pattern)] | None = None
-    """Regular expression of a turn's answer: what its one group matches, or all of it without one,
-    where it matches last. A dot matches line ends too. For `ModelTurn.answer` and the built-in
-    components that compare the answer, but for math_equal and the two formats. None: what stands in
-    the last `<answer>` block."""
+    """Regular expression that finds the answer in a turn. Its last match counts: what its one group
+    matches, or the whole match if it has no group. A dot matches line ends too. Used by
+    `ModelTurn.answer` and the built-in components that compare the answer, except math_equal and
+    the two formats. None: the text of the last `<answer>` block."""
     tool_format: Annotated[str, Field(pattern=TOOL_FORMAT_PATTERN)] = "hermes"
     """How the model writes tool calls, as its chat template tells it: `hermes` (Qwen2.5, Qwen3),
     `llama3_json` (Llama 3.x), `mistral`, or `module:Name` of a ToolFormat subclass found through
@@ -71,7 +71,7 @@ class EnvConfig(StrictConfig):
     rewritten_history: Literal["refuse", "segments"] = "refuse"
     """What to do with a chat template that rewrites earlier turns, as those do that remove earlier
     thinking. `refuse`: do not start. `segments`: the rewritten history begins a new segment of the
-    trajectory, so that every turn is trained after what it was sampled after."""
+    trajectory, so that every turn is trained with the context it was sampled in."""
 
     @model_validator(mode="after")
     def _check_system_prompt(self) -> Self:
@@ -136,4 +136,4 @@ class RolloutConfig(ListenConfig):
     """Base URL of the reward service that scores branches for decoding. None: the one that is
     started beside this server; without one, decoding by a scorer is refused."""
     announce_expiry_s: Annotated[float, Field(gt=0)] = 15.0
-    """An announcement in Redis that is not renewed for this long disappears, in seconds."""
+    """An announcement in Redis disappears after this many seconds without renewal."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -40,22 +39,23 @@ from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1_proto.connection import ROLLOUT_GROUP
 from agent_r1_proto.failures import FailureBoard
-from agent_r1_proto.registry import Registry, ToolRegistry
+from agent_r1_proto.registry import WITHDRAW_TIMEOUT_S, Registry, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.weights import TransportName
 from agent_r1_service.announcements import withdraw_announcement, write_announcement
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig
+from agent_r1_service.exit_status import STOP_SIGNALS
 from agent_r1_service.files.room import require_shared_memory
 from agent_r1_service.http.serving import advertised_url, bind, serving
 from agent_r1_service.http.token import find_token
 from agent_r1_service.imports import quick_imports
 from agent_r1_service.metrics import MetricsPage
+from agent_r1_service.together import run_together
 
 logger = logging.getLogger(__name__)
 
 NAME = "rollout"
-WITHDRAW_TIMEOUT_S = 2.0
 WORKER_STOP_TIMEOUT_S = 15.0
 END_TIMEOUT_S = 60.0
 """Time the clean-up may take after the engine has died; then the process is ended."""
@@ -197,7 +197,7 @@ async def serve_policy(
     """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in STOP_SIGNALS:
         loop.add_signal_handler(number, stop.set)
     stopped = asyncio.create_task(stop.wait())
     serving_samples = asyncio.create_task(_serve_samples(policy, chat, settings, on_death))
@@ -207,7 +207,7 @@ async def serve_policy(
         stopped.cancel()
         serving_samples.cancel()
         await asyncio.wait([serving_samples])
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in STOP_SIGNALS:
             loop.remove_signal_handler(number)
     if not serving_samples.cancelled():
         serving_samples.result()  # raises what ended it
@@ -237,7 +237,7 @@ async def _serve_samples(
             scorer = RewardService(rollout.scorer_url, token)
             stack.push_async_callback(scorer.close)
         stack.push_async_callback(policy.stop)
-        await _all_or_none(tools.start(rollout.tool_start_timeout_s), policy.start())
+        await run_together([tools.start(rollout.tool_start_timeout_s), policy.start()])
         registry = Registry(broker)
         fetcher = await stack.enter_async_context(_fetcher(settings, registry, server_id))
         versions = WeightVersions(policy, registry, fetcher)
@@ -375,17 +375,6 @@ async def _withdraw(registry: Registry, server_id: str) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
             await registry.withdraw_rollout_server(server_id)
-
-
-async def _all_or_none(*starts: Coroutine[None, None, None]) -> None:
-    """Run all to their end; the first error cancels the others and is raised as it is."""
-    tasks = [asyncio.create_task(start) for start in starts]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _work(

@@ -6,12 +6,12 @@ chat_format.py makes one for a tokenizer and puts its tokens between the model's
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from agent_r1_service.control_tokens import MARKUP, control_pattern, spell_out
+
 TRUNCATION_MARKER = "\n[truncated]"
-_LOOKS_LIKE_MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
 
 
 def as_json(text: str) -> str:
@@ -36,25 +36,19 @@ class OutsideText:
             token_id: token.content
             for token_id, token in tokens.items()
             if token.special
-            or (_LOOKS_LIKE_MARKUP.match(token.content) and token_id in glue)
+            or (MARKUP.match(token.content) and token_id in glue)
             or token.content in markup
         }
         self._control = frozenset(control)
-        longest_first = sorted(control.values(), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._pattern = control_pattern(control.values())
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text; `<|im_end|>` in it is spelled out in ordinary tokens."""
         token_ids = self._encode(text)
         if self._control.isdisjoint(token_ids):
             return token_ids
-        pieces: list[str] = []
-        last = 0
-        for match in self._pattern.finditer(text):
-            pieces += [text[last : match.start() + 1], text[match.start() + 1 : match.end()]]
-            last = match.end()
-        pieces.append(text[last:])
-        token_ids = [token for piece in pieces if piece for token in self._encode(piece)]
+        pieces = spell_out(text, self._pattern)
+        token_ids = [token for piece in pieces for token in self._encode(piece)]
         if self._control.isdisjoint(token_ids):
             return token_ids
         # A normalizer may turn other characters into a control token's: spell everything out.

@@ -1,7 +1,8 @@
 """What the model wrote in one turn: its thought, its answer and its tool calls.
 
-agent_loop.py gives the decoded text of a turn and gets `TurnText`; chat_format.py maps the end of
-each call back to the sampled token that closes it. Text is only ever read here, never re-encoded.
+chat_format.py gives the decoded text of a turn and gets `TurnText`, for turns.py, and maps the end
+of each call back to the sampled token that closes it. Text is only ever read here, never
+re-encoded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the agent loop needs of a sampler: token ids in, token ids and log-probabilities out.
 
-agent_loop.py reads `Generation` from a `Sampler`; app.py drives `load_weights` and `score` for the
-learner. `VllmPolicy` (vllm/policy.py) is the real one; tests bring their own. Imports no engine.
+turns.py reads `Generation` from a `Sampler`; weights/versions.py drives `load_weights` and `score`
+for the learner. `VllmPolicy` (vllm/policy.py) is the real one; tests bring their own. Imports no
+engine.
 """
 
 from __future__ import annotations

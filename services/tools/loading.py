@@ -12,6 +12,7 @@ from agent_r1.tools.base import Tool
 from agent_r1.tools.config import BUILTIN_TOOLS, ToolConfig
 from agent_r1.tools.function import tool_class_of
 from agent_r1.tools.results import describe_exception
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.tool import SearchTool, open_search_tool
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.user_code import import_named
@@ -23,7 +24,7 @@ def describe_tool(name: str, config: ToolConfig) -> ToolSpec:
     Raises:
         ValueError: the class or its settings are wrong, or an MCP server does not answer.
     """
-    if config.type != "search":
+    if not isinstance(config, SearchConfig):
         return load_tool(name, config).spec()
     return ToolSpec(
         name=name, version="1", description=config.description, parameters=SearchTool.parameters
@@ -36,7 +37,7 @@ def load_tool(name: str, config: ToolConfig) -> Tool:
     Raises:
         ValueError: the corpus, the class or its settings are wrong.
     """
-    if config.type == "search":
+    if isinstance(config, SearchConfig):
         return open_search_tool(name, config)
     tool = _load_class(name, config)
     if config.type in BUILTIN_TOOLS:

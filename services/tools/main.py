@@ -1,6 +1,6 @@
 """Starts one tool service: builds the tool, binds, announces itself, drains on SIGTERM.
 
-`agent_r1.cli.main` calls `serve` with the tables of one run; rollout calls the service.
+`cli/training/run.py` calls `serve` with the tables of one run; rollout calls the service.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def _serve(
     app = create_app(service)
     app.include_router(mcp_router(service, session_expiry_s=config.session_expiry_s))
     if isinstance(served, SearchTool):
-        add_retrieve(app, served, config.top_k)
+        add_retrieve(app, served)
     logger.info(
         "tool serves tool=%s version=%s instance=%s run_id=%s",
         name,

@@ -17,19 +17,16 @@ from collections.abc import Awaitable, Callable
 
 from agent_r1.tools.app import ToolService
 from agent_r1.tools.config import ToolConfig
-from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.registry import NOTICE_S, WITHDRAW_TIMEOUT_S, ToolRegistry
 from agent_r1_proto.tool_pool import ToolInstance
 
 logger = logging.getLogger(__name__)
 
 RENEWALS = 5
 """Renewals within the life of one announcement."""
-NOTICE_S = 1.5
-"""Rollout servers read and report within this time; what they reported before says nothing."""
 LOOK_AGAIN_S = 0.2
 ANSWER_TIMEOUT_S = 3.0
 """Longest an instance that leaves waits for Redis to say who uses it."""
-WITHDRAW_TIMEOUT_S = 2.0
 
 
 class Announcer:

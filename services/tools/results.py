@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from agent_r1.tools.base import Tool, ToolUnavailableError, error_result, text_result
 from agent_r1_proto.tools import ResultPart, TextPart, ToolCall, ToolResult
 from agent_r1_service.unicode import repair_json, repair_text
+from agent_r1_service.user_code import kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def to_result(tool: Tool, call: ToolCall, answer: object, max_bytes: int) -> Too
         result = answer
     else:
         raise broken(
-            tool, f"call returned {_kind_of(answer)}; it must return a string or a ToolResult", call
+            tool, f"call returned {kind_of(answer)}; it must return a string or a ToolResult", call
         )
     parts = _cut(tool.name, [_repaired(part) for part in result.parts], max_bytes)
     return ToolResult(status=result.status, parts=parts, data=repair_json(result.data))
@@ -59,7 +60,7 @@ def check_batch(tool: Tool, answers: object, num_calls: int) -> list[object]:
     """
     wanted = f"it must return a list of {num_calls}, one result per call"
     if not isinstance(answers, Sequence) or isinstance(answers, str | bytes):
-        raise broken(tool, f"call_batch returned {_kind_of(answers)}; {wanted}")
+        raise broken(tool, f"call_batch returned {kind_of(answers)}; {wanted}")
     if len(answers) != num_calls:
         raise broken(tool, f"call_batch returned {len(answers)} results; {wanted}")
     return list(answers)
@@ -89,10 +90,6 @@ def _raised(tool: Tool, call: ToolCall, exc: BaseException) -> ToolResult:
         exc_info=exc,
     )
     return error_result(f"Error: {type(exc).__name__}: {exc}")
-
-
-def _kind_of(value: object) -> str:
-    return "None" if value is None else f"{type(value).__name__} ({value!r:.80})"
 
 
 def _repaired(part: ResultPart) -> ResultPart:

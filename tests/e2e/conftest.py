@@ -51,7 +51,7 @@ BREAKING_TOOL = """
 from pathlib import Path
 
 from agent_r1 import Tool
-from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.tool import open_search_tool
 
 
@@ -60,7 +60,7 @@ class BreakingSearch(Tool):
 
     def __init__(self, breaks: str, **settings):
         self._breaks = Path(breaks)
-        self._search = open_search_tool("search", ToolConfig(type="search", **settings))
+        self._search = open_search_tool("search", SearchConfig(type="search", **settings))
         self.description, self.parameters = self._search.description, self._search.parameters
 
     async def start(self):

@@ -22,7 +22,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from agent_r1.tools.base import CallContext, ToolUnavailableError
-from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.elasticsearch_build import BuildOptions, build_index
 from agent_r1.tools.search.elasticsearch_client import Server
 from agent_r1.tools.search.tool import SearchTool, open_search_tool
@@ -86,13 +86,13 @@ def front(elasticsearch_url: str) -> Iterator[Front]:
         yield front
 
 
-def table(url: str, index: str, **settings: Any) -> ToolConfig:
+def table(url: str, index: str, **settings: Any) -> SearchConfig:
     values = {"backend": "elasticsearch", "elasticsearch_url": url, "index": index, **settings}
-    return ToolConfig.model_validate(values)
+    return SearchConfig.model_validate(values)
 
 
 @contextlib.asynccontextmanager
-async def started(table: ToolConfig) -> AsyncIterator[SearchTool]:
+async def started(table: SearchConfig) -> AsyncIterator[SearchTool]:
     tool = await asyncio.to_thread(open_search_tool, "search", table)
     await tool.start()
     try:
@@ -110,7 +110,7 @@ async def test_the_model_reads_the_same_text_as_with_the_embedded_index(
     elasticsearch_url: str, index: str, corpus: Path, tmp_path: Path
 ):
     queries = [f"Which person was born in Number{n}?" for n in range(NUM_PASSAGES)]
-    embedded = ToolConfig(corpus=corpus, index_dir=tmp_path / "index", top_k=1)
+    embedded = SearchConfig(corpus=corpus, index_dir=tmp_path / "index", top_k=1)
     async with (
         started(table(elasticsearch_url, index, top_k=1)) as tool,
         started(embedded) as other,

@@ -28,7 +28,7 @@ from agent_r1_proto.weights import FileChunks
 from agent_r1_service import fingerprint
 from agent_r1_service.http.token import RunToken
 from agent_r1_service.transfer.download import pull_client
-from tests.support.config_scene import RUN_TOML, write_scene
+from tests.support.config_scene import RUN_TOML, search_of, write_scene
 
 pytestmark = pytest.mark.redis
 
@@ -116,13 +116,13 @@ def test_a_rollout_server_gets_model_and_plugins(scene: Config, redis_url: str, 
     )
     assert joined.learner == scene.learner
     # The others' files stay where they are.
-    assert joined.tools["search"].corpus == scene.tools["search"].corpus
+    assert search_of(joined).corpus == search_of(scene).corpus
 
 
 def test_a_tool_gets_its_corpus_and_no_model(scene: Config, redis_url: str, tmp_path: Path):
     with learner(scene, redis_url, tmp_path / "run"):
         joined = join(scene.run.id, "search", redis_url, [])
-    corpus = joined.tools["search"].corpus
+    corpus = search_of(joined).corpus
     assert corpus is not None
     assert corpus.is_relative_to(tmp_path / "joining")
     assert json.loads(corpus.read_text())["title"] == "There"
@@ -171,7 +171,7 @@ def test_a_wrong_token_is_named(
 ):
     with learner(scene, redis_url, tmp_path / "run"):
         monkeypatch.setenv("AGENT_R1_TOKEN", "some-other-token-than-that")
-        with pytest.raises(ValueError, match="asks for another token"):
+        with pytest.raises(ValueError, match="does not accept this host's token"):
             join(scene.run.id, "rollout", redis_url, [])
 
 
@@ -184,8 +184,8 @@ def test_a_run_with_a_shared_folder_says_what_to_set(scene: Config, redis_url: s
 
 
 def test_a_file_that_the_learner_lacks_is_named(scene: Config, redis_url: str, tmp_path: Path):
-    assert scene.tools["search"].corpus is not None
-    scene.tools["search"].corpus.unlink()
+    assert search_of(scene).corpus is not None
+    search_of(scene).corpus.unlink()
     with learner(scene, redis_url, tmp_path / "run"):
         join(scene.run.id, "calculator", redis_url, [])
         with pytest.raises(ValueError, match=r"cannot give tools\.search\.corpus: .*No such file"):

@@ -34,8 +34,8 @@ from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1.tools.app import ToolService
 from agent_r1.tools.app import create_app as create_tool_app
 from agent_r1.tools.base import Arguments, CallContext, Tool
-from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.mcp.route import mcp_router
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import open_search_tool
 from agent_r1_proto.registry import Registry
@@ -122,9 +122,9 @@ async def search(folder: Path) -> AsyncIterator[FastAPI]:
     corpus = folder / "corpus.jsonl"
     lines = [{"id": str(i), "title": f"Page {i}", "text": f"Number {i}."} for i in range(5)]
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    tool = open_search_tool("search", ToolConfig(corpus=corpus))
+    tool = open_search_tool("search", SearchConfig(corpus=corpus))
     app = create_tool_app(ToolService(tool))
-    add_retrieve(app, tool, 3)
+    add_retrieve(app, tool)
     yield app
 
 

@@ -160,7 +160,7 @@ def test_ranks_that_do_not_fit_each_other_say_so_on_every_host(hosts: Hosts):
     ranks = start_ranks(hosts, ["node-0", "node-1"])
     assert ends(ranks) == [2, 1]
     for host in hosts:
-        assert "another configuration than rank 0: sft.lr is 0.2, not 0.1;" in complaint(host)
+        assert "configured differently from rank 0: sft.lr is 0.2, not 0.1;" in complaint(host)
 
 
 @FULL

@@ -28,13 +28,14 @@ POLL_S = 0.02
 SERVE = """
 import json, logging, sys
 from pathlib import Path
-from agent_r1.tools.config import ToolConfig
+from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.main import serve
+from pydantic import TypeAdapter
 from agent_r1_service.config import RedisConfig, RunConfig
 name, table, folder = sys.argv[1:]
 logging.basicConfig(level="INFO")
 serve(name=name, run=RunConfig(), redis=RedisConfig(), announce_dir=Path(folder),
-      tool=ToolConfig.model_validate(json.loads(table)))
+      tool=TypeAdapter(AnyToolConfig).validate_json(table))
 """
 SLOW_TOOL = """
 import asyncio

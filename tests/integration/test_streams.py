@@ -393,7 +393,7 @@ async def test_a_full_redis_pauses_the_publisher_until_there_is_room(
             await asyncio.wait_for(finishing, WAIT_S)
         assert await broker.depth(broker.keys.trajectories) == 1
         assert await broker.depth(broker.keys.tasks) == 0
-    assert "redis is away or full" in caplog.text
+    assert "redis is unreachable or full" in caplog.text
 
 
 async def test_what_makes_room_in_a_full_redis_does_not_wait_for_what_needs_room(
@@ -516,7 +516,7 @@ async def test_hundreds_of_publishers_at_once_share_the_connections(
     tasks = [rollout_task(group_id=index) for index in range(300)]
     await asyncio.gather(*(broker.publish(broker.keys.tasks, task) for task in tasks))
     assert await broker.depth(broker.keys.tasks) == 300
-    assert "redis is away" not in caplog.text
+    assert "redis is unreachable" not in caplog.text
 
 
 async def test_throughput_of_two_workers_loses_and_doubles_nothing(

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1.config.code import Findings
+from agent_r1.config.run import Config
+from agent_r1.tools.search.config import SearchConfig
 
 TINY_BASE = Path(__file__).resolve().parents[2] / "examples" / "tiny_world" / "base"
 
@@ -64,3 +66,10 @@ def write_scene(folder: Path, toml: str = RUN_TOML) -> Path:
     config = folder / "run.toml"
     config.write_text(toml)
     return config
+
+
+def search_of(config: Config, name: str = "search") -> SearchConfig:
+    """Return the table of a search tool."""
+    table = config.tools[name]
+    assert isinstance(table, SearchConfig)
+    return table

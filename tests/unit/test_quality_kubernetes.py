@@ -23,8 +23,8 @@ from pydantic import BaseModel
 from agent_r1.cli.main import build_parser
 from agent_r1.config.run import Config, load_config
 from agent_r1.learner.engine.ranks.place import VARIABLES
-from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.loading import import_tool_class
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VARIABLE, USER_VARIABLE
 from agent_r1_proto.connection import Keys
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES, EXIT_REASON
@@ -64,7 +64,7 @@ def has_key(model: type[BaseModel], path: list[str]) -> bool:
     """Say whether a table of the configuration has a key."""
     name, *below = path
     if model is Config and name == "tools":
-        return has_key(ToolConfig, below[1:])
+        return has_key(SearchConfig, below[1:])
     if name not in model.model_fields:
         return False
     inner: Any = model.model_fields[name].annotation

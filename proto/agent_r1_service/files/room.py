@@ -13,11 +13,14 @@ SHARED_MEMORY_BYTES = 2**29
 containers, so that one with as much is not refused for what else is in it."""
 
 
+def nearest_existing(path: Path) -> Path:
+    """Return `path`, or its nearest parent that exists."""
+    return next(one for one in (path, *path.absolute().parents) if one.exists())
+
+
 def free_bytes(path: Path) -> int:
     """Return free bytes on the file system of `path` or its nearest existing parent."""
-    while not path.exists():
-        path = path.parent
-    return shutil.disk_usage(path).free
+    return shutil.disk_usage(nearest_existing(path)).free
 
 
 def readable_size(size_bytes: float) -> str:

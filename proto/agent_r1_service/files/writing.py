@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from agent_r1_service.files.room import free_bytes
+from agent_r1_service.memory import MIB
 
 CHECKSUM_FILE = "checksums.json"
 _OLDER = "resume from an older checkpoint of the run"
-_MIB = 1024 * 1024
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -49,7 +49,7 @@ def report_full_disk(
         raise  # its message names the file
     except (OSError, RuntimeError) as exc:
         # torch.save reports a failed write as a RuntimeError; then free space tells.
-        full = exc.errno in _FULL if isinstance(exc, OSError) else free_bytes(path) < _MIB
+        full = exc.errno in _FULL if isinstance(exc, OSError) else free_bytes(path) < MIB
         if not full:
             raise
         raise _disk_full(what, path, need_bytes, remedy) from exc
@@ -68,8 +68,8 @@ def require_space(what: str, path: Path, need_bytes: int, remedy: str) -> None:
 def _disk_full(what: str, path: Path, need_bytes: int | None, remedy: str | None) -> DiskFullError:
     needs = "cannot be written"
     if need_bytes is not None:
-        needs = f"needs about {need_bytes / _MIB:.1f} MiB"
-    free = f"{free_bytes(path) / _MIB:.1f} MiB are free"
+        needs = f"needs about {need_bytes / MIB:.1f} MiB"
+    free = f"{free_bytes(path) / MIB:.1f} MiB are free"
     return DiskFullError(
         errno.ENOSPC,
         f"the disk is full: {what} ({path}) {needs}, and {free}; "

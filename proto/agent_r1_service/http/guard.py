@@ -101,7 +101,7 @@ class HttpGuard:
             text = f"the body did not arrive within {BODY_TIMEOUT_S:g} s; send it at once"
             await _answer(send, 408, text)
         except _BodyTooLargeError:
-            text = f"the body is over the limit of {MAX_BODY_BYTES} bytes; send less at once"
+            text = f"the body is over the limit of {MAX_BODY_BYTES} bytes; send less per request"
             await _answer(send, 413, text, unread=receive)
         else:
             if body is not None:

@@ -251,8 +251,8 @@ def advertised_url(name: str, listen: ListenConfig, port: int) -> str:
     host = listen.advertise_host or listen.host
     if host in _WILDCARDS:
         raise ValueError(
-            f"{name}: host ({host}) listens on every address, so other services cannot be told "
-            f'it; set advertise_host to a name they can reach, or to "{OWN_ADDRESS}"'
+            f"{name}: host ({host}) listens on every address, so it is not one that other "
+            f'services can call; set advertise_host to a name they can reach, or to "{OWN_ADDRESS}"'
         )
     if host == OWN_ADDRESS:
         host = _own_address(name)

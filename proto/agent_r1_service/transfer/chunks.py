@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 from pathlib import Path
 
 from agent_r1_proto.weights import FileChunks
+from agent_r1_service.files.room import free_bytes
+from agent_r1_service.memory import MIB
 
-MIB = 1 << 20
-CHUNK_BYTES = 4 << 20
+CHUNK_BYTES = 4 * MIB
 """Large enough for the speed of the network, small enough for 90 MB to have 20 of them."""
 
 
@@ -84,7 +84,7 @@ def reserve(path: Path, size_bytes: int, remedy: str) -> None:
     Raises:
         TransferError: there is no room for it.
     """
-    free = shutil.disk_usage(path.parent).free
+    free = free_bytes(path.parent)
     problem = f"{path} needs {size_bytes / MIB:.0f} MiB, and {free / MIB:.0f} MiB are free"
     if free < size_bytes:
         raise TransferError(f"{problem}; free some, or {remedy}")

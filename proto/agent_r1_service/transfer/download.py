@@ -127,8 +127,8 @@ class Download:
             except _SourceError as exc:
                 if time.monotonic() - self._last_chunk > STALL_TIMEOUT_S:
                     raise TransferError(
-                        f"{self.file.path.name} does not arrive for {STALL_TIMEOUT_S:g} s: {exc}; "
-                        "see whether the learner runs and its learner.server can be "
+                        f"nothing of {self.file.path.name} came for {STALL_TIMEOUT_S:g} s: {exc}; "
+                        "check that the learner is running and that its learner.server can be "
                         "reached from here"
                     ) from exc
                 await asyncio.sleep(RETRY_S)

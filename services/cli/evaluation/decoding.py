@@ -95,7 +95,7 @@ def check_tools(decoding: Decoding | None, specs: Mapping[str, ToolSpec]) -> Non
     lasting = sorted(name for name, spec in specs.items() if spec.outside_effects)
     if decoding is not None and lasting:
         raise ConfigError(
-            f"--decode {decoding.method} gives branches up, and calls of {', '.join(lasting)} have "
-            "effects outside of their session (outside_effects), which nobody could take back; "
+            f"--decode {decoding.method} discards branches, but calls of {', '.join(lasting)} have "
+            "effects outside their session (outside_effects), which cannot be undone; "
             "leave the tool out with env.enable_tools, or evaluate without --decode"
         )

@@ -26,6 +26,7 @@ from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.main import Evaluation, Progress
 from agent_r1.evaluation.retrieval import check_spec
 from agent_r1.evaluation.summary import SetScores, summary_lines
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.threads import in_thread
 from agent_r1_proto.tasks import Decoding
@@ -283,10 +284,9 @@ def evaluation_facts(config: Config) -> dict[str, JsonValue]:
     """
     values = dump_config(config)[0]
     search = config.tools.get(SEARCH_TOOL)
-    started = search is not None and search.url is None and search.type == "search"
     facts: dict[str, JsonValue] = {
         "policy": config.model.policy,
-        "top_k": search.top_k if started and search is not None else None,
+        "top_k": search.top_k if isinstance(search, SearchConfig) and search.url is None else None,
         "model.dtype": config.model.dtype,
         "model.max_context": config.model.max_context,
         "reward.rule": config.reward.rule,

@@ -24,7 +24,7 @@ def _add_run_folders(commands: Commands) -> None:
         commands,
         "status",
         "results.status:status",
-        "say what a run and its services do now",
+        "show what a run and its services are doing",
         "Print the last step of a run, what waits in its streams, and every rollout server and "
         "tool with its version; of a run that has ended, how it ended.",
     )

@@ -17,10 +17,9 @@ from typing import Any
 import httpx
 from pydantic import ValidationError
 
-from agent_r1.cli.live_run import run_config
+from agent_r1.cli.live_run import ANSWER_TIMEOUT_S, run_config
 from agent_r1.cli.results.model_card import model_card
 from agent_r1.config import checks as config_checks
-from agent_r1.config.estimate import GIB
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
@@ -41,6 +40,7 @@ from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
 from agent_r1_service.files.writing import replace_directory, report_full_disk
 from agent_r1_service.http.token import find_token, token_headers
 from agent_r1_service.imports import quick_imports
+from agent_r1_service.memory import GIB
 
 AGENT_FILE = "agent.json"
 CARD_FILE = "README.md"
@@ -48,7 +48,6 @@ GENERATION_FILE = "generation_config.json"
 AGENT_FORMAT = 1
 """Version of `agent.json`."""
 BEST, LAST = "best", "last"
-ANSWER_TIMEOUT_S = 10.0
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -70,7 +69,7 @@ def export(arguments: argparse.Namespace) -> int:
     model = checkpoint / MODEL_DIR
     lora = config.model.lora
     if arguments.adapter and lora is None:
-        raise ConfigError(f"--adapter: {run} trains all weights, and has none; leave it out")
+        raise ConfigError(f"--adapter: {run} trains all weights and has no adapter; drop --adapter")
     size = sum(path.stat().st_size for path in model.iterdir())
     with report_full_disk("the export", out, size), replace_directory(out) as staging:
         if lora is None or arguments.adapter:

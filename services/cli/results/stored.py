@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config.sources import ConfigError
+from agent_r1.learner.checkpoints.checkpoint import STEP_NAME
 from agent_r1_service.files.run_folder import TRAJECTORIES_DIR
 
-STEP_FILE = re.compile(r"^step_(\d+)$")
 EVAL_FILE = re.compile(r"^eval_(.+)$")
 
 
@@ -24,7 +24,7 @@ def step_files(run_folder: Path) -> dict[int, Path]:
     Raises:
         ConfigError: the folder has no trajectories.
     """
-    found = _files(run_folder, STEP_FILE)
+    found = _files(run_folder, STEP_NAME)
     return {step: found[number] for step, number in sorted((int(n), n) for n in found)}
 
 

@@ -167,16 +167,16 @@ def _add_reward(commands: Commands) -> None:
         actions,
         "swap",
         "services.reward:swap_model",
-        "let another model score what comes",
-        "Let another model score what comes. Groups that the old one has begun to score keep it: "
-        "end its server once `list` says that it is not used any more. A version that was used "
+        "let another model score new groups",
+        "Let another model score new groups. Groups that the old one has begun to score keep it: "
+        "stop its server once `list` shows that it is no longer used. A version that was used "
         "before needs no --url.",
     )
     for parser in (listing, swap):
         _add_run(parser)
     swap.add_argument("component", metavar="COMPONENT", help="judge, reward_model or critic")
     swap.add_argument("--model", required=True, metavar="NAME", help="what its server calls it")
-    swap.add_argument("--url", metavar="URL", help="of its server, as reward.*.url")
+    swap.add_argument("--url", metavar="URL", help="URL of its server, as in reward.*.url")
 
 
 def _add_run(parser: argparse.ArgumentParser) -> None:

@@ -145,8 +145,8 @@ async def _find_bundle(
                 return offer, await read_bundle(client, url, offer, run_id)
             except httpx.HTTPError as exc:  # it may be of a learner that is started again
                 problem = (
-                    f"the learner's server {url} cannot be read ({type(exc).__name__} {exc}); see "
-                    "whether the learner runs, and that this host may reach that port"
+                    f"the learner's server {url} cannot be read ({type(exc).__name__} {exc}); "
+                    "check that the learner is running and that this host can reach that port"
                 )
         now = time.monotonic()
         if now - started > OFFER_TIMEOUT_S:

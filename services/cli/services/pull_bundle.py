@@ -71,7 +71,7 @@ async def read_bundle(
     response = await client.get(url + FILE_PATH.format(sha256=offer.bundle_sha256))
     if response.status_code == httpx.codes.UNAUTHORIZED:
         raise ConfigError(
-            f"the learner at {url} asks for another token than this host has; set {TOKEN_SOURCES} "
+            f"the learner at {url} does not accept this host's token; set {TOKEN_SOURCES} "
             "to the token of the run"
         )
     response.raise_for_status()

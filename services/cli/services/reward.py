@@ -12,13 +12,11 @@ import time
 
 import httpx
 
-from agent_r1.cli.live_run import ask_run
+from agent_r1.cli.live_run import ANSWER_TIMEOUT_S, ask_run
 from agent_r1.cli.services.tools import print_table
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1.reward.components import ASKING
 from agent_r1_proto.scoring_models import ScoringModel, ScoringModels
-
-ANSWER_TIMEOUT_S = 10.0
 
 
 def list_models(arguments: argparse.Namespace) -> int:

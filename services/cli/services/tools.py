@@ -20,7 +20,7 @@ from rich.table import Table
 
 from agent_r1.cli.live_run import ask, redis_and_name
 from agent_r1.config.sources import ConfigError
-from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.registry import NOTICE_S, ToolRegistry
 from agent_r1_proto.tool_pool import PinReport, ToolInstance, ToolState, check_weights
 from agent_r1_proto.tools import ToolHealth
 
@@ -31,8 +31,6 @@ UNDRAIN_TIMEOUT_S = 10.0
 """An instance that lives renews its announcement, and says that it takes calls, within this."""
 HEALTH_TIMEOUT_S = 5.0
 UNCUT_WIDTH = 400
-NOTICE_S = 1.5
-"""Rollout servers have seen a drain and reported their pins within this time."""
 
 
 def _ask(arguments: argparse.Namespace, question: Callable[[ToolRegistry], Awaitable[T]]) -> T:

@@ -21,10 +21,10 @@ from agent_r1.rollout.policy import PolicyError
 from agent_r1.rollout.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
+from agent_r1_service.http import MAX_DETAIL_CHARS
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 TIMEOUT_S = 300.0
-MAX_ERROR_CHARS = 300
 
 Message = dict[str, Any]
 
@@ -52,7 +52,7 @@ class ChatServer:
             answer.raise_for_status()
             return answer.json()["choices"][0]["message"]
         except httpx.HTTPStatusError as exc:
-            told = exc.response.text[:MAX_ERROR_CHARS]
+            told = exc.response.text[:MAX_DETAIL_CHARS]
             raise PolicyError(f"the server answered {exc.response.status_code}: {told}") from exc
         except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:
             raise PolicyError(f"the server gave no message: {type(exc).__name__}: {exc}") from exc

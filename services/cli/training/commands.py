@@ -49,8 +49,8 @@ def _add_running(commands: Commands) -> None:
     train.add_argument("--run-dir", type=Path, metavar="DIR", help="run folder (run.dir)")
     from_help = "start from this model, or from the last checkpoint of a run (model.path)"
     train.add_argument("--from", dest="policy", metavar="MODEL_OR_RUN", help=from_help)
-    dry_help = "take two steps in a folder of its own, and say how long the run and how large "
-    train.add_argument("--dry-run", action="store_true", help=f"{dry_help}its folder will be")
+    dry_help = "take two steps in a separate folder, then say how long the run will take and how "
+    train.add_argument("--dry-run", action="store_true", help=f"{dry_help}large its folder will be")
     train.add_argument(
         "--resume",
         metavar="DIR_OR_URL",

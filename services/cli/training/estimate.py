@@ -29,7 +29,7 @@ from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.hub import model_folder
 from agent_r1_service.files.room import free_bytes, readable_size
 from agent_r1_service.gpus import read_gpus
-from agent_r1_service.memory import free_memory_bytes
+from agent_r1_service.memory import MIB, free_memory_bytes
 
 PROGRAMS = 1.7e9
 """Python, torch and vLLM in the services of a run on a CPU, without models: docs/benchmarks.md."""
@@ -161,7 +161,7 @@ def _memory_problems(
 def memory_of_run(config: Config, learner: Sequence[Part], rollout: Sequence[Part]) -> float:
     """Return the bytes of every process of a run that shares one machine without GPUs."""
     servers = config.placement.num_rollout_servers
-    redis = config.redis.maxmemory_mb * 2**20 if config.redis.url is None else 0
+    redis = config.redis.maxmemory_mb * MIB if config.redis.url is None else 0
     return config.learner.ranks * total(learner) + servers * total(rollout) + PROGRAMS + redis
 
 

@@ -34,7 +34,6 @@ from agent_r1.config.run import (
 )
 from agent_r1.config.sources import ENV_PREFIX, at_hand
 from agent_r1.learner.engine.ranks.place import read_place
-from agent_r1.tools.config import CLASS_PATTERN
 from agent_r1_service.config import ListenConfig, RunConfig
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_LOSSES
 from agent_r1_service.files.private import private_folder, write_private
@@ -42,6 +41,7 @@ from agent_r1_service.files.run_folder import CONFIG_FILE, LEDGER_FILE, SUMMARY_
 from agent_r1_service.imports import quick_imports
 from agent_r1_service.logs import make_formatter
 from agent_r1_service.tracing import start_tracing
+from agent_r1_service.user_code import CODE_PATTERN
 
 if TYPE_CHECKING:
     from agent_r1.rollout.main import RolloutSettings
@@ -73,7 +73,7 @@ def train(arguments: argparse.Namespace) -> int:
     options = list(arguments.options)
     if arguments.policy is not None:
         if arguments.resume is not None:
-            raise ConfigError("--from and --resume exclude each other; a run keeps its model")
+            raise ConfigError("--from and --resume cannot be combined; a run keeps its model")
         options += policy_options(arguments.policy)
     if arguments.resume is not None:
         loaded = _load_resumed_from(arguments.resume, arguments.run_dir, options)
@@ -85,7 +85,7 @@ def train(arguments: argparse.Namespace) -> int:
         from agent_r1.cli.training.dry_run import dry_run
 
         if arguments.resume is not None:
-            raise ConfigError("--dry-run and --resume exclude each other; name a CONFIG")
+            raise ConfigError("--dry-run and --resume cannot be combined; name a CONFIG")
         return dry_run(loaded.config)
     return local.run_training(loaded.config, resume=arguments.resume is not None)
 
@@ -95,7 +95,7 @@ def _load_resumed_from(source: str, run_dir: Path | None, options: list[str]) ->
     if "://" in source:
         return _load_stored(source, run_dir, options)
     if run_dir is not None:
-        raise ConfigError("--run-dir and --resume exclude each other; --resume names the folder")
+        raise ConfigError("--run-dir and --resume cannot be combined; --resume names the folder")
     return load_resumed(Path(source), options)
 
 
@@ -207,7 +207,7 @@ def serve(arguments: argparse.Namespace) -> int:
         raise ConfigError("--redis goes with --join; a CONFIG names it as redis.url")
     if arguments.join is not None:
         return _serve(arguments, _joined(arguments))
-    if arguments.service == "tool" and re.match(CLASS_PATTERN, str(arguments.config)):
+    if arguments.service == "tool" and re.match(CODE_PATTERN, str(arguments.config)):
         name, options = _tool_class(str(arguments.config))
         arguments.name = name
         loaded = load_config(None, [*options, *arguments.options])

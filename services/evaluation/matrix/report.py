@@ -1,4 +1,4 @@
-"""Writes the results of a matrix: cells --> `{results}.md`, `.json` and one picture."""
+"""Writes the results of a matrix: cells --> `{results}.md`, `.json` and up to two pictures."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 LOG_RATIO_BOUND = 20.0
-"""Log-ratios are limited to +-20 before exp()."""
+"""Log-ratios are limited to +-20 before exp(), so that it stays finite for an outlier."""
 
 
 def _log_ratios(

@@ -13,10 +13,10 @@ from typing import Literal
 
 import torch
 
+from agent_r1.learner.algorithms.importance import LOG_RATIO_BOUND
+
 KlEstimator = Literal["k1", "abs", "k2", "k3"]
 
-LOG_RATIO_BOUND = 20.0
-"""k3's log-ratio is limited to +-20 before exp(); the others have no exp() and no bound."""
 K3_BOUND = 10.0
 """The k3 estimate is limited to +-10, so that no single token rules the loss."""
 

@@ -1,7 +1,8 @@
 """The learner's checkpoints: where a run stood, to resume from after any end.
 
-train.py --state--> `checkpoints/step_000012/` (`learner.json`, `engine/`, `model/`, and their
-checksums), and from there to the run store, if there is one; a resumed train.py reads the newest.
+run_end.py --state--> `checkpoints/step_000012/` (`learner.json`, `engine/`, `model/`, and their
+checksums), and from there to the run store, if there is one; on a resume, assembly.py loads the
+newest.
 
 They are written under a temporary name, flushed to disk and renamed, so that a kill -9 or a full
 disk leaves the last complete one.
@@ -13,6 +14,7 @@ import contextlib
 import hashlib
 import json
 import logging
+import re
 import shutil
 from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
@@ -41,6 +43,8 @@ logger = logging.getLogger(__name__)
 SCORES_FILE = "scores.json"
 ENGINE_DIR = "engine"
 MODEL_DIR = "model"
+STEP_NAME = re.compile(r"^step_(\d+)$")
+"""What `checkpoint_name` returns."""
 CHECKSUM_KEY = "sha256"
 """In `learner.json`, which changes after its checkpoint was sealed: the digest of the rest."""
 

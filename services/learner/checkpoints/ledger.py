@@ -1,7 +1,7 @@
 """The learner's ledger: the numbers of a run that are never used twice.
 
-train.py --numbers--> `ledger.json`, and from there to the run store, if there is one; a resumed
-train.py takes the next ones.
+assembly.py (incarnations), weights/publisher.py (policy versions) --> `ledger.json`, and from there
+to the run store, if there is one; a resumed run takes the next ones.
 
 It is written under a temporary name, flushed to disk and renamed, before a number is used.
 """

@@ -1,6 +1,7 @@
-"""What training needs of an engine: the protocol `train.py` and `sft/train.py` are written against.
+"""What training needs of an engine: the protocol that its callers are written against.
 
-train.py --TrainSample, LossSpec--> PolicyEngine (policy_engine.py) --metrics--> train.py
+train.py, sft/supervised.py --TrainSample, LossSpec--> PolicyEngine (policy_engine.py) --metrics-->
+back to them
 
 Dimension key: T = tokens in one trajectory.
 """

@@ -119,12 +119,12 @@ def export_adapter(directory: Path, weights: Weights, lora: LoraConfig, base: st
         write_safetensors(staging / ADAPTER_FILE, weights)
 
 
-def export_merged(out: Path, table: ModelConfig, folder: Path) -> None:
+def export_merged(out: Path, config: ModelConfig, folder: Path) -> None:
     """Write a model directory with an adapter added to the weights that it changes.
 
     Args:
         out: where; replaced when it exists.
-        table: the model that the adapter was trained on.
+        config: the model that the adapter was trained on.
         folder: of the adapter.
 
     Raises:
@@ -132,9 +132,10 @@ def export_merged(out: Path, table: ModelConfig, folder: Path) -> None:
         DiskFullError: there is no room; nothing is left behind.
     """
     peft = _import_peft()
-    model = peft.PeftModel.from_pretrained(load_causal_model(table), str(folder)).merge_and_unload()
+    base = load_causal_model(config)
+    model = peft.PeftModel.from_pretrained(base, str(folder)).merge_and_unload()
     parameters = {name: p.detach() for name, p in model.named_parameters()}
     aliases = {
         other: first for first, *others in parameter_names(model).values() for other in others
     }
-    export_model(out, Weights(parameters, aliases), model, table.path)
+    export_model(out, Weights(parameters, aliases), model, config.path)

@@ -201,7 +201,7 @@ class PolicyModule(nn.Module):
         return self.head(chosen, targets, temperatures)
 
 
-def load_causal_model(table: ModelConfig) -> PreTrainedModel:
+def load_causal_model(config: ModelConfig) -> PreTrainedModel:
     """Load the configured model, without dropout, in its dtype, on the CPU.
 
     Raises:
@@ -209,41 +209,41 @@ def load_causal_model(table: ModelConfig) -> PreTrainedModel:
             decoder's output.
     """
     transformers_logging.disable_progress_bar()
-    path = Path(table.path)
+    path = Path(config.path)
     if path.exists() and not (path / "config.json").is_file():
         raise ValueError(
-            f"model.path ({table.path}) holds no config.json; give a Hugging Face model directory"
+            f"model.path ({config.path}) holds no config.json; give a Hugging Face model directory"
         )
     try:
-        config = AutoConfig.from_pretrained(table.path, trust_remote_code=False)
-        for name in list(vars(config)):
-            if name.endswith(("dropout", "_pdrop")) and isinstance(getattr(config, name), float):
-                setattr(config, name, 0.0)
+        loaded = AutoConfig.from_pretrained(config.path, trust_remote_code=False)
+        for name in list(vars(loaded)):
+            if name.endswith(("dropout", "_pdrop")) and isinstance(getattr(loaded, name), float):
+                setattr(loaded, name, 0.0)
         model = AutoModelForCausalLM.from_pretrained(
-            table.path,
-            config=config,
+            config.path,
+            config=loaded,
             trust_remote_code=False,
-            dtype=DTYPES[table.dtype],
+            dtype=DTYPES[config.dtype],
             attn_implementation=CHECKED_ATTENTION,
         )
     except OSError as exc:
         raise ValueError(
-            f"model.path ({table.path}) could not be loaded: {exc}; give a Hugging Face model "
+            f"model.path ({config.path}) could not be loaded: {exc}; give a Hugging Face model "
             "directory, or a model name where a hub can be reached"
         ) from exc
-    limit = getattr(config, "max_position_embeddings", None)
-    if limit is not None and table.max_context > limit:
+    limit = getattr(loaded, "max_position_embeddings", None)
+    if limit is not None and config.max_context > limit:
         raise ValueError(
-            f"model.max_context ({table.max_context}) exceeds the model's {limit} positions "
-            f"(max_position_embeddings of {table.path}); lower it to at most {limit}"
+            f"model.max_context ({config.max_context}) exceeds the model's {limit} positions "
+            f"(max_position_embeddings of {config.path}); lower it to at most {limit}"
         )
     _check_head(model)
     use_fast_products(model)
     try:
-        model.set_attn_implementation(table.attention)
+        model.set_attn_implementation(config.attention)
     except (ImportError, ValueError) as exc:
         raise ValueError(
-            f'model.attention ("{table.attention}") cannot be used here: {exc}; install what it '
+            f'model.attention ("{config.attention}") cannot be used here: {exc}; install what it '
             f'names, or set model.attention = "{CHECKED_ATTENTION}"'
         ) from exc
     return model

@@ -1,7 +1,7 @@
 """The PolicyEngine that training uses: cuts batches, drives the ranks, writes what they gather.
 
-train.py, sft/train.py --TrainSample--> DeepSpeedPolicyEngine --RankBatch--> ranks/engine.py, on
-every rank
+train.py, sft/supervised.py --TrainSample--> DeepSpeedPolicyEngine --RankBatch--> ranks/engine.py,
+on every rank
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class DeepSpeedPolicyEngine(PolicyEngine):
         if skipped and not self._told_skipped:
             self._told_skipped = True
             logger.warning(
-                "optimizer steps skipped: failures and filters left nothing to train on in them, "
-                "and batch/skipped_optimizer_steps counts the next ones count=%d",
+                "optimizer steps skipped: failures and filters left them nothing to train on; "
+                "further ones are only counted in batch/skipped_optimizer_steps count=%d",
                 skipped,
             )
 

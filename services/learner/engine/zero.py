@@ -51,40 +51,46 @@ class ZeroModule:
     """
 
     def __init__(
-        self, module: nn.Module, table: EngineConfig, *, dtype: str, device: torch.device, name: str
+        self,
+        module: nn.Module,
+        config: EngineConfig,
+        *,
+        dtype: str,
+        device: torch.device,
+        name: str,
     ) -> None:
-        self._config = table
+        self._config = config
         self._name = name
         self._device = device
-        self._clips_itself = table.zero_stage == 0 and dtype == "float32"
+        self._clips_itself = config.zero_stage == 0 and dtype == "float32"
         """Gradients are whole on every rank, where DeepSpeed would not tell the norm."""
         self.optimizer_steps = 0
         self._trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         """By name; the others are frozen."""
         matrices = [p for _, p in self._trained if p.ndim >= 2]
         vectors = [p for _, p in self._trained if p.ndim < 2]
-        if device.type == "cuda" and table.offload == "none":
+        if device.type == "cuda" and config.offload == "none":
             module.to(device)
         # DeepSpeed's own AdamW would compile an extension for over a minute on first use.
         groups = [
-            {"params": matrices, "weight_decay": table.weight_decay},
+            {"params": matrices, "weight_decay": config.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(
             [group for group in groups if group["params"]],
-            lr=table.lr,
-            betas=table.betas,
-            eps=table.adam_eps,
+            lr=config.lr,
+            betas=config.betas,
+            eps=config.adam_eps,
             fused=True,
         )
         ignore_vendor_deprecations()
         _leave_out_shared_memory_op()
         self._engine: Any
         self._adam = optimizer
-        config = deepspeed_config(table, dtype)
-        self._stage: int = config["zero_optimization"]["stage"]
+        settings = deepspeed_config(config, dtype)
+        self._stage: int = settings["zero_optimization"]["stage"]
         self._engine, *_ = deepspeed.initialize(
-            model=module, optimizer=optimizer, config=config, dist_init_required=False
+            model=module, optimizer=optimizer, config=settings, dist_init_required=False
         )
 
     def __call__(self, *inputs: torch.Tensor | None, **more: Any) -> Any:
@@ -264,13 +270,13 @@ class ZeroModule:
             parameter.data.copy_(whole)
 
 
-def freeze(module: nn.Module, table: EngineConfig, *, dtype: str, device: torch.device) -> Any:
+def freeze(module: nn.Module, config: EngineConfig, *, dtype: str, device: torch.device) -> Any:
     """Return a module that is only run forward; sharded when the policy's weights are."""
     module.requires_grad_(False).eval()
-    if table.zero_stage < 3:
+    if config.zero_stage < 3:
         return module.to(device)
-    config = deepspeed_config(table, dtype)
-    engine, *_ = deepspeed.initialize(model=module, config=config, dist_init_required=False)
+    settings = deepspeed_config(config, dtype)
+    engine, *_ = deepspeed.initialize(model=module, config=settings, dist_init_required=False)
     return engine
 
 
@@ -293,21 +299,21 @@ def _leave_out_shared_memory_op() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def deepspeed_config(table: EngineConfig, dtype: str) -> dict[str, Any]:
+def deepspeed_config(config: EngineConfig, dtype: str) -> dict[str, Any]:
     """Return the DeepSpeed configuration for an engine table and a weight dtype."""
     bf16 = dtype == "bfloat16"
     # Without ZeRO, DeepSpeed would accumulate bfloat16 gradients in bfloat16; stage 1 keeps
     # float32 gradients and master weights.
-    stage = max(1, table.zero_stage) if bf16 else table.zero_stage
+    stage = max(1, config.zero_stage) if bf16 else config.zero_stage
     zero: dict[str, Any] = {"stage": stage}
-    if table.offload != "none":
+    if config.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
-    if table.offload == "all":
+    if config.offload == "all":
         zero["offload_param"] = {"device": "cpu"}
     return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "gradient_clipping": table.max_grad_norm if stage > 0 else 0.0,
+        "gradient_clipping": config.max_grad_norm if stage > 0 else 0.0,
         "zero_optimization": zero,
         "bf16": {"enabled": bf16},
         "data_types": {"grad_accum_dtype": "fp32"},

@@ -1,7 +1,7 @@
 """The numbers of one learner step: from trained groups to a flat `area/name` dictionary.
 
-train.py --groups, advantages--> `batch_metrics` --> run_folder.py (`metrics.jsonl`, TensorBoard).
-Pure; every mean runs over the trajectories that were trained on.
+step_report.py --groups, advantages--> `batch_metrics` --> run_folder.py (`metrics.jsonl`,
+TensorBoard). Pure; every mean runs over the trajectories that were trained on.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from agent_r1.learner.assembly import TrainingRun
 from agent_r1.learner.groups import AcceptResult
 from agent_r1_proto.registry import ToolRegistry
+from agent_r1_service.files.room import nearest_existing
 from agent_r1_service.metrics import Metric, MetricsPage, Value, scrape_target
 
 
@@ -119,7 +119,8 @@ _DROPPED = {"dropped_groups": "failed", "equal_groups": "equal_rewards"}
 def learner_page(run: TrainingRun) -> MetricsPage:
     """Return the page of one start of a run."""
     spec = run.spec
-    folders = {"run.dir": spec.folder.path, "learner.weights_dir": _existing(spec.weights_dir)}
+    weights_dir = nearest_existing(spec.weights_dir)
+    folders = {"run.dir": spec.folder.path, "learner.weights_dir": weights_dir}
     page = MetricsPage("learner", folders)
     newest = run.reporter.newest
     for name, metric in OF_STEP.items():
@@ -148,10 +149,6 @@ async def scrape_targets(run: TrainingRun, url: str) -> list[dict[str, object]]:
             for instance in tool.instances
         ),
     ]
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder, *folder.absolute().parents) if path.exists())
 
 
 def _of_learning(run: TrainingRun) -> dict[Metric, Callable[[], Value | None]]:

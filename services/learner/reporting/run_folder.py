@@ -1,4 +1,4 @@
-"""The run folder: train.py --numbers, trajectories, summary--> files that people and tools read.
+"""The run folder: step_report.py, evaluation.py, run_end.py --> files that people and tools read.
 
 `metrics.jsonl` (one line a step), `evaluations.jsonl` (one line an evaluation),
 `evaluation_after.jsonl` (one line a question), `failures.jsonl` (the first failure of each kind),

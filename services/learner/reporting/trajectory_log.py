@@ -1,4 +1,4 @@
-"""Readable trajectories: train.py --ScoredTrajectory--> one JSON object a line.
+"""Readable trajectories: step_report.py, evaluation.py --ScoredTrajectory--> a JSON object a line.
 
 `agent-r1 show` reads these files. Sampled text and tool text stay apart: a turn's `text` is what
 the policy sampled, a call's `text` what the tool answered.

@@ -1,7 +1,7 @@
 """Stored trajectories as a reward model learns them: a dialogue so far, and the verdict on it.
 
 `trajectories/*.jsonl` of runs (reporting/trajectory_log.py) --> train_and_test --Episode-->
-verdict_samples --TrainSample--> sft/supervised.py
+training_data --TrainSample--> sft/supervised.py
 """
 
 from __future__ import annotations

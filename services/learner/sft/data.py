@@ -1,6 +1,7 @@
 """Demonstrations for the warm start: JSON-lines files in, samples and their order out.
 
-files of `sft.data` --> load_dialogues --TrainSample--> plan_batches --> train.py
+files of `sft.data` --> load_dialogues --TrainSample--> supervised.py, in the order of
+plan_batches
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Dialogues as the policy would have seen and said them: token ids, and which tokens it said.
 
-data.py --messages--> DialogueEncoder --token ids, assistant mask--> train.py
+data.py, reward_model/data.py --messages--> DialogueEncoder --token ids, assistant mask--> back to
+them
 
 The template renders one message more at a time. What an assistant message adds, up to and with its
 end-of-turn token, is said by the policy; everything else is given to it. Each stretch is tokenized
@@ -10,7 +11,6 @@ together, so the warm start trains on the token boundaries that reinforcement le
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +21,7 @@ import numpy.typing as npt
 from transformers import AutoTokenizer, GenerationConfig
 
 from agent_r1_proto.tasks import ChatMessage
-
-_MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
+from agent_r1_service.control_tokens import MARKUP, control_pattern, spell_out
 
 
 @dataclass(frozen=True)
@@ -64,13 +63,11 @@ class DialogueEncoder:
         self._backend = self._tokenizer.backend_tokenizer
         self._kwargs = dict(template_kwargs or {})
         self._ends = self._end_of_turn_texts(model_path)
-        control = [
+        self._control = control_pattern(
             token.content
             for token in self._tokenizer.added_tokens_decoder.values()
-            if token.special or _MARKUP.match(token.content)
-        ]
-        alternatives = "|".join(map(re.escape, sorted(control, key=len, reverse=True)))
-        self._control = re.compile(alternatives or "(?!)")
+            if token.special or MARKUP.match(token.content)
+        )
 
     def _end_of_turn_texts(self, model_path: str) -> list[str]:
         """Return the tokens at which the policy stops, as text."""
@@ -181,13 +178,8 @@ class DialogueEncoder:
 
     def _encode_outside_text(self, text: str) -> list[int]:
         """Encode a message so that nothing in it becomes a control token, as a rollout does."""
-        pieces: list[str] = []
-        last = 0
-        for match in self._control.finditer(text):
-            pieces += [text[last : match.start() + 1], text[match.start() + 1 : match.end()]]
-            last = match.end()
-        pieces.append(text[last:])
-        return [token for piece in pieces if piece for token in self._encode(piece)]
+        pieces = spell_out(text, self._control)
+        return [token for piece in pieces for token in self._encode(piece)]
 
 
 def _rewrites(index: int, longer: str, shorter: str) -> str:

@@ -27,6 +27,7 @@ from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.sft.data import SftData, plan_batches
 from agent_r1_service.config import ModelConfig, RunConfig
+from agent_r1_service.exit_status import STOP_SIGNALS
 from agent_r1_service.files.writing import replace_directory, write_atomically
 from agent_r1_service.imports import quick_imports
 
@@ -308,7 +309,7 @@ def _stop_on_signal(stopping: threading.Event) -> Iterator[threading.Event]:
     def handle(signum: int, frame: FrameType | None) -> None:
         stopping.set()
 
-    previous = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
+    previous = {name: signal.signal(name, handle) for name in STOP_SIGNALS}
     try:
         yield stopping
     finally:

@@ -30,7 +30,8 @@ from agent_r1_service.files.private import write_private
 from agent_r1_service.files.run_folder import BUNDLE_FILE
 from agent_r1_service.files.writing import hash_file
 from agent_r1_service.fingerprint import package_hash, software_version
-from agent_r1_service.transfer.chunks import MIB, hash_chunks
+from agent_r1_service.memory import MIB
+from agent_r1_service.transfer.chunks import hash_chunks
 
 logger = logging.getLogger(__name__)
 

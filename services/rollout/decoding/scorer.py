@@ -18,11 +18,11 @@ from agent_r1_proto.rewards import (
     score_turns,
     valued_tokens,
 )
+from agent_r1_service.http import MAX_DETAIL_CHARS
 from agent_r1_service.http.token import RunToken, token_headers
 
 SCORE_TIMEOUT_S = 300.0
 """Longest wait for one score; the reward service has limits of its own, which are shorter."""
-MAX_DETAIL_CHARS = 300
 
 
 class BranchScorer(Protocol):

@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import Counter
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
 from agent_r1.rollout.branch import Branch, BranchState
 from agent_r1.rollout.decoding.scorer import BranchScorer, as_interaction
@@ -25,11 +23,11 @@ from agent_r1.rollout.decoding.spending import CallBudget, Spending
 from agent_r1.rollout.turns import Turns
 from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.trajectory import ANSWERED, DecodingCost
+from agent_r1_service.answers import most_frequent
+from agent_r1_service.together import run_together
 
 OUT_OF_CALLS = "decoding_max_calls"
 """Reason of a branch that ends because the budget has no calls left for its last turn."""
-
-T = TypeVar("T")
 
 
 class Search:
@@ -78,7 +76,7 @@ class Search:
             await self._sample(going)
             await self._run_calls(self._admit(going))
         if self._decoding.method == "majority":
-            return _majority(branches, [self._turns.answer(branch) for branch in branches])
+            return branches[most_frequent(self._turns.answer(branch) for branch in branches)]
         await self._score([branch for branch in branches if branch not in self._scores])
         return self._best(branches)[0]
 
@@ -152,7 +150,7 @@ class Search:
     # -- steps -----------------------------------------------------------------------------------
 
     async def _sample(self, branches: Sequence[Branch]) -> None:
-        counts = await _together(self._turns.sample(branch) for branch in branches)
+        counts = await run_together(self._turns.sample(branch) for branch in branches)
         self._spent.sampled_tokens += sum(counts)
 
     def _affords(self, branch: Branch) -> bool:
@@ -177,7 +175,7 @@ class Search:
         for branch in branches:
             if heirs[branch.state] is not branch:
                 await self._fork(branch)
-        await _together(self._turns.carry_out(branch) for branch in branches)
+        await run_together(self._turns.carry_out(branch) for branch in branches)
         calls = [call for branch in branches for call in branch.record.turns[-1].calls]
         self._spent.calls += sum(call.status in ANSWERED for call in calls)
 
@@ -192,7 +190,7 @@ class Search:
         assert self._scorer is not None
         assert component is not None
         asked = [self._scorer.value(component, as_interaction(branch)) for branch in branches]
-        for branch, value in zip(branches, await _together(asked), strict=True):
+        for branch, value in zip(branches, await run_together(asked), strict=True):
             self._scores[branch] = value.value
             self._spent.scores += 1
             self._spent.scorer_tokens += value.tokens
@@ -206,24 +204,3 @@ class Search:
         for state in [state for state in self._states if state not in needed]:
             self._states.remove(state)
             await asyncio.shield(state.close(self._turns.env.step_timeout_s))
-
-
-def _majority(branches: Sequence[Branch], answers: Sequence[str | None]) -> Branch:
-    """Return the first branch whose answer is the most frequent; one without an answer has no vote.
-
-    The first branch of all, where none has one.
-    """
-    said = [" ".join((answer or "").casefold().split()) for answer in answers]
-    counts = Counter(filter(None, said))
-    return branches[said.index(counts.most_common(1)[0][0]) if counts else 0]
-
-
-async def _together(steps: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run all to their end; the first error cancels the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(step) for step in steps]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,6 @@
 """Whether what a user's `ToolEnv.step` returned can be used.
 
-agent_loop.py checks every step before it acts on it. What is wrong here is a mistake in the class,
+turns.py checks every step before it acts on it. What is wrong here is a mistake in the class,
 so the texts name the class, what it returned, and what it must return.
 """
 
@@ -12,6 +12,7 @@ from numbers import Real
 
 from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.envs.tool_env import ToolEnv
+from agent_r1_service.user_code import kind_of
 
 
 class WrongStepError(ValueError):
@@ -31,7 +32,7 @@ def check_step(env: ToolEnv, step: object, num_calls: int) -> EnvStep:
     """
     name = f"{type(env).__name__}.step"
     if not isinstance(step, EnvStep):
-        raise WrongStepError(f"{name} returned {_kind_of(step)}; it must return an EnvStep")
+        raise WrongStepError(f"{name} returned {kind_of(step)}; it must return an EnvStep")
     _check_kinds(name, step)
     if len(step.process_rewards) not in (0, num_calls):
         raise WrongStepError(
@@ -100,10 +101,6 @@ def _is_reward(value: object) -> bool:
     if value is None:
         return True
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _kind_of(value: object) -> str:
-    return "None" if value is None else f"{type(value).__name__} ({value!r:.80})"
 
 
 def _shown(value: object) -> str:

@@ -1,6 +1,6 @@
 """ToolEnv: state transition, stop and process reward of an interaction with tools.
 
-agent_loop.py makes one instance per trajectory and calls `step` after every turn of the model.
+agent_loop.py makes one instance per trajectory; turns.py calls `step` after each turn of the model.
 A class of your own is named `env.type = "module:Name"` and found through `run.plugins`.
 """
 

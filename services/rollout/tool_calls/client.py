@@ -1,6 +1,6 @@
 """HTTP client of the tool services: specs at start, calls and sessions while trajectories run.
 
-agent_loop.py calls through here; discovery.py says which instance gets a call. A reply is a
+runner.py calls through here; discovery.py says which instance gets a call. A reply is a
 `ToolReply` the model reads; anything else (timeout, lost connection, 5xx, a reply that does not
 parse) is a `ToolOutageError`, which fails the attempt: outages.py has the table, transport.py
 makes the requests.

@@ -2,7 +2,7 @@
 
 Instances come from the registry in Redis (`watch_forever` reads it twice a second) or, with a fixed
 URL, from the configuration. client.py asks for an endpoint per call and says how it went;
-runner.py pins versions at the start of a trajectory.
+agent_loop.py pins versions at the start of a trajectory.
 
 A trajectory keeps the versions it started with (`env.pin = "trajectory"`): new ones are drawn by
 the registry's weights among versions that take new work, and a pinned version stays reachable on
@@ -21,13 +21,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent_r1.rollout.tool_calls.outages import RequestError
-from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.registry import WITHDRAW_TIMEOUT_S, ToolRegistry
 from agent_r1_proto.tool_pool import Pin, PinReport, ToolInstance, ToolState, ToolUse
 from agent_r1_proto.tools import ToolSpec
 
 logger = logging.getLogger(__name__)
 
-WITHDRAW_TIMEOUT_S = 2.0
 POLL_S = 0.5
 """How often the registry is read: additions and removals are seen within a second."""
 BREAKER_FAILURES = 3

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from agent_r1.rollout.tool_calls.discovery import Endpoint
 from agent_r1.rollout.tool_calls.outages import OUTAGES, RequestError
 from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolSpec
+from agent_r1_service.http import MAX_DETAIL_CHARS
 from agent_r1_service.http.token import RunToken, token_headers
 from agent_r1_service.tracing import trace_headers
 from agent_r1_service.unicode import repair_text
@@ -27,7 +28,6 @@ from agent_r1_service.unicode import repair_text
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 SPEC_TIMEOUT_S = 10.0
-MAX_DETAIL_CHARS = 300
 MAX_REPLY_BYTES = 16 << 20
 JSON_HEADERS = {"content-type": "application/json"}
 # What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 
 from agent_r1.rollout.tool_formats.base import CallBlock, ToolFormat, read_call
+from agent_r1_proto.tools import TESTS_TOOL
 
-TESTS_TOOL = "code_tests"
 EXAMPLE = "```python\nPROGRAM\n```"
 _BLOCK = re.compile(r"^```[ \t]*(?:python|py)?[ \t]*\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
 

@@ -15,13 +15,13 @@ from typing import Any
 from agent_r1.rollout.policy import EngineWork, PolicySetupError
 from agent_r1.rollout.vllm.adapter import adapter_args
 from agent_r1.rollout.vllm.settings import (
-    GIB,
     OUT_OF_MEMORY_REMEDY,
     ModelFacts,
     VllmSettings,
     check_cpu_fit,
 )
 from agent_r1_service.imports import quick_imports
+from agent_r1_service.memory import GIB
 
 DEFAULT_BATCHED_TOKENS = 2048
 _PR_SET_PDEATHSIG = 1

@@ -1,6 +1,6 @@
 """The sampler: vLLM's AsyncLLM, token ids in, token ids and log-probabilities out.
 
-agent_loop.py calls `generate`; app.py calls `load_weights` with the learner's manifests and
+turns.py calls `generate`; weights/versions.py calls `load_weights` with the learner's manifests and
 `score` for its canary. The engine runs in a process of its own, which loads weights through
 weight_transfer.py.
 """

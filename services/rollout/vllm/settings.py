@@ -21,9 +21,8 @@ from agent_r1.rollout.vllm.snapshot_reader import (
 )
 from agent_r1_service.config import Dtype, LoraConfig
 from agent_r1_service.files.hub import HubError, model_folder
-from agent_r1_service.memory import free_memory_bytes
+from agent_r1_service.memory import GIB, free_memory_bytes
 
-GIB = 2**30
 # Of vLLM's attention kernels for the CPU; importing them here to ask would take seconds.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 PLUGIN = "agent_r1_weight_transfer"

@@ -44,7 +44,7 @@ def to_tool_result(answer: CallToolResult) -> ToolResult:
     if size > MAX_RESULT_CHARS:
         return error_result(
             f"Error: the answer has {size} characters and the limit is {MAX_RESULT_CHARS}; "
-            "ask for less at once"
+            "ask for less at a time"
         )
     try:
         parts = [_part_of(block) for block in answer.content]

@@ -26,7 +26,7 @@ from agent_r1.tools.sandbox.run import REPORT, Run, RunResult
 from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError, Worker
-from agent_r1_proto.tools import TestedCode, ToolResult
+from agent_r1_proto.tools import TESTS_TOOL, TestedCode, ToolResult
 
 _TESTER_CALLS = 10_000
 
@@ -45,7 +45,7 @@ class CodeTestsSettings(SandboxSettings):
 class CodeTests(SandboxTool[CodeTestsSettings]):
     """Runs hidden tests."""
 
-    name = "code_tests"
+    name = TESTS_TOOL
     settings_class = CodeTestsSettings
     description = (
         "Runs your Python code against the tests of the task and returns how many pass and the "

@@ -73,5 +73,5 @@ def _describe(key: str, kind: str, message: str, value: object, model: type[Base
     if kind != "extra_forbidden":
         return f"{key} ({value!r}): {message[0].lower()}{message[1:]}"
     near = difflib.get_close_matches(key, model.model_fields, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(model.model_fields)}"
+    hint = f"did you mean {near[0]}?" if near else f"the keys are {', '.join(model.model_fields)}"
     return f"{key} is unknown; {hint}"

@@ -135,7 +135,7 @@ class BatchedSearch:
                 if self._pending[key].expires_at > loop.time():
                     batch.append(key)
                 else:
-                    waited = TimeoutError("the query waited for its turn longer than its caller")
+                    waited = TimeoutError("the caller gave up before the query's turn came")
                     self._pending.pop(key).future.set_exception(waited)
             if batch:
                 task = loop.create_task(self._run(batch, top_k))

@@ -44,7 +44,7 @@ RETRIEVE = Route(
 )
 
 
-def add_retrieve(app: FastAPI, tool: SearchTool, default_top_k: int) -> None:
+def add_retrieve(app: FastAPI, tool: SearchTool) -> None:
     """Add the route `POST /retrieve` to the application of a search tool.
 
     The contents of a document are the quoted title, a newline and the text.
@@ -53,7 +53,7 @@ def add_retrieve(app: FastAPI, tool: SearchTool, default_top_k: int) -> None:
     @app.post(RETRIEVE.path)
     async def retrieve(request: Request) -> Response:
         body = parse_body(RetrieveRequest, await request.body())
-        top_k = body.topk or default_top_k
+        top_k = body.topk or tool.top_k
         found = await asyncio.gather(
             *(tool.find(query, top_k, RETRIEVE_TIMEOUT_S) for query in body.queries)
         )

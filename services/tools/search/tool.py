@@ -13,9 +13,9 @@ from dataclasses import asdict
 from pydantic import JsonValue
 
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
-from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.backend import Found, Hit, SearchBackend
 from agent_r1.tools.search.batching import BatchedSearch
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.tools import TextPart, ToolResult
 
 _CUT_MARK = "…"
@@ -35,9 +35,10 @@ class SearchTool(Tool):
         "additionalProperties": False,
     }
 
-    def __init__(self, name: str, config: ToolConfig, backend: SearchBackend) -> None:
+    def __init__(self, name: str, config: SearchConfig, backend: SearchBackend) -> None:
         self.name = name
         self.description = config.description
+        self.top_k = config.top_k
         self.version = f"1+{backend.fingerprint[:12]}"
         self._config = config
         self._backend = backend
@@ -79,7 +80,7 @@ class SearchTool(Tool):
                 f"Error: the query has {len(query)} characters; the limit is {limit}. "
                 "Ask something shorter."
             )
-        found = await self.find(query, self._config.top_k, context.timeout_s)
+        found = await self.find(query, self.top_k, context.timeout_s)
         mark: dict[str, JsonValue] = {} if found.partial is None else {"partial": found.partial}
         return ToolResult(
             parts=[TextPart(text=self._as_text(found.hits))],
@@ -127,7 +128,7 @@ class SearchTool(Tool):
         return text
 
 
-def open_search_tool(name: str, config: ToolConfig) -> SearchTool:
+def open_search_tool(name: str, config: SearchConfig) -> SearchTool:
     """Open the configured backend (building its index if needed) and return the tool.
 
     Raises:
@@ -136,13 +137,13 @@ def open_search_tool(name: str, config: ToolConfig) -> SearchTool:
     return SearchTool(name, config, open_backend(config))
 
 
-def open_backend(config: ToolConfig) -> SearchBackend:
+def open_backend(config: SearchConfig) -> SearchBackend:
     """Open what finds the passages; tools without a search need none of its packages."""
     if config.backend == "elasticsearch":
         from agent_r1.tools.search.elasticsearch_bm25 import open_index
         from agent_r1.tools.search.elasticsearch_client import Server
 
-        assert config.elasticsearch_url is not None  # both checked by ToolConfig
+        assert config.elasticsearch_url is not None  # both checked by SearchConfig
         assert config.index is not None
         server = Server.from_environment(
             os.environ,
@@ -155,6 +156,6 @@ def open_backend(config: ToolConfig) -> SearchBackend:
     from agent_r1.tools.search import tantivy_bm25
     from agent_r1.tools.search.threads import ThreadedBackend
 
-    assert config.corpus is not None  # checked by ToolConfig
+    assert config.corpus is not None  # checked by SearchConfig
     index = tantivy_bm25.open_index(config.corpus, config.index_dir)
     return ThreadedBackend(index, config.search_threads)

@@ -154,7 +154,7 @@ def test_a_password_on_the_command_line_is_refused(
         (["train"], "name a CONFIG to start a run, or --resume DIR"),
         (["train", "{file}", "--resume", "x"], "name a CONFIG to start a run, or --resume DIR"),
         (["train", "--resume", "{folder}"], "holds no run to resume (config.json is missing)"),
-        (["train", "--resume", "x", "--run-dir", "y"], "exclude each other"),
+        (["train", "--resume", "x", "--run-dir", "y"], "cannot be combined"),
         (
             ["train", "--resume", "file://{folder}/none", "--run-dir", "{folder}/new"],
             "holds no run",

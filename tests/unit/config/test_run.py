@@ -18,7 +18,7 @@ from agent_r1.config.run import (
     write_config,
 )
 from agent_r1.config.sources import known_keys
-from tests.support.config_scene import RUN_TOML, write_scene
+from tests.support.config_scene import RUN_TOML, search_of, write_scene
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_later_sources_win_and_each_value_knows_its_source(file: Path):
         ("env.enable_tools=[]", lambda c: c.env.enable_tools, []),
         ("env.enable_tools=['search']", lambda c: c.env.enable_tools, ["search"]),
         ("env.system_prompt=a = b", lambda c: c.env.system_prompt, "a = b"),
-        ("tools.search.top_k=5", lambda c: c.tools["search"].top_k, 5),
+        ("tools.search.top_k=5", lambda c: search_of(c).top_k, 5),
         ("reward.components={f1 = 0.5}", lambda c: c.reward.components, {"f1": 0.5}),
         ("learner={steps = 4}", lambda c: c.learner.steps, 4),
         (
@@ -75,7 +75,7 @@ def test_set_takes_toml_values_and_bare_text(file: Path, option: str, read, expe
     ("variable", "text", "read", "expected"),
     [
         ("AGENT_R1__ENV__MAX_TURNS", "3", lambda c: c.env.max_turns, 3),
-        ("AGENT_R1__TOOLS__SEARCH__TOP_K", "4", lambda c: c.tools["search"].top_k, 4),
+        ("AGENT_R1__TOOLS__SEARCH__TOP_K", "4", lambda c: search_of(c).top_k, 4),
         (
             "AGENT_R1__TOOLS__SEARCH__URL",
             "http://h:1",
@@ -95,7 +95,7 @@ def test_a_variable_finds_a_tool_whose_name_has_capitals_and_dashes(tmp_path: Pa
     toml = RUN_TOML + '\n[tools.Web-search]\ncorpus = "corpus.jsonl"\n'
     file = write_scene(tmp_path / "x", toml)
     config = load(file, AGENT_R1__TOOLS__WEB_SEARCH__TOP_K="9").config
-    assert config.tools["Web-search"].top_k == 9
+    assert search_of(config, "Web-search").top_k == 9
     assert sorted(config.tools) == ["Web-search", "search"]
 
 
@@ -196,7 +196,7 @@ def test_inputs_are_found_from_the_file_and_outputs_from_here(
     config = load(file, "data.train=['mine.jsonl']", "evaluation.sets.mine=m.jsonl").config
     example = file.parent
     assert config.model.path == str(example / "model")
-    assert config.tools["search"].corpus == example / "corpus.jsonl"
+    assert search_of(config).corpus == example / "corpus.jsonl"
     assert config.evaluation.sets["held_out"].source == example / "held_out.jsonl"
     assert config.run.folder() == elsewhere / "runs" / "demo"
     # What is typed into a terminal is relative to where the terminal is.
@@ -315,7 +315,7 @@ def test_the_system_message_may_be_in_a_file(file: Path, tmp_path: Path):
 def test_a_system_message_that_is_missing_or_given_twice_is_refused(file: Path):
     with pytest.raises(ConfigError, match=r"env\.system_prompt_file .*nowhere.* cannot be read"):
         load(file, "env.system_prompt_file=nowhere.txt")
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         load(file, "env.system_prompt_file=nowhere.txt", "env.system_prompt=Be brief.")
 
 
@@ -354,9 +354,9 @@ top_k = 7
     config = loaded.config
     # Each file over the one that it extends, and options over all of them.
     assert (config.learner.steps, config.learner.group_size) == (5, 8)
-    assert (config.learner.groups_per_batch, config.tools["search"].top_k) == (2, 7)
+    assert (config.learner.groups_per_batch, search_of(config).top_k) == (2, 7)
     # A path is relative to the file that has it.
-    assert config.tools["search"].corpus == file.parent / "corpus.jsonl"
+    assert search_of(config).corpus == file.parent / "corpus.jsonl"
     assert config.data is not None
     assert [one.source for one in config.data.train] == [more / "train.jsonl"]
     assert config.model.path == str(file.parent / "model")

@@ -65,7 +65,7 @@ def test_a_named_server_is_not_started(config: Config):
 
 def test_a_machine_with_gpus_is_told_to_start_its_own(config: Config):
     with pytest.raises(
-        ConfigError, match=r"reward.critic.path .*here are 2.*set reward.critic.url"
+        ConfigError, match=r"reward.critic.path .*this one has 2.*set reward.critic.url"
     ):
         scorer_servers(config, 2)
 

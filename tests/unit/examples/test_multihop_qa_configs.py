@@ -21,7 +21,7 @@ from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1_proto.tasks import Task
-from tests.support.config_scene import task_line
+from tests.support.config_scene import search_of, task_line
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "multihop_qa"
 FILES = sorted((EXAMPLE / "configs").glob("*.toml"))
@@ -132,7 +132,7 @@ def test_the_hyperparameters_are_the_papers(file: Path):
     assert (learner.temperature, learner.max_staleness) == (1.0, 0)
     assert (learner.epochs, learner.steps) == (1, None)
     assert (env.max_turns, env.max_tokens_per_turn, env.max_tool_response_chars) == (5, 1024, 2048)
-    assert (config.reward.rule, config.tools["search"].top_k) == ("paper", 5)
+    assert (config.reward.rule, search_of(config).top_k) == ("paper", 5)
     assert (evaluation.every, evaluation.temperature) == (10, 0.0)
     assert set(evaluation.sets) == {"hotpotqa", "2wikimultihopqa", "musique"}
     assert (config.model.path, config.model.dtype) == (MODELS[size], "bfloat16")

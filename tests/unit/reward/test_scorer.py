@@ -203,7 +203,7 @@ def test_a_component_that_cannot_be_loaded_is_explained(plugin: str, name: str, 
     ("values", "message"),
     [
         ({"components": {"exactmatch": 1.0}}, "did you mean 'exact_match'?"),
-        ({"components": {"zzz": 1.0}}, "built-in are exact_match, f1,"),
+        ({"components": {"zzz": 1.0}}, "the built-in ones are exact_match, f1,"),
         ({"components": {"f1": 0.0}}, "gives every trajectory reward 0"),
         ({"rule": "paper", "components": {"f1": 1.0}}, "gives some to f1"),
         ({"rule": "papre"}, "'weighted' or 'paper'"),

@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-LOG_RATIO_BOUND = 20.0
-"""Log-ratios are limited to +-20, so that exp() of an outlier stays finite."""
+from agent_r1.learner.algorithms.importance import LOG_RATIO_BOUND
 
 
 @dataclass(frozen=True)

@@ -189,14 +189,14 @@ class RankEngine:
         return values.index_select(0, self._tensor(batch.predictions))
 
     def _policy_share(
-        self, batch: MicroBatch, spec: LossSpec, tally: MetricAccumulator, *, compares: bool
+        self, batch: MicroBatch, spec: LossSpec, metrics: MetricAccumulator, *, compares: bool
     ) -> torch.Tensor:
         """Run the micro-batch forward; return its share of the optimizer batch's loss.
 
         Args:
             batch: the micro-batch.
             spec: which loss.
-            tally: gets the metrics.
+            metrics: gets what is measured.
             compares: the weights are those of the start of the batch for all of its tokens, so
                 log-probabilities are compared with the rollout's.
         """
@@ -206,11 +206,11 @@ class RankEngine:
                 ref_logprobs, _ = self._forward(self._reference, batch)
         logprobs, entropies = self._forward(self._policy, batch)
         weights = self._tensor(batch.weights)
-        tally.add("entropy", entropies)
-        tally.add("tokens", torch.ones_like(logprobs))
+        metrics.add("entropy", entropies)
+        metrics.add("tokens", torch.ones_like(logprobs))
         if spec.kind == "nll":
             share = weighted_nll(logprobs, weights).sum()
-            tally.add("policy", share)
+            metrics.add("policy", share)
         else:
             inputs = LossInputs(
                 logprobs=logprobs,
@@ -224,35 +224,35 @@ class RankEngine:
             )
             policy = find_policy_loss(spec.policy_loss)(inputs, options)
             share = (policy.loss * self._tensor(batch.importance_weights) * weights).sum()
-            tally.add("policy", share)
-            tally.add("clipped", policy.clipped)
-            tally.raise_max("ratio", policy.ratio)
+            metrics.add("policy", share)
+            metrics.add("clipped", policy.clipped)
+            metrics.raise_max("ratio", policy.ratio)
             if compares:
                 difference = (logprobs.detach() - self._tensor(batch.rollout_logprobs)).abs()
-                tally.add("dlogp", difference)
-                tally.add("compared", torch.ones_like(difference))
-                tally.raise_max("dlogp", difference)
+                metrics.add("dlogp", difference)
+                metrics.add("compared", torch.ones_like(difference))
+                metrics.raise_max("dlogp", difference)
             if ref_logprobs is not None:
                 kl = kl_per_token(logprobs, ref_logprobs, spec.kl_estimator)
                 share = share + spec.kl_coef * (kl * weights).sum()
-                tally.add("kl_ref", kl)
+                metrics.add("kl_ref", kl)
             if spec.entropy_coef > 0:
                 share = share - spec.entropy_coef * (entropies * weights).sum()
-        tally.add("loss", share)
+        metrics.add("loss", share)
         return share
 
     def _value_share(
-        self, batch: ValueBatch, spec: LossSpec, tally: MetricAccumulator
+        self, batch: ValueBatch, spec: LossSpec, metrics: MetricAccumulator
     ) -> torch.Tensor:
         """Run the critic forward; return the micro-batch's share of its loss."""
         values = self._values(batch)
         old_values, returns = self._tensor(batch.old_values), self._tensor(batch.returns)
         losses = clipped_value_loss(values, old_values, returns, clip=spec.value_clip)
         share = (losses.loss * self._tensor(batch.weights)).sum()
-        tally.add("value_loss", share)
-        tally.add("values", values)
-        tally.add("value_tokens", torch.ones_like(values))
-        tally.add("values_clipped", losses.clipped)
+        metrics.add("value_loss", share)
+        metrics.add("values", values)
+        metrics.add("value_tokens", torch.ones_like(values))
+        metrics.add("values_clipped", losses.clipped)
         return share
 
     # Training
@@ -260,26 +260,26 @@ class RankEngine:
     def train(self, order: RankBatch) -> TrainReply:
         """Take the ordered optimizer steps; return metrics over all ranks."""
         with self._explain_out_of_memory():
-            tally = MetricAccumulator(self.device)
+            metrics = MetricAccumulator(self.device)
             norms: dict[str, float] = {}
             compares = len(order.steps) == 1
             for step in order.steps:
-                finite = self.accumulate(step, order.spec, tally, compares=compares)
-                finite += self._accumulate_critic(step, order.spec, tally)
+                finite = self.accumulate(step, order.spec, metrics, compares=compares)
+                finite += self._accumulate_critic(step, order.spec, metrics)
                 if not_finite := self._collect_not_finite(finite):
                     return TrainReply(not_finite=not_finite)
                 if step.lr is not None:
                     norms["grad_norm"] = self._policy.step(step.lr)
                 if self._critic is not None and step.critic_lr is not None:
                     norms["grad/critic_norm"] = self._critic.step(step.critic_lr)
-            sums, maxima = tally.reduce()
+            sums, maxima = metrics.reduce()
         return TrainReply(batch_metrics(order, sums, maxima) | norms)
 
     def accumulate(
         self,
         step: OptimizerStep,
         spec: LossSpec,
-        tally: MetricAccumulator | None = None,
+        metrics: MetricAccumulator | None = None,
         *,
         compares: bool = True,
     ) -> list[tuple[torch.Tensor, TokenBatch]]:
@@ -288,25 +288,25 @@ class RankEngine:
         Returns:
             Each micro-batch with whether its loss is finite, still on the device.
         """
-        tally = tally or MetricAccumulator(self.device)
+        metrics = metrics or MetricAccumulator(self.device)
         finite: list[tuple[torch.Tensor, TokenBatch]] = []
         with torch.no_grad():
             for batch in step.measured:
-                share = self._policy_share(batch, spec, tally, compares=compares)
+                share = self._policy_share(batch, spec, metrics, compares=compares)
                 finite.append((torch.isfinite(share), batch))
         for i, batch in enumerate(step.microbatches):
-            share = self._policy_share(batch, spec, tally, compares=compares)
+            share = self._policy_share(batch, spec, metrics, compares=compares)
             finite.append((torch.isfinite(share.detach()), batch))
             self._policy.backward(share, last=i == len(step.microbatches) - 1)
         return finite
 
     def _accumulate_critic(
-        self, step: OptimizerStep, spec: LossSpec, tally: MetricAccumulator
+        self, step: OptimizerStep, spec: LossSpec, metrics: MetricAccumulator
     ) -> list[tuple[torch.Tensor, TokenBatch]]:
         finite: list[tuple[torch.Tensor, TokenBatch]] = []
         for i, batch in enumerate(step.value_batches):
             assert self._critic is not None  # there are no value batches without one
-            share = self._value_share(batch, spec, tally)
+            share = self._value_share(batch, spec, metrics)
             finite.append((torch.isfinite(share.detach()), batch))
             self._critic.backward(share, last=i == len(step.value_batches) - 1)
         return finite

@@ -51,8 +51,8 @@ def listen(place: RankPlace, interface: str | None) -> tuple[Any, int]:
     except OSError as exc:
         raise ValueError(
             f"the ranks' store cannot listen on {host}:{place.port} ({exc.strerror}); MASTER_ADDR "
-            "must be an address of rank 0's machine, or rank_interface name the interface behind "
-            "it, and MASTER_PORT be free"
+            "must be an address of rank 0's machine, or rank_interface must name the interface "
+            "behind it, and MASTER_PORT must be free"
         ) from exc
     port = listener.getsockname()[1]
     descriptor = listener.detach()
@@ -171,7 +171,7 @@ def _compare(rank: int, own: str, left: bytes) -> None:
         raise EngineError(f"rank {rank}: {found[REFUSAL]}")
     if differences := list(_differences(json.loads(own), found)):
         raise EngineError(
-            f"rank {rank} has another configuration than rank 0: {', '.join(differences)}; give "
+            f"rank {rank} is configured differently from rank 0: {', '.join(differences)}; give "
             "every rank the same file and --set"
         )
 

@@ -62,9 +62,9 @@ class CriticSetup:
     """Optimizer steps at the start of the run that train the critic alone."""
 
 
-def _runs_on_cpu(table: EngineConfig) -> bool:
-    if table.device != "auto":
-        return table.device == "cpu"
+def _runs_on_cpu(config: EngineConfig) -> bool:
+    if config.device != "auto":
+        return config.device == "cpu"
     import torch  # takes seconds, but whoever sets an engine up needs it next
 
     return not torch.cuda.is_available()
@@ -97,15 +97,15 @@ class EngineSetup:
 
     @classmethod
     def of(
-        cls, model: ModelConfig, table: EngineConfig, *, seed: int = 0, **more: Any
+        cls, model: ModelConfig, config: EngineConfig, *, seed: int = 0, **more: Any
     ) -> EngineSetup:
         """Return the setup of a table that may hold more than the engine's keys."""
-        fields = {name: getattr(table, name) for name in EngineConfig.model_fields}
-        if table.share_prefixes is None:
+        fields = {name: getattr(config, name) for name in EngineConfig.model_fields}
+        if config.share_prefixes is None:
             fields["share_prefixes"] = (
                 model.attention == "sdpa"
                 and not _has_sliding_layers(Path(model.path))
-                and _runs_on_cpu(table)
+                and _runs_on_cpu(config)
             )
         return cls(model, EngineConfig(**fields), seed, **more)
 

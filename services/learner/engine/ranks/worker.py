@@ -24,7 +24,7 @@ from agent_r1.learner.engine.ranks.meeting import connect, meet_rank_0, refuse
 from agent_r1.learner.engine.ranks.messages import EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.engine.ranks.wire import BUILD, GATHERED, RESULTS, receive, send
-from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_FAILED, EXIT_INTERRUPTED, STOP_SIGNALS
 from agent_r1_service.files.writing import DiskFullError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,6 @@ VERDICT_S = 3.0
 collectives fail that other ranks wait in."""
 ITS_OWN_STORY = (EngineError, DiskFullError)
 """Errors whose text says all."""
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def follow(place: RankPlace, setups: Iterable[EngineSetup]) -> NoReturn:

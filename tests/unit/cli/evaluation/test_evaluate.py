@@ -466,7 +466,7 @@ def test_a_tool_whose_calls_cannot_be_taken_back_is_refused_before_anything_star
         "agent_r1.config.checks.load_everything", lambda *_, **__: Findings(specs={"mail": lasting})
     )
     assert cli.main(command(file, "--decode", "majority", *REWARD_MODEL)) == 2
-    assert "calls of mail have effects outside of their session" in capsys.readouterr().err
+    assert "calls of mail have effects outside their session" in capsys.readouterr().err
     assert fake.configs == []
 
 

@@ -172,7 +172,7 @@ def test_train_from_a_run_or_model_sets_the_model(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
     assert main(["train", "--resume", str(run), "--from", str(run)]) == 2
-    assert "--from and --resume exclude each other" in capsys.readouterr().err
+    assert "--from and --resume cannot be combined" in capsys.readouterr().err
     file = tmp_path / "example" / "run.toml"
     assert main(["train", str(file), "--from", str(tmp_path / "nothing")]) == 2
     assert "MODEL_OR_RUN" in capsys.readouterr().err

@@ -109,5 +109,5 @@ def test_limits_end_the_plan(tmp_path: Path):
 
 
 def test_batch_size_is_given_one_way(tmp_path: Path):
-    with pytest.raises(ValueError, match="exclude each other"):
+    with pytest.raises(ValueError, match="cannot be combined"):
         make_table(tmp_path / "d", batch_tokens=100)

@@ -33,7 +33,7 @@ SETTINGS = SandboxSettings()
         ({"wall_s": 0}, r"wall_s \(0\): input should be greater than 0"),
         ({"memory_mb": 1.5}, r"memory_mb \(1.5\)"),
         ({"memory": 100}, r"memory is unknown; did you mean memory_mb\?"),
-        ({"zzz": 1}, r"zzz is unknown; known are sandbox, cpu_s"),
+        ({"zzz": 1}, r"zzz is unknown; the keys are sandbox, cpu_s"),
         ({"sandbox": "none"}, r"sandbox \('none'\)"),
         ({"preload": ["os; import x"]}, r"preload \('os; import x'\)"),
         ({"wall_s": -1, "processes": 0}, r"wall_s \(-1\).*; processes \(0\)"),

@@ -41,6 +41,32 @@ def test_set_up_fetches_a_missing_bwrap_into_the_environment(
     assert "warning" not in capsys.readouterr().out
 
 
+def test_a_copy_that_was_interrupted_is_made_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    unpack = 'mkdir -p "$3/bin" && cd "$3/bin" && printf "#!/bin/sh\\n" > bwrap && chmod +x bwrap'
+    for name, says in (("apt-get", "touch bubblewrap.deb"), ("dpkg-deb", unpack)):
+        (packages / name).write_text(f"#!/bin/sh\n{says}\n")
+        (packages / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{packages}:/bin")
+    found = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else found(name))
+
+    def stop_halfway(source: Path, target: Path) -> None:
+        target.write_text("#!/bin")
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(shutil, "copy", stop_halfway)
+        with pytest.raises(KeyboardInterrupt):
+            native_libraries.ensure_bwrap(tmp_path / "bin")
+    assert not (tmp_path / "bin" / "bwrap").exists()
+    (tmp_path / "bin" / "bwrap").write_text("#!/bin")  # what an earlier release left behind
+    native_libraries.ensure_bwrap(tmp_path / "bin")
+    assert [one.name for one in (tmp_path / "bin").iterdir()] == ["bwrap"]
+    assert (tmp_path / "bin" / "bwrap").read_text() == "#!/bin/sh\n"
+
+
 @pytest.mark.parametrize("fetched", [None, "broken"])
 def test_set_up_goes_on_without_bwrap_and_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch,

@@ -12,8 +12,8 @@ import pytest
 
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import CallContext, ToolUnavailableError
-from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.search.backend import Found, Hit
+from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.corpus import Passage
 from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import SearchTool
@@ -55,7 +55,7 @@ class FakeBackend:
 
 @contextlib.asynccontextmanager
 async def started(backend: FakeBackend | None = None, **settings: Any) -> AsyncIterator[SearchTool]:
-    table = ToolConfig(corpus=CORPUS, **settings)
+    table = SearchConfig(corpus=CORPUS, **settings)
     tool = SearchTool("search", table, backend or FakeBackend())
     await tool.start()
     try:
@@ -147,10 +147,10 @@ async def test_version_names_the_corpus_and_stop_closes_the_backend():
 
 @contextlib.asynccontextmanager
 async def client(**settings: Any) -> AsyncIterator[httpx.AsyncClient]:
-    table = ToolConfig(corpus=CORPUS, **settings)
+    table = SearchConfig(corpus=CORPUS, **settings)
     tool = SearchTool("search", table, FakeBackend())
     app = create_app(ToolService(tool))
-    add_retrieve(app, tool, table.top_k)
+    add_retrieve(app, tool)
     transport = httpx.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

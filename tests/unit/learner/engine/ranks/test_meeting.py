@@ -56,7 +56,7 @@ def test_a_rank_with_another_configuration_ends_both_with_the_keys(
 ):
     errors = meet(setup(), lambda place, store: meet_rank_0(place, store, other))
     assert errors[0] == errors[1]
-    assert f"rank 1 has another configuration than rank 0: {difference}" in errors[0]
+    assert f"rank 1 is configured differently from rank 0: {difference}" in errors[0]
 
 
 def test_a_rank_that_cannot_take_part_says_why():

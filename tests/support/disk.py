@@ -1,0 +1,15 @@
+"""File systems with as much free space as a test says."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from agent_r1_service.files import room
+
+
+def free(number_of_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every file system have so much free space, as files/room.py sees it."""
+    usage = type(shutil.disk_usage("/"))(number_of_bytes, 0, number_of_bytes)
+    monkeypatch.setattr(room.shutil, "disk_usage", lambda _: usage)
