@@ -184,8 +184,9 @@ def test_a_run_with_a_shared_folder_says_what_to_set(scene: Config, redis_url: s
 
 
 def test_a_file_that_the_learner_lacks_is_named(scene: Config, redis_url: str, tmp_path: Path):
-    assert search_of(scene).corpus is not None
-    search_of(scene).corpus.unlink()
+    corpus = search_of(scene).corpus
+    assert corpus is not None
+    corpus.unlink()
     with learner(scene, redis_url, tmp_path / "run"):
         join(scene.run.id, "calculator", redis_url, [])
         with pytest.raises(ValueError, match=r"cannot give tools\.search\.corpus: .*No such file"):
