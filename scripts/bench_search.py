@@ -37,7 +37,7 @@ from agent_r1.tools.search.batching import normalize_query
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.elasticsearch_bm25 import open_index as open_elasticsearch
 from agent_r1.tools.search.elasticsearch_build import build_index
-from agent_r1.tools.search.elasticsearch_client import Server
+from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer
 from agent_r1.tools.search.tantivy_bm25 import open_index as open_embedded
 from agent_r1.tools.search.tool import open_search_tool
 
@@ -67,7 +67,9 @@ def read_questions(folder: Path, name: str) -> list[dict[str, Any]]:
         return [json.loads(line) for line in lines]
 
 
-async def search_elasticsearch(server: Server, name: str, queries: list[str]) -> list[list[str]]:
+async def search_elasticsearch(
+    server: ElasticsearchServer, name: str, queries: list[str]
+) -> list[list[str]]:
     """Return the ids found for each query, best first."""
     backend = open_elasticsearch(server, name)
     await backend.start()
@@ -92,7 +94,7 @@ def recall(found: Iterable[Sequence[str]], gold: Iterable[set[str]], depth: int)
     )
 
 
-def measure_parity(server: Server, data: Path) -> list[dict[str, Any]]:
+def measure_parity(server: ElasticsearchServer, data: Path) -> list[dict[str, Any]]:
     """Compare the two backends on every corpus."""
     overlaps: list[float] = []
     worst = 0.0
@@ -141,7 +143,7 @@ async def time_calls(ask: Ask, queries: Sequence[str]) -> float:
     return len(queries) / (time.perf_counter() - began)
 
 
-async def time_ours(server: Server, index: str, queries: Sequence[str]) -> float:
+async def time_ours(server: ElasticsearchServer, index: str, queries: Sequence[str]) -> float:
     """Measure the search tool."""
     table = SearchConfig.model_validate(
         {"backend": "elasticsearch", "elasticsearch_url": server.url, "index": index}
@@ -158,7 +160,7 @@ async def time_ours(server: Server, index: str, queries: Sequence[str]) -> float
         await tool.stop()
 
 
-async def time_other(server: Server, index: str, queries: Sequence[str]) -> float:
+async def time_other(server: ElasticsearchServer, index: str, queries: Sequence[str]) -> float:
     """Measure one request per call."""
     async with AsyncElasticsearch(server.url, request_timeout=TIMEOUT_S) as client:
 
@@ -175,7 +177,7 @@ async def time_other(server: Server, index: str, queries: Sequence[str]) -> floa
         return await time_calls(ask, queries)
 
 
-def measure_speed(server: Server, data: Path, rounds: int) -> list[dict[str, Any]]:
+def measure_speed(server: ElasticsearchServer, data: Path, rounds: int) -> list[dict[str, Any]]:
     """Compare searches a second with and without batches, single flight and cache."""
     index = f"bench-{SPEED_CORPUS}"
     build_index(server, data / f"{SPEED_CORPUS}_corpus.jsonl.gz", index)
@@ -217,7 +219,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.url is None or arguments.data is None:
         parser.error("--url and --data are needed (or ELASTICSEARCH_URL and AGENT_R1_REAL_DATA)")
-    server = Server.from_environment(os.environ, url=arguments.url, request_timeout_s=TIMEOUT_S)
+    server = ElasticsearchServer.from_environment(
+        os.environ, url=arguments.url, request_timeout_s=TIMEOUT_S
+    )
     data = Path(arguments.data)
     OUT.mkdir(parents=True, exist_ok=True)
     results = [] if arguments.skip_parity else measure_parity(server, data)

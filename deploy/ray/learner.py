@@ -66,7 +66,7 @@ def train(config: Config, file: str, options: Sequence[str]) -> int:
         say("learner.checkpoint_url is not set, so the run would be lost with the node of rank 0")
     ray.init(logging_level=logging.WARNING)
     stop = Stop()
-    losses = Losses(config.placement.max_restarts, config.placement.restart_window_s)
+    losses = RankLosses(config.placement.max_restarts, config.placement.restart_window_s)
     home: Node | None = None
     while not stop.asked:
         ended: list[Ended | None] = []
@@ -137,7 +137,7 @@ def _describe(ended: Sequence[Ended | None]) -> str:
     )
 
 
-class Losses:
+class RankLosses:
     """How often ranks were lost of late."""
 
     def __init__(self, most: int, window_s: float) -> None:

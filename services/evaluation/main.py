@@ -29,7 +29,7 @@ from agent_r1.evaluation.answers import (
 )
 from agent_r1.evaluation.config import QuestioningConfig
 from agent_r1.evaluation.retrieval import check_offered, retrieve, with_passages
-from agent_r1.evaluation.summary import SetScores, summarise_answers, summary_record
+from agent_r1.evaluation.summary import SetSummary, summarise_answers, summary_record
 from agent_r1_proto.failures import reason_kind
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
@@ -59,7 +59,7 @@ class Progress:
     """Mean reward of what was answered since this evaluation was started or continued."""
 
 
-class Evaluation:
+class EvaluationRun:
     """One evaluation and its result file.
 
     Args:
@@ -140,7 +140,7 @@ class Evaluation:
         counts = Counter(reason_kind(answer.reason) for answer in failed)
         return [f"{count} x {reason}" for reason, count in counts.most_common(SHOWN_REASONS)]
 
-    def summarise(self) -> dict[str, SetScores]:
+    def summarise(self) -> dict[str, SetSummary]:
         """Write the summary of the answers so far, and return the scores per set."""
         scores = summarise_answers(self.file.answers.values())
         write_json(summary_file(self.file.out), summary_record(self._facts, scores))

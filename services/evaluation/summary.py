@@ -76,7 +76,7 @@ class GroupScores:
 
 
 @dataclass(frozen=True)
-class SetScores(GroupScores):
+class SetSummary(GroupScores):
     """Scores of one set, and of its types and numbers of hops."""
 
     types: dict[str, GroupScores] = field(default_factory=dict)
@@ -92,15 +92,15 @@ class SetScores(GroupScores):
         }
 
 
-def summarise_answers(answers: Iterable[Answer]) -> dict[str, SetScores]:
+def summarise_answers(answers: Iterable[Answer]) -> dict[str, SetSummary]:
     """Average answers per set and, within it, per type and per number of hops."""
     # Sorted, so that resampling meets the questions in the same order however they came.
     ordered = sorted(answers, key=lambda answer: answer.key)
     tools = sorted({tool for answer in ordered for tool in answer.calls})
-    summary: dict[str, SetScores] = {}
+    summary: dict[str, SetSummary] = {}
     for name, members in _grouped(ordered, lambda answer: answer.set).items():
         scores = _scores(members, tools)
-        summary[name] = SetScores(
+        summary[name] = SetSummary(
             **vars(scores),
             types={k: _scores(v, tools) for k, v in _grouped(members, lambda a: a.type).items()},
             hops={k: _scores(v, tools) for k, v in _grouped(members, lambda a: a.hops).items()},
@@ -185,7 +185,7 @@ def _passes(answer: Answer) -> bool | None:
     return known[0] == 1.0 if known else None
 
 
-def summary_record(facts: Facts, sets: dict[str, SetScores]) -> dict[str, Any]:
+def summary_record(facts: Facts, sets: dict[str, SetSummary]) -> dict[str, Any]:
     """Return what `{out}.summary.json` holds."""
     return {
         **{name: facts.get(name) for name in RECORDED_FACTS},
@@ -199,7 +199,7 @@ def summary_record(facts: Facts, sets: dict[str, SetScores]) -> dict[str, Any]:
     }
 
 
-def summary_lines(sets: dict[str, SetScores], names: ScoreNames) -> list[str]:
+def summary_lines(sets: dict[str, SetSummary], names: ScoreNames) -> list[str]:
     """Return the scores as lines of text, one a set, a type and a number of hops."""
     lines: list[str] = []
     for name, scores in sets.items():

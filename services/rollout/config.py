@@ -77,8 +77,8 @@ class EnvConfig(StrictConfig):
     def _check_system_prompt(self) -> Self:
         if self.system_prompt is not None and self.system_prompt_file is not None:
             raise ValueError(
-                f"env.system_prompt and env.system_prompt_file ({self.system_prompt_file}) exclude "
-                "each other; remove one of them"
+                f"env.system_prompt and env.system_prompt_file ({self.system_prompt_file}) cannot "
+                "be combined; remove one of them"
             )
         return self
 

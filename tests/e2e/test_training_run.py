@@ -16,7 +16,7 @@ from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.evaluate import questioning
 from agent_r1.cli.policy import with_policy
 from agent_r1.config.run import Config, load_config
-from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.main import EvaluationRun
 from agent_r1_deploy import local_client
 from agent_r1_proto.tasks import Decoding
 from tests.e2e.conftest import STEPS, ResumedRun
@@ -196,7 +196,7 @@ def run_matrix(file: Path, served: Config) -> None:
 class Evaluated:
     """What was asked of the run on one start of the services."""
 
-    evaluations: list[Evaluation]
+    evaluations: list[EvaluationRun]
     """Greedy, and one that searches."""
     matrix: Path
     """Folder of the results of `agent-r1 matrix`."""
@@ -214,7 +214,7 @@ def evaluated(resumed_run: ResumedRun, tmp_path_factory: pytest.TempPathFactory)
     )
     sets = {name: config.evaluation.sets[name] for name in ("hotpot_like", "wiki2_like")}
     evaluations = [
-        Evaluation(sets=sets, questioning=how, out=out / f"{i}.jsonl")
+        EvaluationRun(sets=sets, questioning=how, out=out / f"{i}.jsonl")
         for i, how in enumerate((greedy, searching))
     ]
     matrix = write_matrix(out, resumed_run, sets["hotpot_like"].source)

@@ -20,7 +20,7 @@ from elasticsearch import Elasticsearch
 from agent_r1.cli.main import main
 from agent_r1.tools.search import elasticsearch_build
 from agent_r1.tools.search.elasticsearch_build import BuildOptions, BuildResult, build_index
-from agent_r1.tools.search.elasticsearch_client import Server
+from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer
 from tests.support.elasticsearch_front import Answer, Asked, Front, error_answer
 
 pytestmark = pytest.mark.elasticsearch
@@ -88,7 +88,7 @@ def ids(client: Elasticsearch, name: str, query: str) -> list[str]:
 
 
 def build(url: str, corpus: Path, name: str, **options: Any) -> BuildResult:
-    return build_index(Server(url), corpus, name, BuildOptions(**options))
+    return build_index(ElasticsearchServer(url), corpus, name, BuildOptions(**options))
 
 
 def documents(asked: Asked) -> int:

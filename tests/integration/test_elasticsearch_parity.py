@@ -14,7 +14,7 @@ from agent_r1.tools.search.backend import Found
 from agent_r1.tools.search.batching import normalize_query
 from agent_r1.tools.search.elasticsearch_bm25 import open_index as open_elasticsearch
 from agent_r1.tools.search.elasticsearch_build import build_index
-from agent_r1.tools.search.elasticsearch_client import Server
+from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer
 from agent_r1.tools.search.tantivy_bm25 import open_index as open_embedded
 
 pytestmark = [pytest.mark.elasticsearch, pytest.mark.slow]
@@ -27,7 +27,9 @@ OVERLAP_GOAL = 0.94
 RECALL_BOUND = 0.01
 
 
-async def elasticsearch_ids(server: Server, name: str, queries: list[str]) -> list[list[str]]:
+async def elasticsearch_ids(
+    server: ElasticsearchServer, name: str, queries: list[str]
+) -> list[list[str]]:
     backend = open_elasticsearch(server, name)
     await backend.start()
     try:
@@ -56,7 +58,7 @@ async def test_embedded_and_elasticsearch_find_the_same_passages(
     elasticsearch_url: str, real_data_dir: Path, tmp_path: Path
 ):
     # scripts/bench_search.py prints the figures of every corpus at several depths.
-    server = Server(elasticsearch_url)
+    server = ElasticsearchServer(elasticsearch_url)
     overlaps: list[float] = []
     for corpus_name in CORPORA:
         corpus = real_data_dir / f"{corpus_name}_corpus.jsonl.gz"

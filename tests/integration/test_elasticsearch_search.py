@@ -24,7 +24,7 @@ from elasticsearch import Elasticsearch
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.elasticsearch_build import BuildOptions, build_index
-from agent_r1.tools.search.elasticsearch_client import Server
+from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer
 from agent_r1.tools.search.tool import SearchTool, open_search_tool
 from tests.support.certificates import write_certificate
 from tests.support.elasticsearch_front import Answer, Asked, Front, error_answer
@@ -65,7 +65,7 @@ def delete_versions(client: Elasticsearch, name: str) -> None:
 def index(elasticsearch_url: str, corpus: Path) -> Iterator[str]:
     """An index every test of this module may read."""
     name = f"test-{uuid.uuid4().hex[:12]}"
-    build_index(Server(elasticsearch_url), corpus, name)
+    build_index(ElasticsearchServer(elasticsearch_url), corpus, name)
     yield name
     with Elasticsearch(elasticsearch_url) as client:
         delete_versions(client, name)
@@ -143,7 +143,7 @@ async def test_scores_are_bm25(elasticsearch_url: str, tmp_path: Path, name: str
     corpus.write_text(
         '{"id": "a", "title": "x", "text": "word"}\n{"id": "b", "title": "x", "text": "other"}\n'
     )
-    await asyncio.to_thread(build_index, Server(elasticsearch_url), corpus, name)
+    await asyncio.to_thread(build_index, ElasticsearchServer(elasticsearch_url), corpus, name)
     async with started(table(elasticsearch_url, name)) as tool:
         (hit,) = (await tool.find("word", 5, WAIT_S)).hits
     assert hit.score == pytest.approx(math.log(2), rel=1e-5)
@@ -278,7 +278,7 @@ async def test_shards_that_fail_are_flagged(front: Front, index: str):
 async def test_an_index_of_several_shards_ranks_as_one(
     elasticsearch_url: str, index: str, corpus: Path, name: str
 ):
-    server, options = Server(elasticsearch_url), BuildOptions(num_shards=3)
+    server, options = ElasticsearchServer(elasticsearch_url), BuildOptions(num_shards=3)
     await asyncio.to_thread(build_index, server, corpus, name, options)
     async with (
         started(table(elasticsearch_url, index)) as one,
@@ -309,7 +309,7 @@ async def test_a_server_that_goes_away_is_an_outage_and_one_that_comes_back_answ
 async def test_a_service_keeps_its_version_of_the_index_and_the_next_one_takes_the_new(
     elasticsearch_url: str, tmp_path: Path, name: str
 ):
-    server = Server(elasticsearch_url)
+    server = ElasticsearchServer(elasticsearch_url)
     corpus = write_corpus(tmp_path / "c.jsonl", "born")
     await asyncio.to_thread(build_index, server, corpus, name)
     settings = table(elasticsearch_url, name, top_k=1, cache_size=0)
@@ -417,7 +417,7 @@ def _slow(front: Front, client: Elasticsearch, name: str) -> str:
 
 def _load(front: Front, name: str) -> None:
     corpus = front.corpus  # type: ignore[attr-defined]
-    build_index(Server(front.url), corpus, name)
+    build_index(ElasticsearchServer(front.url), corpus, name)
 
 
 @pytest.mark.parametrize(
@@ -448,7 +448,7 @@ def test_what_cannot_be_searched_is_explained_before_the_service_is_up(
 
 
 async def test_starting_checks_the_index_again(elasticsearch_url: str, corpus: Path, name: str):
-    await asyncio.to_thread(build_index, Server(elasticsearch_url), corpus, name)
+    await asyncio.to_thread(build_index, ElasticsearchServer(elasticsearch_url), corpus, name)
     tool = await asyncio.to_thread(open_search_tool, "search", table(elasticsearch_url, name))
     with Elasticsearch(elasticsearch_url) as client:
         delete_versions(client, name)

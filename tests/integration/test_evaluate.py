@@ -1,4 +1,4 @@
-"""`Evaluation` against a real Redis, with stand-ins for rollout and reward."""
+"""`EvaluationRun` against a real Redis, with stand-ins for rollout and reward."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.evaluation.config import QuestioningConfig
-from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.main import EvaluationRun
 from agent_r1_proto.streams import Broker
 from agent_r1_service.config import RedisConfig, RunConfig
 from tests.support.learner_fakes import FakeServices, write_tasks
@@ -27,7 +27,7 @@ async def test_every_question_becomes_one_line_and_counts_in_the_summary(
         FakeServices(broker).running() as services,
     ):
         questioning = QuestioningConfig(max_questions=4, max_turns=2, timeout_s=20.0)
-        evaluation = Evaluation(sets=sets, questioning=questioning, out=out)
+        evaluation = EvaluationRun(sets=sets, questioning=questioning, out=out)
         await asyncio.to_thread(
             evaluation.ask, run=RunConfig(id=run_id), redis=RedisConfig(url=redis_url)
         )

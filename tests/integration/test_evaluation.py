@@ -22,7 +22,7 @@ from agent_r1.cli.evaluation import evaluate as cli_evaluate
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.answers import read_answers, summary_file
 from agent_r1.evaluation.config import QuestioningConfig
-from agent_r1.evaluation.main import Evaluation, Progress
+from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.evaluation.retrieval import RetrievalError
 from agent_r1_deploy import local_client
 from agent_r1_deploy.local_services import LocalServices
@@ -94,7 +94,7 @@ async def test_naive_rag_retrieves_once_over_http_and_leaves_one_turn(
     tmp_path: Path, questions: Path, redis_url: str, run_id: str
 ):
     progress: list[Progress] = []
-    evaluation = Evaluation(
+    evaluation = EvaluationRun(
         sets={"held_out": questions},
         questioning=questioning(method="naive_rag", seed=4),
         out=tmp_path / "rag.jsonl",
@@ -140,7 +140,7 @@ async def test_naive_rag_retrieves_once_over_http_and_leaves_one_turn(
 async def test_several_answers_to_a_question_have_seeds_of_their_own(
     tmp_path: Path, questions: Path, redis_url: str, run_id: str
 ):
-    evaluation = Evaluation(
+    evaluation = EvaluationRun(
         sets={"held_out": questions},
         questioning=questioning(attempts=3, temperature=1.0),
         out=tmp_path / "answers.jsonl",
@@ -166,7 +166,7 @@ async def test_a_search_tool_that_is_away_asks_nobody_anything(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("agent_r1.evaluation.retrieval.FIRST_DELAY_S", 0.0)
-    evaluation = Evaluation(
+    evaluation = EvaluationRun(
         sets={"held_out": questions},
         questioning=questioning(method="naive_rag"),
         out=tmp_path / "rag.jsonl",
@@ -186,10 +186,10 @@ ASK = """
 import sys
 from pathlib import Path
 from agent_r1.evaluation.config import QuestioningConfig
-from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.main import EvaluationRun
 from agent_r1_service.config import RedisConfig, RunConfig
 questions, out, redis_url, run_id = sys.argv[1:]
-evaluation = Evaluation(
+evaluation = EvaluationRun(
     sets={"held_out": Path(questions)},
     questioning=QuestioningConfig(max_in_flight=4),
     out=Path(out),
@@ -216,7 +216,7 @@ async def test_an_evaluation_that_was_killed_asks_only_what_is_left(
     answered = {answer.id for answer in await asyncio.to_thread(_whole_lines, out)}
     assert len(answered) == 5
 
-    evaluation = Evaluation(
+    evaluation = EvaluationRun(
         sets={"held_out": questions}, questioning=QuestioningConfig(max_in_flight=4), out=out
     )
     assert "only half written" in evaluation.notes[0]
@@ -250,14 +250,14 @@ async def test_questions_without_an_answer_in_time_fail_and_come_again(
 ):
     out = tmp_path / "scores.jsonl"
     sets = {"held_out": questions}
-    first = Evaluation(sets=sets, questioning=questioning(timeout_s=2.0), out=out)
+    first = EvaluationRun(sets=sets, questioning=questioning(timeout_s=2.0), out=out)
     async with Answering(redis_url, run_id, limit=10).at_work():
         await asyncio.to_thread(
             first.ask, run=RunConfig(id=run_id), redis=RedisConfig(url=redis_url)
         )
     scores = first.summarise()["held_out"]
     assert (scores.n, scores.failed) == (10, 2)
-    second = Evaluation(sets=sets, questioning=questioning(), out=out)
+    second = EvaluationRun(sets=sets, questioning=questioning(), out=out)
     assert len(second.left) == 2
     async with Answering(redis_url, f"{run_id}-again").at_work():
         await asyncio.to_thread(

@@ -15,7 +15,7 @@ import pytest
 from agent_r1.cli.main import main
 from agent_r1.cli.services import join as join_module
 from agent_r1.cli.services.join import join
-from agent_r1.cli.services.pull_bundle import BundlePuller, Part
+from agent_r1.cli.services.pull_bundle import BundlePart, BundlePuller
 from agent_r1.config.run import Config, dump_config, load_config
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.server import LearnerServer
@@ -210,7 +210,7 @@ async def test_no_file_is_written_outside_of_the_folder(path: str, tmp_path: Pat
     async with pull_client(None) as client:
         puller = BundlePuller(client, "http://127.0.0.1:1", bundle, {}, tmp_path / "here")
         with pytest.raises(ValueError, match="a file outside of its folder"):
-            await puller.bring(Part("model", ("model", "path")), {"model": {}})
+            await puller.bring(BundlePart("model", ("model", "path")), {"model": {}})
     assert "elsewhere" not in names_below(tmp_path)
 
 

@@ -23,7 +23,7 @@ from agent_r1.learner.engine.checkpoint import CRITIC_FILE
 from agent_r1.learner.engine.critic import export_critic
 from agent_r1.learner.engine.interface import FloatArray, LossSpec, TrainSample
 from agent_r1.learner.reward_model import train as reward_model
-from agent_r1.learner.reward_model.data import Episode, VerdictEncoder
+from agent_r1.learner.reward_model.data import JudgedEpisode, VerdictEncoder
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer
@@ -155,7 +155,7 @@ def probability(trained: Trained, request: ScoreRequest, *, thoughts: bool) -> f
     dialogues = DialogueEncoder(str(trained.folder))
     encoder = VerdictEncoder(dialogues, QUESTION, max_context=512, thoughts=thoughts)
     turns = [VerdictTurn(turn.text, [call.text for call in turn.calls]) for turn in request.turns]
-    episode = Episode("t", "COMPLETED", request.prompt, turns, [], 1.0)
+    episode = JudgedEpisode("t", "COMPLETED", request.prompt, turns, [], 1.0)
     model: Any = AutoModelForCausalLM.from_pretrained(trained.folder)
     both = []
     for verdict in (GOOD, BAD):

@@ -20,7 +20,7 @@ import pytest
 from elasticsearch import Elasticsearch
 
 from agent_r1.tools.search.elasticsearch_build import build_index
-from agent_r1.tools.search.elasticsearch_client import Server
+from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer
 from agent_r1_proto.tools import CallReply, ToolHealth, ToolSpec
 
 WAIT_S = 30.0
@@ -143,7 +143,7 @@ def test_a_service_on_elasticsearch_answers_as_the_embedded_one(
     start: Start, corpus: Path, elasticsearch_url: str
 ):
     name = f"test-{uuid.uuid4().hex[:12]}"
-    built = build_index(Server(elasticsearch_url), corpus, name)
+    built = build_index(ElasticsearchServer(elasticsearch_url), corpus, name)
     try:
         table = {
             "backend": "elasticsearch",

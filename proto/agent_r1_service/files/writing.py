@@ -129,20 +129,25 @@ def replace_directory(directory: Path) -> Generator[Path]:
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     staging = _staging(directory)
-    retired = directory.with_name(f".{directory.name}.{os.getpid()}.old")
-    for leftover in (staging, retired):
-        shutil.rmtree(leftover, ignore_errors=True)
+    shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
         yield staging
-        sync_tree(staging)
-        if directory.exists():
-            directory.rename(retired)
-        staging.rename(directory)
-        sync_path(directory.parent)
+        put_in_place(staging, directory)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
-        shutil.rmtree(retired, ignore_errors=True)
+
+
+def put_in_place(finished: Path, directory: Path) -> None:
+    """Let a finished directory beside `directory` become it, and take the place of one there."""
+    replaced = directory.with_name(f".{directory.name}.{os.getpid()}.old")
+    shutil.rmtree(replaced, ignore_errors=True)
+    sync_tree(finished)
+    if directory.exists():
+        directory.rename(replaced)
+    finished.rename(directory)
+    sync_path(directory.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def sync_tree(directory: Path) -> None:

@@ -23,9 +23,9 @@ from agent_r1.config.run import Config, ConfigError, dump_config, load_config
 from agent_r1.evaluation.answers import summary_file, write_json
 from agent_r1.evaluation.comparison import compare_files, comparison_lines
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
-from agent_r1.evaluation.main import Evaluation, Progress
+from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.evaluation.retrieval import check_spec
-from agent_r1.evaluation.summary import SetScores, summary_lines
+from agent_r1.evaluation.summary import SetSummary, summary_lines
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.threads import in_thread
@@ -63,7 +63,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     out: Path = arguments.out.resolve()
     if out.is_dir():
         raise ConfigError(f"--out ({out}) is a folder; name a file, such as {out}/scores.jsonl")
-    evaluation = Evaluation(
+    evaluation = EvaluationRun(
         sets=config.evaluation.sets,
         questioning=questioning(config, arguments.method, arguments.attempts, decoding),
         out=out,
@@ -93,7 +93,7 @@ def evaluate(arguments: argparse.Namespace) -> int:
     return _status(scores, config.learner.max_lost_share)
 
 
-def _status(scores: Mapping[str, SetScores], max_share: float) -> int:
+def _status(scores: Mapping[str, SetSummary], max_share: float) -> int:
     """Return the exit status; say which sets lost more questions than is allowed."""
     status = 0
     for name, of_set in scores.items():
@@ -107,7 +107,7 @@ def _status(scores: Mapping[str, SetScores], max_share: float) -> int:
     return status
 
 
-def _ask(evaluation: Evaluation, config: Config, arguments: argparse.Namespace) -> int:
+def _ask(evaluation: EvaluationRun, config: Config, arguments: argparse.Namespace) -> int:
     """Ask what is left on services of its own; say how to continue if that does not end."""
     from agent_r1_deploy import local_client
 

@@ -18,7 +18,7 @@ from agent_r1.cli.evaluation.table import package_versions
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.answers import Answer
-from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.matrix.cells import load_cell, measure, read_cell, write_cell
 from agent_r1.evaluation.matrix.pool import choose, enough
 from agent_r1.evaluation.matrix.report import NOT_RUN, Results, write_report
@@ -85,7 +85,7 @@ def _run(group: Sequence[PlannedCell], *, overwrite: bool) -> None:
     from agent_r1_deploy import local_client
 
     # Opened before anything starts: answers of other settings are refused here.
-    evaluations: dict[Path, Evaluation] = {}
+    evaluations: dict[Path, EvaluationRun] = {}
     for cell in group:
         if cell.answers not in evaluations:
             evaluations[cell.answers] = _evaluation(cell, overwrite=overwrite)
@@ -106,7 +106,7 @@ def _run(group: Sequence[PlannedCell], *, overwrite: bool) -> None:
                 )
             meter.event(_finish(cell, evaluation))
 
-    asked: list[Evaluation] = []
+    asked: list[EvaluationRun] = []
     try:
         if any(evaluation.left for evaluation in evaluations.values()):
             local_client.run_client(group[0].config, ask, meter.event)
@@ -117,9 +117,9 @@ def _run(group: Sequence[PlannedCell], *, overwrite: bool) -> None:
         meter.end()
 
 
-def _evaluation(cell: PlannedCell, *, overwrite: bool) -> Evaluation:
+def _evaluation(cell: PlannedCell, *, overwrite: bool) -> EvaluationRun:
     try:
-        return Evaluation(
+        return EvaluationRun(
             sets={cell.place.set: cell.source},
             questioning=cell.questioning,
             out=cell.answers,
@@ -130,7 +130,7 @@ def _evaluation(cell: PlannedCell, *, overwrite: bool) -> Evaluation:
         raise ConfigError(f"{cell.place.name}: {exc}") from exc
 
 
-def _finish(cell: PlannedCell, evaluation: Evaluation) -> str:
+def _finish(cell: PlannedCell, evaluation: EvaluationRun) -> str:
     """Write a cell's numbers, unless too many questions failed; return a line about it."""
     answers, candidates = list(evaluation.file.answers.values()), None
     if cell.choice is not None:

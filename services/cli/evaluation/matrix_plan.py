@@ -41,7 +41,7 @@ from agent_r1.evaluation.matrix.data_sets import (
     read_questions,
 )
 from agent_r1.evaluation.matrix.questions import Question
-from agent_r1.evaluation.matrix.report import Place
+from agent_r1.evaluation.matrix.report import CellKey
 from agent_r1.reward.components import ASKING
 from agent_r1.reward.config import RewardConfig
 from agent_r1.tools.loading import describe_tool
@@ -63,7 +63,7 @@ POOL = "pool"
 class PlannedCell:
     """One evaluation."""
 
-    place: Place
+    place: CellKey
     family: Family
     config: Config
     """Of the services, and of what is asked."""
@@ -105,7 +105,7 @@ class MatrixPlan:
     """Files to write, without suffix."""
     models: Mapping[str, str]
     """What each model is, as the file names it."""
-    cells: Mapping[Place, PlannedCell | str]
+    cells: Mapping[CellKey, PlannedCell | str]
     """In the order of the report; a text is why a cell cannot be run."""
     series: Mapping[str, str]
     """By the name of a way to decode: what it has in common with others that cost more or less."""
@@ -174,15 +174,15 @@ class _Planner:
             )
         return scorer
 
-    def cells(self) -> Iterator[tuple[Place, PlannedCell | str]]:
+    def cells(self) -> Iterator[tuple[CellKey, PlannedCell | str]]:
         yield from self._published() if self._matrix.sets else ()
         for name, source in self._matrix.tasks.items():
             for model in self._models:
                 for decode in self._matrix.decode:
-                    place = Place(model, name, AS_THEY_ARE, decode.label)
+                    place = CellKey(model, name, AS_THEY_ARE, decode.label)
                     yield place, self._own_cell(place, decode, source)
 
-    def _own_cell(self, place: Place, decode: DecodeEntry, source: DataSource) -> PlannedCell:
+    def _own_cell(self, place: CellKey, decode: DecodeEntry, source: DataSource) -> PlannedCell:
         config = self._models[place.model]
         compared = any(
             place.set in entry.sets and place.decode in (entry.first, entry.second)
@@ -193,7 +193,7 @@ class _Planner:
         settings = {**cell.settings, "max_questions": cell.questioning.max_questions}
         return replace(cell, compared=compared, settings=settings)
 
-    def _published(self) -> Iterator[tuple[Place, PlannedCell | str]]:
+    def _published(self) -> Iterator[tuple[CellKey, PlannedCell | str]]:
         for name in SET_NAMES:
             try:
                 questions, missing = self._questions(name), ""
@@ -205,7 +205,7 @@ class _Planner:
                 tasks = "" if gap else self._write_tasks(name, method, questions, specs)
                 for model in self._models:
                     for decode in self._matrix.decode:
-                        place = Place(model, name, method, decode.label)
+                        place = CellKey(model, name, method, decode.label)
                         if (
                             not gap
                             and decode.method == "majority"
@@ -254,7 +254,9 @@ class _Planner:
         write_lines(file, (prompts.make_task(q, name, method, family, spec) for q in questions))
         return str(file)
 
-    def _cell(self, place: Place, method: Method, decode: DecodeEntry, tasks: Path) -> PlannedCell:
+    def _cell(
+        self, place: CellKey, method: Method, decode: DecodeEntry, tasks: Path
+    ) -> PlannedCell:
         family = family_of(place.set)
         style = prompts.call_style(method, family)
         config = service_config(self._models[place.model], family, style)
@@ -265,7 +267,7 @@ class _Planner:
 
     def _planned(
         self,
-        place: Place,
+        place: CellKey,
         decode: DecodeEntry,
         config: Config,
         source: DataSource,
@@ -301,7 +303,7 @@ class _Planner:
             choice=choice,
         )
 
-    def _choice(self, place: Place, decode: DecodeEntry, decoding: Decoding) -> Choice:
+    def _choice(self, place: CellKey, decode: DecodeEntry, decoding: Decoding) -> Choice:
         costing = decode.tokens_of
         return Choice(
             candidates=decode.candidates,
@@ -309,7 +311,7 @@ class _Planner:
             tokens_of=None if costing is None else self._file(replace(place, decode=costing)),
         )
 
-    def _file(self, place: Place) -> Path:
+    def _file(self, place: CellKey) -> Path:
         folder = self._results.with_name(f"{self._results.name}_cells")
         return folder / f"{place.name}.json"
 

@@ -41,7 +41,7 @@ from agent_r1.cli.evaluation.table_plan import (
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.answers import read_answers, write_json
-from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH, Baseline
 from agent_r1.evaluation.table.report import Results, write_report
@@ -83,10 +83,10 @@ def table(arguments: argparse.Namespace) -> int:
             remove_cell(plan, run)
     for run in selected:
         _check_settings(run, f"{_again(arguments, run.method)} --overwrite")
-    evaluations: dict[Baseline, Evaluation] = {
+    evaluations: dict[Baseline, EvaluationRun] = {
         name: _evaluation(plan, name, overwrite=arguments.overwrite) for name in unasked
     }
-    to_ask: dict[Baseline, Evaluation] = {
+    to_ask: dict[Baseline, EvaluationRun] = {
         name: found for name, found in evaluations.items() if found.left
     }
     kept = len(selected) - len(left)
@@ -106,7 +106,7 @@ def table(arguments: argparse.Namespace) -> int:
 
 def _run(
     plan: TablePlan,
-    evaluations: Mapping[Baseline, Evaluation],
+    evaluations: Mapping[Baseline, EvaluationRun],
     selected: Sequence[PlannedRun],
     left: Sequence[PlannedRun],
     again: str,
@@ -136,7 +136,7 @@ def _run(
     return EXIT_INTERRUPTED
 
 
-def _asker(plan: TablePlan, evaluations: Mapping[Baseline, Evaluation]) -> Client:
+def _asker(plan: TablePlan, evaluations: Mapping[Baseline, EvaluationRun]) -> Client:
     """Return what asks the baselines, one after the other."""
 
     async def ask(served: Config) -> None:
@@ -163,11 +163,11 @@ def _asker(plan: TablePlan, evaluations: Mapping[Baseline, Evaluation]) -> Clien
     return ask
 
 
-def _evaluation(plan: TablePlan, name: Baseline, *, overwrite: bool) -> Evaluation:
+def _evaluation(plan: TablePlan, name: Baseline, *, overwrite: bool) -> EvaluationRun:
     if overwrite:
         _wall_file(plan, name).unlink(missing_ok=True)
     try:
-        return Evaluation(
+        return EvaluationRun(
             sets=plan.base.evaluation.sets,
             questioning=questioning(plan.base, name),
             out=plan.answers(name),

@@ -41,7 +41,7 @@ OF_A_SERVER = ("url", "api_key", "max_concurrent", "requests_per_minute", "cache
 """Of the models that score, a cell holds every key but these."""
 
 
-class Cell(StrictMessage):
+class TableCell(StrictMessage):
     """What one finished run answered, and how it was made."""
 
     settings: dict[str, JsonValue]
@@ -96,7 +96,7 @@ def write_cell(
     Raises:
         ConfigError: it cannot be written.
     """
-    cell = Cell(
+    cell = TableCell(
         settings=_settings(run),
         in_domain=list(in_domain),
         measure=plan.measure,
@@ -120,7 +120,7 @@ def write_cell(
     return cell.seed_scores()
 
 
-def read_cell(plan: TablePlan, run: PlannedRun) -> Cell | None:
+def read_cell(plan: TablePlan, run: PlannedRun) -> TableCell | None:
     """Return the cell of a run; None where it has none.
 
     Raises:
@@ -131,7 +131,7 @@ def read_cell(plan: TablePlan, run: PlannedRun) -> Cell | None:
     if file is None or not file.exists():
         return None
     try:
-        cell = Cell.model_validate_json(file.read_text(encoding="utf-8"))
+        cell = TableCell.model_validate_json(file.read_text(encoding="utf-8"))
     except (OSError, ValidationError) as exc:
         raise ConfigError(f"the cell {file} cannot be read ({exc}); remove it") from exc
     found = differences({"measure": cell.measure}, {"measure": plan.measure})

@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from agent_r1.cli.live_run import check_redis, own_settings, redis_of_this_host, redis_option
-from agent_r1.cli.services.pull_bundle import BundlePuller, Part, read_bundle
+from agent_r1.cli.services.pull_bundle import BundlePart, BundlePuller, read_bundle
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ENV_PREFIX, ConfigError
 from agent_r1_proto.registry import Registry
@@ -201,17 +201,17 @@ def _served(config: Mapping[str, Any], service: str) -> str:
     return service
 
 
-def _needed(config: Mapping[str, Any], service: str) -> list[Part]:
+def _needed(config: Mapping[str, Any], service: str) -> list[BundlePart]:
     """Return the parts of the bundle that a service needs."""
     plugins = enumerate(config["run"]["plugins"])
-    parts = [Part(plugin_part(i), ("run", "plugins"), i, entry) for i, entry in plugins]
+    parts = [BundlePart(plugin_part(i), ("run", "plugins"), i, entry) for i, entry in plugins]
     if service == "rollout":
-        parts.append(Part(model_part(), ("model", "path")))
+        parts.append(BundlePart(model_part(), ("model", "path")))
         if (config["model"].get("lora") or {}).get("path") is not None:
-            parts.append(Part(adapter_part(), ("model", "lora", "path")))
+            parts.append(BundlePart(adapter_part(), ("model", "lora", "path")))
     for key in TOOL_FILES:
         if config["tools"].get(service, {}).get(key) is not None:
-            parts.append(Part(tool_part(service, key), ("tools", service, key)))
+            parts.append(BundlePart(tool_part(service, key), ("tools", service, key)))
     return parts
 
 

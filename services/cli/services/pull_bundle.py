@@ -29,7 +29,7 @@ ROOM_REMEDY = "set the variable TMPDIR to a folder with room"
 
 
 @dataclass(frozen=True)
-class Part:
+class BundlePart:
     """A part of a bundle, and the key of the configuration that names it."""
 
     name: str
@@ -101,7 +101,7 @@ class BundlePuller:
     folder: Path
     """Gets the files."""
 
-    async def bring(self, part: Part, config: dict[str, Any]) -> None:
+    async def bring(self, part: BundlePart, config: dict[str, Any]) -> None:
         """Bring one part to this host, and write into a configuration where it is.
 
         Raises:
@@ -141,7 +141,7 @@ class BundlePuller:
             await Download(self.client, file, url, peers={}, own_name="").run()
 
 
-def _compare(part: Part, value: str, files: Sequence[BundleFile]) -> None:
+def _compare(part: BundlePart, value: str, files: Sequence[BundleFile]) -> None:
     here = Path(value).expanduser()
     for one in files:
         path = here / one.path if here.is_dir() else here

@@ -60,9 +60,9 @@ def _refuse_foreign(arguments: argparse.Namespace) -> None:
 
 def _index_elasticsearch(arguments: argparse.Namespace) -> int:
     from agent_r1.tools.search.elasticsearch_build import BuildOptions, BuildResult, build_index
-    from agent_r1.tools.search.elasticsearch_client import Server
+    from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer
 
-    server = Server.from_environment(
+    server = ElasticsearchServer.from_environment(
         os.environ,
         url=arguments.url or "http://localhost:9200",
         ca_certs=arguments.ca_certs,

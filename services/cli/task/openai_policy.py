@@ -30,7 +30,7 @@ Message = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class ChatServer:
+class PolicyServer:
     """A server, and the model that it is asked for."""
 
     http: httpx.AsyncClient
@@ -74,18 +74,18 @@ def open_client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=url.rstrip("/") + "/", headers=headers, timeout=TIMEOUT_S)
 
 
-async def find_model(http: httpx.AsyncClient, name: str | None) -> ChatServer:
+async def find_model(http: httpx.AsyncClient, name: str | None) -> PolicyServer:
     """Return the server with the model of this name, or with the first it offers.
 
     Raises:
         ConfigError: the server cannot be reached, or lists no model.
     """
     if name is not None:
-        return ChatServer(http, name)
+        return PolicyServer(http, name)
     try:
         answer = await http.get("models")
         answer.raise_for_status()
-        return ChatServer(http, str(answer.json()["data"][0]["id"]))
+        return PolicyServer(http, str(answer.json()["data"][0]["id"]))
     except (httpx.HTTPError, ValueError, LookupError, TypeError) as exc:
         raise ConfigError(
             f"{http.base_url}models does not list a model ({type(exc).__name__}: {exc}); correct "
@@ -97,7 +97,7 @@ async def find_model(http: httpx.AsyncClient, name: str | None) -> ChatServer:
 class Dialogue:
     """One interaction as the server sees it."""
 
-    server: ChatServer
+    server: PolicyServer
     temperature: float
     max_tokens: int
     tool_format: ToolFormat = HERMES

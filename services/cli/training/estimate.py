@@ -54,7 +54,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Estimate:
+class RunEstimate:
     """What a configuration takes."""
 
     learner: list[Part]
@@ -119,7 +119,7 @@ def look_at(config: Config, gpu_gb: float | None) -> Machine:
 
 def sum_up(
     config: Config, policy: ModelSize, critic: ModelSize | None, machine: Machine
-) -> Estimate:
+) -> RunEstimate:
     """Return what a configuration takes, and what of it does not fit."""
     on_gpu = machine.gpu_bytes is not None
     learner = learner_parts(config, policy, critic, on_gpu=on_gpu)
@@ -129,7 +129,7 @@ def sum_up(
     if total(disk) > machine.disk_bytes:
         free = readable_size(machine.disk_bytes)
         problems.append(f"disk: {readable_size(total(disk))} are needed, and {free} are free")
-    return Estimate(learner, rollout, disk, problems)
+    return RunEstimate(learner, rollout, disk, problems)
 
 
 def _memory_problems(
@@ -223,7 +223,9 @@ def _candidates(config: Config, machine: Machine) -> Iterator[Change]:
         yield "rollout", "tensor_parallel_size", parts
 
 
-def _lines(config: Config, policy: ModelSize, found: Estimate, machine: Machine) -> Iterator[str]:
+def _lines(
+    config: Config, policy: ModelSize, found: RunEstimate, machine: Machine
+) -> Iterator[str]:
     on_gpu = machine.gpu_bytes is not None
     yield f"model: {policy.weights / 1e6:,.1f}M weights, {policy.layers} layers of {policy.hidden}"
     if config.model.lora is not None:

@@ -31,7 +31,7 @@ EXTRA_TITLES = {"f1": "F1", "tests_passed": "tests passed"}
 
 
 @dataclass(frozen=True)
-class Place:
+class CellKey:
     """One cell of the matrix."""
 
     model: str
@@ -50,7 +50,7 @@ class Results:
     """Everything a report says."""
 
     name: str
-    cells: Mapping[Place, Cell | str]
+    cells: Mapping[CellKey, Cell | str]
     """What was measured, or why there is nothing."""
     models: Mapping[str, str]
     """What each model is, as the matrix file names it."""
@@ -217,7 +217,7 @@ def _table(name: str, members: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def points_of(cells: Mapping[Place, Cell | str]) -> list[Point]:
+def points_of(cells: Mapping[CellKey, Cell | str]) -> list[Point]:
     """Return the points of the picture: means over the sets of a family.
 
     A way to answer stands in it only if it has every set that another way has, because means over
@@ -264,7 +264,7 @@ def panels_of(results: Results) -> dict[str, list[Series]]:
     return panels
 
 
-def _ways(cells: Mapping[Place, Cell | str], name: str) -> dict[str, dict[str, Cell]]:
+def _ways(cells: Mapping[CellKey, Cell | str], name: str) -> dict[str, dict[str, Cell]]:
     """Return the finished cells of a set, by model and by the name of the way to decode."""
     found: dict[str, dict[str, Cell]] = {}
     for place, cell in cells.items():

@@ -19,7 +19,7 @@ questions, and a lucky one would reach it too early."""
 
 
 @dataclass(frozen=True)
-class Progress:
+class LearningProgress:
     """What the curves of one method say, over its seeds."""
 
     area: float
@@ -51,17 +51,19 @@ def tokens_to(run: SeedScores, threshold: float) -> int | None:
     return None
 
 
-def measure_progress(runs: Sequence[SeedScores], threshold: float | None) -> Progress | None:
+def measure_progress(
+    runs: Sequence[SeedScores], threshold: float | None
+) -> LearningProgress | None:
     """Summarise the curves of one method; None where no run has one."""
     measured = [run for run in runs if run.curve]
     if not measured:
         return None
     area = fmean(area_under(run.curve) for run in measured)
     if threshold is None:
-        return Progress(area, None, None, None, len(measured))
+        return LearningProgress(area, None, None, None, len(measured))
     tokens = [tokens_to(run, threshold) for run in measured]
     middle = median(math.inf if count is None else count for count in tokens)
-    return Progress(
+    return LearningProgress(
         area,
         sum(count is not None for count in tokens),
         tokens,

@@ -1,6 +1,6 @@
 """Stored trajectories as a reward model learns them: a dialogue so far, and the verdict on it.
 
-`trajectories/*.jsonl` of runs (reporting/trajectory_log.py) --> train_and_test --Episode-->
+`trajectories/*.jsonl` of runs (reporting/trajectory_log.py) --> train_and_test --JudgedEpisode-->
 training_data --TrainSample--> sft/supervised.py
 """
 
@@ -49,7 +49,7 @@ class _Record(BaseModel):
 
 
 @dataclass(frozen=True)
-class Episode:
+class JudgedEpisode:
     """One finished interaction and what it was worth."""
 
     task_id: str
@@ -62,7 +62,7 @@ class Episode:
     """0.0 to 1.0."""
 
 
-def train_and_test(config: TrainRewardConfig) -> tuple[list[Episode], list[Episode]]:
+def train_and_test(config: TrainRewardConfig) -> tuple[list[JudgedEpisode], list[JudgedEpisode]]:
     """Return the episodes to train on, and those that the report is about.
 
     Raises:
@@ -82,7 +82,7 @@ def train_and_test(config: TrainRewardConfig) -> tuple[list[Episode], list[Episo
     return episodes, test
 
 
-def read_episodes(paths: Sequence[Path], key: str, label: str) -> list[Episode]:
+def read_episodes(paths: Sequence[Path], key: str, label: str) -> list[JudgedEpisode]:
     """Read the trajectories that were scored; FAILED ones have no reward and are left out.
 
     Args:
@@ -110,7 +110,9 @@ def read_episodes(paths: Sequence[Path], key: str, label: str) -> list[Episode]:
     return episodes
 
 
-def split(episodes: Sequence[Episode], held_out: float) -> tuple[list[Episode], list[Episode]]:
+def split(
+    episodes: Sequence[JudgedEpisode], held_out: float
+) -> tuple[list[JudgedEpisode], list[JudgedEpisode]]:
     """Return the episodes to train on, and those of the tasks that are held out.
 
     A hash of its id says where a task belongs, so more trajectories move none.
@@ -148,7 +150,7 @@ def _files(paths: Iterable[Path], key: str) -> Iterator[Path]:
         yield from found
 
 
-def _read(path: Path, label: str) -> Iterator[Episode | None]:
+def _read(path: Path, label: str) -> Iterator[JudgedEpisode | None]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -164,7 +166,7 @@ def _read(path: Path, label: str) -> Iterator[Episode | None]:
                 raise ValueError(f"{path}, line {number}: {exc}") from exc
 
 
-def _episode(record: _Record, label: str) -> Episode | None:
+def _episode(record: _Record, label: str) -> JudgedEpisode | None:
     if record.reward is None or not record.turns:
         return None
     values = record.reward.components | {TOTAL: record.reward.total}
@@ -174,7 +176,7 @@ def _episode(record: _Record, label: str) -> Episode | None:
             f"{label} is {value}, and train_reward.label must be from 0 to 1; there are "
             + ", ".join(sorted(values))
         )
-    return Episode(
+    return JudgedEpisode(
         task_id=record.task_id,
         status=record.status,
         prompt=record.prompt,
@@ -213,7 +215,7 @@ class VerdictEncoder:
             )
 
     def sample(
-        self, episode: Episode, num_turns: int, verdict: str, weight: float
+        self, episode: JudgedEpisode, num_turns: int, verdict: str, weight: float
     ) -> TrainSample | None:
         """Return the first turns of an episode with a verdict, or None where they are too long."""
         asked = verdict_dialogue(
@@ -243,7 +245,7 @@ class VerdictEncoder:
 
 
 def training_data(
-    episodes: Sequence[Episode], encoder: VerdictEncoder, config: TrainRewardConfig
+    episodes: Sequence[JudgedEpisode], encoder: VerdictEncoder, config: TrainRewardConfig
 ) -> SftData:
     """Return a sample for each verdict with a weight: a label of 0.3 is 0.3 yes and 0.7 no.
 

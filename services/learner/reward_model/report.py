@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_r1.learner.engine.interface import PolicyEngine
-from agent_r1.learner.reward_model.data import Episode, VerdictEncoder
+from agent_r1.learner.reward_model.data import JudgedEpisode, VerdictEncoder
 from agent_r1_service.verdicts import BAD, GOOD
 
 Floats = npt.NDArray[np.float64]
@@ -27,8 +27,8 @@ RESAMPLES = 1_000
 
 def report(
     engine: PolicyEngine,
-    train: Sequence[Episode],
-    held_out: Sequence[Episode],
+    train: Sequence[JudgedEpisode],
+    held_out: Sequence[JudgedEpisode],
     encoder: VerdictEncoder,
 ) -> dict[str, Any]:
     """Score the held-out episodes that were completed and are well formed.
@@ -56,13 +56,13 @@ def report(
     }
 
 
-def well_formed(episode: Episode) -> bool:
+def well_formed(episode: JudgedEpisode) -> bool:
     """Tell whether an episode was completed without a malformed call."""
     return episode.status == "COMPLETED" and "malformed" not in episode.statuses
 
 
 def scored(
-    engine: PolicyEngine, episodes: Sequence[Episode], encoder: VerdictEncoder
+    engine: PolicyEngine, episodes: Sequence[JudgedEpisode], encoder: VerdictEncoder
 ) -> tuple[Floats, Floats]:
     """Return [N] the model's probability of the good verdict, and [N] labels.
 
@@ -139,7 +139,7 @@ def calibration_error(scores: Floats, labels: Floats) -> float | None:
     return float(np.sum(errors) / len(scores))
 
 
-def _features(episodes: Sequence[Episode]) -> Floats:
+def _features(episodes: Sequence[JudgedEpisode]) -> Floats:
     """Return [N, 6] a constant, and what can be seen without reading."""
     rows = [
         (
@@ -155,7 +155,7 @@ def _features(episodes: Sequence[Episode]) -> Floats:
     return np.array(rows, np.float64).reshape(-1, 6)
 
 
-def _regression(train: Sequence[Episode], judged: Sequence[Episode]) -> Floats:
+def _regression(train: Sequence[JudgedEpisode], judged: Sequence[JudgedEpisode]) -> Floats:
     """Return [N] scores of a logistic regression, fitted by Newton's method with a weak prior."""
     x, wanted = _features(train), np.array([episode.label for episode in train])
     if len(x) == 0:

@@ -26,7 +26,7 @@ class WholeAnswerScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, GrowingAnswer] = {}
         """By request: what its steps so far brought."""
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
@@ -38,7 +38,9 @@ class WholeAnswerScheduler(Scheduler):
             model_runner_output.logprobs = None
             for name in scheduler_output.num_scheduled_tokens:
                 if (request := self.requests.get(name)) and _wants_logprobs(request):
-                    self._answers.setdefault(name, Answer()).logprobs.append((step, rows[name]))
+                    self._answers.setdefault(name, GrowingAnswer()).logprobs.append(
+                        (step, rows[name])
+                    )
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         for batch in outputs.values():
             batch.outputs = [whole for part in batch.outputs if (whole := self._add(part))]
@@ -53,7 +55,7 @@ class WholeAnswerScheduler(Scheduler):
 
     def _add(self, part: EngineCoreOutput) -> EngineCoreOutput | None:
         """Return the whole answer if this part ends it, or the part if it is not to be kept."""
-        answer = self._answers.setdefault(part.request_id, Answer())
+        answer = self._answers.setdefault(part.request_id, GrowingAnswer())
         answer.parts.append(part)
         if part.finish_reason is None:
             params = self.requests[part.request_id].sampling_params
@@ -68,7 +70,7 @@ def _wants_logprobs(request: Request) -> bool:
 
 
 @dataclass
-class Answer:
+class GrowingAnswer:
     """An answer while it grows: one token a step."""
 
     parts: list[EngineCoreOutput] = field(default_factory=list)

@@ -22,7 +22,12 @@ from elasticsearch import AsyncElasticsearch
 from agent_r1.tools.base import ToolUnavailableError
 from agent_r1.tools.search.backend import Found, Hit
 from agent_r1.tools.search.corpus import Passage
-from agent_r1.tools.search.elasticsearch_client import Server, check_server, explain, reason_in
+from agent_r1.tools.search.elasticsearch_client import (
+    ElasticsearchServer,
+    check_server,
+    explain,
+    reason_in,
+)
 from agent_r1.tools.search.elasticsearch_index import StoredIndex, check_index
 
 logger = logging.getLogger(__name__)
@@ -53,7 +58,7 @@ class ElasticsearchIndex:
     A query is an OR of its analyzed words: any text is allowed, nothing in it is syntax.
     """
 
-    server: Server
+    server: ElasticsearchServer
     name: str
     """As it is configured."""
     index: StoredIndex
@@ -164,7 +169,7 @@ class ElasticsearchIndex:
         return Found(hits, missing_part(response))
 
 
-def open_index(server: Server, name: str) -> ElasticsearchIndex:
+def open_index(server: ElasticsearchServer, name: str) -> ElasticsearchIndex:
     """Find and check the index behind a name or alias.
 
     Raises:
@@ -173,7 +178,7 @@ def open_index(server: Server, name: str) -> ElasticsearchIndex:
     return ElasticsearchIndex(server, name, _checked(server, name))
 
 
-def _checked(server: Server, name: str) -> StoredIndex:
+def _checked(server: ElasticsearchServer, name: str) -> StoredIndex:
     with server.client() as client:
         check_server(client, server)
         return check_index(client, server, name)

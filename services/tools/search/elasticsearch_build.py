@@ -20,7 +20,7 @@ from elasticsearch import Elasticsearch, helpers
 
 from agent_r1.tools.search.corpus import Passage, read_passages, searched_text
 from agent_r1.tools.search.elasticsearch_client import (
-    Server,
+    ElasticsearchServer,
     check_server,
     explain,
     explained,
@@ -88,7 +88,7 @@ class BuildResult:
 
 
 def build_index(
-    server: Server,
+    server: ElasticsearchServer,
     corpus: Path,
     name: str,
     options: BuildOptions = BuildOptions(),
@@ -109,7 +109,7 @@ def build_index(
 
 def _build(
     client: Elasticsearch,
-    server: Server,
+    server: ElasticsearchServer,
     corpus: Path,
     name: str,
     options: BuildOptions,
@@ -144,7 +144,7 @@ def _build(
     return BuildResult(concrete, meta.num_passages, resumed_at, switched, deleted, unfinished)
 
 
-def _aliased(client: Elasticsearch, server: Server, name: str) -> list[StoredIndex]:
+def _aliased(client: Elasticsearch, server: ElasticsearchServer, name: str) -> list[StoredIndex]:
     """Return the versions that NAME is an alias of."""
     found = stored_indices(client, name)
     for index in found:
@@ -161,7 +161,7 @@ def _aliased(client: Elasticsearch, server: Server, name: str) -> list[StoredInd
     return found
 
 
-def _meta_of(client: Elasticsearch, server: Server, concrete: str) -> IndexMeta | None:
+def _meta_of(client: Elasticsearch, server: ElasticsearchServer, concrete: str) -> IndexMeta | None:
     """Return what is noted in the version to load; None when there is none yet."""
     found = stored_indices(client, concrete)
     if not found:
@@ -223,7 +223,7 @@ class Loader:
     """Sends the passages of one corpus that are not in the index yet."""
 
     client: Elasticsearch
-    server: Server
+    server: ElasticsearchServer
     corpus: Path
     concrete: str
     meta: IndexMeta

@@ -35,7 +35,7 @@ _SHOWN_CHARS = 300
 
 
 @dataclass(frozen=True)
-class Server:
+class ElasticsearchServer:
     """Where an Elasticsearch server is, and how to be let in."""
 
     url: str
@@ -46,7 +46,9 @@ class Server:
     basic_auth: tuple[str, str] | None = field(default=None, repr=False)
 
     @classmethod
-    def from_environment(cls, environ: Mapping[str, str], *, url: str, **settings: Any) -> Server:
+    def from_environment(
+        cls, environ: Mapping[str, str], *, url: str, **settings: Any
+    ) -> ElasticsearchServer:
         """Take the credentials from environment variables, or from files that such variables name.
 
         None of them set means none needed.
@@ -108,7 +110,7 @@ def _secret(environ: Mapping[str, str], variable: str) -> str | None:
 
 
 @contextmanager
-def explained(server: Server) -> Iterator[None]:
+def explained(server: ElasticsearchServer) -> Iterator[None]:
     """Turn the client's errors into errors that say what to do.
 
     Raises:
@@ -120,7 +122,7 @@ def explained(server: Server) -> Iterator[None]:
         raise ValueError(explain(exc, server)) from exc
 
 
-def explain(exc: Exception, server: Server) -> str:
+def explain(exc: Exception, server: ElasticsearchServer) -> str:
     """Say what an error of the client means and what to do about it."""
     url = server.url
     if isinstance(exc, elasticsearch.UnsupportedProductError):
@@ -177,7 +179,7 @@ def reason_in(error: Any) -> str:
     return f"{inner.get('type')}: {inner.get('reason')}"[:_SHOWN_CHARS]
 
 
-def check_server(client: Elasticsearch, server: Server) -> None:
+def check_server(client: Elasticsearch, server: ElasticsearchServer) -> None:
     """Check that an Elasticsearch of the right version answers.
 
     Raises:

@@ -16,7 +16,7 @@ from elasticsearch import Elasticsearch
 from pydantic import ValidationError
 
 from agent_r1.tools.search.corpus import hash_of
-from agent_r1.tools.search.elasticsearch_client import Server, explained
+from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer, explained
 from agent_r1_proto.messages import StrictMessage
 
 ANALYZER = "agent_r1_english"
@@ -142,7 +142,7 @@ def stored_indices(client: Elasticsearch, pattern: str) -> list[StoredIndex]:
     return [_stored(name, state) for name, state in answer.items()]
 
 
-def check_index(client: Elasticsearch, server: Server, name: str) -> StoredIndex:
+def check_index(client: Elasticsearch, server: ElasticsearchServer, name: str) -> StoredIndex:
     """Find the index behind a name or alias and check that it can be searched.
 
     Raises:

@@ -33,7 +33,7 @@ from agent_r1.tools.search.corpus import (
     survey,
 )
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.writing import hash_file
+from agent_r1_service.files.writing import hash_file, put_in_place
 
 logger = logging.getLogger(__name__)
 
@@ -199,7 +199,7 @@ def _build(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta:
         )
     (unfinished / _META_FILE).write_text(meta.model_dump_json(indent=1))
     (unfinished / _BUILD_FILE).unlink()
-    _replace_folder(unfinished, index_dir)
+    put_in_place(unfinished, index_dir)
     logger.info(
         "index build finished corpus=%s num_passages=%d seconds=%.1f",
         corpus,
@@ -289,15 +289,6 @@ def _usable_meta(corpus: Path, index_dir: Path, settings_hash: str) -> IndexMeta
         return meta
     logger.info("corpus has changed, building its index again corpus=%s", corpus)
     return None
-
-
-def _replace_folder(new: Path, target: Path) -> None:
-    old = target.with_name(f"{target.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if target.exists():
-        target.rename(old)
-    new.rename(target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 @contextmanager

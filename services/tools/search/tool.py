@@ -141,11 +141,11 @@ def open_backend(config: SearchConfig) -> SearchBackend:
     """Open what finds the passages; tools without a search need none of its packages."""
     if config.backend == "elasticsearch":
         from agent_r1.tools.search.elasticsearch_bm25 import open_index
-        from agent_r1.tools.search.elasticsearch_client import Server
+        from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer
 
         assert config.elasticsearch_url is not None  # both checked by SearchConfig
         assert config.index is not None
-        server = Server.from_environment(
+        server = ElasticsearchServer.from_environment(
             os.environ,
             url=config.elasticsearch_url,
             ca_certs=config.ca_certs,

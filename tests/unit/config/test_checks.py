@@ -166,7 +166,7 @@ def test_adapters_that_do_not_fit_the_model_are_refused(
 
 def test_a_reward_model_has_no_adapter(folder: Path):
     options = ["model.lora.rank=8", "train_reward.trajectories=['run']", "train_reward.output=out"]
-    assert "[model.lora] and [train_reward] exclude" in problems(
+    assert "[model.lora] and [train_reward] cannot be combined" in problems(
         folder, *options, purpose="train_reward"
     )
 

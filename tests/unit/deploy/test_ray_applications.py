@@ -13,7 +13,7 @@ from ray.serve.schema import RayActorOptionsSchema, ServeDeploySchema
 from agent_r1.cli.main import main
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1_deploy.ray.applications import actor_options, serve_config
-from agent_r1_deploy.ray.learner import Losses, final_status, learner_arguments
+from agent_r1_deploy.ray.learner import RankLosses, final_status, learner_arguments
 from agent_r1_deploy.ray.ranks import Ended
 from agent_r1_deploy.ray.serve import Replica
 from agent_r1_deploy.ray.up import cpus_of
@@ -163,7 +163,7 @@ def test_a_learner_is_started_again_until_it_has_finished_or_cannot(
 
 
 def test_losses_are_too_many_only_within_the_window():
-    losses = Losses(most=2, window_s=100)
+    losses = RankLosses(most=2, window_s=100)
     assert [losses.too_many(now) for now in (0, 50, 99)] == [False, False, True]
-    spread = Losses(most=2, window_s=100)
+    spread = RankLosses(most=2, window_s=100)
     assert not any(spread.too_many(now) for now in (0, 60, 120, 180))

@@ -19,7 +19,7 @@ from agent_r1.cli.evaluation.commands import DECODING_METHODS, METHODS
 from agent_r1.config.code import Findings
 from agent_r1.config.run import Config, load_config
 from agent_r1.evaluation.config import Method
-from agent_r1.evaluation.main import Evaluation, Progress
+from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1_deploy import local_client
 from agent_r1_proto.tasks import DecodingMethod
 from agent_r1_proto.tools import ToolSpec
@@ -58,7 +58,7 @@ class FakeLauncher:
         if self._error is not None:
             raise self._error
 
-    def ask(self, evaluation: Evaluation, **_: Any) -> None:
+    def ask(self, evaluation: EvaluationRun, **_: Any) -> None:
         for task in evaluation.left[: self._until]:
             self.asked.append(task.id)
             failed = len(self.asked) <= self._failing
@@ -74,7 +74,7 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., FakeLauncher]:
     ) -> FakeLauncher:
         fake = FakeLauncher(until, error, failing)
         monkeypatch.setattr(local_client, "run_client", fake.run_client)
-        monkeypatch.setattr(Evaluation, "ask", lambda self, **fields: fake.ask(self, **fields))
+        monkeypatch.setattr(EvaluationRun, "ask", lambda self, **fields: fake.ask(self, **fields))
         return fake
 
     return install

@@ -13,7 +13,7 @@ import pytest
 from agent_r1.cli import main as cli
 from agent_r1.cli.evaluation.matrix_plan import MatrixPlan, PlannedCell, read_plan
 from agent_r1.config.run import Config, ConfigError, read_written_config, write_config
-from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.matrix.config import METHODS
 from agent_r1_deploy import local_client
 from agent_r1_service.evaluation_client import ATTEMPT
@@ -199,7 +199,7 @@ class FakeServices:
         self.failing: set[str] = set()
         self.scores: Callable[[int], dict[str, float]] = lambda attempt: {}
         monkeypatch.setattr(local_client, "run_client", self.run_client)
-        monkeypatch.setattr(Evaluation, "ask", lambda evaluation, **_: self.ask(evaluation))
+        monkeypatch.setattr(EvaluationRun, "ask", lambda evaluation, **_: self.ask(evaluation))
 
     def run_client(self, config: Config, client: Client, report: Callable[[str], None]) -> None:
         self.starts.append(config)
@@ -208,7 +208,7 @@ class FakeServices:
         except StoppedError as exc:
             raise KeyboardInterrupt from exc
 
-    def ask(self, evaluation: Evaluation) -> None:
+    def ask(self, evaluation: EvaluationRun) -> None:
         for task in evaluation.left:
             if len(self.asked) == self.stop_after:
                 raise StoppedError

@@ -16,7 +16,7 @@ from agent_r1.cli.evaluation.table import results_of
 from agent_r1.cli.evaluation.table_plan import PlannedRun, read_plan
 from agent_r1.config.run import write_config
 from agent_r1.evaluation.answers import make_answer
-from agent_r1.evaluation.main import Evaluation
+from agent_r1.evaluation.main import EvaluationRun
 from agent_r1_deploy import local_table
 from agent_r1_deploy.local_table import TableRun
 from agent_r1_deploy.supervisor import ServiceError
@@ -305,7 +305,7 @@ def test_a_cell_of_another_measure_is_refused(folder: Path, capsys: pytest.Captu
 def answer_baseline(folder: Path, em: float, components: Mapping[str, float] | None = None) -> None:
     """Write what a baseline leaves when it has been asked everything."""
     plan = read_plan(folder / "table.toml", out=folder / "out")
-    evaluation = Evaluation(
+    evaluation = EvaluationRun(
         sets=plan.base.evaluation.sets,
         questioning=questioning(plan.base, "base_tool_call"),
         out=plan.answers("base_tool_call"),

@@ -13,7 +13,7 @@ from agent_r1.evaluation.answers import CallLine, TurnLine
 from agent_r1.evaluation.matrix.cells import Cell, measure, read_cell, write_cell
 from agent_r1.evaluation.matrix.data_sets import CODE, MATHS, MULTIHOP
 from agent_r1.evaluation.matrix.picture import SHAPES, log_scale, mark
-from agent_r1.evaluation.matrix.report import Place, Results, points_of, report, write_report
+from agent_r1.evaluation.matrix.report import CellKey, Results, points_of, report, write_report
 from tests.unit.evaluation.lines import answer
 
 CALLS = [
@@ -92,10 +92,10 @@ def results(**changes: Any) -> Results:
     fields: dict[str, Any] = {
         "name": "small",
         "cells": {
-            Place("base", "math500", "direct", "greedy"): "no data: not named; get it",
-            Place("base", "gsm8k", "direct", "greedy"): cell(0.25, 12, extra=None),
-            Place("base", "hotpotqa", "direct", "greedy"): cell(0.5, 100, 2.0, failed=1),
-            Place("base", "hotpotqa", "react", "greedy"): "no tool: add it",
+            CellKey("base", "math500", "direct", "greedy"): "no data: not named; get it",
+            CellKey("base", "gsm8k", "direct", "greedy"): cell(0.25, 12, extra=None),
+            CellKey("base", "hotpotqa", "direct", "greedy"): cell(0.5, 100, 2.0, failed=1),
+            CellKey("base", "hotpotqa", "react", "greedy"): "no tool: add it",
         },
         "models": {"base": "owner/base"},
         "series": {"greedy": "greedy"},
@@ -126,12 +126,12 @@ def test_the_report_has_a_table_for_each_set_and_says_what_is_missing(tmp_path: 
 
 
 def test_points_are_means_over_the_sets_of_a_kind_that_every_way_has():
-    cells: dict[Place, Cell | str] = {
-        Place("base", "hotpotqa", "direct", "greedy"): cell(0.2, 10, 1.0),
-        Place("base", "musique", "direct", "greedy"): cell(0.4, 30, 2.0),
-        Place("base", "hotpotqa", "react", "greedy"): cell(0.9, 50, 3.0),
-        Place("base", "musique", "react", "greedy"): "not run",
-        Place("base", "gsm8k", "direct", "greedy"): cell(0.7),
+    cells: dict[CellKey, Cell | str] = {
+        CellKey("base", "hotpotqa", "direct", "greedy"): cell(0.2, 10, 1.0),
+        CellKey("base", "musique", "direct", "greedy"): cell(0.4, 30, 2.0),
+        CellKey("base", "hotpotqa", "react", "greedy"): cell(0.9, 50, 3.0),
+        CellKey("base", "musique", "react", "greedy"): "not run",
+        CellKey("base", "gsm8k", "direct", "greedy"): cell(0.7),
     }
     points = points_of(cells)
     shown = [(p.family, p.colour, p.shape, p.score, p.tokens, p.seconds) for p in points]
@@ -144,7 +144,7 @@ def test_points_are_means_over_the_sets_of_a_kind_that_every_way_has():
 
 def test_the_picture_has_every_point_against_both_costs(tmp_path: Path):
     cells = {
-        Place(model, "gsm8k", method, "greedy"): cell(0.5, extra=None)
+        CellKey(model, "gsm8k", method, "greedy"): cell(0.5, extra=None)
         for model in ("base", "trained")
         for method in ("direct", "react")
     }
@@ -158,7 +158,7 @@ def test_the_picture_has_every_point_against_both_costs(tmp_path: Path):
 
 
 def test_no_picture_is_drawn_of_nothing(tmp_path: Path):
-    cells = {Place("base", "gsm8k", "direct", "greedy"): "not run"}
+    cells = {CellKey("base", "gsm8k", "direct", "greedy"): "not run"}
     files = write_report(results(cells=cells), tmp_path / "small")
     assert [file.name for file in files] == ["small.md", "small.json"]
 

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.reward_model.data import (
-    Episode,
+    JudgedEpisode,
     VerdictEncoder,
     read_episodes,
     split,
@@ -44,7 +44,7 @@ def config(folder: Path, *records: dict[str, Any], **changes: Any) -> TrainRewar
     return TrainRewardConfig.model_validate(values)
 
 
-def episodes_of(table: TrainRewardConfig) -> list[Episode]:
+def episodes_of(table: TrainRewardConfig) -> list[JudgedEpisode]:
     return read_episodes(table.trajectories, "trajectories", table.label)
 
 
@@ -96,7 +96,9 @@ def test_trajectories_of_other_tasks_are_reported_on_where_they_are_named(tmp_pa
 
 def test_all_trajectories_of_a_task_are_on_one_side():
     episodes = [
-        Episode(f"t{task}", "COMPLETED", [], [], [], 1.0) for task in range(200) for _ in range(3)
+        JudgedEpisode(f"t{task}", "COMPLETED", [], [], [], 1.0)
+        for task in range(200)
+        for _ in range(3)
     ]
     train, held_out = split(episodes, 0.25)
     assert not {e.task_id for e in train} & {e.task_id for e in held_out}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from agent_r1.learner.reward_model.data import Episode
+from agent_r1.learner.reward_model.data import JudgedEpisode
 from agent_r1.learner.reward_model.report import (
     auc_within_tasks,
     calibration_error,
@@ -43,4 +43,4 @@ def test_calibration_error_weighs_the_bins_by_their_size():
 def test_only_completed_episodes_without_malformed_calls_are_compared(
     status: str, calls: list[str], expected: bool
 ):
-    assert well_formed(Episode("t", status, [], [], calls, 1.0)) is expected
+    assert well_formed(JudgedEpisode("t", status, [], [], calls, 1.0)) is expected

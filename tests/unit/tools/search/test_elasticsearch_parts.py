@@ -8,7 +8,7 @@ import pytest
 
 from agent_r1.tools.search import elasticsearch_index
 from agent_r1.tools.search.elasticsearch_bm25 import missing_part
-from agent_r1.tools.search.elasticsearch_client import Server, reason_in
+from agent_r1.tools.search.elasticsearch_client import ElasticsearchServer, reason_in
 from agent_r1.tools.search.elasticsearch_index import (
     check_name,
     concrete_name,
@@ -20,8 +20,10 @@ URL = "https://es:9200"
 
 
 def test_credentials_are_in_no_representation_of_a_server():
-    key = Server.from_environment({"AGENT_R1_ELASTICSEARCH_API_KEY": "s3cret"}, url=URL)
-    user = Server.from_environment(
+    key = ElasticsearchServer.from_environment(
+        {"AGENT_R1_ELASTICSEARCH_API_KEY": "s3cret"}, url=URL
+    )
+    user = ElasticsearchServer.from_environment(
         {"AGENT_R1_ELASTICSEARCH_USER": "elastic", "AGENT_R1_ELASTICSEARCH_PASSWORD": "s3cret"},
         url=URL,
     )
@@ -33,7 +35,7 @@ def test_credentials_are_in_no_representation_of_a_server():
 def test_credentials_may_be_in_files_that_variables_name(tmp_path: Path):
     file = tmp_path / "secret"
     file.write_text("s3cret\n")
-    user = Server.from_environment(
+    user = ElasticsearchServer.from_environment(
         {
             "AGENT_R1_ELASTICSEARCH_USER": "elastic",
             "AGENT_R1_ELASTICSEARCH_PASSWORD_FILE": str(file),
@@ -41,24 +43,26 @@ def test_credentials_may_be_in_files_that_variables_name(tmp_path: Path):
         url=URL,
     )
     assert user.basic_auth == ("elastic", "s3cret")
-    key = Server.from_environment({"AGENT_R1_ELASTICSEARCH_API_KEY_FILE": str(file)}, url=URL)
+    key = ElasticsearchServer.from_environment(
+        {"AGENT_R1_ELASTICSEARCH_API_KEY_FILE": str(file)}, url=URL
+    )
     assert key.api_key == "s3cret"
 
 
 def test_a_file_of_credentials_that_cannot_be_read_is_named(tmp_path: Path):
     variable = "AGENT_R1_ELASTICSEARCH_API_KEY_FILE"
     with pytest.raises(ValueError, match=rf"{variable} \(.*gone\) cannot be read: No such file"):
-        Server.from_environment({variable: str(tmp_path / "gone")}, url=URL)
+        ElasticsearchServer.from_environment({variable: str(tmp_path / "gone")}, url=URL)
 
 
 def test_an_empty_variable_is_an_unset_one():
-    server = Server.from_environment({"AGENT_R1_ELASTICSEARCH_API_KEY": ""}, url=URL)
+    server = ElasticsearchServer.from_environment({"AGENT_R1_ELASTICSEARCH_API_KEY": ""}, url=URL)
     assert (server.api_key, server.basic_auth) == (None, None)
 
 
 def test_a_url_with_a_password_is_refused_without_repeating_it():
     with pytest.raises(ValueError, match="AGENT_R1_ELASTICSEARCH_USER") as caught:
-        Server.from_environment({}, url="https://elastic:s3cret@es:9200")
+        ElasticsearchServer.from_environment({}, url="https://elastic:s3cret@es:9200")
     assert "s3cret" not in str(caught.value)
 
 
@@ -105,4 +109,4 @@ def test_a_search_that_ended_early_is_partial():
 
 def test_a_missing_certificate_file_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match=r"ca_certs .*ca\.pem.* is not a file; name the PEM file"):
-        Server.from_environment({}, url=URL, ca_certs=tmp_path / "ca.pem")
+        ElasticsearchServer.from_environment({}, url=URL, ca_certs=tmp_path / "ca.pem")
