@@ -110,7 +110,7 @@ def write_critic(config: Config, checkpoint: Path, out: Path) -> None:
     state = checkpoint / ENGINE_DIR / CRITIC_FILE
     if not state.is_file():
         raise ConfigError(
-            f"{checkpoint} keeps its critic in files of every rank, as versions up to 0.2 did; "
+            f"{checkpoint} keeps its critic in files of every rank, as older versions did; "
             "resume the run, and export its next checkpoint"
         )
     changes = {} if config.learner.critic_path is None else {"path": config.learner.critic_path}

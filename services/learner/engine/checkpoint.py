@@ -16,7 +16,7 @@ CRITIC_FILE = "critic.safetensors"
 WEIGHT = "weight"
 """Of a parameter's three tensors in these files: the float32 weight that the optimizer keeps."""
 OLD_POLICY_TAG, OLD_CRITIC_TAG = "engine", "critic"
-"""Folders that DeepSpeed wrote, one file a rank, up to version 0.2; readable with as many ranks."""
+"""Folders of the older format: DeepSpeed's, one file a rank, readable with as many ranks."""
 
 
 def is_old(directory: Path) -> bool:
