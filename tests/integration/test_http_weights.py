@@ -238,7 +238,9 @@ async def test_a_pull_that_ended_early_is_continued_by_the_next(
         source.cut.update({20: 1})
         fetcher = await servers.start("one")
         newest = source.newest(1)
-        with pytest.raises(WeightsRefusedError, match=r"does not arrive.*learner\.server"):
+        with pytest.raises(
+            WeightsRefusedError, match=r"nothing of model.safetensors came.*learner\.server"
+        ):
             await fetch(fetcher, newest)
         before = source.asked.copy()
         manifest = await fetch(fetcher, newest)
