@@ -36,7 +36,12 @@ class Leader:
     """A `tests.support.two_ranks` process and the lines it prints."""
 
     def __init__(
-        self, mode: str, model_dir: Path, *launcher: str, place: RankPlace | None = None
+        self,
+        mode: str,
+        model_dir: Path,
+        *launcher: str,
+        place: RankPlace | None = None,
+        stderr: int | None = None,
     ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *launcher, "-m", "tests.support.two_ranks", mode, str(model_dir)],
@@ -50,6 +55,7 @@ class Leader:
             },
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=stderr,
         )
 
     def answer(self) -> dict[str, Any]:
@@ -63,7 +69,7 @@ class Leader:
         """Kill -9, and close the pipes."""
         self.process.kill()
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
 
@@ -158,6 +164,17 @@ def test_a_lost_rank_ends_the_engine_with_a_message(
     assert len(answer["errors"]) >= 2
     assert all(message in error for error in answer["errors"])
     assert answer["exit_codes"] == [exit_code]
+
+
+@pytest.mark.slow
+def test_a_call_that_does_not_come_back_from_a_lost_rank_ends_rank_0(
+    model_dir: Path, leaders: list[Leader]
+):
+    leaders.append(Leader("stall", model_dir, stderr=subprocess.PIPE))
+    _, errors = leaders[0].process.communicate()
+    assert leaders[0].process.returncode == 1
+    assert b"the training engine ended: rank 1 ended with exit code -9" in errors
+    assert b"in never_comes_back" in errors  # where it was
 
 
 @pytest.mark.slow

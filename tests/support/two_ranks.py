@@ -1,11 +1,12 @@
 """Rank 0 of a learner of two ranks, for test_two_ranks.py: prints one JSON line per answer.
 
-    python -m tests.support.two_ranks compare|lora|lose|fail|outlive|end MODEL_DIR
+    python -m tests.support.two_ranks compare|lora|lose|fail|outlive|stall|end MODEL_DIR
 
 `compare` trains under every ZeRO stage and prints what came out, then waits to be killed; `lora`
 does so with adapters.
 `lose` ends rank 1 by kill -9, `fail` lets it raise, `outlive` has the test end it; they print what
-calls raise from then on. `end` trains a batch and ends in order.
+calls raise from then on. `stall` loses rank 1 in a call that does not come back. `end` trains a
+batch and ends in order.
 
 Started alone it starts rank 1; started with the variables of a launcher it is the rank they say.
 """
@@ -18,6 +19,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,6 +37,7 @@ with quick_imports():
     from agent_r1.learner.engine.interface import EngineError, LossSpec, TrainSample
     from agent_r1.learner.engine.microbatches import plan_microbatches
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
+    from agent_r1.learner.engine.ranks import group as ranks_group
     from agent_r1.learner.engine.ranks.group import RankGroup
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
     from agent_r1.learner.engine.ranks.place import RankPlace, read_place
@@ -47,6 +50,7 @@ COUNT = 7
 STEPS = 3
 CRITIC_LR = 3e-3
 LORA = LoraConfig(rank=4)
+STALL_GRACE_S = 1.0
 SPEC = LossSpec(kl_coef=0.1, entropy_coef=0.01, dual_clip=3.0)
 FILTERED_METRICS = ("loss/total", "loss/value", "grad_norm", "batch/optimizer_steps")
 SETTINGS: dict[str, Any] = {
@@ -222,6 +226,21 @@ def outlive(model_dir: Path, place: RankPlace) -> None:
     report_errors(model_dir, place, wait_for_the_test)
 
 
+def stall(model_dir: Path, place: RankPlace) -> None:
+    """Lose rank 1 in a call of rank 0 that does not come back, as a collective may not."""
+    ranks_group.FAILURE_GRACE_S = STALL_GRACE_S
+
+    def stay_in_a_call(group: RankGroup, train_on: Callable[[LossSpec], object]) -> None:
+        def never_comes_back(_: object) -> None:
+            os.kill(group.workers[0].pid, signal.SIGKILL)
+            threading.Event().wait()
+
+        setattr(group.engine, "train", never_comes_back)  # noqa: B010
+        train_on(LossSpec())
+
+    report_errors(model_dir, place, stay_in_a_call)
+
+
 def end(model_dir: Path, place: RankPlace) -> None:
     """Train one batch and end in order."""
     setup = setups(model_dir)[0]
@@ -257,6 +276,7 @@ def main(mode: str, model_dir: Path) -> None:
         "lose": lose,
         "fail": fail,
         "outlive": outlive,
+        "stall": stall,
         "end": end,
     }
     modes[mode](model_dir, place)

@@ -145,7 +145,12 @@ def put_in_place(finished: Path, directory: Path) -> None:
     sync_tree(finished)
     if directory.exists():
         directory.rename(replaced)
-    finished.rename(directory)
+    try:
+        finished.rename(directory)
+    except OSError:
+        if replaced.exists():
+            replaced.rename(directory)
+        raise
     sync_path(directory.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 

@@ -11,6 +11,7 @@ import pytest
 
 from agent_r1_service.files.writing import (
     DiskFullError,
+    replace_directory,
     replace_file,
     report_full_disk,
     require_space,
@@ -112,3 +113,34 @@ def test_a_full_disk_is_an_error_of_the_operating_system(tmp_path: Path):
     ):
         no_space()
     assert caught.value.errno == errno.ENOSPC
+
+
+def fill(directory: Path, text: str) -> None:
+    with replace_directory(directory) as staging:
+        (staging / "file").write_text(text)
+
+
+def test_a_directory_takes_the_place_of_the_one_before(tmp_path: Path):
+    for text in ("old", "new"):
+        fill(tmp_path / "index", text)
+    assert (tmp_path / "index" / "file").read_text() == "new"
+    assert names(tmp_path) == ["index"]
+
+
+def test_a_directory_that_cannot_be_put_in_place_leaves_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    directory = tmp_path / "index"
+    fill(directory, "old")
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path.suffix == ".tmp":
+            no_space()
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        fill(directory, "new")
+    assert (directory / "file").read_text() == "old"
+    assert names(tmp_path) == ["index"]

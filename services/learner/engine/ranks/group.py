@@ -10,6 +10,7 @@ whoever set the environment (place.py); on one machine without a launcher, by ra
 from __future__ import annotations
 
 import dataclasses
+import faulthandler
 import logging
 import os
 import signal
@@ -235,6 +236,8 @@ class RankGroup:
         if idle:
             self._busy.release()
         else:
+            # Where the call waits, which nobody can ask any more.
+            faulthandler.dump_traceback(STDERR)
             print(f"{ERROR_PREFIX}{self._failure}", file=sys.stderr, flush=True)  # noqa: T201
             os._exit(EXIT_FAILED)
 
