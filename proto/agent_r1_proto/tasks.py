@@ -8,15 +8,34 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
 
 Purpose = Literal["train", "eval"]
 Role = Literal["system", "user", "assistant", "tool"]
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
+"""Of vLLM, which refuses more and samples at 0.01 where less is asked for."""
 DecodingMethod = Literal["best_of_n", "majority", "value_guided", "beam"]
 TURN_BY_TURN: tuple[DecodingMethod, ...] = ("value_guided", "beam")
 """Methods that choose after every turn; the others choose among whole interactions."""
+
+
+def _check_temperature(temperature: float) -> float:
+    if 0 < temperature < LEAST_TEMPERATURE:
+        raise ValueError(
+            f"the temperature ({temperature}) must be 0, which is greedy, or at least "
+            f"{LEAST_TEMPERATURE}; set one of them"
+        )
+    return temperature
+
+
+Temperature = Annotated[
+    float, Field(ge=0.0, le=MOST_TEMPERATURE), AfterValidator(_check_temperature)
+]
+"""0.0 is greedy."""
+PositiveTemperature = Annotated[float, Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPERATURE)]
+"""Where tokens are drawn, and log-probabilities computed at it: never 0."""
 
 
 class ChatMessage(StrictMessage):
@@ -29,7 +48,7 @@ class ChatMessage(StrictMessage):
 class SamplingParameters(StrictMessage):
     """How tokens are sampled. top_p = 1 and no top-k: the learner scores the full distribution."""
 
-    temperature: Annotated[float, Field(ge=0.0, le=10.0)] = 1.0
+    temperature: Temperature = 1.0
     """0.0 is greedy."""
     max_turns: Annotated[int, Field(ge=1)] | None = None
     """Overrides `env.max_turns` for this task."""

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
-from agent_r1_proto.tasks import Decoding
+from agent_r1_proto.tasks import Decoding, Temperature
 from agent_r1_service.config import StrictConfig
 from agent_r1_service.user_code import CODE_PATTERN
 
@@ -23,7 +23,7 @@ class QuestioningConfig(StrictConfig):
 
     method: Method = "agent"
     """How questions are answered."""
-    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    temperature: Temperature = 0.0
     """Sampling temperature; 0.0 is greedy."""
     seed: int = 0
     """Each question's sampling seed derives from it, from the set's name and from the task's id."""

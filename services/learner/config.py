@@ -22,6 +22,7 @@ from agent_r1.learner.objective import (
     PositiveInt,
     Share,
 )
+from agent_r1_proto.tasks import PositiveTemperature, Temperature
 from agent_r1_proto.weights import TransportName
 from agent_r1_service.config import ListenConfig, StrictConfig
 from agent_r1_service.files.data_source import DataSource
@@ -85,7 +86,7 @@ class EvaluationConfig(StrictConfig):
     """Evaluate the policy that training starts from."""
     after: bool = True
     """Evaluate the last policy."""
-    temperature: Annotated[float, Field(ge=0, le=10)] = 0.0
+    temperature: Temperature = 0.0
     """Sampling temperature of evaluation; 0.0 is greedy."""
     max_questions: PositiveInt | None = None
     """Most questions asked of each set; None asks all of them."""
@@ -220,7 +221,7 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """Trajectories per prompt."""
     optimizer_steps_per_batch: PositiveInt = 1
     """Optimizer steps on one batch, each on an equal share of its trajectories."""
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    temperature: PositiveTemperature = 1.0
     """Sampling temperature of training rollouts; log-probabilities are computed at it."""
     max_turns: PositiveInt | None = None
     """Most turns of the model, in training and in the run's evaluations; None leaves

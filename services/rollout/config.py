@@ -111,6 +111,9 @@ class RolloutConfig(ListenConfig):
     """GPUs one engine is spread over."""
     max_batched_tokens: Annotated[int, Field(ge=64)] | None = None
     """Most tokens one engine step computes; None lets the engine choose."""
+    model_runner: Literal["v1", "v2"] | None = None
+    """Which of vLLM's model runners samples. None: `v2` on GPUs, as vLLM itself chooses, and `v1`
+    on the CPU, which has no other. Try `v1` on a GPU where `v2` fails."""
     threads: Annotated[int, Field(ge=1)] = 1
     """Threads of the engine on the CPU."""
     enforce_eager: bool | None = None

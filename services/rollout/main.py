@@ -107,6 +107,7 @@ async def _serve_with_vllm(settings: RolloutSettings) -> None:
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         tensor_parallel_size=rollout.tensor_parallel_size,
         max_batched_tokens=rollout.max_batched_tokens,
+        model_runner=rollout.model_runner,
         threads=rollout.threads,
         enforce_eager=rollout.enforce_eager,
         seed=settings.run.seed,

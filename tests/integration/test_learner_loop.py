@@ -445,6 +445,29 @@ async def test_a_wrong_canary_is_a_warning_when_so_configured(
     assert summary(tmp_path / "run")["canary_max_dlogp"] == pytest.approx(0.03, abs=1e-6)
 
 
+@pytest.mark.parametrize("fault", ["short_canary", "refuse_canary"])
+async def test_a_canary_without_an_answer_obeys_the_configured_action(
+    tmp_path: Path, redis_url: str, run_id: str, caplog: pytest.LogCaptureFixture, fault: str
+):
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        setattr(services, fault, True)
+        async with services.running():
+            for action in ("fail", "warn"):
+                spec = training_spec(
+                    tmp_path / action, redis_url, run_id, steps=2, canary_action=action
+                )
+                running = asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
+                if action == "fail":
+                    with pytest.raises(RuntimeError, match=r'log-prob.*canary_action = "warn"'):
+                        await running
+                else:
+                    await running
+    assert summary(tmp_path / "fail")["status"] == "failed"
+    assert summary(tmp_path / "warn")["steps"] == 2
+    assert "does not sample with the learner's weights" in caplog.text
+
+
 async def test_a_server_that_refuses_the_weights_ends_the_run_with_its_reason(
     tmp_path: Path, redis_url: str, run_id: str
 ):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent_r1.rollout.policy import Generation
-from tests.support.live_engine import LiveEngine, shared_engine
-from tests.support.snapshot_files import all_logprobs
+from agent_r1.rollout.vllm.settings import VllmSettings
+from tests.support.live_engine import LiveEngine, shared_engine, start_error
+from tests.support.snapshot_files import all_logprobs, build_model
 
 pytestmark = pytest.mark.vllm
 
@@ -119,3 +121,25 @@ def test_norms_are_those_of_pytorch():
         normed, summed = fused_add_rms_norm(x.clone(), residual.clone(), weight, 1e-6)
         torch.testing.assert_close(normed, expected, atol=2e-6, rtol=2e-6)
         torch.testing.assert_close(summed, total, atol=0, rtol=0)
+
+
+async def test_what_does_not_fit_this_machine_is_refused_before_the_engine_starts(tmp_path: Path):
+    build_model(seed=0).save_pretrained(tmp_path / "model")
+    good = VllmSettings(model_path=str(tmp_path / "model"), max_context=512, kv_cache_gib=0.25)
+    # 2 layers x (key + value) x 1 head x 32 x 4 bytes = 512 bytes a token, 0.25 MiB a sequence.
+    small = await start_error(replace(good, kv_cache_gib=0.0002))
+    assert "rollout.kv_cache_gib (0.0002)" in small
+    assert "0.00 GiB one sequence" in small
+    huge = await start_error(replace(good, kv_cache_gib=100_000.0))
+    assert "exceed the free memory" in huge
+    keys = ["rollout.max_concurrent", "rollout.kv_cache_gib (", "model.max_context"]
+    places = [huge.index(key, huge.index("lower, in this order")) for key in keys]
+    assert places == sorted(places)
+
+
+async def test_the_model_runner_of_gpus_is_refused(tmp_path: Path):
+    build_model(seed=0).save_pretrained(tmp_path / "model")
+    settings = VllmSettings(model_path=str(tmp_path / "model"), model_runner="v2")
+    assert 'rollout.model_runner ("v2") runs on GPUs only' in await start_error(
+        replace(settings, max_context=512)
+    )

@@ -7,12 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from agent_r1.rollout.policy import (
     Generation,
-    PolicyOutOfMemoryError,
-    PolicySetupError,
     PromptError,
     PromptTooLongError,
     WeightsRefusedError,
@@ -20,7 +19,7 @@ from agent_r1.rollout.policy import (
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1_proto.trajectory import VersionSpan
-from tests.support.live_engine import MAX_CONTEXT, LiveEngine, shared_engine
+from tests.support.live_engine import MAX_CONTEXT, LiveEngine, shared_engine, start_error
 from tests.support.snapshot_files import (
     EOS,
     VOCAB_SIZE,
@@ -28,12 +27,16 @@ from tests.support.snapshot_files import (
     build_model,
     model_logprobs,
     own_tensors,
+    random_prompts,
     write_snapshot,
 )
 
 pytestmark = pytest.mark.vllm
 
 PARITY = 1e-4
+BLOCK = 32
+"""Tokens of a prefix that the engine finds again at a time."""
+LENGTHS = [2, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 2 * BLOCK, 2 * BLOCK + 1, 100, 200]
 
 
 @pytest.fixture
@@ -76,12 +79,29 @@ def test_sampled_logprobs_are_those_of_a_transformers_forward(
     assert result.finish_reason == "length"
 
 
-def test_scores_are_those_of_a_transformers_forward(engine: LiveEngine):
-    tokens = list(range(2, 290, 3))
+@pytest.mark.parametrize("length", LENGTHS)
+def test_scores_are_those_of_a_transformers_forward(engine: LiveEngine, length: int):
+    [tokens] = random_prompts([length], seed=length)
     expected = model_logprobs(engine.models[engine.policy.policy_version], tokens)
-    assert engine.run(engine.policy.score(tokens)) == pytest.approx(expected, abs=PARITY)
-    # A second time the prompt lies in the prefix cache, which holds no log-probabilities.
-    assert engine.run(engine.policy.score(tokens)) == pytest.approx(expected, abs=PARITY)
+    for _ in range(2):  # the second time, every whole block but that of the last token is cached
+        scores = engine.run(engine.policy.score(tokens))
+        assert len(scores) == length - 1
+        assert scores == pytest.approx(expected, abs=PARITY)
+    # The values of different tokens differ by far more than the bound.
+    assert length == 2 or np.ptp(expected) > 1000 * PARITY
+    later = [*tokens[:-1], (tokens[-1] + 1) % VOCAB_SIZE, 5]  # begins like what is cached
+    expected = model_logprobs(engine.models[engine.policy.policy_version], later)
+    assert engine.run(engine.policy.score(later)) == pytest.approx(expected, abs=PARITY)
+
+
+def test_a_cached_prefix_is_not_scored_with_the_weights_before(engine: LiveEngine):
+    [tokens] = random_prompts([100], seed=2)
+    before = engine.run(engine.policy.score(tokens))
+    engine.push(build_model(seed=77))
+    scores = engine.run(engine.policy.score(tokens))
+    model = engine.models[engine.policy.policy_version]
+    assert scores == pytest.approx(model_logprobs(model, tokens), abs=PARITY)
+    assert np.abs(np.subtract(scores, before)).max() > 1000 * PARITY
 
 
 def test_greedy_sampling_takes_the_likeliest_token(engine: LiveEngine):
@@ -171,14 +191,6 @@ def test_more_requests_than_fit_one_step_all_finish(engine: LiveEngine):
     assert [len(result.token_ids) for result in engine.run(many())] == [3] * 40
 
 
-async def start_error(settings: VllmSettings) -> str:
-    policy = VllmPolicy(settings)
-    with pytest.raises((PolicySetupError, PolicyOutOfMemoryError)) as caught:
-        await policy.start()
-    assert policy.death is not None
-    return str(caught.value)
-
-
 async def test_a_model_or_a_setting_that_cannot_work_is_refused_before_the_engine_starts(
     tmp_path: Path,
 ):
@@ -191,15 +203,6 @@ async def test_a_model_or_a_setting_that_cannot_work_is_refused_before_the_engin
     assert "no usable config.json" in await start_error(empty)
     longer = await start_error(replace(good, max_context=2048))
     assert "model.max_context (2048) exceeds the 1024 positions" in longer
-    # 2 layers x (key + value) x 1 head x 32 x 4 bytes = 512 bytes a token, 0.25 MiB a sequence.
-    small = await start_error(replace(good, kv_cache_gib=0.0002))
-    assert "rollout.kv_cache_gib (0.0002)" in small
-    assert "0.00 GiB one sequence" in small
-    huge = await start_error(replace(good, kv_cache_gib=100_000.0))
-    assert "exceed the free memory" in huge
-    keys = ["rollout.max_concurrent", "rollout.kv_cache_gib (", "model.max_context"]
-    places = [huge.index(key, huge.index("lower, in this order")) for key in keys]
-    assert places == sorted(places)
 
 
 async def test_a_bfloat16_engine_serves_a_float32_model_and_loads_bfloat16_weights(

@@ -25,7 +25,7 @@ from agent_r1.rollout.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 from tests.support.learner_fakes import eventually, http_transport
-from tests.support.live_engine import LiveEngine, shared_engine
+from tests.support.live_engine import STEPS_ARE_SLOW, LiveEngine, shared_engine
 from tests.support.snapshot_files import (
     EMBEDDING,
     batch_logprobs,
@@ -40,6 +40,8 @@ pytestmark = pytest.mark.vllm
 
 PARITY = 1e-4
 CANARY = list(range(2, 60))
+IN_FLIGHT = (4, 80) if STEPS_ARE_SLOW else (16, 400)
+"""Requests that cross updates, and tokens of each."""
 LOAD_TIMEOUT_S = 10.0
 """Of an engine that will not answer; its own start loads weights, and must keep it too."""
 
@@ -114,7 +116,8 @@ def test_weights_pulled_over_http_are_loaded(engine: LiveEngine, tmp_path: Path)
 
 
 def test_requests_in_flight_cross_updates_and_label_every_token(engine: LiveEngine):
-    prompts = [[number + 2, 50, 7] for number in range(16)]
+    count, length = IN_FLIGHT
+    prompts = [[number + 2, 50, 7] for number in range(count)]
     first = engine.policy.policy_version
     manifests = [engine.publish(build_model(seed)) for seed in (31, 32)]
 
@@ -124,7 +127,7 @@ def test_requests_in_flight_cross_updates_and_label_every_token(engine: LiveEngi
             asyncio.ensure_future(
                 policy.generate(
                     prompt,
-                    max_tokens=400,
+                    max_tokens=length,
                     temperature=1.0,
                     seed=number,
                     request_id=f"running-{number}",
@@ -137,9 +140,9 @@ def test_requests_in_flight_cross_updates_and_label_every_token(engine: LiveEngi
             await policy.generate(
                 [3, 4], max_tokens=20, temperature=1.0, seed=0, request_id=f"pace-{number}"
             )
-            assert policy.num_in_flight == 16
+            assert policy.num_in_flight == count
             await policy.load_weights(manifest)
-            assert policy.num_in_flight == 16
+            assert policy.num_in_flight == count
         return await asyncio.gather(*running)
 
     results = engine.run(push_under_load())
@@ -149,9 +152,9 @@ def test_requests_in_flight_cross_updates_and_label_every_token(engine: LiveEngi
         for version in (first, first + 1, first + 2)
     }
     for number, result in enumerate(results):
-        assert len(result.token_ids) == 400
+        assert len(result.token_ids) == length
         assert [span.policy_version for span in result.version_spans] == list(expected)
-        bounds = [span.start for span in result.version_spans] + [400]
+        bounds = [span.start for span in result.version_spans] + [length]
         assert bounds == [0, *(span.end for span in result.version_spans)]
         for span in result.version_spans:
             # The labelled version's log-probability over the whole prefix, older tokens included.

@@ -245,6 +245,9 @@ class FakeServices:
         self.asked_to_load: list[int] = []
         self.stale_weights = False
         """Acknowledge new weights and go on sampling with the old ones."""
+        self.short_canary = False
+        """Answer a canary with fewer log-probabilities than its tokens have."""
+        self.refuse_canary = False
         self.scores = scores
         """False sends trajectories on for a reward worker of the test's to score."""
         self._broker = broker
@@ -327,7 +330,10 @@ class FakeServices:
 
     async def _canary(self, request: web.Request) -> web.Response:
         body = CanaryRequest.model_validate_json(await request.read())
-        logprobs = [fake_logprob(self.weights)] * (len(body.token_ids) - 1)
+        if self.refuse_canary:
+            return web.Response(status=422, text="3 log-probabilities for a prompt of 9 tokens")
+        count = 1 if self.short_canary else len(body.token_ids) - 1
+        logprobs = [fake_logprob(self.weights)] * count
         reply = CanaryReply(policy_version=self.version, logprobs=logprobs)
         return web.Response(body=reply.model_dump_json(), content_type="application/json")
 

@@ -7,6 +7,7 @@ as the next version, and start a new one after they have killed it.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 
 import pytest
 
-from agent_r1.rollout.policy import LoadTiming
+from agent_r1.rollout.policy import LoadTiming, PolicyOutOfMemoryError, PolicySetupError
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings
 from agent_r1_proto.weights import WeightManifest
@@ -23,6 +24,8 @@ from tests.support.snapshot_files import build_model, own_tensors, write_snapsho
 
 CALL_TIMEOUT_S = 280.0
 MAX_CONTEXT = 512
+STEPS_ARE_SLOW = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether tests/runner_v2 runs this, whose kernels are interpreted."""
 T = TypeVar("T")
 
 
@@ -90,3 +93,12 @@ def shared_engine(config: pytest.Config, folders: pytest.TempPathFactory) -> Liv
 def _close_all() -> None:
     while _shared:
         _shared.pop().close()
+
+
+async def start_error(settings: VllmSettings) -> str:
+    """Return why an engine with these settings does not start."""
+    policy = VllmPolicy(settings)
+    with pytest.raises((PolicySetupError, PolicyOutOfMemoryError)) as caught:
+        await policy.start()
+    assert policy.death is not None
+    return str(caught.value)

@@ -159,3 +159,12 @@ def rewrite_header(path: Path, change: Any) -> None:
     length = int.from_bytes(data[:8], "little")
     header = json.dumps(change(json.loads(data[8 : 8 + length]))).encode()
     path.write_bytes(len(header).to_bytes(8, "little") + header + data[8 + length :])
+
+
+def random_prompts(lengths: list[int], seed: int) -> list[list[int]]:
+    """Make prompts of these lengths, of which none begins as another does."""
+    rng = np.random.default_rng(seed)
+    return [
+        [number + 2, *rng.integers(2, VOCAB_SIZE - 1, length - 1).tolist()]
+        for number, length in enumerate(lengths)
+    ]

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from agent_r1_proto.tasks import TURN_BY_TURN, Decoding, DecodingMethod
+from agent_r1_proto.tasks import TURN_BY_TURN, Decoding, DecodingMethod, PositiveTemperature
 from agent_r1_service.config import StrictConfig
 from agent_r1_service.files.data_source import DataSource
 
@@ -54,7 +54,7 @@ class DecodeEntry(StrictConfig):
     """`greedy` is one answer at temperature 0; the others choose among several branches."""
     name: Name | None = None
     """Names the entry in reports and files; None: the method, and the number of candidates."""
-    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    temperature: PositiveTemperature = 1.0
     """At which branches are sampled."""
     candidates: Annotated[int, Field(ge=2)] = 4
     """Interactions sampled, or turns sampled after every branch."""

@@ -90,12 +90,11 @@ def compare(
     learner = learner_logprobs.astype(np.float64)
     if rollout.shape != learner.shape:
         raise CanaryError(
-            f"canary: the rollout server gave {len(rollout)} log-probabilities, the learner "
-            f"{len(learner)}"
+            f"it gave {len(rollout)} log-probabilities, and the learner {len(learner)}"
         )
     difference = np.abs(rollout - learner)[sampled]
     if not np.all(np.isfinite(difference)):
-        raise CanaryError("canary: a log-probability is not finite")
+        raise CanaryError("a log-probability is not finite")
     return CanaryReading(mean=float(difference.mean()), max=float(difference.max()))
 
 

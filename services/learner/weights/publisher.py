@@ -359,12 +359,21 @@ class WeightPublisher:
         self, server: RolloutServer, canary: _Canary, version: int
     ) -> CanaryReading | None:
         request = CanaryRequest(token_ids=canary.tokens.token_ids)
-        reply = await self._servers.post(server, "/weights/canary", request, CanaryReply)
-        if reply.policy_version != version:
-            return None  # the server has moved on to newer weights
-        reading = compare(canary.logprobs, reply.logprobs, canary.tokens.sampled[1:])
-        self.canary_max_dlogp = max(self.canary_max_dlogp or 0.0, reading.max)
-        verdict, text = judge(reading, self._bounds, self.canary_floor)
+        reading: CanaryReading | None = None
+        try:
+            reply = await self._servers.post(server, "/weights/canary", request, CanaryReply)
+            if reply.policy_version != version:
+                return None  # the server has moved on to newer weights
+            reading = compare(canary.logprobs, reply.logprobs, canary.tokens.sampled[1:])
+        except CanaryError as exc:
+            verdict, text = "fail", str(exc)
+        except ServerError as exc:
+            if not exc.refused:
+                raise
+            verdict, text = "fail", f"it cannot score them ({exc})"
+        else:
+            self.canary_max_dlogp = max(self.canary_max_dlogp or 0.0, reading.max)
+            verdict, text = judge(reading, self._bounds, self.canary_floor)
         logger.debug("canary server_id=%s policy_version=%d %s", server.server_id, version, text)
         if verdict == "ok":
             return reading

@@ -37,11 +37,34 @@ def check_prompt(
     return room
 
 
-def to_prompt_logprobs(output: Any) -> list[float]:
-    """Read [T-1] log-probabilities of a prompt's tokens from a finished request."""
+def to_prompt_logprobs(output: Any, num_tokens: int, cached: int) -> list[float]:
+    """Read log-probabilities of a prompt's tokens from a finished request.
+
+    vLLM's model runner V1 returns [T-1] values, of which the first `cached` are void; V2 returns
+    only those after the cached prefix.
+
+    Args:
+        output: the request.
+        num_tokens: T, of the prompt.
+        cached: tokens of the prompt whose keys and values the engine had already.
+
+    Returns:
+        [T - 1 - cached], or [0] if all but the last token were cached.
+
+    Raises:
+        PolicyError: the engine returned another number of values.
+    """
     flat = output.prompt_logprobs
     # Position 0 has no log-probability; the actual token comes first at every other one.
-    return [flat.logprobs[start] for start in flat.start_indices[1:]]
+    values = [flat.logprobs[start] for start in flat.start_indices[1:]]
+    wanted = max(0, num_tokens - 1 - cached)
+    if len(values) not in (wanted, num_tokens - 1):
+        raise PolicyError(
+            f"the engine returned {len(values)} log-probabilities for a prompt of {num_tokens} "
+            f"tokens, {cached} of them cached, and {wanted} or {num_tokens - 1} were expected; "
+            'try the other of rollout.model_runner = "v1" and "v2"'
+        )
+    return values[len(values) - wanted :]
 
 
 def to_generation(completion: Any, earlier: Sequence[VersionSpan]) -> Generation:

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.rollout.policy import EngineWork, PolicySetupError
@@ -17,19 +18,36 @@ from agent_r1.rollout.vllm.adapter import adapter_args
 from agent_r1.rollout.vllm.settings import (
     OUT_OF_MEMORY_REMEDY,
     ModelFacts,
+    ModelRunner,
     VllmSettings,
     check_cpu_fit,
+    choose_model_runner,
 )
 from agent_r1_service.imports import quick_imports
 from agent_r1_service.memory import GIB
 
-DEFAULT_BATCHED_TOKENS = 2048
+CPU_BATCHED_TOKENS = 2048
 _PR_SET_PDEATHSIG = 1
 EXIT_TIMEOUT_S = 3.0
 SIGKILL_EXIT_CODE = -9
 
 
-def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) -> tuple[Any, bool]:
+@dataclass(frozen=True)
+class StartedEngine:
+    """An engine, and what the policy must know of it."""
+
+    engine: Any
+    """vLLM's AsyncLLM."""
+    model_runner: ModelRunner
+    own_lm_head: bool
+    """It has an lm_head of its own where the model ties it to the embedding; it must be filled."""
+    sends_whole_answers: bool
+    """Tokens arrive when their answer is finished, not one by one."""
+    description: str
+    """Settings that vLLM chose or was given, for the log."""
+
+
+def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) -> StartedEngine:
     """Start an engine; it takes seconds, and blocks. `check_release` comes first.
 
     Args:
@@ -37,30 +55,50 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
         facts: of its model.
         work: counts what it does from now on.
 
-    Returns:
-        vLLM's AsyncLLM, and whether it runs on the CPU. There it has an lm_head of its own, which
-        must be filled if the model ties it to the embedding, and sends answers whole.
-
     Raises:
         PolicySetupError: the settings or the memory do not allow it.
     """
     with quick_imports():
         from vllm.platforms import current_platform
-        from vllm.v1.engine.async_llm import AsyncLLM
-
-        from agent_r1.rollout.vllm.engine_stats import counting_logger
 
         on_cpu = current_platform.is_cpu()
         args = _engine_args(settings, facts, on_cpu=on_cpu)
+    runner = choose_model_runner(settings.model_runner, on_cpu=on_cpu)
     if on_cpu:
         check_cpu_fit(settings, facts)
+        with quick_imports():  # before the fork, so that the engine shares these pages
+            _import_models(facts.architectures)
+    return launch_engine(
+        args, settings, work, runner, forks=on_cpu and settings.tensor_parallel_size == 1
+    )
+
+
+def launch_engine(
+    args: Any, settings: VllmSettings, work: EngineWork, runner: ModelRunner, *, forks: bool
+) -> StartedEngine:
+    """Start an engine from vLLM's own arguments.
+
+    Args:
+        args: vLLM's AsyncEngineArgs.
+        settings: the engine's environment is made from them.
+        work: counts what the engine does.
+        runner: vLLM's model runner.
+        forks: its process is forked from this one instead of spawned.
+
+    Raises:
+        PolicySetupError: vLLM refuses the arguments, or the engine ends while it starts.
+    """
+    with quick_imports():
+        from vllm.usage.usage_lib import UsageContext
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        from agent_r1.rollout.vllm.engine_stats import counting_logger
     try:
-        with _engine_environment(settings, compiled=not args.enforce_eager, on_cpu=on_cpu):
-            with quick_imports():  # before the fork, so that the engine shares these pages
-                if on_cpu:
-                    _import_models(facts.architectures)
-                config = args.create_engine_config()
-            if on_cpu and settings.tensor_parallel_size == 1:
+        with _engine_environment(settings, runner, compiled=not args.enforce_eager):
+            with quick_imports():
+                # Without a context vLLM takes 2,048 tokens a step on every GPU.
+                config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+            if forks:
                 _fork_next_engine(settings)
             loggers: list[Any] = [counting_logger(work)]
             engine = AsyncLLM.from_vllm_config(config, stat_loggers=loggers, disable_log_stats=True)
@@ -69,7 +107,22 @@ def start_engine(settings: VllmSettings, facts: ModelFacts, work: EngineWork) ->
             f"the engine did not start: {exc} (the lines it logged before say more). If it "
             f"ran out of memory: {OUT_OF_MEMORY_REMEDY}"
         ) from exc
-    return engine, on_cpu
+    return StartedEngine(
+        engine,
+        model_runner="v2" if config.use_v2_model_runner else "v1",
+        own_lm_head=args.load_format == "dummy",
+        sends_whole_answers=args.scheduler_cls is not None,
+        description=_describe(config),
+    )
+
+
+def _describe(config: Any) -> str:
+    scheduler, cache = config.scheduler_config, config.cache_config
+    return (
+        f"asynchronous={scheduler.async_scheduling} "
+        f"max_batched_tokens={scheduler.max_num_batched_tokens} "
+        f"max_num_seqs={scheduler.max_num_seqs} block_size={cache.block_size}"
+    )
 
 
 def _engine_args(settings: VllmSettings, facts: ModelFacts, *, on_cpu: bool) -> Any:
@@ -78,11 +131,12 @@ def _engine_args(settings: VllmSettings, facts: ModelFacts, *, on_cpu: bool) -> 
 
     from agent_r1.rollout.vllm.weight_transfer import BACKEND
 
-    batched_tokens = settings.max_batched_tokens or DEFAULT_BATCHED_TOKENS
-    platform: dict[str, Any] = {"gpu_memory_utilization": settings.gpu_memory_utilization}
+    platform: dict[str, Any] = {
+        "gpu_memory_utilization": settings.gpu_memory_utilization,
+        "max_num_batched_tokens": settings.max_batched_tokens,
+    }
     if on_cpu:
         platform = _cpu_args(settings, facts)
-        batched_tokens = max(batched_tokens, settings.max_context)
     eager = settings.enforce_eager
     return AsyncEngineArgs(
         model=str(facts.directory),
@@ -93,7 +147,6 @@ def _engine_args(settings: VllmSettings, facts: ModelFacts, *, on_cpu: bool) -> 
         # Which sequences share a step, and which prefixes are cached, changes last digits.
         max_num_seqs=1 if settings.deterministic else settings.max_num_seqs,
         enable_prefix_caching=not settings.deterministic,
-        max_num_batched_tokens=batched_tokens,
         tensor_parallel_size=settings.tensor_parallel_size,
         enforce_eager=on_cpu if eager is None else eager,
         logprobs_mode="processed_logprobs",
@@ -111,8 +164,10 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
 
     from agent_r1.rollout.vllm.cpu_norms import NORMS
 
+    batched_tokens = max(settings.max_batched_tokens or CPU_BATCHED_TOKENS, settings.max_context)
     arguments: dict[str, Any] = {
         "kv_cache_memory_bytes": int(settings.kv_cache_gib * GIB),
+        "max_num_batched_tokens": batched_tokens,
         # A seeded request that is prefilled in chunks ends a CPU engine ("CPU Generator does not
         # use offset"), so a prompt must fit one step.
         "enable_chunked_prefill": False,
@@ -127,22 +182,29 @@ def _cpu_args(settings: VllmSettings, facts: ModelFacts) -> dict[str, Any]:
         # By default a CPU engine puts its one worker into a third process.
         arguments["distributed_executor_backend"] = UniProcExecutor
     if facts.tied and settings.lora is None:
-        arguments["hf_overrides"] = {"tie_word_embeddings": False}
-        # The checkpoint has no lm_head; the policy loads all of it a moment later.
-        arguments["load_format"] = "dummy"
+        arguments |= own_lm_head_args()
     return arguments
 
 
+def own_lm_head_args() -> dict[str, Any]:
+    """Return the arguments of an engine with an lm_head of its own for a tied model."""
+    # The checkpoint has no lm_head; the policy loads all of it a moment later.
+    return {"hf_overrides": {"tie_word_embeddings": False}, "load_format": "dummy"}
+
+
 @contextmanager
-def _engine_environment(settings: VllmSettings, *, compiled: bool, on_cpu: bool) -> Iterator[None]:
+def _engine_environment(
+    settings: VllmSettings, runner: ModelRunner, *, compiled: bool
+) -> Iterator[None]:
     """Set, for the engine processes started inside, what concerns no other process."""
-    wanted = {"OMP_NUM_THREADS": str(settings.threads)}
+    wanted = {
+        "OMP_NUM_THREADS": str(settings.threads),
+        "VLLM_USE_V2_MODEL_RUNNER": str(int(runner == "v2")),
+    }
     if not compiled:
         # An eager engine still compiles its log-probability ranks on the first request: seconds,
         # and a C++ compiler that a machine may lack.
         wanted["TORCHDYNAMO_DISABLE"] = "1"
-    if on_cpu:
-        wanted["VLLM_USE_V2_MODEL_RUNNER"] = "0"  # batch_sampler.py reads the state of the first
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

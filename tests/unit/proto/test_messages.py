@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from agent_r1_proto.messages import EntryError, NewerSchemaError, decode_entry, encode_entry
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.tasks import RolloutTask, Task
+from agent_r1_proto.tasks import RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, Turn, VersionSpan
 from tests.support.builders import rollout_task, scored, trajectory, two_segments
 
@@ -185,3 +185,14 @@ def test_policy_versions_are_those_of_action_tokens_only():
         VersionSpan(policy_version=6, start=4, end=5),
     ]
     assert trajectory(version_spans=spans).policy_versions() == [5, 6]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.01, 2.0])
+def test_a_temperature_is_one_that_vllm_samples_at(temperature: float):
+    assert SamplingParameters(temperature=temperature).temperature == temperature
+
+
+@pytest.mark.parametrize("temperature", [0.005, 2.1])
+def test_a_temperature_that_vllm_would_change_or_refuse_is_an_error(temperature: float):
+    with pytest.raises(ValidationError, match=r"at least 0\.01|less than or equal to 2"):
+        SamplingParameters(temperature=temperature)

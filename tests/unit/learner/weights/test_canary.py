@@ -66,7 +66,7 @@ def test_no_tokens_make_no_canary():
 
 
 def test_answers_of_another_length_are_refused():
-    with pytest.raises(CanaryError, match="gave 1 log-probabilities, the learner 2"):
+    with pytest.raises(CanaryError, match="gave 1 log-probabilities, and the learner 2"):
         compare(np.zeros(2, np.float32), [0.0], ALL[:2])
 
 
