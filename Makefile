@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo table test test-unit test-gpu test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner profile clean
+.PHONY: help setup setup-gpu demo table test test-unit test-gpu test-v2 test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -24,6 +24,9 @@ test: setup ## run the whole test suite with real Redis, vLLM and DeepSpeed
 
 test-unit: setup ## run the fast tests
 	@$(BIN)/python -m pytest tests/unit tests/contract -m "not slow and not vllm"
+
+test-v2: setup ## run the engine tests on vLLM's Model Runner V2, which GPUs take, in Triton's interpreter
+	@$(BIN)/python -m tests.runner_v2
 
 test-gpu: setup ## train a random 0.5B model in bf16 on one GPU, with a report for a bug (DEVICE=cpu: a tiny one without a GPU)
 	@$(BIN)/python scripts/gpu_loop.py $(if $(DEVICE),--device $(DEVICE))

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.vllm
 
 PARITY = 1e-4
 CANARY = list(range(2, 60))
-IN_FLIGHT = (4, 80) if STEPS_ARE_SLOW else (16, 400)
+IN_FLIGHT = (2, 64) if STEPS_ARE_SLOW else (16, 400)
 """Requests that cross updates, and tokens of each."""
 LOAD_TIMEOUT_S = 10.0
 """Of an engine that will not answer; its own start loads weights, and must keep it too."""

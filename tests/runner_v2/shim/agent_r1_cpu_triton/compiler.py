@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from triton.backends.compiler import BaseBackend
+# Beside the environment, in a folder of its own.
+from triton.backends.compiler import BaseBackend  # pyright: ignore[reportMissingImports]
 
 
 def refuse(*arguments: Any, **options: Any) -> NoReturn:

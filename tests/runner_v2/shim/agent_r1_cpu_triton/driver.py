@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from triton.backends.driver import DriverBase
+# Beside the environment, in a folder of its own.
+from triton.backends.driver import DriverBase  # pyright: ignore[reportMissingImports]
 
 from agent_r1_cpu_triton.compiler import refuse
 

@@ -9,14 +9,15 @@ def register() -> None:
     """Keep vLLM's CPU platform from switching asynchronous scheduling off; may be called twice."""
     from vllm.platforms.cpu import CpuPlatform
 
-    if "scheduling_before_agent_r1" in vars(CpuPlatform):
+    platform: Any = CpuPlatform
+    if hasattr(platform, "keeps_scheduling"):
         return
-    before = CpuPlatform.check_and_update_config.__func__
-    CpuPlatform.scheduling_before_agent_r1 = before
+    platform.keeps_scheduling = True
+    before = platform.check_and_update_config.__func__
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
         wanted = vllm_config.scheduler_config.async_scheduling
         before(cls, vllm_config)
         vllm_config.scheduler_config.async_scheduling = wanted
 
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+    platform.check_and_update_config = classmethod(check_and_update_config)
