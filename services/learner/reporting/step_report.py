@@ -80,6 +80,7 @@ def _push_metrics(push: PushReport | None) -> dict[str, float]:
     values = {
         "push/pause_s": push.pause_s,
         "push/write_s": push.write_s,
+        "push/fetch_s": push.fetch_s,
         "push/servers": float(push.servers),
         "push/size_bytes": float(push.size_bytes),
         "push/bytes_sent": float(push.bytes_sent),

@@ -84,6 +84,8 @@ class PushReport:
     bytes_sent: int = 0
     """What the learner has sent to servers since the push before."""
     write_s: float = 0.0
+    fetch_s: float = 0.0
+    """Longest time a server took to fetch and verify it, while it went on generating."""
     total_s: float = 0.0
     pause_s: float = 0.0
     """Longest time a server's generation stood still."""
@@ -326,6 +328,7 @@ class WeightPublisher:
                 f"server {server.server_id} stayed at policy version {reply.policy_version}",
                 refused=True,
             )
+        report.fetch_s = max(report.fetch_s, reply.fetch_s)
         report.pause_s = max(report.pause_s, reply.pause_s)
         return None if canary is None else await self._ask_canary(server, canary, version)
 

