@@ -267,17 +267,23 @@ class LocalServices:
             self.command("rollout", name),
             environment=environment,
             cores=where.cores,
+            gpus=where.gpus,
             stop_rank=ROLLOUT_RANK,
         )
 
     def _learner(self, resume: bool, config_file: Path | None = None) -> ServiceSpec:
         command = self.command("learner", "learner", config_file=config_file)
         again = [*command, "--resume-if-begun"]
+        where, share = self._placement.learner, self._placement.learner_share
+        environment = self._model_environment(where)
+        if share is not None:
+            environment[f"{ENV_PREFIX}LEARNER__GPU_MEMORY_SHARE"] = str(share)
         return self._spec(
             "learner",
             again if resume else command,
-            environment=self._model_environment(self._placement.learner),
-            cores=self._placement.learner.cores,
+            environment=environment,
+            cores=where.cores,
+            gpus=where.gpus,
             probe=None,  # it has no routes; it announces itself once the model is loaded
             restart_command=again,
             # An empty Redis has lost the version and the tasks; a resumed learner sets them anew.

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from agent_r1.config.gpu_looks import dtype_problem, look_at_gpus
 from agent_r1.config.look import Look
 from agent_r1.config.packages import installed_version
 from agent_r1.config.placement import place
@@ -57,6 +58,7 @@ def look_at_machine(
     gpu_problems = list(_gpu_problems(config, purpose))
     gpu_problems = gpu_problems or list(_placement_problems(config, purpose))
     yield Look("GPUs", describe_gpus(), gpu_problems)
+    yield from look_at_gpus()
     if purpose == "train":
         folder = config.run.folder()
         yield Look("disk", describe_disk(folder), list(_folder_problems(config, resume=resume)))
@@ -171,6 +173,8 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
                 f'{name}.device ("cuda") needs a torch built for CUDA, and {torch} is '
                 "installed; run `agent-r1 setup gpu`"
             )
+    if usable_gpus() > 0 and (problem := dtype_problem(config.model.dtype)) is not None:
+        yield problem
     wanted = config.rollout.tensor_parallel_size
     if purpose not in SUPERVISED and wanted > 1 and wanted > (found := count_gpus()):
         yield (
