@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError
 
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
-from agent_r1_deploy import local, local_client, local_redis, subreaper
+from agent_r1_deploy import local, local_client, local_redis, local_services, subreaper
 from agent_r1_deploy.local_folder import live_token_file
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import at_hand, program
@@ -121,6 +121,20 @@ def test_a_run_goes_from_start_to_summary(stage: Stage, capsys: pytest.CaptureFi
     assert (stage.run_folder / "config.json").is_file()
     assert (stage.run_folder / "logs" / "launcher.log").is_file()
     assert not (stage.run_folder / "launcher.json").exists()
+
+
+def test_on_one_gpu_everything_starts_in_turn_and_has_its_share(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_services, "usable_gpus", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    options = ["placement.rollout_replicas=2", "rollout.gpu_memory_utilization=0.3"]
+    stage.done.touch()  # the learner ends at once, so it starts last
+    assert local.run_training(stage.config(*options), resume=False) == 0
+    started = [row[0] for row in stage.lines("start")]
+    assert started[-3:] == ["rollout-0", "rollout-1", "learner"]
+    # 0.95 - 2 x 0.3
+    assert stage.environment("learner")["AGENT_R1__LEARNER__GPU_MEMORY_SHARE"] == "0.35"
 
 
 def test_services_learn_where_the_others_are_and_nothing_else(
