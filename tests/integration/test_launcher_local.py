@@ -39,6 +39,7 @@ from tests.support.learner_fakes import eventually
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 
 SERVICES = {"search", "reward", "learner", "rollout"}
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Stage(Scene):
@@ -66,7 +67,8 @@ class Stage(Scene):
 
     def environment(self, name: str) -> dict[str, str]:
         rows = [row for row in self.lines("env") if row[0] == name]
-        return {row[1]: row[2] for row in rows if row[1] != subreaper.PARENT_VARIABLE}
+        others = {subreaper.PARENT_VARIABLE, CACHE_VARIABLE}
+        return {row[1]: row[2] for row in rows if row[1] not in others}
 
     def when_up(self, action: Any) -> threading.Thread:
         """Do something once every service has started, the learner and rollout side by side."""
@@ -109,13 +111,23 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     )
 
 
-def test_a_run_goes_from_start_to_summary(stage: Stage, capsys: pytest.CaptureFixture[str]):
+def test_a_run_goes_from_start_to_summary(
+    stage: Stage,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     thread = stage.when_up(stage.done.touch)
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
     started = [row[0] for row in stage.lines("start")]
     assert sorted(started) == sorted(SERVICES)
     assert started.index("rollout") > started.index("search")  # whose URL it needs
+    # The folder for temporary files ends with the run; what is compiled must not.
+    (cache,) = {row[2] for row in stage.lines("env") if row[1] == CACHE_VARIABLE}
+    assert cache == str(tmp_path / "cache" / "agent-r1" / "torchinductor")
     text = capsys.readouterr().out
     assert text.index("stopping the services") < text.index("agent-r1 chat")
     assert (stage.run_folder / "config.json").is_file()
