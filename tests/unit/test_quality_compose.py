@@ -332,6 +332,17 @@ def test_redis_keeps_everything_and_asks_for_a_password(name: str) -> None:
         assert command[command.index(option) + 1] == value
 
 
+def test_images_that_bring_vllm_take_transformers_from_the_lock() -> None:
+    build = BASE["rollout"]["build"]["args"]
+    script = [sys.executable, str(REPOSITORY / "deploy" / "docker" / "requirements.py")]
+    arguments = [str(REPOSITORY / "pyproject.toml"), build["EXTRAS"], build["PROVIDED"]]
+    done = subprocess.run([*script, *arguments], capture_output=True, text=True, check=True)
+    names = {re.split(r"[^\w-]", line)[0] for line in done.stdout.split()}
+    assert "transformers" in names
+    assert "vllm" not in names
+    assert "-c /lists/lock.txt" in DOCKERFILE.read_text()
+
+
 # --- The image -----------------------------------------------------------------------------------
 
 
