@@ -42,6 +42,12 @@ def tool_variable(name: str, key: str) -> str:
     return f"{ENV_PREFIX}TOOLS__{name.upper().replace('-', '_')}__{key}"
 
 
+def cache_folder() -> Path:
+    """Return the folder of what is compiled, which outlives runs."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home) / "agent-r1"
+
+
 class LocalServices:
     """Starts and stops the services of one run."""
 
@@ -106,7 +112,12 @@ class LocalServices:
             # The token is in the private folder: the environment reaches user code's programs.
             if not name.upper().startswith(ENV_PREFIX) and name != TOKEN_VARIABLE
         }
-        defaults = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+        defaults = {
+            "PYTHONUNBUFFERED": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            # By default below TMPDIR, which ends with the run; vLLM and Triton use the home folder.
+            "TORCHINDUCTOR_CACHE_DIR": str(cache_folder() / "torchinductor"),
+        }
         return {**defaults, **inherited, **self._temporary_folder(), **self._secrets}
 
     def _temporary_folder(self) -> dict[str, str]:
@@ -267,17 +278,23 @@ class LocalServices:
             self.command("rollout", name),
             environment=environment,
             cores=where.cores,
+            gpus=where.gpus,
             stop_rank=ROLLOUT_RANK,
         )
 
     def _learner(self, resume: bool, config_file: Path | None = None) -> ServiceSpec:
         command = self.command("learner", "learner", config_file=config_file)
         again = [*command, "--resume-if-begun"]
+        where, share = self._placement.learner, self._placement.learner_share
+        environment = self._model_environment(where)
+        if share is not None:
+            environment[f"{ENV_PREFIX}LEARNER__GPU_MEMORY_SHARE"] = str(share)
         return self._spec(
             "learner",
             again if resume else command,
-            environment=self._model_environment(self._placement.learner),
-            cores=self._placement.learner.cores,
+            environment=environment,
+            cores=where.cores,
+            gpus=where.gpus,
             probe=None,  # it has no routes; it announces itself once the model is loaded
             restart_command=again,
             # An empty Redis has lost the version and the tasks; a resumed learner sets them anew.

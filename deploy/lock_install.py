@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .gpu_probe import probe
 from .native_libraries import ensure_bwrap, ensure_libnuma
 
 PYTORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -25,6 +26,8 @@ PYTORCH_OPTIONS = ("--timeout", "10", "--retries", "1")
 # What builds the packages that come as source (DeepSpeed) and this project itself.
 BUILD_TOOLS = ("setuptools",)
 CPU_BUILD = "+cpu"
+CUDA = "13."
+"""The releases of CUDA that the lock for GPUs is made for; its packages link libcudart.so.13."""
 QUIET_PROGRESS_S = 30.0
 # On a terminal, a line of progress takes the place of the one before.
 LINE_START = "\r\x1b[2K" if sys.stdout.isatty() else ""
@@ -56,10 +59,15 @@ FAILURES = (
         "`docker compose -f docker-compose.yml -f deploy/compose.cpu.yml up --build -d`.",
     ),
     (
-        r"is a build for CPUs",
-        "pip took the CPU build of torch from a folder or an index of this machine. Run "
+        r"is no build for CUDA",
+        "pip took another build of torch from a folder or an index of this machine. Run "
         "`make clean`, and then, without that place, "
         "`PIP_CONFIG_FILE=/dev/null PIP_FIND_LINKS= make setup-gpu`.",
+    ),
+    (
+        r"torch cannot be imported",
+        "a package that torch needs is damaged, or the C library is too old. Run `make clean` and "
+        "the same command again.",
     ),
     (r"Permission denied|Errno 13", "{place} is not writable for this user."),
 )
@@ -96,7 +104,7 @@ def install_lock(target: Target) -> None:
     """Install every package of the lock, and the native libraries that wheels do not carry.
 
     Raises:
-        InstallError: pip failed, or took a CPU build of torch for the lock of GPUs.
+        InstallError: pip failed, or the lock of GPUs got a torch that cannot use them.
         MissingLibraryError: a library is not there and could not be fetched.
     """
     remove_half_installed(target)
@@ -106,12 +114,12 @@ def install_lock(target: Target) -> None:
     run_pip(target, "installing build tools", tools)
     if CPU_BUILD in torch:
         install_torch(target, torch)
+    else:
+        install_torch_for_gpus(target, torch)
     title = f"installing {len(requirements)} packages"
     run_pip(target, title, ["--requirement", str(target.lock)])
     if CPU_BUILD in torch:  # vLLM's CPU build links to it
         ensure_libnuma(target.python, target.site_packages())
-    elif is_installed(target, torch + CPU_BUILD):  # which pip takes for the same version
-        raise InstallError(f"{torch}{CPU_BUILD} is a build for CPUs")
     ensure_bwrap(target.prefix / "bin")
 
 
@@ -141,7 +149,12 @@ def show_progress(target: Target, output: bytes, elapsed_s: float) -> None:
 
 
 def run_pip(
-    target: Target, title: str, arguments: Sequence[str], folder: Path | None = None
+    target: Target,
+    title: str,
+    arguments: Sequence[str],
+    folder: Path | None = None,
+    *,
+    deps: bool = False,
 ) -> None:
     """Run `pip install` into the environment.
 
@@ -150,6 +163,7 @@ def run_pip(
         title: what is printed about it.
         arguments: of pip, after `install`.
         folder: in which it runs; None is the current one.
+        deps: install what the packages need as well.
 
     Raises:
         InstallError: pip failed.
@@ -168,7 +182,7 @@ def run_pip(
         "-m",
         "pip",
         "install",
-        "--no-deps",
+        *(() if deps else ("--no-deps",)),
         "--progress-bar",
         "off",
     ]
@@ -228,6 +242,26 @@ def install_torch(target: Target, requirement: str) -> None:
             f"installing {requirement}",
             [*PYTORCH_OPTIONS, "--extra-index-url", PYTORCH_INDEX, requirement],
         )
+
+
+def install_torch_for_gpus(target: Target, requirement: str) -> None:
+    """Install torch and what it links before anything else, and try it: most of the download.
+
+    Raises:
+        InstallError: pip failed, or this torch cannot be imported or is not for CUDA 13.
+    """
+    # Of equal versions pip prefers one with a local part, such as 2.13.0+cpu, for `==`.
+    wanted = requirement.replace("==", "===")
+    # With its dependencies, unlike the rest, so that it can be imported.
+    constraint = ["--constraint", str(target.lock)]
+    run_pip(target, f"installing {requirement} for CUDA", [*constraint, wanted], deps=True)
+    found = probe(target.python, ["torch"])
+    if found.error:
+        raise InstallError(f"torch cannot be imported: {found.error}")
+    torch = found.facts["torch"]
+    if not str(torch["cuda"]).startswith(CUDA):
+        raise InstallError(f"torch {torch['version']} is no build for CUDA {CUDA}x")
+    print(f"  torch {torch['version']} can be imported, CUDA {torch['cuda']}")
 
 
 def explain(target: Target, output: str) -> str:

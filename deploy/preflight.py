@@ -1,6 +1,6 @@
 """Checks this machine before anything is installed, and says what installing takes.
 
-    python3 deploy/preflight.py
+    python3 deploy/preflight.py [gpu]
 
 Run by scripts/setup; standard library only, and Python 3.7 can run it, since telling Pythons apart
 is its work. Exit status 0: continue; 1: something is missing, and was reported.
@@ -18,14 +18,27 @@ from typing import NamedTuple
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY / "proto"))  # nothing is installed yet
 
-from agent_r1_service.memory import free_memory_bytes  # noqa: E402 - found through sys.path
+from agent_r1_service.gpu_needs import Finding, check_gpu_needs  # noqa: E402 - through sys.path
+from agent_r1_service.memory import free_memory_bytes  # noqa: E402
 
 PYTHONS = ((3, 11), (3, 12))
 OLDEST_GLIBC = (2, 28)
-DOWNLOAD_GB = 0.7
-"""Measured: every wheel of deploy/constraints/cpu.txt."""
-INSTALLED_GB = 2.8
-"""Measured: .venv after the installation."""
+
+
+class Sizes(NamedTuple):
+    """What the packages of a variant take, in GB."""
+
+    download: float
+    installed: float
+    origin: str
+    """Of the downloads."""
+
+
+SIZES = {
+    "cpu": Sizes(0.7, 2.8, "PyPI, and torch for CPUs from PyTorch's index"),
+    "gpu": Sizes(0.0, 0.0, "PyPI"),
+}
+"""Of cpu: measured, every wheel and .venv after the installation."""
 RUN_GB = 0.5
 """Room for the runs of the demo."""
 MEMORY_GB = 4.0
@@ -37,20 +50,6 @@ DOCKER_WAY = (
     "docker-compose.yml -f deploy/compose.cpu.yml up --build "
     "(Docker Desktop or any engine with compose v2)"
 )
-
-
-class Finding(NamedTuple):
-    """One thing that was looked at."""
-
-    name: str
-    text: str
-    remedy: str = ""
-    """What to do where something is missing; empty where nothing is."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing is missing."""
-        return not self.remedy
 
 
 def check_system(system: str, machine: str) -> Finding:
@@ -102,27 +101,41 @@ def check_memory(available: int | None) -> Finding:
     return Finding("memory", text, remedy if available < MEMORY_GB * GB else "")
 
 
-def check_disk(free: int, installed: bool, place: Path) -> Finding:
+def check_disk(free: int, installed: bool, place: Path, variant: str = "cpu") -> Finding:
     """Say whether everything fits into the free bytes; `installed`: .venv is there already."""
-    need_gb = RUN_GB if installed else DOWNLOAD_GB + INSTALLED_GB + RUN_GB
+    sizes = SIZES[variant]
+    need_gb = RUN_GB if installed else sizes.download + sizes.installed + RUN_GB
     remedy = f"{need_gb:.1f} GB are needed; free some space, or clone to another disk"
     text = f"{free / GB:.1f} GB free at {place}"
     return Finding("disk", text, remedy if free < need_gb * GB else "")
 
 
-def check_machine(installed: bool, place: Path = REPOSITORY) -> list[Finding]:
-    """Look at everything; `installed` says that the packages are in `place` already."""
+def check_gpus() -> list[Finding]:
+    """Look at what the variant for GPUs needs; it may be installed where there is none."""
+    return check_gpu_needs() or [
+        Finding("driver", "none: without a GPU here, nothing of it is checked")
+    ]
+
+
+def check_machine(installed: bool, place: Path = REPOSITORY, variant: str = "cpu") -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        installed: the packages are in `place` already.
+        place: what the environment is in.
+        variant: a key of SIZES.
+    """
     findings = [check_system(platform.system(), platform.machine())]
     if findings[0].ok:
         findings.append(check_libc(*platform.libc_ver()))
     findings.append(check_python((sys.version_info[0], sys.version_info[1])))
     findings.append(check_memory(free_memory_bytes()))
     free = shutil.disk_usage(str(place)).free
-    findings.append(check_disk(free, installed, place))
-    return findings
+    findings.append(check_disk(free, installed, place, variant))
+    return findings + (check_gpus() if variant == "gpu" else [])
 
 
-def report(findings: list[Finding], installed: bool) -> str:
+def report(findings: list[Finding], installed: bool, variant: str = "cpu") -> str:
     """Render the findings, and what set-up will take."""
     lines = []
     for finding in findings:
@@ -131,9 +144,10 @@ def report(findings: list[Finding], installed: bool) -> str:
         if not finding.ok:
             lines.append("         " + finding.remedy)
     if all(finding.ok for finding in findings) and not installed:
+        sizes = SIZES[variant]
         lines.append(
-            f"set-up downloads about {DOWNLOAD_GB:.1f} GB (PyPI, and torch for CPUs from PyTorch's "
-            f"index), takes {INSTALLED_GB:.1f} GB in .venv and nothing outside this folder but "
+            f"set-up downloads about {sizes.download:.1f} GB ({sizes.origin}), takes "
+            f"{sizes.installed:.1f} GB in .venv and nothing outside this folder but "
             f"pip's cache; the demo uses up to {MEMORY_GB:.0f} GB of memory and {RUN_GB:.1f} GB in "
             "runs/"
         )
@@ -143,8 +157,9 @@ def report(findings: list[Finding], installed: bool) -> str:
 def main() -> int:
     """Print the findings; 0 when everything needed is there."""
     installed = (REPOSITORY / ".venv" / "bin" / "agent-r1").exists()
-    findings = check_machine(installed)
-    sys.stdout.write(report(findings, installed) + os.linesep)
+    variant = "gpu" if "gpu" in sys.argv[1:] else "cpu"
+    findings = check_machine(installed, variant=variant)
+    sys.stdout.write(report(findings, installed, variant) + os.linesep)
     return 0 if all(finding.ok for finding in findings) else 1
 
 

@@ -15,7 +15,9 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +96,8 @@ class Supervisor:
         self._report = report or (lambda line: None)
         self._services: dict[str, ServiceProcess] = {}
         self._expected: list[str] = []
+        self._turns: defaultdict[int, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """Of each GPU: held by the service that is starting on it."""
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
         self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -120,12 +124,13 @@ class Supervisor:
         log_dir.mkdir(parents=True, exist_ok=True)
         service = ServiceProcess(spec, log_dir / f"{spec.name}.log")
         self._services[spec.name] = service
-        await self._spawn(service)
-        try:
-            await self._wait_until_up(service)
-        except ServiceError:
-            await self._end(service)
-            raise
+        async with self._turn(spec):
+            await self._spawn(service)
+            try:
+                await self._wait_until_up(service)
+            except ServiceError:
+                await self._end(service)
+                raise
         self._watchers.append(asyncio.create_task(self._watch(service)))
         return service.url
 
@@ -297,17 +302,26 @@ class Supervisor:
             and len(service.deaths) <= self._policy.max_restarts
         )
 
+    @asynccontextmanager
+    async def _turn(self, spec: ServiceSpec) -> AsyncIterator[None]:
+        """Wait until no other service is starting on the same GPUs."""
+        async with AsyncExitStack() as stack:
+            for gpu in sorted(spec.gpus):  # in one order, so that no two wait for each other
+                await stack.enter_async_context(self._turns[gpu])
+            yield
+
     async def _restart(self, service: ServiceProcess) -> None:
-        if self._stopping:
-            return
-        await self._spawn(service)
-        try:
-            await self._wait_until_up(service)
-        except ServiceError as exc:
-            if not self._stopping:
-                self._report(f"!! {exc}")
-            await self._end(service)
-            return
+        async with self._turn(service.spec):
+            if self._stopping:
+                return
+            await self._spawn(service)
+            try:
+                await self._wait_until_up(service)
+            except ServiceError as exc:
+                if not self._stopping:
+                    self._report(f"!! {exc}")
+                await self._end(service)
+                return
         self._report(f"{service.spec.name} is up again")
         for other in self._services.values():
             if service.spec.name in other.spec.restarts_with and other.running:

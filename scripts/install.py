@@ -52,9 +52,9 @@ def is_done(stamp: str, target: Target, file: Path = STAMP) -> bool:
     return target.python.exists() and file.exists() and file.read_text().strip() == stamp
 
 
-def check_system() -> None:
-    """Run the check of system, Python, memory and disk; it prints what it found."""
-    check = subprocess.run([sys.executable, str(REPOSITORY / "deploy" / "preflight.py")])
+def check_system(variant: str) -> None:
+    """Run the check of system, Python, memory, disk and GPUs; it prints what it found."""
+    check = subprocess.run([sys.executable, str(REPOSITORY / "deploy" / "preflight.py"), variant])
     if check.returncode != 0:
         sys.exit(check.returncode)
 
@@ -104,7 +104,7 @@ def main() -> None:
     stamp = compute_stamp(target)
     if is_done(stamp, target) and not options.force:
         return
-    check_system()
+    check_system(target.lock.stem)
     started = time.monotonic()
     with (REPOSITORY / "pyproject.toml").open() as guard:
         # Two set-ups in one folder (two terminals) take turns; the second finds the work done.

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
+from agent_r1.config.gpu_looks import dtype_problem, look_at_gpus
 from agent_r1.config.look import Look
-from agent_r1.config.packages import installed_version
+from agent_r1.config.packages import flash_attention_problem, installed_version
 from agent_r1.config.placement import place
 from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
 from agent_r1.config.run import Config
@@ -57,6 +58,8 @@ def look_at_machine(
     gpu_problems = list(_gpu_problems(config, purpose))
     gpu_problems = gpu_problems or list(_placement_problems(config, purpose))
     yield Look("GPUs", describe_gpus(), gpu_problems)
+    if not _trains_on_cpu(config, purpose):
+        yield from look_at_gpus()
     if purpose == "train":
         folder = config.run.folder()
         yield Look("disk", describe_disk(folder), list(_folder_problems(config, resume=resume)))
@@ -146,6 +149,11 @@ def usable_gpus() -> int:
     return 0 if installed_version("torch").endswith("+cpu") else count_gpus()
 
 
+def _trains_on_cpu(config: Config, purpose: Purpose) -> bool:
+    supervised = config.supervised(purpose)
+    return supervised is not None and supervised.device == "cpu"
+
+
 def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
     tables: dict[str, EngineConfig] = {}
     if purpose == "train":
@@ -171,6 +179,10 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
                 f'{name}.device ("cuda") needs a torch built for CUDA, and {torch} is '
                 "installed; run `agent-r1 setup gpu`"
             )
+    if tables and (problem := flash_attention_problem(config.model.attention)) is not None:
+        yield problem
+    if usable_gpus() > 0 and (problem := dtype_problem(config.model.dtype)) is not None:
+        yield problem
     wanted = config.rollout.tensor_parallel_size
     if purpose not in SUPERVISED and wanted > 1 and wanted > (found := count_gpus()):
         yield (

@@ -15,6 +15,8 @@ TOOLS = ("mcp", "transformers")
 """Of tools and reward, and for prompts in tokens."""
 PEFT = "peft"
 """Of the learner, where it trains adapters."""
+FLASH_ATTENTION = ("flash_attn", "kernels")
+"""Either is enough for transformers: the package, or what fetches a build of it from the hub."""
 WHOLE_RUN = (*LEARNER, "mcp", "vllm")
 
 
@@ -27,6 +29,21 @@ def missing_packages_problem(modules: Iterable[str]) -> str | None:
         f"{', '.join(missing)}: not installed in this environment; run `agent-r1 setup cpu`, or "
         "`agent-r1 setup gpu` on a machine with NVIDIA GPUs (in a clone: `make setup` or "
         "`make setup-gpu`)"
+    )
+
+
+def flash_attention_problem(attention: str) -> str | None:
+    """Say what `model.attention` lacks; None if nothing.
+
+    No lock has it: PyPI has its source alone, whose build needs nvcc of torch's CUDA.
+    """
+    there = any(importlib.util.find_spec(name) is not None for name in FLASH_ATTENTION)
+    if attention != "flash_attention_2" or there:
+        return None
+    return (
+        'model.attention ("flash_attention_2") needs the package flash-attn, which is not '
+        'installed, and of which PyPI has the source alone; set model.attention = "sdpa", or, with '
+        "nvcc of CUDA 13, `pip install --no-build-isolation flash-attn`"
     )
 
 

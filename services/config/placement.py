@@ -6,7 +6,9 @@ that is started by hand has the GPUs that CUDA_VISIBLE_DEVICES names.
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 Devices = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+MOST_SHARED = 0.95
+"""Largest sum of the shares of one GPU's memory. The rest is for what no share counts: a CUDA context
+of each process, and NCCL's buffers. vLLM refuses to start, or start again, where less is free than its
+own share."""
+ROUNDING = 1e-9
+LEAST_SHARE = 0.05
+"""Smallest share that a learner is given where it names none."""
 
 
 class PlacementConfig(StrictConfig):
@@ -32,7 +41,7 @@ class PlacementConfig(StrictConfig):
     rollout: Annotated[list[Devices], Field(min_length=1)] | None = None
     """GPUs of each rollout server, `rollout.tensor_parallel_size` of them; without GPUs its cores.
     [[0], [1]] starts two servers. None: the first GPUs, or every core. Servers may share a GPU,
-    each with `rollout.gpu_memory_utilization` of its memory."""
+    each with `rollout.gpu_memory_utilization` of its memory; they start one after the other."""
     learner: Devices | None = None
     """GPUs of the learner, one for each of `learner.ranks`, or its cores. None: the GPUs after the
     rollout servers', or every core. A GPU that a rollout server has too is shared; see
@@ -95,6 +104,8 @@ class Placement:
 
     rollout: tuple[Place, ...]
     learner: Place = Place()
+    learner_share: float | None = None
+    """`learner.gpu_memory_share`, or what rollout servers leave on a GPU that they share."""
 
     @property
     def shares_gpus(self) -> bool:
@@ -134,7 +145,11 @@ def place(config: Config, *, num_gpus: int, trains: bool) -> Placement:
     )
     _check_gpus(config, rollout, learner)
     cores = tuple(table.learner or ()) if trains and not on_gpu else ()
-    return Placement(tuple(Place(tuple(one)) for one in rollout), Place(tuple(learner), cores))
+    return Placement(
+        tuple(Place(tuple(one)) for one in rollout),
+        Place(tuple(learner), cores),
+        _share_memory(config, rollout, learner),
+    )
 
 
 def _give_gpus(
@@ -173,7 +188,7 @@ def _check_there(wanted: Mapping[str, Iterable[int]], there: Sequence[int], what
 
 
 def _check_gpus(config: Config, rollout: Sequence[Sequence[int]], learner: Sequence[int]) -> None:
-    each, share = config.rollout.tensor_parallel_size, config.rollout.gpu_memory_utilization
+    each = config.rollout.tensor_parallel_size
     for gpus in rollout:
         if len(gpus) != each:
             raise ValueError(
@@ -185,16 +200,29 @@ def _check_gpus(config: Config, rollout: Sequence[Sequence[int]], learner: Seque
             f"placement.learner ({list(learner)}) must name learner.ranks ({config.learner.ranks}) "
             "GPUs"
         )
-    used: dict[int, float] = {}
-    for gpu in chain(*rollout):
-        used[gpu] = used.get(gpu, 0.0) + share
-    for gpu in learner:
-        used[gpu] = used.get(gpu, 0.0) + (config.learner.gpu_memory_share or 0.0)
-    for gpu, total in used.items():
-        if total > 1 + 1e-9:
+
+
+def _share_memory(
+    config: Config, rollout: Sequence[Sequence[int]], learner: Sequence[int]
+) -> float | None:
+    """Return the learner's share, derived where it shares a GPU and names none.
+
+    Raises:
+        ValueError: those who share a GPU are given too much of it.
+    """
+    each, share = config.rollout.gpu_memory_utilization, config.learner.gpu_memory_share
+    servers = Counter(chain(*rollout))
+    shared = [gpu for gpu in learner if servers[gpu]]
+    if shared and share is None:
+        left = MOST_SHARED - max(servers[gpu] for gpu in shared) * each
+        share = max(LEAST_SHARE, math.floor(left * 100 + ROUNDING) / 100)
+    for gpu, count in servers.items():
+        total = count * each + (share or 0.0 if gpu in shared else 0.0)
+        if (count > 1 or gpu in shared) and total > MOST_SHARED + ROUNDING:
             raise ValueError(
                 f"GPU {gpu} is given {total:.2f} times its memory by "
-                f"rollout.gpu_memory_utilization ({share:g}) for each server on it and "
-                f"learner.gpu_memory_share ({config.learner.gpu_memory_share}); lower them to at "
-                "most 1 together"
+                f"rollout.gpu_memory_utilization ({each:g}) for each of the {count} servers on it "
+                f"and learner.gpu_memory_share ({config.learner.gpu_memory_share}); lower them to at "
+                f"most {MOST_SHARED} together"
             )
+    return share

@@ -120,10 +120,12 @@ class RolloutConfig(ListenConfig):
     """Run without compiled graphs; None: on the CPU yes, on GPUs no."""
     engine_start_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Time to load the model and warm up, in seconds; beyond it the server gives up."""
-    engine_stall_timeout_s: Annotated[float, Field(gt=0)] = 30.0
+    engine_stall_timeout_s: Annotated[float, Field(gt=0)] = 120.0
     """Silence after which an engine counts as wedged, in seconds: it has requests and ends no step,
     or it is idle and does not sample one token. It is killed, its samples go to other servers, and
-    the server exits to be started again. Weight loads and the start have limits of their own."""
+    the server exits to be started again. Weight loads and the start, which compiles and captures
+    graphs, have limits of their own; a GPU's kernel that the start did not meet is compiled in a
+    step, and counts."""
     weight_load_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     """Time one weight load may take, in seconds; beyond it the server gives up and exits. A pull
     over HTTP that takes longer is tried again, and continues where it was."""

@@ -21,7 +21,7 @@ from redis.exceptions import AuthenticationError
 
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
-from agent_r1_deploy import local, local_client, local_redis, subreaper
+from agent_r1_deploy import local, local_client, local_redis, local_services, subreaper
 from agent_r1_deploy.local_folder import live_token_file
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import at_hand, program
@@ -39,6 +39,7 @@ from tests.support.learner_fakes import eventually
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(120)]
 
 SERVICES = {"search", "reward", "learner", "rollout"}
+CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 
 class Stage(Scene):
@@ -66,7 +67,8 @@ class Stage(Scene):
 
     def environment(self, name: str) -> dict[str, str]:
         rows = [row for row in self.lines("env") if row[0] == name]
-        return {row[1]: row[2] for row in rows if row[1] != subreaper.PARENT_VARIABLE}
+        others = {subreaper.PARENT_VARIABLE, CACHE_VARIABLE}
+        return {row[1]: row[2] for row in rows if row[1] not in others}
 
     def when_up(self, action: Any) -> threading.Thread:
         """Do something once every service has started, the learner and rollout side by side."""
@@ -109,18 +111,42 @@ def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
     )
 
 
-def test_a_run_goes_from_start_to_summary(stage: Stage, capsys: pytest.CaptureFixture[str]):
+def test_a_run_goes_from_start_to_summary(
+    stage: Stage,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    monkeypatch.delenv(CACHE_VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     thread = stage.when_up(stage.done.touch)
     assert local.run_training(stage.config(), resume=False) == 0
     thread.join()
     started = [row[0] for row in stage.lines("start")]
     assert sorted(started) == sorted(SERVICES)
     assert started.index("rollout") > started.index("search")  # whose URL it needs
+    # The folder for temporary files ends with the run; what is compiled must not.
+    (cache,) = {row[2] for row in stage.lines("env") if row[1] == CACHE_VARIABLE}
+    assert cache == str(tmp_path / "cache" / "agent-r1" / "torchinductor")
     text = capsys.readouterr().out
     assert text.index("stopping the services") < text.index("agent-r1 chat")
     assert (stage.run_folder / "config.json").is_file()
     assert (stage.run_folder / "logs" / "launcher.log").is_file()
     assert not (stage.run_folder / "launcher.json").exists()
+
+
+def test_on_one_gpu_everything_starts_in_turn_and_has_its_share(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(local_services, "usable_gpus", lambda: 1)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    options = ["placement.rollout_replicas=2", "rollout.gpu_memory_utilization=0.3"]
+    stage.done.touch()  # the learner ends at once, so it starts last
+    assert local.run_training(stage.config(*options), resume=False) == 0
+    started = [row[0] for row in stage.lines("start")]
+    assert started[-3:] == ["rollout-0", "rollout-1", "learner"]
+    # 0.95 - 2 x 0.3
+    assert stage.environment("learner")["AGENT_R1__LEARNER__GPU_MEMORY_SHARE"] == "0.35"
 
 
 def test_services_learn_where_the_others_are_and_nothing_else(

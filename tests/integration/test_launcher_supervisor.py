@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+import agent_r1_deploy.supervisor
 from agent_r1_deploy import subreaper
 from agent_r1_deploy.service import ServiceSpec, describe_exit
 from agent_r1_deploy.supervisor import RESTART_DELAY_S, RestartPolicy, ServiceError, Supervisor
@@ -72,6 +73,50 @@ async def test_a_service_and_what_it_starts_run_on_its_cores(scene: Scene):
     await supervisor.start(scene.spec("one", "--child", cores=(core,)))
     assert len(scene.pids()) == 2
     assert [os.sched_getaffinity(pid) for pid in scene.pids()] == [{core}] * 2
+    await supervisor.stop()
+
+
+async def test_services_on_one_gpu_start_one_after_the_other_and_others_side_by_side(
+    scene: Scene,
+):
+    first_is_up = asyncio.Event()
+
+    async def probe(url: str) -> bool:
+        return first_is_up.is_set()
+
+    supervisor = scene.supervisor()
+    first = asyncio.create_task(supervisor.start(scene.spec("one", gpus=(0,), probe=probe)))
+    await until(lambda: scene.lines("start"))
+    second = asyncio.create_task(supervisor.start(scene.spec("two", gpus=(0, 1))))
+    await supervisor.start(scene.spec("elsewhere", gpus=(2,)))
+    assert [row[0] for row in scene.lines("start")] == ["one", "elsewhere"]
+    first_is_up.set()
+    await first
+    await second
+    assert [row[0] for row in scene.lines("start")] == ["one", "elsewhere", "two"]
+    await supervisor.stop()
+
+
+async def test_a_server_that_restarts_waits_for_one_that_is_starting_on_its_gpu(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(agent_r1_deploy.supervisor, "RESTART_DELAY_S", 0.0)
+    other_is_up = asyncio.Event()
+
+    async def probe(url: str) -> bool:
+        return other_is_up.is_set()
+
+    supervisor = scene.supervisor(max_restarts=3)
+    await supervisor.start(scene.spec("one", gpus=(0,)))
+    starting = asyncio.create_task(supervisor.start(scene.spec("two", gpus=(0,), probe=probe)))
+    await until(lambda: len(scene.lines("start")) == 2)
+    os.kill(int(scene.lines("start")[0][1]), signal.SIGKILL)
+    await until(lambda: any("one died" in line for line in scene.reports))
+    await supervisor.start(scene.spec("elsewhere", gpus=(1,)))  # asked for later, and up first
+    assert [row[0] for row in scene.lines("start")] == ["one", "two", "elsewhere"]
+    other_is_up.set()
+    await starting
+    await until(lambda: any("one is up again" in line for line in scene.reports))
     await supervisor.stop()
 
 

@@ -40,5 +40,8 @@ def run_init(folder: Path, **given: str) -> dict[str, Path]:
     (folder / "checkout" / "pyproject.toml").touch()
     environment = {name: given.get(name, "") for name in SECRETS_GIVEN}
     path = programs(folder / "bin", chown=f'echo "$@" >> {folder}/chown.log')
-    subprocess.run(["sh", "-c", script], check=True, env=environment | {"PATH": path})
+    command = ["sh", "-c", script]
+    subprocess.run(
+        command, check=True, stderr=subprocess.PIPE, text=True, env=environment | {"PATH": path}
+    )
     return {file.name: file for file in (folder / "secrets").iterdir()}

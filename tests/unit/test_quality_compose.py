@@ -239,6 +239,7 @@ def test_every_variable_of_a_service_is_known_to_it(name: str, tmp_path: Path) -
     service = SERVING[name]
     known = {USER_VARIABLE, PASSWORD_VARIABLE + FILE_SUFFIX, "TOKENIZERS_PARALLELISM"}
     known |= {"HOME", "USER", "ROLLOUT_GPUS"}  # of libc, and of deploy/docker/rollout-servers
+    known |= {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "TORCHINDUCTOR_CACHE_DIR"}
     environment = {k: v for k, v in service["environment"].items() if k not in PASSED_ON}
     for variable in environment:
         ours = variable.startswith("AGENT_R1__")
@@ -304,13 +305,19 @@ def test_learner_and_rollout_servers_share_no_folder_for_weights(kind: str) -> N
     assert set.intersection(*mounts) == (set() if kind.endswith("cpu") else {"cache:/cache"})
 
 
-def test_gpus_are_asked_for_by_number_where_there_is_no_override() -> None:
-    for name in ("rollout", "learner"):
+def test_one_request_asks_for_all_gpus_and_variables_say_which_are_used() -> None:
+    # A list in a variable would be one device with that name under CDI. `init` comes before all
+    # others: a machine without GPUs is told at once.
+    for name in ("init", "rollout", "learner"):
         (device,) = BASE[name]["deploy"]["resources"]["reservations"]["devices"]
-        assert device == {"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}
+        assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    for kind in ("gpu", "code-gpu", "plugins-gpu"):
+        learner, rollout = (FILES[kind][name]["environment"] for name in ("learner", "rollout"))
+        assert learner["CUDA_VISIBLE_DEVICES"] == rollout["ROLLOUT_GPUS"] == "0"
+        # nvidia-smi counts in this order.
+        assert learner["CUDA_DEVICE_ORDER"] == rollout["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    for name in ("rollout", "learner"):
         assert ON_CPU[name]["image"].startswith("agent-r1-cpu:")
-    # Before all others: a machine without GPUs is told at once.
-    assert len(BASE["init"]["deploy"]["resources"]["reservations"]["devices"]) == 2
     assert not [name for name, service in ON_CPU.items() if "deploy" in service]
 
 
@@ -323,6 +330,17 @@ def test_redis_keeps_everything_and_asks_for_a_password(name: str) -> None:
         ("--aclfile", "/secrets/redis.acl"),
     ):
         assert command[command.index(option) + 1] == value
+
+
+def test_images_that_bring_vllm_take_transformers_from_the_lock() -> None:
+    build = BASE["rollout"]["build"]["args"]
+    script = [sys.executable, str(REPOSITORY / "deploy" / "docker" / "requirements.py")]
+    arguments = [str(REPOSITORY / "pyproject.toml"), build["EXTRAS"], build["PROVIDED"]]
+    done = subprocess.run([*script, *arguments], capture_output=True, text=True, check=True)
+    names = {re.split(r"[^\w-]", line)[0] for line in done.stdout.split()}
+    assert "transformers" in names
+    assert "vllm" not in names
+    assert "-c /lists/lock.txt" in DOCKERFILE.read_text()
 
 
 # --- The image -----------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ def test_helm_lints_every_values_file(kind: str) -> None:
 @pytest.mark.parametrize("kind", SETS)
 def test_every_service_is_a_command_that_starts_with_its_variables(kind: str) -> None:
     known = {USER_VARIABLE, PASSWORD_VARIABLE + FILE_SUFFIX, "TOKENIZERS_PARALLELISM"}
-    known |= {"HOME", "USER", *VARIABLES}
+    known |= {"HOME", "USER", "TORCHINDUCTOR_CACHE_DIR", *VARIABLES}
     pods = pods_of(render(SETS[kind]))
     assert {"rollout", "reward", "search", "learner"} <= pods.keys()
     for component, pod in pods.items():
@@ -258,6 +258,20 @@ def test_every_pod_is_restricted_has_limits_and_no_rights(kind: str) -> None:
             assert "memory" in container["resources"]["limits"]
         if component != "stop-learner":  # which may suspend the Job of the learner
             assert pod["automountServiceAccountToken"] is False
+
+
+def test_pods_with_gpus_get_the_runtime_class_and_shared_memory_that_they_need() -> None:
+    classes = [f"{name}.runtimeClassName=nvidia" for name in ("rollout", "learner")]
+    pods = pods_of(render(["gpu-node"], "--set", ",".join(classes)))
+    assert {name for name, pod in pods.items() if "runtimeClassName" in pod} == {
+        "rollout",
+        "learner",
+    }
+    for name in ("rollout", "learner"):
+        assert pods[name]["runtimeClassName"] == "nvidia"
+        (memory,) = [one["emptyDir"] for one in pods[name]["volumes"] if one["name"] == "shm"]
+        assert memory == {"medium": "Memory", "sizeLimit": "8Gi"}
+    assert "runtimeClassName" not in json.dumps(render(["gpu-node"]))
 
 
 def test_secrets_are_files_or_references() -> None:

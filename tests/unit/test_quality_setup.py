@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 from pathlib import Path
 from types import ModuleType
 
@@ -24,6 +25,7 @@ from packaging.utils import canonicalize_name
 
 from agent_r1.cli.main import main
 from agent_r1_deploy import lock_install, native_libraries
+from agent_r1_deploy.gpu_probe import Probe
 from agent_r1_deploy.lock_install import Target
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -292,38 +294,103 @@ def test_a_broken_index_is_not_asked_twice_for_torch(
         lock_install.install_torch(target, "torch==2.13.0+cpu")
 
 
-@pytest.mark.parametrize("variant", ["cpu", "gpu"])
-def test_each_variant_installs_its_whole_lock_and_torch_for_cpus_from_its_own_index(
-    monkeypatch: pytest.MonkeyPatch, target: Target, variant: str
-) -> None:
-    steps: list[str] = []
-    lock = REPOSITORY / "deploy" / "constraints" / f"{variant}.txt"
+@pytest.fixture
+def steps(monkeypatch: pytest.MonkeyPatch, target: Target) -> list[str]:
+    """What pip is asked for, in order; it does nothing."""
+    asked: list[str] = []
 
-    def run_pip(target: Target, title: str, arguments: list[str]) -> None:
-        steps.append(" ".join(arguments).partition("==")[0])
+    def run_pip(target: Target, title: str, arguments: list[str], *, deps: bool = False) -> None:
+        asked.append(" ".join([*arguments, *(["with dependencies"] if deps else [])]))
 
     monkeypatch.setattr(lock_install, "run_pip", run_pip)
     monkeypatch.setattr(lock_install, "is_installed", lambda target, requirement: False)
-    monkeypatch.setattr(lock_install, "ensure_libnuma", lambda *_: steps.append("libnuma"))
-    monkeypatch.setattr(lock_install, "ensure_bwrap", lambda *_: steps.append("bwrap"))
+    monkeypatch.setattr(lock_install, "ensure_libnuma", lambda *_: asked.append("libnuma"))
+    monkeypatch.setattr(lock_install, "ensure_bwrap", lambda *_: asked.append("bwrap"))
     (target.prefix / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
-    lock_install.install_lock(Target(target.prefix, lock))
-    whole = ["setuptools", f"--requirement {lock}", "bwrap"]
-    if variant == "cpu":
-        whole = ["setuptools", "torch", f"--requirement {lock}", "libnuma", "bwrap"]
-    assert steps == whole
+    return asked
 
 
-def test_a_build_for_cpus_in_the_place_of_one_for_gpus_is_refused(
-    monkeypatch: pytest.MonkeyPatch, target: Target
+def test_the_variant_for_cpus_takes_torch_from_its_own_index(
+    steps: list[str], target: Target
 ) -> None:
-    lock = REPOSITORY / "deploy" / "constraints" / "gpu.txt"
-    monkeypatch.setattr(lock_install, "run_pip", lambda *_: None)
-    monkeypatch.setattr(lock_install, "ensure_bwrap", lambda *_: None)
-    monkeypatch.setattr(lock_install, "is_installed", lambda _, wanted: wanted.endswith("+cpu"))
-    with pytest.raises(lock_install.InstallError, match="is a build for CPUs") as caught:
-        lock_install.install_lock(Target(target.prefix, lock))
-    assert "PIP_FIND_LINKS= make setup-gpu" in lock_install.explain(target, str(caught.value))
+    lock_install.install_lock(Target(target.prefix, LOCKS[0]))
+    names = [step.partition("==")[0] for step in steps]
+    assert names == ["setuptools", "torch", f"--requirement {LOCKS[0]}", "libnuma", "bwrap"]
+
+
+def torch_is(monkeypatch: pytest.MonkeyPatch, found: Probe) -> None:
+    """Let the torch that was installed be another."""
+    monkeypatch.setattr(lock_install, "probe", lambda python, stages: found)
+
+
+def test_the_variant_for_gpus_installs_torch_first_and_tries_it(
+    monkeypatch: pytest.MonkeyPatch, steps: list[str], target: Target
+) -> None:
+    torch_is(monkeypatch, Probe({"torch": {"version": "2.13.0+cu130", "cuda": "13.0"}}))
+    lock_install.install_lock(Target(target.prefix, LOCKS[1]))
+    # `===`, or pip prefers 2.13.0+cpu of a folder of this machine.
+    torch = f"--constraint {LOCKS[1]} torch==={pinned_versions(LOCKS[1], '3.11')['torch']}"
+    assert steps[1:] == [f"{torch} with dependencies", f"--requirement {LOCKS[1]}", "bwrap"]
+
+
+@pytest.mark.parametrize(
+    ("found", "expected", "remedy"),
+    [
+        (
+            Probe({"torch": {"version": "2.13.0+cpu", "cuda": None}}),
+            "torch 2.13.0+cpu is no build for CUDA 13.x",
+            "PIP_FIND_LINKS= make setup-gpu",
+        ),
+        (
+            Probe({"torch": {"version": "2.13.0+cu126", "cuda": "12.6"}}),
+            "torch 2.13.0+cu126 is no build for CUDA 13.x",
+            "PIP_FIND_LINKS= make setup-gpu",
+        ),
+        (
+            Probe({}, "OSError: libcudart.so.13: cannot open shared object file"),
+            "torch cannot be imported: OSError: libcudart.so.13",
+            "`make clean`",
+        ),
+    ],
+)
+def test_a_torch_that_is_not_for_cuda_13_ends_the_set_up_before_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+    steps: list[str],
+    target: Target,
+    found: Probe,
+    expected: str,
+    remedy: str,
+) -> None:
+    torch_is(monkeypatch, found)
+    with pytest.raises(lock_install.InstallError, match=re.escape(expected)) as caught:
+        lock_install.install_lock(Target(target.prefix, LOCKS[1]))
+    assert not any("--requirement" in step for step in steps)
+    assert remedy in lock_install.explain(target, str(caught.value))
+
+
+def test_pip_prefers_the_exact_version_to_a_build_for_cpus_of_this_machine(
+    target: Target, tmp_path: Path
+) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for version in ("1.0", "1.0+cpu"):
+        info = f"thing-{version}.dist-info"
+        with zipfile.ZipFile(wheels / f"thing-{version}-py3-none-any.whl", "w") as wheel:
+            wheel.writestr(
+                f"{info}/METADATA", f"Metadata-Version: 2.1\nName: thing\nVersion: {version}\n"
+            )
+            wheel.writestr(
+                f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\nRoot-Is-Purelib: true\n"
+            )
+            wheel.writestr(f"{info}/RECORD", "")
+    use_this_python(target)
+    found: dict[str, list[str]] = {}
+    for sign in ("==", "==="):
+        folder = tmp_path / sign
+        where = ["--no-index", "--find-links", str(wheels), "--target", str(folder)]
+        lock_install.run_pip(target, "installing", [*where, f"thing{sign}1.0"])
+        found[sign] = [path.name for path in folder.glob("*.dist-info")]
+    assert found == {"==": ["thing-1.0+cpu.dist-info"], "===": ["thing-1.0.dist-info"]}
 
 
 def test_the_command_refuses_the_python_of_the_system(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agent_r1.cli.training.config import purposes_of
 from agent_r1.config import checks as config_checks
+from agent_r1.config.gpu_looks import look_at_gpus
 from agent_r1.config.look import Look
 from agent_r1.config.machine import (
     describe_disk,
@@ -63,6 +64,7 @@ def _software() -> Look:
 
 def _without_configuration() -> Iterator[Look]:
     yield Look("GPUs", describe_gpus())
+    yield from look_at_gpus()
     yield Look("disk", describe_disk(Path.cwd()))
     yield look_at_own_redis()
     sandbox = look_at_sandbox()

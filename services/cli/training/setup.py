@@ -31,7 +31,8 @@ def setup(arguments: argparse.Namespace) -> int:
             f"agent-r1 there, and run `.venv/bin/agent-r1 setup {arguments.variant}`"
         )
     prefix = Path(sys.prefix)
-    findings = preflight.check_machine(bool(installed_version("torch")), prefix)
+    installed = bool(installed_version("torch"))
+    findings = preflight.check_machine(installed, prefix, arguments.variant)
     print(preflight.report(findings, installed=True))
     if not all(finding.ok for finding in findings):
         raise ConfigError("set-up stopped: this machine lacks what the lines above name")

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from agent_r1.config import machine as config_machine
+from agent_r1.config import packages as config_packages
+from agent_r1.config.look import Look
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.learner.checkpoints.checkpoint import Checkpoints, LearnerState
 from agent_r1.learner.checkpoints.ledger import LedgerNumbers
@@ -84,6 +86,34 @@ def test_gpus_are_counted(
     found = problems(folder, *options)
     assert expected in found
     assert bool(expected) == bool(found)
+
+
+def test_flash_attention_needs_a_package_that_no_lock_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    option = "model.attention=flash_attention_2"
+    assert "needs the package flash-attn" in problems(folder, option)
+    assert 'set model.attention = "sdpa"' in problems(folder, option)
+    monkeypatch.setattr(config_packages, "FLASH_ATTENTION", ("json",))  # one that is there
+    assert problems(folder, option) == ""
+
+
+def test_what_the_gpus_lack_is_a_problem_of_the_machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    look = Look("driver", "", ["535.1 is older than 580; install it"])
+    monkeypatch.setattr(config_machine, "look_at_gpus", lambda: iter([look]))
+    assert problems(folder) == "535.1 is older than 580; install it"
+    config = load(folder, 'sft.data=["dialogues.jsonl"]', "sft.output=out", "sft.device=cpu")
+    looks = config_machine.look_at_machine(config, "sft", resume=False, specs={})
+    assert [one.name for one in looks] == ["GPUs"]
+
+
+def test_bfloat16_is_asked_about_where_gpus_are_used(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(config_machine, "dtype_problem", lambda dtype: f"no {dtype}")
+    assert problems(folder) == ""
+    monkeypatch.setattr(config_machine, "usable_gpus", lambda: 1)
+    assert problems(folder, "model.dtype=bfloat16") == "no bfloat16"
 
 
 def test_gpus_are_counted_without_torch():

@@ -65,10 +65,50 @@ def test_without_a_learner_its_gpus_are_free(folder: Path):
 
 def test_learner_and_servers_share_gpus_that_both_name(folder: Path):
     options = ["placement.rollout=[[0], [1]]", "placement.learner=[0, 1]", "learner.ranks=2"]
-    shares = ["rollout.gpu_memory_utilization=0.4", "learner.gpu_memory_share=0.6"]
-    assert placed(folder, 2, *options, *shares).shares_gpus
-    with pytest.raises(ValueError, match=r"GPU 0 is given 1\.20 times its memory"):
-        placed(folder, 2, *options, "rollout.gpu_memory_utilization=0.6", shares[1])
+    shares = ["rollout.gpu_memory_utilization=0.35", "learner.gpu_memory_share=0.6"]
+    found = placed(folder, 2, *options, *shares)
+    assert found.shares_gpus
+    assert found.learner_share == 0.6
+    # 0.4 + 0.6 leave nothing for two CUDA contexts.
+    with pytest.raises(ValueError, match=r"GPU 0 is given 1\.00 times its memory.* most 0\.95"):
+        placed(folder, 2, *options, "rollout.gpu_memory_utilization=0.4", shares[1])
+
+
+@pytest.mark.parametrize(
+    ("gpus", "options", "share"),
+    [
+        (1, ["rollout.gpu_memory_utilization=0.35"], 0.6),
+        # Two servers: 0.95 - 2 x 0.3 = 0.35
+        (1, ["rollout.gpu_memory_utilization=0.3", "placement.rollout_replicas=2"], 0.35),
+        (1, [], 0.1),  # the default, 0.85, is enough for a small model
+        (2, [], None),  # a GPU of its own
+        (2, ["learner.gpu_memory_share=0.5"], 0.5),
+        (1, ["learner.device=cpu"], None),
+    ],
+)
+def test_a_learner_that_shares_a_gpu_takes_what_the_servers_leave(
+    folder: Path, gpus: int, options: list[str], share: float | None
+):
+    assert placed(folder, gpus, *options).learner_share == share
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["rollout.gpu_memory_utilization=0.5", "placement.rollout_replicas=2"],
+        ["rollout.gpu_memory_utilization=0.92"],  # 0.05, the least a learner gets, is too much
+    ],
+)
+def test_shares_that_leave_nothing_for_the_drivers_own_are_refused(
+    folder: Path, options: list[str]
+):
+    with pytest.raises(ValueError, match=r"lower them to at most 0\.95 together"):
+        placed(folder, 1, *options)
+
+
+def test_a_server_alone_on_its_gpu_may_take_all_of_it(folder: Path):
+    options = ["rollout.gpu_memory_utilization=1.0", "learner.ranks=1"]
+    assert gpus_of(placed(folder, 2, *options)) == ([(0,)], (1,))
 
 
 @pytest.mark.parametrize(

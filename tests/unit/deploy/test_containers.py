@@ -10,7 +10,11 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
+from agent_r1_deploy.local_redis import free_port
 from agent_r1_service.config import RunConfig
+from agent_r1_service.gpu_needs import LEAST_DRIVER
 from agent_r1_service.http.token import find_token
 from tests.support.containers import DOCKER, programs, run_init
 
@@ -51,6 +55,25 @@ def test_folders_get_the_owner_who_is_to_write_there(tmp_path: Path):
     assert (str(tmp_path / "runs") in owners) == (os.geteuid() == 0)
 
 
+@pytest.mark.parametrize(
+    ("driver", "expected"),
+    [
+        (f"{LEAST_DRIVER}.65.06", ""),
+        (f"{LEAST_DRIVER - 1}.1", f"is older than {LEAST_DRIVER}, which CUDA 13 needs"),
+        ("Failed to initialize NVML", "does not tell the driver's version: Failed to"),
+    ],
+)
+def test_an_old_driver_ends_the_start_at_once(tmp_path: Path, driver: str, expected: str):
+    programs(tmp_path / "bin", nvidia_smi=f"echo '{driver}'")
+    if not expected:
+        assert "token" in run_init(tmp_path)
+        return
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        run_init(tmp_path)
+    assert expected in caught.value.stderr
+    assert not any((tmp_path / "secrets").iterdir())
+
+
 def test_a_command_becomes_the_owner_of_a_folder(tmp_path: Path):
     path = programs(tmp_path / "bin", setpriv='echo "$@"')
     program = [str(DOCKER / "as-owner-of"), str(tmp_path), "agent-r1", "serve", "a b"]
@@ -60,11 +83,13 @@ def test_a_command_becomes_the_owner_of_a_folder(tmp_path: Path):
     assert done.stdout.endswith("-- agent-r1 serve a b\n")
 
 
-def servers(tmp_path: Path, gpus: str, width: int, agent_r1: str) -> subprocess.Popen[str]:
+def servers(
+    tmp_path: Path, gpus: str, width: int, agent_r1: str, *, port: int = 8001
+) -> subprocess.Popen[str]:
     environment = {
         "PATH": programs(tmp_path / "bin", agent_r1=agent_r1),
         "ROLLOUT_GPUS": gpus,
-        "AGENT_R1__ROLLOUT__PORT": "8001",
+        "AGENT_R1__ROLLOUT__PORT": str(port),
         "AGENT_R1__ROLLOUT__TENSOR_PARALLEL_SIZE": str(width),
     }
     command = [str(DOCKER / "rollout-servers"), "serve", "rollout", "run.toml"]
@@ -91,9 +116,9 @@ def lines_of(tmp_path: Path, count: int) -> list[str]:
 def test_one_server_is_started_for_each_gpu_and_all_stop_together(tmp_path: Path):
     with servers(tmp_path, "2,5,7", 1, SERVE) as process:
         assert lines_of(tmp_path, 3) == [
-            "8001 gpus 0 serve rollout run.toml",
-            "8002 gpus 1 serve rollout run.toml",
-            "8003 gpus 2 serve rollout run.toml",
+            "8001 gpus 2 serve rollout run.toml",
+            "8002 gpus 5 serve rollout run.toml",
+            "8003 gpus 7 serve rollout run.toml",
         ]
         process.send_signal(signal.SIGTERM)
         assert process.wait(WAIT_S) == 0
@@ -108,6 +133,46 @@ def test_a_server_takes_as_many_gpus_as_its_tensors_are_divided_into(tmp_path: P
         ]
         process.terminate()
         assert process.wait(WAIT_S) == 0
+
+
+ANSWER = """
+while [ ! -e "$0.go" ]; do sleep 0.1; done
+exec python3 -c '
+import http.server as h, os
+class Handler(h.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+h.HTTPServer(("127.0.0.1", int(os.environ["AGENT_R1__ROLLOUT__PORT"])), Handler).serve_forever()'
+"""
+"""What a server does when it is up, which it is once a file is there."""
+
+
+def test_servers_on_one_gpu_start_one_after_the_other(tmp_path: Path):
+    log = 'echo "$AGENT_R1__ROLLOUT__PORT gpus $CUDA_VISIBLE_DEVICES" >> "$0.log"'
+    port = free_port()
+    with servers(tmp_path, "MIG-a,MIG-b,MIG-a", 1, log + ANSWER, port=port) as process:
+        first = [f"{port} gpus MIG-a", f"{port + 1} gpus MIG-b"]
+        assert lines_of(tmp_path, 2) == first
+        (tmp_path / "bin" / "agent-r1.go").touch()
+        assert lines_of(tmp_path, 3) == [*first, f"{port + 2} gpus MIG-a"]
+        process.terminate()
+        assert process.wait(WAIT_S) == 0
+
+
+@pytest.mark.parametrize("ends", ["server", "all"])
+def test_no_server_waits_for_one_that_will_never_be_up(tmp_path: Path, ends: str):
+    log = 'echo "$AGENT_R1__ROLLOUT__PORT" >> "$0.log"\n'
+    server = f'{log}while [ ! -e "$0.go" ]; do sleep 0.1; done; exit 2'
+    port = free_port()
+    with servers(tmp_path, "0,0", 1, server, port=port) as process:
+        assert lines_of(tmp_path, 1) == [str(port)]
+        if ends == "server":
+            (tmp_path / "bin" / "agent-r1.go").touch()
+        else:
+            process.terminate()
+        assert process.wait(WAIT_S) == (2 if ends == "server" else 0)
+    assert lines_of(tmp_path, 1) == [str(port)]
 
 
 def test_the_end_of_one_server_ends_all_with_its_status(tmp_path: Path):

@@ -71,6 +71,28 @@ def test_what_will_be_downloaded_is_said_only_before_an_installation():
     )
 
 
+def test_each_variant_says_its_own_sizes_and_what_its_gpus_lack(monkeypatch: pytest.MonkeyPatch):
+    place = Path("/somewhere")
+    twenty_gb = int(20e9)
+    assert preflight.check_disk(twenty_gb, False, place, "cpu").ok
+    assert preflight.check_disk(twenty_gb, False, place, "gpu").ok is (
+        sum(preflight.SIZES["gpu"][:2]) < 19.5
+    )
+    old = preflight.Finding("driver", "535.1 is older than 580, which CUDA 13 needs", "install it")
+    monkeypatch.setattr(preflight, "check_gpu_needs", lambda: [old])
+    findings = preflight.check_machine(installed=False, variant="gpu")
+    assert findings[-1] is old
+    assert "MISSING  driver     535.1 is older" in preflight.report(findings, False, "gpu")
+    assert old not in preflight.check_machine(installed=False)
+
+
+def test_a_machine_without_a_driver_may_be_prepared_for_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(preflight, "check_gpu_needs", list)
+    (finding,) = preflight.check_gpus()
+    assert finding.ok
+    assert "nothing of it is checked" in finding.text
+
+
 def test_it_needs_nothing_that_is_not_installed_yet():
     ast.parse(Path(preflight.__file__).read_text(), feature_version=(3, 7))
     # -I -S: neither the installed packages nor the environment are seen.

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from agent_r1_service import gpus
-from agent_r1_service.gpus import Gpu, read_gpus
+from agent_r1_service.gpus import Device, Gpu, find_driver, read_devices, read_gpus
 
 
 class Nvml:
-    """Two GPUs of 80 GB; the second does not tell its load."""
+    """Two GPUs of 80 GB; the second is divided, and does not tell its load."""
 
     def __init__(self, *, fails: str = "") -> None:
         self._fails = fails
@@ -40,6 +40,26 @@ class Nvml:
         return 0
 
     @staticmethod
+    def do_nvmlSystemGetDriverVersion(text: Any, size: int) -> int:  # noqa: N802
+        text.value = b"580.65.06"
+        return 0
+
+    @staticmethod
+    def do_nvmlDeviceGetName(handle: Any, text: Any, size: int) -> int:  # noqa: N802
+        text.value = b"NVIDIA H100 80GB HBM3"
+        return 0
+
+    @staticmethod
+    def do_nvmlDeviceGetCudaComputeCapability(handle: Any, major: Any, minor: Any) -> int:  # noqa: N802
+        major._obj.value, minor._obj.value = 9, 0
+        return 0
+
+    @staticmethod
+    def do_nvmlDeviceGetMigMode(handle: Any, current: Any, pending: Any) -> int:  # noqa: N802
+        current._obj.value = int(handle.value == 101)
+        return 0
+
+    @staticmethod
     def do_nvmlDeviceGetUtilizationRates(handle: Any, load: Any) -> int:  # noqa: N802
         load._obj.gpu = 25
         return 0 if handle.value == 100 else 3
@@ -54,10 +74,10 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
             return library
 
         monkeypatch.setattr(ctypes, "CDLL", load)
-        gpus.load_library.cache_clear()
+        gpus.find_driver.cache_clear()
 
     yield install
-    gpus.load_library.cache_clear()
+    gpus.find_driver.cache_clear()
 
 
 def test_each_gpu_tells_memory_and_load(nvml: Any) -> None:
@@ -85,3 +105,23 @@ def test_a_driver_that_does_not_answer_has_no_gpus(nvml: Any, fails: str) -> Non
 def test_a_machine_without_a_driver_has_none(nvml: Any) -> None:
     nvml(None)
     assert read_gpus() == []
+
+
+def test_the_driver_tells_its_version_and_what_each_gpu_is(nvml: Any) -> None:
+    nvml(Nvml())
+    assert find_driver().version() == "580.65.06"
+    name = "NVIDIA H100 80GB HBM3"
+    assert read_devices() == [Device(0, name, (9, 0), False), Device(1, name, (9, 0), True)]
+
+
+def test_a_gpu_that_cannot_be_divided_is_not_divided(nvml: Any) -> None:
+    nvml(Nvml(fails="nvmlDeviceGetMigMode"))
+    assert [device.mig for device in read_devices()] == [False, False]
+
+
+def test_a_driver_that_does_not_start_says_with_which_error(nvml: Any) -> None:
+    nvml(Nvml(fails="nvmlInit_v2"))
+    assert find_driver().status == 999
+    assert find_driver().version() == ""
+    nvml(None)
+    assert find_driver().library is None

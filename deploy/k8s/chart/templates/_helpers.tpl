@@ -53,6 +53,7 @@ http://{{ .Release.Name }}-elasticsearch:9200
   "HF_HOME" "/cache/huggingface"
   "HF_TOKEN_PATH" "/secrets/hf-token"
   "TOKENIZERS_PARALLELISM" "false"
+  "TORCHINDUCTOR_CACHE_DIR" "/cache/torchinductor"
   "USER" "agent"
 -}}
 {{- with include "agent-r1.elasticsearch-url" .root }}
@@ -88,6 +89,9 @@ imagePullSecrets: {{ toJson . }}
 {{- end }}
 {{- with .values.priorityClassName }}
 priorityClassName: {{ . }}
+{{- end }}
+{{- with .values.runtimeClassName }}
+runtimeClassName: {{ . }}
 {{- end }}
 {{- range $key := list "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" }}
 {{- with index $.values $key }}

@@ -1,0 +1,77 @@
+"""Looks at the GPUs of this machine: what they need, and whether CUDA and Triton work on them.
+
+machine.py, `agent-r1 doctor` and scripts/gpu_loop.py --> here --> agent_r1_service/gpu_needs.py, and a
+process of deploy/gpu_probe.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_r1.config.look import Look
+from agent_r1.config.packages import installed_version
+from agent_r1.config.placement import VISIBLE_GPUS
+from agent_r1_deploy.gpu_probe import Probe, probe
+from agent_r1_service.gpu_needs import check_gpu_needs
+from agent_r1_service.gpus import read_devices
+
+LEAST_BFLOAT16 = (8, 0)
+"""vLLM refuses bfloat16 on older GPUs."""
+REMEDIES = {
+    "torch": "run `agent-r1 setup gpu` (in a clone: `make setup-gpu`)",
+    "cuda": "see `nvidia-smi` and CUDA_VISIBLE_DEVICES; on machines with NVSwitch, "
+    "`systemctl start nvidia-fabricmanager`",
+    "triton": "see the lines on driver and C compiler, and that the folders of TMPDIR and "
+    "TRITON_CACHE_DIR (~/.triton) can be written",
+}
+"""By the stage of the probe that failed."""
+
+
+def look_at_gpus() -> Iterator[Look]:
+    """Look at each thing that GPUs need; at nothing where torch can use none, or they are hidden."""
+    if installed_version("torch").endswith("+cpu") or os.environ.get(VISIBLE_GPUS) in ("", "-1"):
+        return
+    needs = check_gpu_needs()
+    for finding in needs:
+        problems = [] if finding.ok else [f"{finding.text}; {finding.remedy}"]
+        yield Look(finding.name, "" if problems else finding.text, problems)
+    if needs and needs[0].ok:
+        yield describe(_probe_here())
+
+
+@functools.cache
+def _probe_here() -> Probe:
+    return probe(Path(sys.executable))
+
+
+def describe(found: Probe) -> Look:
+    """Return what a probe means."""
+    torch = found.facts.get("torch", {})
+    text = f"torch {torch.get('version', 'not there')}, CUDA {torch.get('cuda')}"
+    if "triton" in found.facts:
+        text += f", Triton {found.facts['triton']['version']}"
+    if not found.error:
+        return Look("CUDA", text)
+    what = {
+        "torch": "torch cannot be imported",
+        "cuda": "CUDA does not start",
+        "triton": "a kernel of Triton does not run",
+    }[found.failed]
+    return Look("CUDA", text, [f"{what}: {found.error}; {REMEDIES[found.failed]}"])
+
+
+def dtype_problem(dtype: str) -> str | None:
+    """Say which GPU lacks a model's type of numbers; None if none does."""
+    if dtype != "bfloat16":
+        return None
+    for device in read_devices():
+        if device.capability < LEAST_BFLOAT16:
+            return (
+                f'model.dtype ("bfloat16") needs GPUs of sm_80 or newer, and GPU {device.index} '
+                f'({device.name}) is older; set model.dtype = "float32"'
+            )
+    return None

@@ -1,0 +1,79 @@
+"""What a check says of the GPUs of a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_r1.config import gpu_looks
+from agent_r1.config.gpu_looks import describe, dtype_problem, look_at_gpus
+from agent_r1_deploy.gpu_probe import Probe
+from agent_r1_service.gpu_needs import Finding
+from agent_r1_service.gpus import Device
+
+TORCH = {"version": "2.13.0+cu130", "cuda": "13.0"}
+WORKS = Probe({"torch": TORCH, "cuda": {"gpus": 1}, "triton": {"version": "3.7.1"}})
+DRIVER = Finding("driver", "580.65.06")
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Say what a machine has, and which torch is installed on it."""
+
+    def set_up(*needs: Finding, torch: str = "2.13.0", found: Probe = WORKS) -> list[str]:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr(gpu_looks, "installed_version", lambda package: torch)
+        monkeypatch.setattr(gpu_looks, "check_gpu_needs", lambda: list(needs))
+        monkeypatch.setattr(gpu_looks, "_probe_here", lambda: found)
+        return [look.name for look in look_at_gpus()]
+
+    return set_up
+
+
+def test_cuda_and_triton_are_tried_where_the_driver_is_right(machine: Any) -> None:
+    assert machine(DRIVER, Finding("GPUs", "0: H100")) == ["driver", "GPUs", "CUDA"]
+    old = Finding("driver", "535.1 is older than 580, which CUDA 13 needs", "install it")
+    assert machine(old) == ["driver"]
+    (look,) = look_at_gpus()
+    assert look.problems == ["535.1 is older than 580, which CUDA 13 needs; install it"]
+
+
+def test_what_will_not_use_a_gpu_is_not_held_up_by_one(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine(DRIVER, torch="2.13.0+cpu") == []
+    assert machine() == []
+    machine(DRIVER)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert list(look_at_gpus()) == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({}, "torch cannot be imported: OSError; run `agent-r1 setup gpu`"),
+        ({"torch": TORCH}, "CUDA does not start: OSError; see `nvidia-smi`"),
+        ({"torch": TORCH, "cuda": {}}, "a kernel of Triton does not run: OSError; see the lines"),
+    ],
+)
+def test_each_stage_that_fails_has_its_remedy(facts: dict[str, Any], expected: str) -> None:
+    (problem,) = describe(Probe(facts, "OSError")).problems
+    assert problem.startswith(expected)
+
+
+def test_what_works_is_said_in_one_line() -> None:
+    look = describe(WORKS)
+    assert look.problems == ()
+    assert look.found == "torch 2.13.0+cu130, CUDA 13.0, Triton 3.7.1"
+
+
+def test_bfloat16_needs_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    turing = Device(0, "Tesla T4", (7, 5), False)
+    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [turing])
+    problem = dtype_problem("bfloat16")
+    assert problem is not None
+    assert problem.endswith('GPU 0 (Tesla T4) is older; set model.dtype = "float32"')
+    assert dtype_problem("float32") is None
+    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [turing._replace(capability=(8, 0))])
+    assert dtype_problem("bfloat16") is None
