@@ -28,8 +28,8 @@ test-unit: setup ## run the fast tests
 test-v2: setup ## run the engine tests on vLLM's Model Runner V2, which GPUs take, in Triton's interpreter
 	@$(BIN)/python -m tests.runner_v2
 
-test-gpu: setup ## train a random 0.5B model in bf16 on one GPU, with a report for a bug (DEVICE=cpu: a tiny one without a GPU)
-	@$(BIN)/python scripts/gpu_loop.py $(if $(DEVICE),--device $(DEVICE))
+test-gpu: setup ## say in ten minutes whether this GPU box trains, and what is wrong (DEVICE=cpu; VARIANTS=http,lora or all)
+	@$(BIN)/python -m scripts.gpu_test $(if $(DEVICE),--device $(DEVICE)) $(if $(VARIANTS),--variants $(VARIANTS))
 
 test-docker: ## build the images, run the demo in containers, kill and replace some of them (needs Docker)
 	@scripts/test_docker

@@ -1,4 +1,4 @@
-"""Memory of a run's processes by name, for bench_memory.py, bench_scale.py and gpu_loop.py."""
+"""Memory of a run's processes by name, for bench_memory.py, bench_scale.py and gpu_test."""
 
 from __future__ import annotations
 

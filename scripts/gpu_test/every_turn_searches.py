@@ -1,4 +1,4 @@
-"""How gpu_loop.py has a random model call tools: an `env.tool_format`."""
+"""How the diagnosis has a random model call tools: an `env.tool_format`."""
 
 from __future__ import annotations
 

@@ -68,17 +68,19 @@ def run(folder: Path, model: str, device: str) -> None:
     started = time.perf_counter()
     engine = DeepSpeedPolicyEngine(EngineSetup.of(table, config))
     figures.note(load_s=round(time.perf_counter() - started, 1))
-    samples, seconds = make_samples(length, shape["vocab_size"]), list[float]()
+    samples = make_samples(length, shape["vocab_size"])
+    seconds: list[float] = []
+    losses: list[float] = []
     for _ in range(STEPS):
         begun = time.perf_counter()
-        loss = engine.train_batch(samples, LossSpec())["loss/total"]
+        losses.append(engine.train_batch(samples, LossSpec())["loss/total"])
         seconds.append(time.perf_counter() - begun)
     speed = COUNT * length / statistics.median(seconds[1:])
     figures.note(
         first_step_s=round(seconds[0], 2),
         step_s=round(statistics.median(seconds[1:]), 3),
         tokens_per_s=round(speed, 1),
-        last_loss=loss,
+        last_loss=losses[-1],
     )
     weights = size_of(model, None).weights
     if device == "cuda":

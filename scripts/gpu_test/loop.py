@@ -235,7 +235,7 @@ MEDIANS = (
     "learn/tokens_per_s",
     "tools/calls_mean",
 )
-LARGEST = ("canary/dlogp_mean", "canary/dlogp_max", "logprob/abs_diff_mean")
+LARGEST = ("canary/floor", "canary/dlogp_mean", "canary/dlogp_max", "logprob/abs_diff_mean")
 
 
 def figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
@@ -244,7 +244,6 @@ def figures(steps: Sequence[Mapping[str, float]]) -> dict[str, float | None]:
     return {
         **{name: _of(statistics.median, warm, name) for name in MEDIANS},
         **{name: _of(max, steps, name) for name in LARGEST},
-        "canary/dlogp_mean at version 1": steps[0].get("canary/dlogp_mean") if steps else None,
     }
 
 

@@ -85,6 +85,8 @@ def _push_metrics(push: PushReport | None) -> dict[str, float]:
         "push/size_bytes": float(push.size_bytes),
         "push/bytes_sent": float(push.bytes_sent),
     }
+    if push.canary_floor is not None:
+        values["canary/floor"] = push.canary_floor
     if push.readings:
         values["canary/dlogp_max"] = max(reading.max for reading in push.readings)
         values["canary/dlogp_mean"] = max(reading.mean for reading in push.readings)

