@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo table test test-unit test-gpu test-v2 test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner profile clean
+.PHONY: help setup setup-gpu setup-tests demo table test test-unit test-gpu test-v2 test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -19,13 +19,16 @@ table: setup ## train every method of the paper on tiny_world, three seeds each;
 	@$(BIN)/python scripts/demo --world-only
 	@$(BIN)/agent-r1 table examples/tiny_world/table.toml
 
-test: setup ## run the whole test suite with real Redis, vLLM and DeepSpeed
+setup-tests:
+	@scripts/setup --tests
+
+test: setup-tests ## run the whole test suite with real Redis, vLLM and DeepSpeed
 	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-unit: setup ## run the fast tests
 	@$(BIN)/python -m pytest tests/unit tests/contract -m "not slow and not vllm"
 
-test-v2: setup ## run the engine tests on vLLM's Model Runner V2, which GPUs take, in Triton's interpreter
+test-v2: setup-tests ## run the engine tests on vLLM's Model Runner V2, which GPUs take, in Triton's interpreter
 	@$(BIN)/python -m tests.runner_v2
 
 test-gpu: setup ## say in ten minutes whether this GPU box trains, and what is wrong (DEVICE=cpu; VARIANTS=http,lora or all)

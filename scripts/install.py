@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -24,10 +25,15 @@ from deploy.lock_install import InstallError, Target  # noqa: E402
 
 LOCKS = REPOSITORY / "deploy" / "constraints"
 VARIANTS = ("cpu", "gpu")
-PARITY_LOCK = REPOSITORY / "tests" / "parity" / "requirements.txt"
+TEST_LOCKS = {
+    "parity": REPOSITORY / "tests" / "parity" / "requirements.txt",
+    "triton": REPOSITORY / "tests" / "runner_v2" / "requirements.txt",
+}
+"""What only tests need, by the folder of `.venv` that it goes to, apart from the environment."""
 SCRIPTS = tuple(map(Path, (__file__, lock_install.__file__, native_libraries.__file__)))
 VENV = REPOSITORY / ".venv"
 STAMP = VENV / "agent-r1-setup.txt"
+TESTS_STAMP = VENV / "agent-r1-tests.txt"
 
 
 def variant_there(stamp: Path = STAMP) -> str | None:
@@ -41,10 +47,16 @@ def variant_there(stamp: Path = STAMP) -> str | None:
 def compute_stamp(target: Target) -> str:
     """Return what a finished set-up depends on: lock, project file, interpreter and place."""
     digest = hashlib.sha256()
-    for path in (target.lock, PARITY_LOCK, REPOSITORY / "pyproject.toml", *sorted(SCRIPTS)):
+    for path in (target.lock, REPOSITORY / "pyproject.toml", *sorted(SCRIPTS)):
         digest.update(path.read_bytes())
     digest.update(f"{sys.version_info[:2]} {REPOSITORY}".encode())
     return f"{target.lock.stem} {digest.hexdigest()}"
+
+
+def compute_tests_stamp(target: Target) -> str:
+    """Return what a finished installation for tests depends on."""
+    texts = "".join(lock.read_text() for lock in TEST_LOCKS.values())
+    return f"{target.lock.stem} {hashlib.sha256(texts.encode()).hexdigest()}"
 
 
 def is_done(stamp: str, target: Target, file: Path = STAMP) -> bool:
@@ -88,8 +100,15 @@ def install_all(target: Target) -> None:
     make_venv(target)
     lock_install.install_lock(target)
     lock_install.run_pip(target, "installing agent-r1", ["--editable", "."], REPOSITORY)
-    parity = ["--upgrade", "--target", str(VENV / "parity"), "--requirement", str(PARITY_LOCK)]
-    lock_install.run_pip(target, "installing what tests compare with", parity)
+
+
+def install_for_tests(target: Target) -> None:
+    """Install what only tests need beside the environment."""
+    for name, lock in TEST_LOCKS.items():
+        if name == "triton" and target.lock.stem == "gpu":
+            continue  # the environment has it, and runs it on a GPU
+        arguments = ["--upgrade", "--target", str(VENV / name), "--requirement", str(lock)]
+        lock_install.run_pip(target, f"installing {lock.parent.name} for tests", arguments)
 
 
 def main() -> None:
@@ -99,20 +118,27 @@ def main() -> None:
     parser.add_argument(
         "--variant", choices=VARIANTS, help="default: the one that is there, or cpu"
     )
+    parser.add_argument("--tests", action="store_true", help="install what only tests need as well")
     options = parser.parse_args()
     target = Target(VENV, LOCKS / f"{options.variant or variant_there() or VARIANTS[0]}.txt")
-    stamp = compute_stamp(target)
-    if is_done(stamp, target) and not options.force:
+    jobs = [(STAMP, compute_stamp(target), install_all)]
+    if options.tests:
+        jobs.append((TESTS_STAMP, compute_tests_stamp(target), install_for_tests))
+
+    def to_do() -> list[tuple[Path, str, Callable[[Target], None]]]:
+        return [job for job in jobs if options.force or not is_done(job[1], target, job[0])]
+
+    if not to_do():
         return
     check_system(target.lock.stem)
     started = time.monotonic()
     with (REPOSITORY / "pyproject.toml").open() as guard:
         # Two set-ups in one folder (two terminals) take turns; the second finds the work done.
         fcntl.flock(guard, fcntl.LOCK_EX)
-        if is_done(stamp, target) and not options.force:
-            return
         try:
-            install_all(target)
+            for file, stamp, install in to_do():
+                install(target)
+                file.write_text(stamp + "\n")
         except InstallError as exc:
             sys.exit(lock_install.explain(target, str(exc)))
         except native_libraries.MissingLibraryError as exc:
@@ -121,7 +147,6 @@ def main() -> None:
             sys.exit(lock_install.explain(target, f"{type(exc).__name__}: {exc}"))
         except KeyboardInterrupt:
             sys.exit("\nset-up interrupted; the same command continues where it stopped")
-        STAMP.write_text(stamp + "\n")
     print(f"set-up done in {time.monotonic() - started:.0f} s")
 
 

@@ -439,3 +439,39 @@ def test_a_libnuma_that_cannot_be_fetched_names_the_systems_commands(
     monkeypatch.setattr(native_libraries, "fetch_with_apt", lambda folder: None)
     with pytest.raises(native_libraries.MissingLibraryError, match="dnf install numactl-libs"):
         native_libraries.ensure_libnuma(Path(sys.executable), tmp_path)
+
+
+def test_what_only_tests_need_is_installed_apart_and_not_by_set_up(
+    install: ModuleType, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_pip(
+        target: Target, title: str, arguments: list[str], folder: Path | None = None
+    ) -> None:
+        ran.append(arguments)
+
+    ran: list[list[str]] = []
+    monkeypatch.setattr(install, "VENV", target.prefix)
+    monkeypatch.setattr(install, "make_venv", lambda target: None)
+    monkeypatch.setattr(install.lock_install, "install_lock", lambda target: None)
+    monkeypatch.setattr(install.lock_install, "run_pip", run_pip)
+    install.install_all(target)
+    assert ran == [["--editable", "."]]
+    ran.clear()
+    install.install_for_tests(target)
+    places = [Path(one[one.index("--target") + 1]).name for one in ran]
+    assert places == ["parity", "triton"]
+    ran.clear()
+    install.install_for_tests(Target(target.prefix, LOCKS[1]))  # of GPUs, which has Triton
+    assert len(ran) == 1
+
+
+def test_another_release_for_tests_is_installed_again(
+    install: ModuleType, target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "requirements.txt"
+    monkeypatch.setattr(install, "TEST_LOCKS", {"triton": lock})
+    lock.write_text("triton==1")
+    first = install.compute_tests_stamp(target)
+    assert first == install.compute_tests_stamp(target)
+    lock.write_text("triton==2")
+    assert install.compute_tests_stamp(target) != first
