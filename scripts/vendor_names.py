@@ -53,6 +53,7 @@ vllm.config.vllm VllmConfig.use_v2_model_runner
 vllm.config.scheduler SchedulerConfig.async_scheduling
 vllm.config.scheduler SchedulerConfig.max_num_batched_tokens
 vllm.config.cache CacheConfig.block_size
+vllm.config.compilation CompilationConfig.cudagraph_mode
 vllm.engine.arg_utils AsyncEngineArgs.create_engine_config
 vllm.engine.arg_utils EngineArgs.kv_cache_memory_bytes
 vllm.engine.arg_utils EngineArgs.logprobs_mode

@@ -34,7 +34,6 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join(path),
         "TRITON_INTERPRET": "1",
         "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_USE_V2_MODEL_RUNNER": "1",
     }
 
 

@@ -10,9 +10,11 @@ import sys
 
 import pytest
 
+from agent_r1.rollout.vllm import engine_process
+from agent_r1.rollout.vllm.settings import VllmSettings
 from tests.runner_v2.gpu_engine import BATCHED_TOKENS
 from tests.runner_v2.greedy import NUM_TOKENS, answer_all
-from tests.support.live_engine import LiveEngine, shared_engine
+from tests.support.live_engine import MAX_CONTEXT, LiveEngine, shared_engine
 from tests.support.snapshot_files import build_model, model_logprobs, random_prompts
 
 pytestmark = [pytest.mark.vllm, pytest.mark.v2]
@@ -45,7 +47,7 @@ def test_greedy_answers_are_those_of_the_other_runner(engine: LiveEngine):
     plain = {
         name: value
         for name, value in os.environ.items()
-        if name not in ("PYTHONPATH", "TRITON_INTERPRET", "VLLM_USE_V2_MODEL_RUNNER")
+        if name not in ("PYTHONPATH", "TRITON_INTERPRET", "TORCHDYNAMO_DISABLE")
     }
     command = [sys.executable, "-m", "tests.runner_v2.greedy", str(engine.folder / "model")]
     found = subprocess.run(
@@ -64,3 +66,12 @@ def test_greedy_answers_are_those_of_the_other_runner(engine: LiveEngine):
         assert len(ids) == NUM_TOKENS
         assert ids == other_ids
         assert logprobs == pytest.approx(other_logprobs, abs=PARITY)
+
+
+def test_the_other_runner_can_be_chosen_where_triton_is_there(engine: LiveEngine):
+    facts = engine.policy._model()
+    settings = VllmSettings(model_path=str(engine.folder / "model"), max_context=MAX_CONTEXT)
+    args = engine_process._engine_args(settings, facts, on_cpu=False)
+    for runner in ("v1", "v2"):
+        with engine_process._engine_environment(settings, runner, compiled=False):
+            assert args.create_engine_config().use_v2_model_runner == (runner == "v2")

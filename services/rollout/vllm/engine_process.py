@@ -98,6 +98,7 @@ def launch_engine(
             with quick_imports():
                 # Without a context vLLM takes 2,048 tokens a step on every GPU.
                 config = args.create_engine_config(UsageContext.OPENAI_API_SERVER)
+            chosen = "v2" if config.use_v2_model_runner else "v1"  # by the environment
             if forks:
                 _fork_next_engine(settings)
             loggers: list[Any] = [counting_logger(work)]
@@ -109,7 +110,7 @@ def launch_engine(
         ) from exc
     return StartedEngine(
         engine,
-        model_runner="v2" if config.use_v2_model_runner else "v1",
+        model_runner=chosen,
         own_lm_head=args.load_format == "dummy",
         sends_whole_answers=args.scheduler_cls is not None,
         description=_describe(config),
@@ -121,7 +122,8 @@ def _describe(config: Any) -> str:
     return (
         f"asynchronous={scheduler.async_scheduling} "
         f"max_batched_tokens={scheduler.max_num_batched_tokens} "
-        f"max_num_seqs={scheduler.max_num_seqs} block_size={cache.block_size}"
+        f"max_num_seqs={scheduler.max_num_seqs} block_size={cache.block_size} "
+        f"graphs={config.compilation_config.cudagraph_mode.name}"
     )
 
 
