@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.policy import Generation
-from agent_r1.rollout.vllm.settings import VllmSettings
+from agent_r1.rollout.policy import EngineWork, Generation
+from agent_r1.rollout.vllm import engine_process
+from agent_r1.rollout.vllm.settings import VllmSettings, read_model
 from tests.support.live_engine import LiveEngine, shared_engine, start_error
 from tests.support.snapshot_files import all_logprobs, build_model
 
@@ -143,3 +144,26 @@ async def test_the_model_runner_of_gpus_is_refused(tmp_path: Path):
     assert 'rollout.model_runner ("v2") runs on GPUs only' in await start_error(
         replace(settings, max_context=512)
     )
+
+
+@pytest.mark.parametrize(("wanted", "found"), [(None, 8192), (1024, 1024)])
+def test_vllm_chooses_the_tokens_of_a_step_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: int | None, found: int
+):
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    def defaults_of_an_h100(cls: Any, world_size: int) -> tuple[dict[Any, int], dict[Any, int]]:
+        context = UsageContext.OPENAI_API_SERVER
+        return {context: 8192, UsageContext.LLM_CLASS: 16384}, {context: 1024}
+
+    configs: list[Any] = []
+    monkeypatch.setattr(EngineArgs, "get_batch_defaults", classmethod(defaults_of_an_h100))
+    monkeypatch.setattr(AsyncLLM, "from_vllm_config", lambda config, **_: configs.append(config))
+    build_model(seed=0).save_pretrained(tmp_path / "model")
+    settings = VllmSettings(str(tmp_path / "model"), max_context=512, max_batched_tokens=wanted)
+    args = engine_process._engine_args(settings, read_model(settings), on_cpu=False)
+    started = engine_process.launch_engine(args, settings, EngineWork(), "v1", forks=False)
+    assert configs[0].scheduler_config.max_num_batched_tokens == found
+    assert f"max_batched_tokens={found} " in started.description
