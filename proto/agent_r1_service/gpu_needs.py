@@ -93,22 +93,18 @@ def check_driver(driver: Driver) -> Finding:
 
 
 def check_devices(devices: list[Device]) -> Finding:
-    """Say which GPUs there are, and whether torch has kernels for each."""
+    """Say which GPUs there are, and whether torch has kernels for any of them."""
     text = ", ".join(_describe(device) for device in devices)
     if not devices:
-        return Finding(
-            "GPUs",
-            "the driver has none",
-            "see `nvidia-smi` and `lspci`, or give the container some",
-        )
-    old = [device.index for device in devices if device.capability < LEAST_CAPABILITY]
-    if old:
+        remedy = "see `nvidia-smi` and `lspci`, or give the container some"
+        return Finding("GPUs", "the driver has none", remedy)
+    # Which are used is said by CUDA_VISIBLE_DEVICES, which NVML does not read.
+    if all(device.capability < LEAST_CAPABILITY for device in devices):
         return Finding(
             "GPUs",
             text,
-            f"GPU {', '.join(map(str, old))} is older than sm_{_digits(LEAST_CAPABILITY)} "
-            "(Turing), for which torch's build for CUDA 13 has no kernels; name others in "
-            "CUDA_VISIBLE_DEVICES",
+            f"none is of sm_{_digits(LEAST_CAPABILITY)} (Turing) or newer, for which torch's build "
+            "for CUDA 13 has kernels; use another machine",
         )
     return Finding("GPUs", text)
 

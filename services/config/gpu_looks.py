@@ -24,8 +24,8 @@ LEAST_BFLOAT16 = (8, 0)
 NO_DRIVER_REMEDY = f"{INSTALL_DRIVER}, or run `agent-r1 setup cpu` in a new environment"
 REMEDIES = {
     "torch": "run `agent-r1 setup gpu` (in a clone: `make setup-gpu`)",
-    "cuda": "see `nvidia-smi` and CUDA_VISIBLE_DEVICES; on machines with NVSwitch, "
-    "`systemctl start nvidia-fabricmanager`",
+    "cuda": "see `nvidia-smi`, and name GPUs of sm_75 or newer in CUDA_VISIBLE_DEVICES; on machines "
+    "with NVSwitch, `systemctl start nvidia-fabricmanager`",
     "triton": "see the lines on driver and C compiler, and that the folders of TMPDIR and "
     "TRITON_CACHE_DIR (~/.triton) can be written",
 }
@@ -69,13 +69,13 @@ def describe(found: Probe) -> Look:
 
 
 def dtype_problem(dtype: str) -> str | None:
-    """Say which GPU lacks a model's type of numbers; None if none does."""
-    if dtype != "bfloat16":
+    """Say that no GPU has a model's type of numbers; None where one has."""
+    devices = read_devices()
+    if dtype != "bfloat16" or not devices:
         return None
-    for device in read_devices():
-        if device.capability < LEAST_BFLOAT16:
-            return (
-                f'model.dtype ("bfloat16") needs GPUs of sm_80 or newer, and GPU {device.index} '
-                f'({device.name}) is older; set model.dtype = "float32"'
-            )
-    return None
+    if any(device.capability >= LEAST_BFLOAT16 for device in devices):
+        return None
+    return (
+        'model.dtype ("bfloat16") needs GPUs of sm_80 or newer, and those of this machine '
+        f'({devices[0].name}) are older; set model.dtype = "float32"'
+    )

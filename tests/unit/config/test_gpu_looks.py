@@ -83,7 +83,7 @@ def test_bfloat16_needs_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gpu_looks, "read_devices", lambda: [turing])
     problem = dtype_problem("bfloat16")
     assert problem is not None
-    assert problem.endswith('GPU 0 (Tesla T4) is older; set model.dtype = "float32"')
+    assert problem.endswith('(Tesla T4) are older; set model.dtype = "float32"')
     assert dtype_problem("float32") is None
     monkeypatch.setattr(gpu_looks, "read_devices", lambda: [replace(turing, capability=(8, 0))])
     assert dtype_problem("bfloat16") is None
