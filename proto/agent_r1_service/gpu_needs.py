@@ -97,16 +97,16 @@ def check_devices(devices: list[Device]) -> Finding:
     text = ", ".join(_describe(device) for device in devices)
     if not devices:
         remedy = "see `nvidia-smi` and `lspci`, or give the container some"
-        return Finding("GPUs", "the driver has none", remedy)
+        return Finding("GPU models", "the driver has none", remedy)
     # Which are used is said by CUDA_VISIBLE_DEVICES, which NVML does not read.
     if all(device.capability < LEAST_CAPABILITY for device in devices):
         return Finding(
-            "GPUs",
+            "GPU models",
             text,
             f"none is of sm_{_digits(LEAST_CAPABILITY)} (Turing) or newer, for which torch's build "
             "for CUDA 13 has kernels; use another machine",
         )
-    return Finding("GPUs", text)
+    return Finding("GPU models", text)
 
 
 def _digits(capability: tuple[int, int]) -> str:

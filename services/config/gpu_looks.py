@@ -24,8 +24,8 @@ LEAST_BFLOAT16 = (8, 0)
 NO_DRIVER_REMEDY = f"{INSTALL_DRIVER}, or run `agent-r1 setup cpu` in a new environment"
 REMEDIES = {
     "torch": "run `agent-r1 setup gpu` (in a clone: `make setup-gpu`)",
-    "cuda": "see `nvidia-smi`, and name GPUs of sm_75 or newer in CUDA_VISIBLE_DEVICES; where there "
-    "is an NVSwitch, `systemctl start nvidia-fabricmanager`",
+    "cuda": "see `nvidia-smi`, and name GPUs of sm_75 or newer in CUDA_VISIBLE_DEVICES; with "
+    "NVSwitch, `systemctl start nvidia-fabricmanager`",
     "triton": "see the lines on driver and C compiler, and that the folders of TMPDIR and "
     "TRITON_CACHE_DIR (~/.triton) can be written",
 }

@@ -36,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_cuda_and_triton_are_tried_where_the_driver_is_right(machine: Any) -> None:
-    assert machine(DRIVER, Finding("GPUs", "0: H100")) == ["driver", "GPUs", "CUDA"]
+    assert machine(DRIVER, Finding("GPU models", "0: H100")) == ["driver", "GPU models", "CUDA"]
     old = Finding("driver", "535.1 is older than 580, which CUDA 13 needs", "install it")
     assert machine(old) == ["driver"]
     (look,) = look_at_gpus()

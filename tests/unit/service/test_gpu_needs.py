@@ -134,7 +134,7 @@ def all_needs(monkeypatch: pytest.MonkeyPatch, found: Driver, devices: list[Devi
 
 
 def test_everything_is_looked_at_where_there_is_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = ["driver", "GPUs", "C compiler"]
+    one = ["driver", "GPU models", "C compiler"]
     assert all_needs(monkeypatch, driver("580.1"), [H100]) == one
     assert all_needs(monkeypatch, driver("580.1"), [H100, H100]) == [*one, "shared memory"]
     assert all_needs(monkeypatch, driver("580.1", status=18), []) == ["driver", "C compiler"]
