@@ -10,7 +10,7 @@ BLOCK = 256
 
 
 @triton.jit
-def _add(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):  # noqa: ANN001, ANN202
+def _add(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):
     """Add two vectors, a block of them in each program."""
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < size
@@ -22,5 +22,6 @@ def _add(x_pointer, y_pointer, out_pointer, size, BLOCK: tl.constexpr):  # noqa:
 def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """Return x + y, [N], computed by a kernel of Triton."""
     out = torch.empty_like(x)
-    _add[(triton.cdiv(x.numel(), BLOCK),)](x, y, out, x.numel(), BLOCK=BLOCK)
+    grid = (triton.cdiv(x.numel(), BLOCK),)
+    _add[grid](x, y, out, x.numel(), BLOCK=BLOCK)  # pyright: ignore[reportIndexIssue]
     return out

@@ -45,8 +45,8 @@ class ServiceSpec:
     cores: Sequence[int] = ()
     """Cores it may run on; empty: all."""
     gpus: Sequence[int] = ()
-    """GPUs it takes memory of. Services with one in common start one after the other: an engine counts
-    what others take while it measures its own memory."""
+    """GPUs it takes memory of. Services with one in common start one after the other: an engine
+    counts what others take while it measures its own memory."""
     announce_dir: Path | None = None
     """Folder where the service writes `{name}.json` once it is bound; None: it announces nothing
     and counts as up when `probe` says so."""

@@ -1,7 +1,7 @@
 """Checks of what GPUs need below the packages: driver, GPUs, C compiler, Python.h, /dev/shm.
 
-deploy/preflight.py asks before anything is installed, config/gpu_looks.py before a run, for `agent-r1
-doctor` and for `make test-gpu`. Standard library only, and Python 3.7 can run it.
+deploy/preflight.py asks before anything is installed, config/gpu_looks.py before a run, for
+`agent-r1 doctor` and for `make test-gpu`. Standard library only, and Python 3.7 can run it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from agent_r1_service.files.room import SHARED_MEMORY, SHARED_MEMORY_BYTES, free
 from agent_r1_service.gpus import LIBRARY, Device, Driver, find_driver, read_devices
 
 LEAST_DRIVER = 580
-"""The first driver for CUDA 13: torch and vLLM of deploy/constraints/gpu.txt link libcudart.so.13."""
+"""The first driver for CUDA 13: torch and vLLM of the lock for GPUs link libcudart.so.13."""
 LEAST_CAPABILITY = (7, 5)
 """The oldest GPUs that torch's build for CUDA 13 has kernels for."""
 KERNEL_MODULE = Path("/proc/driver/nvidia/version")
@@ -32,8 +32,8 @@ PyMODINIT_FUNC PyInit_{MODULE}(void) {{ return PyModule_Create(&module); }}
 """
 INSTALL_DRIVER = (
     f"install NVIDIA's driver {LEAST_DRIVER} or newer (Ubuntu: `apt-get install "
-    f"nvidia-driver-{LEAST_DRIVER}-server-open`, else nvidia.com/drivers), on the host where this is "
-    "a container"
+    f"nvidia-driver-{LEAST_DRIVER}-server-open`, else nvidia.com/drivers), on the host where this "
+    "is a container"
 )
 
 
@@ -93,24 +93,20 @@ def check_driver(driver: Driver) -> Finding:
 
 
 def check_devices(devices: list[Device]) -> Finding:
-    """Say which GPUs there are, and whether torch has kernels for each."""
+    """Say which GPUs there are, and whether torch has kernels for any of them."""
     text = ", ".join(_describe(device) for device in devices)
     if not devices:
+        remedy = "see `nvidia-smi` and `lspci`, or give the container some"
+        return Finding("GPU models", "the driver has none", remedy)
+    # Which are used is said by CUDA_VISIBLE_DEVICES, which NVML does not read.
+    if all(device.capability < LEAST_CAPABILITY for device in devices):
         return Finding(
-            "GPUs",
-            "the driver has none",
-            "see `nvidia-smi` and `lspci`, or give the container some",
-        )
-    old = [device.index for device in devices if device.capability < LEAST_CAPABILITY]
-    if old:
-        return Finding(
-            "GPUs",
+            "GPU models",
             text,
-            f"GPU {', '.join(map(str, old))} is older than sm_{_digits(LEAST_CAPABILITY)} (Turing), "
-            "for which torch's build for CUDA 13 has no kernels; name others in "
-            "CUDA_VISIBLE_DEVICES",
+            f"none is of sm_{_digits(LEAST_CAPABILITY)} (Turing) or newer, for which torch's build "
+            "for CUDA 13 has kernels; use another machine",
         )
-    return Finding("GPUs", text)
+    return Finding("GPU models", text)
 
 
 def _digits(capability: tuple[int, int]) -> str:
@@ -144,7 +140,8 @@ def _compile(compiler: str, folder: Path) -> tuple[str, str]:
         python = "python{}.{}".format(*sys.version_info[:2])
         return (
             f"Python.h is missing in {include}",
-            f"Triton needs it; `apt-get install {python}-dev` (Fedora: `dnf install {python}-devel`)",
+            f"Triton needs it; `apt-get install {python}-dev` (Fedora: `dnf install "
+            f"{python}-devel`)",
         )
     if status != 0:
         return f"{compiler} compiles nothing: {said}", "reinstall it, or set CC to another"
@@ -171,7 +168,7 @@ def _run(command: list[str]) -> tuple[int, str]:
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            universal_newlines=True,
+            text=True,
             timeout=COMPILE_TIMEOUT_S,
         )
     except (OSError, subprocess.TimeoutExpired) as exc:

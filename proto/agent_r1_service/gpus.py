@@ -42,7 +42,8 @@ class Gpu:
     """Share of the last moment in which it computed anything."""
 
 
-class Device(NamedTuple):
+@dataclass(frozen=True)
+class Device:
     """What one GPU is."""
 
     index: int

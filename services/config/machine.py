@@ -150,8 +150,11 @@ def usable_gpus() -> int:
 
 
 def _trains_on_cpu(config: Config, purpose: Purpose) -> bool:
-    supervised = config.supervised(purpose)
-    return supervised is not None and supervised.device == "cpu"
+    """Say whether a command needs no GPU, and no engine."""
+    table = config.supervised(purpose)
+    return table is not None and (
+        table.device == "cpu" or (table.device == "auto" and count_gpus() == 0)
+    )
 
 
 def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:

@@ -25,9 +25,9 @@ Devices = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 MOST_SHARED = 0.95
-"""Largest sum of the shares of one GPU's memory. The rest is for what no share counts: a CUDA context
-of each process, and NCCL's buffers. vLLM refuses to start, or start again, where less is free than its
-own share."""
+"""Largest sum of the shares of one GPU's memory. The rest is for what no share counts: a CUDA
+context of each process, and NCCL's buffers. vLLM refuses to start, or to start again, where less is
+free than its own share."""
 ROUNDING = 1e-9
 LEAST_SHARE = 0.05
 """Smallest share that a learner is given where it names none."""
@@ -222,7 +222,7 @@ def _share_memory(
             raise ValueError(
                 f"GPU {gpu} is given {total:.2f} times its memory by "
                 f"rollout.gpu_memory_utilization ({each:g}) for each of the {count} servers on it "
-                f"and learner.gpu_memory_share ({config.learner.gpu_memory_share}); lower them to at "
-                f"most {MOST_SHARED} together"
+                f"and learner.gpu_memory_share ({config.learner.gpu_memory_share}); lower them to "
+                f"at most {MOST_SHARED} together"
             )
     return share

@@ -179,7 +179,8 @@ class EngineConfig(StrictConfig):
     """auto takes GPUs when there are any."""
     gpu_memory_share: Annotated[float, Field(gt=0, le=1)] | None = None
     """Largest share of its GPU's memory that a rank takes, where a rollout server has the GPU too;
-    None: no limit."""
+    None: no limit, but `agent-r1 train` gives what the servers leave. Set it where you start the
+    services yourself."""
     torch_threads: Annotated[int, Field(ge=0)] = 0
     """CPU threads of each rank; 0 leaves torch's choice."""
     collective_timeout_s: PositiveFloat = 1800.0

@@ -1,9 +1,9 @@
 """Notices an engine that lives and does no work, so that its samples go to other servers.
 
-main.py runs `watch` beside the stream worker, once the policy has started: what an engine compiles and
-captures at its start, and its first steps, are over then. It asks the policy for a sign of work (`probe`) and
-ends an engine that gives none (`kill`); the server then ends, and whoever started it starts it
-again. A process that exists, or a server that answers /healthz, proves nothing.
+main.py runs `watch` beside the stream worker, once the policy has started: what an engine compiles
+and captures at its start, and its first steps, are over then. It asks the policy for a sign of work
+(`probe`) and ends an engine that gives none (`kill`); the server then ends, and whoever started it
+starts it again. A process that exists, or a server that answers /healthz, proves nothing.
 """
 
 from __future__ import annotations

@@ -272,6 +272,9 @@ def test_pods_with_gpus_get_the_runtime_class_and_shared_memory_that_they_need()
         (memory,) = [one["emptyDir"] for one in pods[name]["volumes"] if one["name"] == "shm"]
         assert memory == {"medium": "Memory", "sizeLimit": "8Gi"}
     assert "runtimeClassName" not in json.dumps(render(["gpu-node"]))
+    (learner,) = pods["learner"]["containers"]
+    # A file for one GPU names a smaller share, and pods share none.
+    assert {"name": "AGENT_R1__LEARNER__GPU_MEMORY_SHARE", "value": "1.0"} in learner["env"]
 
 
 def test_secrets_are_files_or_references() -> None:

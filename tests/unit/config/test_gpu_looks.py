@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,9 +22,12 @@ DRIVER = Finding("driver", "580.65.06")
 def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Say what a machine has, and which torch is installed on it."""
 
-    def set_up(*needs: Finding, torch: str = "2.13.0", found: Probe = WORKS) -> list[str]:
+    def set_up(
+        *needs: Finding, torch: str = "2.13.0", vllm: str = "0.32.0", found: Probe = WORKS
+    ) -> list[str]:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        monkeypatch.setattr(gpu_looks, "installed_version", lambda package: torch)
+        versions = {"torch": torch, "vllm": vllm}
+        monkeypatch.setattr(gpu_looks, "installed_version", versions.__getitem__)
         monkeypatch.setattr(gpu_looks, "check_gpu_needs", lambda: list(needs))
         monkeypatch.setattr(gpu_looks, "_probe_here", lambda: found)
         return [look.name for look in look_at_gpus()]
@@ -32,7 +36,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_cuda_and_triton_are_tried_where_the_driver_is_right(machine: Any) -> None:
-    assert machine(DRIVER, Finding("GPUs", "0: H100")) == ["driver", "GPUs", "CUDA"]
+    assert machine(DRIVER, Finding("GPU models", "0: H100")) == ["driver", "GPU models", "CUDA"]
     old = Finding("driver", "535.1 is older than 580, which CUDA 13 needs", "install it")
     assert machine(old) == ["driver"]
     (look,) = look_at_gpus()
@@ -43,10 +47,16 @@ def test_what_will_not_use_a_gpu_is_not_held_up_by_one(
     machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert machine(DRIVER, torch="2.13.0+cpu") == []
-    assert machine() == []
+    assert machine(vllm="") == []
     machine(DRIVER)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert list(look_at_gpus()) == []
+
+
+def test_packages_for_gpus_need_a_driver(machine: Any) -> None:
+    assert machine() == ["driver"]
+    (look,) = look_at_gpus()
+    assert look.problems[0].startswith("the packages are those for GPUs, and no driver is there; ")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +83,7 @@ def test_bfloat16_needs_gpus_that_have_it(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(gpu_looks, "read_devices", lambda: [turing])
     problem = dtype_problem("bfloat16")
     assert problem is not None
-    assert problem.endswith('GPU 0 (Tesla T4) is older; set model.dtype = "float32"')
+    assert problem.endswith('(Tesla T4) are older; set model.dtype = "float32"')
     assert dtype_problem("float32") is None
-    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [turing._replace(capability=(8, 0))])
+    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [replace(turing, capability=(8, 0))])
     assert dtype_problem("bfloat16") is None
