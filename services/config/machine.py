@@ -22,6 +22,8 @@ from agent_r1.config.redis_server import ANSWER_TIMEOUT_S, look_at_redis
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError, dotted
 from agent_r1.learner.config import EngineConfig
+from agent_r1.rollout.policy import PolicySetupError
+from agent_r1.rollout.vllm.settings import choose_model_runner
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
@@ -70,6 +72,7 @@ def look_at_machine(
             yield Look("checkpoint", str(folder), list(_checkpoint_problems(config)))
     if purpose in SUPERVISED:
         return
+    yield look_at_model_runner(config)
     token: RunToken | None = None
     token_problems: list[str] = []
     try:
@@ -86,6 +89,16 @@ def look_at_machine(
             configured = tool.settings.get("bwrap")
             yield look_at_sandbox(str(configured) if configured else None)
             break
+
+
+def look_at_model_runner(config: Config) -> Look:
+    """Say which of vLLM's model runners will sample here."""
+    on_cpu = usable_gpus() == 0
+    try:
+        runner = choose_model_runner(config.rollout.model_runner, on_cpu=on_cpu)
+    except PolicySetupError as exc:
+        return Look("model runner", "", [str(exc)])
+    return Look("model runner", f"vLLM's {runner}, on {'the CPU' if on_cpu else 'GPUs'}")
 
 
 def _look_at_ports(config: Config, *, trains: bool) -> Look:

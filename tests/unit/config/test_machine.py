@@ -88,6 +88,27 @@ def test_gpus_are_counted(
     assert bool(expected) == bool(found)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "options", "expected"),
+    [
+        (0, [], "vLLM's v1, on the CPU"),
+        (1, [], "vLLM's v2, on GPUs"),
+        (1, ["rollout.model_runner=v1"], "vLLM's v1, on GPUs"),
+    ],
+)
+def test_the_model_runner_is_shown(
+    folder: Path, gpus: int, options: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(config_machine, "usable_gpus", lambda: gpus)
+    look = config_machine.look_at_model_runner(load(folder, *options))
+    assert (look.found, look.problems) == (expected, [])
+
+
+def test_the_model_runner_of_gpus_is_a_problem_on_the_cpu(folder: Path):
+    found = problems(folder, "rollout.model_runner=v2")
+    assert 'rollout.model_runner ("v2") runs on GPUs only' in found
+
+
 def test_flash_attention_needs_a_package_that_no_lock_has(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
