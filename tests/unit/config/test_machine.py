@@ -101,7 +101,7 @@ def test_the_model_runner_is_shown(
 ):
     monkeypatch.setattr(config_machine, "usable_gpus", lambda: gpus)
     look = config_machine.look_at_model_runner(load(folder, *options))
-    assert (look.found, look.problems) == (expected, [])
+    assert (look.found, *look.problems) == (expected,)
 
 
 def test_the_model_runner_of_gpus_is_a_problem_on_the_cpu(folder: Path):
