@@ -1,6 +1,6 @@
 """What `agent-r1 estimate` says of the learner's memory, beside what it takes on this CPU.
 
-    python scripts/bench_estimate.py [--only NAME,...] [--out FILE]
+    python scripts/bench_estimate.py [--only NAME ...] [--out FILE]
 
 Each setting is a process of its own: it loads the training engine of a random model, notes the
 memory, and takes two steps on random trajectories. "state" is weights and AdamW between two steps;
@@ -34,6 +34,7 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 LEARNER = {"max_tokens_per_microbatch": 1024, "logprob_chunk_tokens": 256}
+BFLOAT16 = {"dtype": "bfloat16"}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tokens": {"learner": {"max_tokens_per_microbatch": 2048}},
@@ -47,6 +48,23 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "reference": {"reference": True},
     "critic": {"critic": True},
     "zero1": {"learner": {"zero_stage": 1}},
+    "zero1 on 2 ranks": {"learner": {"zero_stage": 1, "ranks": 2}},
+    "zero2 on 2 ranks": {"learner": {"zero_stage": 2, "ranks": 2}},
+    "zero3 on 2 ranks": {"learner": {"zero_stage": 3, "ranks": 2}},
+    "offload": {"learner": {"zero_stage": 2, "offload": "optimizer"}},
+    "offload all": {"learner": {"zero_stage": 3, "offload": "all"}},
+    "lora": {"table": {"lora": {"rank": 16}}},
+    "bfloat16": {"table": BFLOAT16},
+    "bfloat16, zero2 on 2 ranks": {"table": BFLOAT16, "learner": {"zero_stage": 2, "ranks": 2}},
+    "bfloat16, zero3 on 2 ranks": {"table": BFLOAT16, "learner": {"zero_stage": 3, "ranks": 2}},
+    "bfloat16, offload": {
+        "table": BFLOAT16,
+        "learner": {"zero_stage": 2, "offload": "optimizer"},
+    },
+    "bfloat16, offload on 2 ranks": {
+        "table": BFLOAT16,
+        "learner": {"zero_stage": 3, "offload": "optimizer", "ranks": 2},
+    },
 }
 BARE = ("plain", "checkpointing", "deep")
 """Settings whose peak is measured with the other allocator as well."""
@@ -55,6 +73,9 @@ M_MMAP_THRESHOLD = -3
 GIVEN_BACK_BYTES = 1 << 16
 LENGTH = 256
 """Tokens of a trajectory."""
+MEASURED = "BENCH_ESTIMATE"
+"""A variable with setting and model folder: the other ranks, which rank 0 starts with this
+script's own command, join it in measuring them."""
 
 
 def resident(field: str) -> float:
@@ -69,24 +90,16 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
     """Measure one setting in this process."""
     import torch
 
-    from agent_r1.learner.config import EngineConfig
     from agent_r1.learner.engine.interface import LossSpec
     from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
-    from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
-    from agent_r1_service.config import ModelConfig
 
     importlib.import_module("agent_r1.learner.engine.ranks.engine")  # with its libraries
     torch.set_num_threads(1)
-    setting = SETTINGS[name]
-    shape = {**MODEL, **setting.get("model", {}), "max_position_embeddings": 4096}
+    shape = {**MODEL, **SETTINGS[name].get("model", {}), "max_position_embeddings": 4096}
     _write_model(folder, shape)
-    table = ModelConfig(path=str(folder), dtype="float32")
-    config = EngineConfig.model_validate({"device": "cpu", **LEARNER, **setting.get("learner", {})})
-    critic = CriticSetup(table, 1e-5, 0) if setting.get("critic") else None
-    setup = EngineSetup.of(
-        table, config, with_reference=bool(setting.get("reference")), critic=critic
-    )
-    samples = _samples(config.max_tokens_per_microbatch, shape["vocab_size"], valued=bool(critic))
+    os.environ[MEASURED] = json.dumps([name, str(folder)])
+    setup = _setup(name, folder)
+    samples = _samples(setup, shape["vocab_size"])
     _trim()
     before = resident("VmRSS")
     engine = DeepSpeedPolicyEngine(setup)
@@ -109,8 +122,23 @@ def _write_model(folder: Path, shape: dict[str, Any]) -> None:
     gc.collect()
 
 
-def _samples(tokens: int, vocabulary: int, *, valued: bool) -> list[Any]:
-    """Return random trajectories for two micro-batches: the second adds to gradients."""
+def _setup(name: str, folder: Path) -> Any:
+    """Return the engine of a setting."""
+    from agent_r1.learner.config import EngineConfig
+    from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
+    from agent_r1_service.config import ModelConfig
+
+    setting = SETTINGS[name]
+    table = ModelConfig.model_validate({"path": str(folder), **setting.get("table", {})})
+    config = EngineConfig.model_validate({"device": "cpu", **LEARNER, **setting.get("learner", {})})
+    critic = CriticSetup(table, 1e-5, 0) if setting.get("critic") else None
+    return EngineSetup.of(
+        table, config, with_reference=bool(setting.get("reference")), critic=critic
+    )
+
+
+def _samples(setup: Any, vocabulary: int) -> list[Any]:
+    """Return random trajectories for two micro-batches a rank: the second adds to gradients."""
     import numpy as np
 
     from agent_r1.learner.engine.interface import TrainSample
@@ -124,32 +152,42 @@ def _samples(tokens: int, vocabulary: int, *, valued: bool) -> list[Any]:
             loss_mask=mask,
             rollout_logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
             advantages=np.where(mask, rng.normal(), 0.0).astype(np.float32),
-            **(_values(mask) if valued else {}),
+            **(_values(mask) if setup.critic is not None else {}),
         )
-        for _ in range(2 * tokens // LENGTH)
+        for _ in range(2 * setup.config.ranks * setup.config.max_tokens_per_microbatch // LENGTH)
     ]
 
 
 def _estimated(setup: Any, folder: Path) -> dict[str, Any]:
     """Return what `agent-r1 estimate` says of an engine."""
     from agent_r1.config.estimate import (
-        CPU_BUFFERS,
-        Part,
         activation_parts,
+        bucket_parts,
+        cpu_buffers,
+        offloaded_parts,
         read_model_size,
         state_parts,
         total,
+        value_bytes,
     )
 
-    size = read_model_size(folder)
     config, table = setup.config, setup.model
+    size, critic = read_model_size(folder, table.lora), None
     parts = list(state_parts(size, config, table.dtype, "policy"))
+    parts += offloaded_parts(size, config, table.dtype, "policy", page_locked=False)
     if setup.with_reference:
         parts += [part for part in parts if part.name == "policy: weights"]
     if setup.critic is not None:
+        critic = size
         parts += list(state_parts(size, config, table.dtype, "critic"))
-    parts.append(Part("buffers of the libraries", CPU_BUFFERS))
-    held = total([part for part in parts if "gradients" not in part.name])
+    parts.append(cpu_buffers(config, table.dtype))
+    buckets = list(bucket_parts(size, critic, config, table.dtype, on_gpu=False))
+    # Stage 3 keeps its sum of gradients and its bucket between steps, and offload the former.
+    lasting = config.zero_stage == 3 or config.offload != "none"
+    held = total([part for part in parts if lasting or ": gradients" not in part.name])
+    if config.zero_stage == 3:
+        held += size.trained * value_bytes(table.dtype)
+    parts += buckets
     tokens = config.max_tokens_per_microbatch
     more = list(activation_parts(size, config, table, tokens, on_gpu=False))
     used = total(parts) + total(more[:-1])
@@ -215,15 +253,25 @@ def _measure_into(sender: Any, name: str, gives_back: bool) -> None:
     os._exit(0)  # nothing that was forked along has to end in order
 
 
+def join() -> None:
+    """Be another rank of the setting that rank 0 measures."""
+    from agent_r1.learner.engine.ranks.place import read_place
+    from agent_r1.learner.engine.ranks.worker import follow
+
+    name, folder = json.loads(os.environ[MEASURED])
+    setup = _setup(name, Path(folder))
+    follow(read_place(os.environ, setup.config.ranks, setup.table_name), [setup])
+
+
 def main() -> None:
     """Measure every setting and write the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", default=",".join(SETTINGS), help="settings, separated by commas")
+    parser.add_argument("--only", nargs="+", default=list(SETTINGS), help="settings")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
     importlib.import_module("agent_r1.learner.engine.policy_engine")
     results = []
-    for name in arguments.only.split(","):
+    for name in arguments.only:
         results.append(run(name))
         print(json.dumps(results[-1]), flush=True)
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -231,4 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    join() if MEASURED in os.environ else main()
