@@ -34,7 +34,9 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 LEARNER = {"max_tokens_per_microbatch": 1024, "logprob_chunk_tokens": 256}
-BFLOAT16 = {"dtype": "bfloat16"}
+SHORT = {"max_tokens_per_microbatch": 256, "logprob_chunk_tokens": 256}
+"""Few tokens: many CPUs multiply in bfloat16 ten times slower than in float32."""
+BFLOAT16: dict[str, Any] = {"table": {"dtype": "bfloat16"}, "learner": SHORT}
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "tokens": {"learner": {"max_tokens_per_microbatch": 2048}},
@@ -54,16 +56,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "offload": {"learner": {"zero_stage": 2, "offload": "optimizer"}},
     "offload all": {"learner": {"zero_stage": 3, "offload": "all"}},
     "lora": {"table": {"lora": {"rank": 16}}},
-    "bfloat16": {"table": BFLOAT16},
-    "bfloat16, zero2 on 2 ranks": {"table": BFLOAT16, "learner": {"zero_stage": 2, "ranks": 2}},
-    "bfloat16, zero3 on 2 ranks": {"table": BFLOAT16, "learner": {"zero_stage": 3, "ranks": 2}},
+    "bfloat16": BFLOAT16,
+    "bfloat16, zero2 on 2 ranks": {**BFLOAT16, "learner": {**SHORT, "zero_stage": 2, "ranks": 2}},
+    "bfloat16, zero3 on 2 ranks": {**BFLOAT16, "learner": {**SHORT, "zero_stage": 3, "ranks": 2}},
     "bfloat16, offload": {
-        "table": BFLOAT16,
-        "learner": {"zero_stage": 2, "offload": "optimizer"},
+        **BFLOAT16,
+        "learner": {**SHORT, "zero_stage": 2, "offload": "optimizer"},
     },
     "bfloat16, offload on 2 ranks": {
-        "table": BFLOAT16,
-        "learner": {"zero_stage": 3, "offload": "optimizer", "ranks": 2},
+        **BFLOAT16,
+        "learner": {**SHORT, "zero_stage": 3, "offload": "optimizer", "ranks": 2},
     },
 }
 BARE = ("plain", "checkpointing", "deep")
@@ -182,11 +184,9 @@ def _estimated(setup: Any, folder: Path) -> dict[str, Any]:
         parts += list(state_parts(size, config, table.dtype, "critic"))
     parts.append(cpu_buffers(config, table.dtype))
     buckets = list(bucket_parts(size, critic, config, table.dtype, on_gpu=False))
-    # Stage 3 keeps its sum of gradients and its bucket between steps, and offload the former.
-    lasting = config.zero_stage == 3 or config.offload != "none"
-    held = total([part for part in parts if lasting or ": gradients" not in part.name])
+    held = total(parts) - _passing(size.trained, config, table.dtype) * (2 if critic else 1)
     if config.zero_stage == 3:
-        held += size.trained * value_bytes(table.dtype)
+        held += size.trained * value_bytes(table.dtype)  # its bucket
     parts += buckets
     tokens = config.max_tokens_per_microbatch
     more = list(activation_parts(size, config, table, tokens, on_gpu=False))
@@ -197,6 +197,18 @@ def _estimated(setup: Any, folder: Path) -> dict[str, Any]:
         "estimated_used_mb": round(used / 1e6, 1),
         "estimated_peak_mb": round((used + more[-1].size) / 1e6, 1),
     }
+
+
+def _passing(count: int, config: Any, dtype: Any) -> float:
+    """Return the bytes of gradients that are freed between two steps."""
+    from agent_r1.config.estimate import FLOAT, value_bytes, zero_stage
+
+    stage = zero_stage(config, dtype)
+    if stage == 3 or config.offload != "none":
+        return 0
+    if stage == 1 and dtype == "bfloat16":
+        return count * value_bytes(dtype)  # its sum stays
+    return count * FLOAT * (1 / config.ranks + (stage == 1) if stage else 1)
 
 
 def _values(mask: Any) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from agent_r1.config.estimate import (
     read_model_size,
     rollout_parts,
     total,
+    value_bytes,
 )
 from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.run import Config, load_config
@@ -37,7 +38,7 @@ from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.hub import model_folder
 from agent_r1_service.files.room import free_bytes, readable_size
 from agent_r1_service.gpus import read_gpus
-from agent_r1_service.memory import MIB, free_memory_bytes
+from agent_r1_service.memory import GIB, MIB, free_memory_bytes
 
 PROGRAMS = 1.7e9
 """Python, torch and vLLM in the services of a run on a CPU, without models: docs/benchmarks.md."""
@@ -76,7 +77,12 @@ def estimate(arguments: argparse.Namespace) -> int:
         boxes=arguments.boxes,
         memory_gb=arguments.memory_gb,
     )
-    found = sum_up(config, policy, critic, machine)
+    scorers = [size_of(str(table.path), None) for table in config.reward.to_serve().values()]
+
+    def summed(config: Config, policy: ModelSize = policy) -> RunEstimate:
+        return sum_up(config, policy, critic, machine, scorers)
+
+    found = summed(config)
     for line in _lines(config, policy, found, machine):
         print(line)
     if not found.problems:
@@ -84,7 +90,7 @@ def estimate(arguments: argparse.Namespace) -> int:
         return 0
     for problem in found.problems:
         print(f"!! {problem}")
-    changes = make_fit(config, lambda c: not sum_up(c, policy, critic, machine).problems, machine)
+    changes = make_fit(config, lambda one: not summed(one).problems, machine)
     if changes is None:
         print("no key makes it fit; take a smaller model, a larger machine, or more of them")
     else:
@@ -94,7 +100,7 @@ def estimate(arguments: argparse.Namespace) -> int:
     if model.lora is None:
         adapted = size_of(model.path, model.revision, ADAPTERS)
         lora = changed(config, [("model", "lora", ADAPTERS)])
-        if not sum_up(lora, adapted, critic, machine).problems:
+        if not summed(lora, adapted).problems:
             print(
                 f"or with adapters alone (LoRA): --set model.lora.rank={ADAPTERS.rank}, and about "
                 f"ten times learner.lr ({config.learner.lr:g})"
@@ -138,15 +144,28 @@ def look_at(
 
 
 def sum_up(
-    config: Config, policy: ModelSize, critic: ModelSize | None, machine: Machine
+    config: Config,
+    policy: ModelSize,
+    critic: ModelSize | None,
+    machine: Machine,
+    scorers: Sequence[ModelSize] = (),
 ) -> RunEstimate:
-    """Return what a configuration takes, and what of it does not fit."""
+    """Return what a configuration takes, and what of it does not fit.
+
+    Args:
+        config: of the run.
+        policy: its size.
+        critic: its size; None without one.
+        machine: what there is.
+        scorers: models that the run serves for its rewards, which it does on CPUs only.
+    """
     learner = learner_parts(config, policy, critic, on_gpu=machine.gpu_bytes is not None)
     rollout = rollout_parts(config, policy, machine.gpu_bytes)
     found = RunEstimate(learner, rollout, disk_parts(config, policy, critic))
     add = found.problems.append
     if machine.gpu_bytes is None:
-        need = Part("all processes of the run", memory_of_run(config, learner, rollout))
+        bytes_of_run = memory_of_run(config, learner, rollout, scorers)
+        need = Part("all processes of the run", bytes_of_run)
         found.memory.append(Load("memory", (need,)))
     else:
         try:
@@ -186,11 +205,19 @@ def _cache_problems(
         )
 
 
-def memory_of_run(config: Config, learner: Sequence[Part], rollout: Sequence[Part]) -> float:
+def memory_of_run(
+    config: Config,
+    learner: Sequence[Part],
+    rollout: Sequence[Part],
+    scorers: Sequence[ModelSize] = (),
+) -> float:
     """Return the bytes of every process of a run that shares one machine without GPUs."""
-    servers = config.placement.num_rollout_servers
+    servers = config.placement.num_rollout_servers * total(rollout)
+    own = value_bytes(config.model.dtype)
+    for scorer in scorers:
+        servers += scorer.weights * own + config.rollout.kv_cache_gib * GIB
     redis = config.redis.maxmemory_mb * MIB if config.redis.url is None else 0
-    return config.learner.ranks * total(learner) + servers * total(rollout) + PROGRAMS + redis
+    return config.learner.ranks * total(learner) + servers + PROGRAMS + redis
 
 
 def _lines(

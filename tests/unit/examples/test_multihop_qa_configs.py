@@ -323,6 +323,5 @@ def test_the_methods_of_the_page_are_those_of_the_file():
     rows = re.findall(
         r"^\| ([A-Z+a-z ]+) \| (?:\.\d+ \| ){4}`(--set.*?|as it stands)` \|$", PAGE, re.M
     )
-    names = {"REINFORCE++ with a baseline": "REINFORCE++Baseline"}
-    found = {NAMES[names.get(name, name)]: settings(text) for name, text in rows}
-    assert found == METHODS
+    names = NAMES | {"REINFORCE++ with a baseline": "reinforce_pp_baseline"}
+    assert {names[name]: settings(text) for name, text in rows} == METHODS

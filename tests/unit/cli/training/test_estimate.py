@@ -198,6 +198,13 @@ def test_a_rank_may_not_exceed_its_share(large: Config):
     assert "learner.gpu_memory_share (0.6) allows 48.00 GB" in problem
 
 
+def test_models_that_the_run_serves_for_rewards_are_counted(config: Config):
+    alone = sum_up(config, SIZE, None, LARGE).memory[0].size
+    scored = sum_up(config, SIZE, None, LARGE, [MODEL_3B]).memory[0].size
+    # 3e9 weights of 4 bytes, and a KV cache of 1 GiB (rollout.kv_cache_gib).
+    assert scored - alone == 12e9 + 2**30
+
+
 def test_adapters_are_a_hint_where_all_weights_do_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
