@@ -32,6 +32,7 @@ from agent_r1.config.estimate import (
     value_bytes,
 )
 from agent_r1.config.gpu_report import verdict_on_gpus
+from agent_r1.config.machine import usable_gpus
 from agent_r1.config.run import Config, load_config
 from agent_r1_service.config import LoraConfig
 from agent_r1_service.exit_status import EXIT_FAILED
@@ -133,12 +134,12 @@ def look_at(
     memory = None if memory_gb is None else memory_gb * 1e9
     if gpu_gb is not None:
         return Machine(gpu_gb * 1e9, memory, None, gpus or 1, boxes)
-    found = read_gpus() if config.learner.device != "cpu" else []
+    count = usable_gpus() if config.learner.device != "cpu" else 0
     return Machine(
-        gpu_bytes=found[0].memory_bytes if found else None,
+        gpu_bytes=min((gpu.memory_bytes for gpu in read_gpus()), default=None) if count else None,
         memory_bytes=free_memory_bytes() if memory is None else memory,
         disk_bytes=free_bytes(config.run.folder().absolute()),
-        gpus=gpus or len(found) or 1,
+        gpus=gpus or count or 1,
         boxes=boxes,
     )
 

@@ -277,6 +277,26 @@ def test_the_ablations_of_the_masks_are_two_switches(method: str, masks: tuple[b
     assert (learner.loss_mask, learner.advantage_mask) == masks
 
 
+def test_compose_starts_with_a_file_whose_gpu_is_shared(
+    sizes: dict[tuple[str, bool], ModelSize],
+):
+    compose = (REPOSITORY / "docker-compose.yml").read_text()
+    (default,) = re.findall(r"\$\{CONFIG:-(.*)\}", compose)
+    assert f"#CONFIG={default}\n" in (REPOSITORY / ".env.example").read_text()
+    # Learner and rollout server have GPU 0 by default.
+    assert compose.count("${ROLLOUT_GPUS:-0}") == compose.count("${LEARNER_GPUS:-0}") + 1
+    file = REPOSITORY / default
+    assert file in BOXES
+    config = load(file, options(file, "ppo"))
+    assert (config.placement.num_rollout_servers, config.learner.ranks) == (1, 1)
+    assert problems(file, options(file, "ppo"), sizes) == []
+    for told in (compose, (REPOSITORY / ".env.example").read_text()):
+        (box,) = re.findall(
+            r"one GPU of (\d+) GB or more.*, and (\d+) GB of memory", told, re.DOTALL
+        )
+        assert f"--gpu-gb {box[0]} --memory-gb {box[1]}" in file.read_text()
+
+
 def test_the_page_has_the_memory_of_every_box(sizes: dict[tuple[str, bool], ModelSize]):
     rows = dict(re.findall(r"^\| `([\w.-]+x\d+gb)` \| (.*) \|$", PAGE, re.MULTILINE))
     assert list(rows) == sorted(rows, key=list(rows).index)
