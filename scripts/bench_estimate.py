@@ -34,7 +34,7 @@ MODEL = {
     "tie_word_embeddings": False,
 }
 LEARNER = {"max_tokens_per_microbatch": 1024, "logprob_chunk_tokens": 256}
-SHORT = {"max_tokens_per_microbatch": 256, "logprob_chunk_tokens": 256}
+SHORT = {"max_tokens_per_microbatch": 64, "logprob_chunk_tokens": 64}
 """Few tokens: many CPUs multiply in bfloat16 ten times slower than in float32."""
 BFLOAT16: dict[str, Any] = {"table": {"dtype": "bfloat16"}, "learner": SHORT}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -74,7 +74,7 @@ M_MMAP_THRESHOLD = -3
 """Of `mallopt`: larger blocks are mapped apart, and unmapped when they are freed."""
 GIVEN_BACK_BYTES = 1 << 16
 LENGTH = 256
-"""Tokens of a trajectory."""
+"""Most tokens of a trajectory."""
 MEASURED = "BENCH_ESTIMATE"
 """A variable with setting and model folder: the other ranks, which rank 0 starts with this
 script's own command, join it in measuring them."""
@@ -146,17 +146,19 @@ def _samples(setup: Any, vocabulary: int) -> list[Any]:
     from agent_r1.learner.engine.interface import TrainSample
 
     rng = np.random.default_rng(0)
-    mask = np.ones(LENGTH, np.bool_)
+    tokens = setup.config.max_tokens_per_microbatch
+    length = min(LENGTH, tokens)
+    mask = np.ones(length, np.bool_)
     mask[0] = False
     return [
         TrainSample(
-            token_ids=rng.integers(0, vocabulary, LENGTH).astype(np.int32),
+            token_ids=rng.integers(0, vocabulary, length).astype(np.int32),
             loss_mask=mask,
             rollout_logprobs=np.where(mask, -9.0, 0.0).astype(np.float32),
             advantages=np.where(mask, rng.normal(), 0.0).astype(np.float32),
             **(_values(mask) if setup.critic is not None else {}),
         )
-        for _ in range(2 * setup.config.ranks * setup.config.max_tokens_per_microbatch // LENGTH)
+        for _ in range(2 * setup.config.ranks * tokens // length)
     ]
 
 

@@ -152,9 +152,10 @@ def _add_estimate(commands: Commands) -> None:
         "estimate",
         "training.estimate:estimate",
         "say how much memory and disk a run takes",
-        "Work out the memory of learner and rollout, and the disk for checkpoints and weights, "
-        "from the configuration and the size of the model. Nothing is loaded or started. Where it "
-        "does not fit, say which keys make it fit; the exit status is then 1.",
+        "Work out the memory of learner and rollout, what is placed on each GPU and in memory, and "
+        "the disk for checkpoints and weights, from the configuration and the size of the model. "
+        "Nothing is loaded or started. Where it does not fit, say which keys make it fit; the exit "
+        "status is then 1.",
     )
     add_config(estimate)
     gpu_help = "judge for GPUs of this size (default: those of this machine, or its CPU)"

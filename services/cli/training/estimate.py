@@ -260,4 +260,5 @@ def _count(number: int, what: str) -> str:
 def _table(title: str, parts: Sequence[Part]) -> Iterator[str]:
     yield f"{title:{WIDTH}} {readable_size(total(parts)):>10}"
     for part in parts:
-        yield f"  {part.name:{WIDTH - 2}} {readable_size(part.size):>10}"
+        if part.size:
+            yield f"  {part.name:{WIDTH - 2}} {readable_size(part.size):>10}"
