@@ -206,7 +206,7 @@ def _passing(count: int, config: Any, dtype: Any) -> float:
     from agent_r1.config.estimate import FLOAT, value_bytes, zero_stage
 
     stage = zero_stage(config, dtype)
-    if stage == 3 or config.offload != "none":
+    if stage == 3 or (config.offload != "none" and dtype == "float32"):
         return 0
     if stage == 1 and dtype == "bfloat16":
         return count * value_bytes(dtype)  # its sum stays
