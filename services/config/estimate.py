@@ -9,6 +9,7 @@ I = intermediate size, Q = heads x head size, K = heads of keys x head size, V =
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,10 +29,21 @@ ADAM = 2 * FLOAT
 """AdamW's two moments of a weight."""
 MASTER = FLOAT
 """A float32 copy of a bfloat16 weight."""
-GPU_OVERHEAD = 4e9
-"""CUDA, NCCL and fragments of freed memory on a GPU; never measured here."""
+BUCKET = 500_000_000
+"""Values of the buffer in which DeepSpeed reduces gradients, its `reduce_bucket_size`."""
+LIVE = 1_000_000_000
+"""Most values that ZeRO-3 keeps gathered, its `stage3_max_live_parameters`."""
+CUDA, NCCL, FRAGMENTS = 1.5e9, 1e9, 0.05
+"""On a GPU, of a process: context, kernels and workspaces; communication between several; and the
+share of everything else that freed memory leaves unusable. Never measured here."""
+OUTSIDE = "CUDA, NCCL"
+"""The part that torch's allocator, and `learner.gpu_memory_share`, does not count."""
+ENGINE = 3e9
+"""What an engine computes in on a GPU: context, graphs, a step's activations. Never measured."""
+PROCESS = 4e9
+"""Memory of the machine that a process with a GPU takes for its libraries. Never measured."""
 CPU_BUFFERS = 60e6
-"""What torch, oneDNN and DeepSpeed allocate for themselves at their first step on a CPU."""
+"""What torch and oneDNN allocate for themselves at their first step on a CPU, and ZeRO again."""
 KEPT_SHARE, KEPT_LAYERS = 0.5, 2.0
 """What the C library of a CPU keeps of freed activations, as was measured: a share of them, and of
 what one layer keeps (docs/benchmarks.md)."""
@@ -57,9 +69,19 @@ class ModelSize:
     """Weights of the adapters, where they alone are trained."""
 
     @property
+    def held(self) -> int:
+        """Weights, those of the adapters included."""
+        return self.weights + (self.adapters or 0)
+
+    @property
     def trained(self) -> int:
         """Weights that have a gradient."""
         return self.weights if self.adapters is None else self.adapters
+
+    @property
+    def embedding(self) -> int:
+        """Weights of the largest tensor."""
+        return self.vocabulary * self.hidden
 
 
 @dataclass(frozen=True)
@@ -114,26 +136,94 @@ def value_bytes(dtype: Dtype) -> int:
     return 4 if dtype == "float32" else 2
 
 
-def state_parts(size: ModelSize, config: EngineConfig, dtype: Dtype, what: str) -> Iterator[Part]:
-    """Yield what a trained model holds on each rank: weights, gradients and optimizer.
+def zero_stage(config: EngineConfig, dtype: Dtype) -> int:
+    """Return the stage that runs: without ZeRO, bfloat16 takes 1, for float32 master weights."""
+    return max(1, config.zero_stage) if dtype == "bfloat16" else config.zero_stage
 
-    Source: ZeRO, arXiv:1910.02054, with gradients added up in float32.
+
+def state_parts(size: ModelSize, config: EngineConfig, dtype: Dtype, what: str) -> Iterator[Part]:
+    """Yield what a trained model holds on the device of each rank.
+
+    Source: ZeRO, arXiv:1910.02054, with gradients added up in float32; DeepSpeed's own figures
+    are beside these in tests/integration/test_estimate_memory.py.
     """
-    count, ranks = size.trained, config.ranks
-    # Without ZeRO, bfloat16 is trained as stage 1, for float32 master weights.
-    stage = max(1, config.zero_stage) if dtype == "bfloat16" else config.zero_stage
-    own = value_bytes(dtype)
-    held = size.weights + (size.adapters or 0)
-    yield Part(f"{what}: weights", held * own / (ranks if stage == 3 else 1))
-    if stage == 0:
-        yield Part(f"{what}: gradients", count * FLOAT)
-        yield Part(f"{what}: AdamW", count * ADAM)
-        return
-    # Gradients as they come from the backward pass, and their sum, which stages 2 and 3 divide.
-    kept = count * FLOAT / (1 if stage == 1 else ranks)
-    yield Part(f"{what}: gradients", kept + (count * own if stage == 1 else 0))
+    stage, count = zero_stage(config, dtype), size.trained
+    whole = size.held * value_bytes(dtype) / (config.ranks if stage == 3 else 1)
+    yield Part(f"{what}: weights", 0 if config.offload == "all" else whole)
+    yield Part(f"{what}: gradients", count * _gradient_bytes(config, dtype))
     if config.offload == "none":
-        yield Part(f"{what}: master weights and AdamW", count * (MASTER + ADAM) / ranks)
+        optimizer = ADAM if stage == 0 else (MASTER + ADAM) / config.ranks
+        yield Part(f"{what}: optimizer", count * optimizer)
+
+
+def _gradient_bytes(config: EngineConfig, dtype: Dtype) -> float:
+    """Return the bytes that a trained weight's gradient takes on each rank.
+
+    Under stage 1, that is the whole sum, and a gradient as it comes from the backward pass or,
+    with offload, this rank's part of the sum.
+    """
+    stage, own = zero_stage(config, dtype), value_bytes(dtype)
+    part = FLOAT / config.ranks
+    if stage == 0:
+        return FLOAT
+    if stage == 1:
+        return FLOAT + (own if config.offload == "none" and dtype == "bfloat16" else part)
+    return 0 if stage == 3 and config.offload != "none" else part
+
+
+def offloaded_parts(
+    size: ModelSize, config: EngineConfig, dtype: Dtype, what: str, *, page_locked: bool
+) -> Iterator[Part]:
+    """Yield what a rank keeps of a trained model in the memory of its machine.
+
+    Args:
+        size: of the model.
+        config: of the engine.
+        dtype: of the weights.
+        what: is trained.
+        page_locked: so that a GPU reads it: torch rounds such blocks up to a power of two.
+    """
+    if config.offload == "none":
+        return
+    stage, part = zero_stage(config, dtype), size.trained / config.ranks
+    # Master weights and the gradients that AdamW reads; beside them, stage 3 has the sum of
+    # gradients, and the others a copy of the weights on their way back.
+    locked = [part * FLOAT, part * (FLOAT if stage == 3 else value_bytes(dtype))]
+    if config.offload == "all":
+        locked.append(size.held * value_bytes(dtype) / config.ranks)
+    master = part * FLOAT
+    if stage < 3:
+        locked.append(master)
+    yield Part(f"{what}: AdamW", part * ADAM + (master if stage == 3 else 0))
+    yield Part(f"{what}: master weights, gradients, copies", sum(locked))
+    if page_locked:
+        rounding = sum(2 ** math.ceil(math.log2(max(1, block))) - block for block in locked)
+        yield Part(f"{what}: rounding of page-locked blocks", rounding)
+
+
+def bucket_parts(
+    size: ModelSize, critic: ModelSize | None, config: EngineConfig, dtype: Dtype, *, on_gpu: bool
+) -> Iterator[Part]:
+    """Yield what DeepSpeed computes in: gradients on their way, and weights that it gathers."""
+    stage, own = zero_stage(config, dtype), value_bytes(dtype)
+    models = [size] if critic is None else [size, critic]
+    # The buffer is made for BUCKET values; a CPU gives pages only to those that are written.
+    buckets = [BUCKET if on_gpu else min(BUCKET, model.trained) for model in models]
+    if stage == 0 or (stage == 1 and dtype == "bfloat16" and config.offload == "none"):
+        return
+    if stage < 3:
+        width = FLOAT if stage == 1 else own
+        yield Part("bucket of gradients", max(buckets) * width)
+        return
+    copy = max(min(BUCKET, model.trained) for model in models) if config.ranks > 1 else 0
+    yield Part("buckets of gradients", (sum(buckets) + copy) * own)
+    if config.ranks > 1 or config.offload == "all":
+        yield Part("gathered weights", min(LIVE, max(model.held for model in models)) * own)
+
+
+def cpu_buffers(config: EngineConfig, dtype: Dtype) -> Part:
+    """Return what the libraries take on a CPU."""
+    return Part("buffers of the libraries", CPU_BUFFERS * (2 if zero_stage(config, dtype) else 1))
 
 
 def microbatch_tokens(config: Config) -> int:
@@ -175,21 +265,43 @@ def activation_parts(
 def learner_parts(
     config: Config, size: ModelSize, critic: ModelSize | None, *, on_gpu: bool
 ) -> list[Part]:
-    """Return the memory of one learner rank, reason by reason."""
+    """Return the memory of one learner rank, reason by reason: of its GPU, or of the machine."""
     table, dtype = config.learner, config.model.dtype
     parts = list(state_parts(size, table, dtype, "policy"))
-    # With adapters, the reference is the policy without them.
-    if config.learner.kl != "none" and config.model.lora is None:
-        share = table.ranks if table.zero_stage == 3 else 1
-        parts.append(Part("reference: weights", size.weights * value_bytes(dtype) / share))
+    if _has_reference(config) and table.offload != "all":
+        parts.append(Part("reference: weights", _reference_bytes(config, size)))
     if critic is not None:
         parts += state_parts(critic, table, dtype, "critic")
+    parts += bucket_parts(size, critic, table, dtype, on_gpu=on_gpu)
     tokens = microbatch_tokens(config)
     parts += activation_parts(size, table, config.model, tokens, on_gpu=on_gpu)
-    if on_gpu:
-        parts.append(Part("CUDA, NCCL, fragments", GPU_OVERHEAD))
-    else:
-        parts.append(Part("buffers of the libraries", CPU_BUFFERS))
+    if not on_gpu:
+        kept_on_machine = host_parts(config, size, critic, page_locked=False)
+        return [*parts, *kept_on_machine, cpu_buffers(table, dtype)]
+    parts.append(Part("fragments", FRAGMENTS * total(parts)))
+    return [*parts, Part(OUTSIDE, CUDA + (NCCL if table.ranks > 1 else 0))]
+
+
+def _has_reference(config: Config) -> bool:
+    """Whether a rank holds a reference; with adapters, it is the policy without them."""
+    return config.learner.kl != "none" and config.model.lora is None
+
+
+def _reference_bytes(config: Config, size: ModelSize) -> float:
+    share = config.learner.ranks if config.learner.zero_stage == 3 else 1
+    return size.weights * value_bytes(config.model.dtype) / share
+
+
+def host_parts(
+    config: Config, size: ModelSize, critic: ModelSize | None, *, page_locked: bool
+) -> list[Part]:
+    """Return what a rank offloads to the memory of its machine."""
+    table, dtype = config.learner, config.model.dtype
+    parts = list(offloaded_parts(size, table, dtype, "policy", page_locked=page_locked))
+    if critic is not None:
+        parts += offloaded_parts(critic, table, dtype, "critic", page_locked=page_locked)
+    if _has_reference(config) and table.offload == "all":
+        parts.append(Part("reference: weights", _reference_bytes(config, size)))
     return parts
 
 
@@ -208,8 +320,9 @@ def rollout_parts(config: Config, size: ModelSize, gpu_bytes: float | None) -> l
         head = size.vocabulary * size.hidden * own if own_head else 0
         cache = Part("KV cache (rollout.kv_cache_gib)", config.rollout.kv_cache_gib * GIB)
         return [Part("weights", weights.size + head), cache]
-    left = config.rollout.gpu_memory_utilization * gpu_bytes - weights.size - GPU_OVERHEAD
-    return [weights, Part("KV cache (what is left)", left), Part("CUDA, NCCL", GPU_OVERHEAD)]
+    engine = ENGINE + (NCCL if parts > 1 else 0)
+    left = config.rollout.gpu_memory_utilization * gpu_bytes - weights.size - engine
+    return [weights, Part("KV cache (what is left)", left), Part("CUDA, graphs, steps", engine)]
 
 
 def disk_parts(config: Config, size: ModelSize, critic: ModelSize | None) -> list[Part]:

@@ -152,10 +152,17 @@ def _add_estimate(commands: Commands) -> None:
         "estimate",
         "training.estimate:estimate",
         "say how much memory and disk a run takes",
-        "Work out the memory of learner and rollout, and the disk for checkpoints and weights, "
-        "from the configuration and the size of the model. Nothing is loaded or started. Where it "
-        "does not fit, say which keys make it fit; the exit status is then 1.",
+        "Work out the memory of learner and rollout, what is placed on each GPU and in memory, and "
+        "the disk for checkpoints and weights, from the configuration and the size of the model. "
+        "Nothing is loaded or started. Where it does not fit, say which keys make it fit; the exit "
+        "status is then 1.",
     )
     add_config(estimate)
     gpu_help = "judge for GPUs of this size (default: those of this machine, or its CPU)"
     estimate.add_argument("--gpu-gb", type=float, metavar="GB", help=gpu_help)
+    gpus_help = "GPUs of a machine (default: those of this one; 1 with --gpu-gb)"
+    estimate.add_argument("--gpus", type=int, metavar="N", help=gpus_help)
+    memory_help = "memory of a machine (default: what is free on this one; any with --gpu-gb)"
+    estimate.add_argument("--memory-gb", type=float, metavar="GB", help=memory_help)
+    boxes_help = "machines of this kind, whose GPUs are counted in a row (default: 1)"
+    estimate.add_argument("--boxes", type=int, default=1, metavar="N", help=boxes_help)

@@ -9,13 +9,20 @@ from typing import Any
 import pytest
 
 from agent_r1.config.estimate import (
-    GPU_OVERHEAD,
+    BUCKET,
+    CUDA,
+    ENGINE,
+    FRAGMENTS,
+    LIVE,
+    NCCL,
     ModelSize,
     activation_parts,
+    bucket_parts,
     disk_parts,
     kv_bytes_per_token,
     learner_parts,
     microbatch_tokens,
+    offloaded_parts,
     read_model_size,
     rollout_parts,
     state_parts,
@@ -59,13 +66,86 @@ def test_bfloat16_runs_as_stage_1():
     assert sizes({"ranks": 2}, "bfloat16") == [2000, 6000, 6000]
 
 
+def test_stage_2_divides_the_sum_of_gradients():
+    # 2 a weight; 4 / 2 ranks of the sum; (4 + 8) / 2 ranks.
+    assert sizes({"ranks": 2, "zero_stage": 2}, "bfloat16") == [2000, 2000, 6000]
+
+
 def test_stage_3_divides_everything():
     assert sizes({"ranks": 4, "zero_stage": 3}, "bfloat16") == [500, 1000, 3000]
+
+
+def offloaded(table: dict[str, Any], *, page_locked: bool = False) -> list[float]:
+    engine = EngineConfig.model_validate(table)
+    parts = offloaded_parts(SIZE, engine, "bfloat16", "policy", page_locked=page_locked)
+    return [part.size for part in parts]
 
 
 def test_offload_moves_the_optimizer_away():
     table = {"ranks": 4, "zero_stage": 2, "offload": "optimizer"}
     assert sizes(table, "bfloat16") == [2000, 1000]
+    # Of 250 weights: 8 AdamW; 4 master weights, 4 gradients and a copy of 2.
+    assert offloaded(table) == [2000, 2500]
+
+
+def test_offload_under_stage_1_keeps_the_sum_of_gradients_whole():
+    # 2 a weight; 4 of the whole sum and 4 / 4 ranks of this rank's part.
+    assert sizes({"ranks": 4, "zero_stage": 1, "offload": "optimizer"}, "bfloat16") == [2000, 5000]
+
+
+def test_offload_under_stage_3_takes_the_gradients_along():
+    table = {"ranks": 4, "zero_stage": 3, "offload": "optimizer"}
+    assert sizes(table, "bfloat16") == [500, 0]
+    # Of 250 weights: 8 AdamW and 4 master weights; the gradients of 4 as they come and as AdamW
+    # reads them.
+    assert offloaded(table) == [3000, 2000]
+
+
+def test_offload_of_all_takes_the_weights_along():
+    table = {"ranks": 4, "zero_stage": 3, "offload": "all"}
+    assert sizes(table, "bfloat16") == [0, 0]
+    assert offloaded(table) == [3000, 2000 + 500]
+
+
+def test_page_locked_blocks_are_rounded_up_to_a_power_of_two():
+    table = {"ranks": 4, "zero_stage": 2, "offload": "optimizer"}
+    # Blocks of 1000, 1000 and 500 bytes become 1024, 1024 and 512.
+    assert offloaded(table, page_locked=True)[-1] == 24 + 24 + 12
+
+
+def buckets(table: dict[str, Any], dtype: Any = "bfloat16", *, on_gpu: bool = True) -> list[float]:
+    engine = EngineConfig.model_validate(table)
+    return [part.size for part in bucket_parts(SIZE, None, engine, dtype, on_gpu=on_gpu)]
+
+
+def test_buckets_of_a_gpu_have_the_size_that_deepspeed_gives_them():
+    assert buckets({}) == []
+    assert buckets({"zero_stage": 2}) == [BUCKET * 2]
+    # Stage 1 with offload reduces the float32 sum.
+    assert buckets({"zero_stage": 1, "offload": "optimizer"}) == [BUCKET * 4]
+    # Two ranks exchange a copy of what is in the bucket, and gather the weights that they use.
+    assert buckets({"zero_stage": 3, "ranks": 2}) == [(BUCKET + 1000) * 2, 1000 * 2]
+    assert buckets({"zero_stage": 3}) == [BUCKET * 2]
+
+
+def test_a_cpu_gives_pages_to_what_is_written_alone():
+    assert buckets({"zero_stage": 2}, on_gpu=False) == [1000 * 2]
+    assert buckets({}, "float32", on_gpu=False) == []
+
+
+def test_no_more_than_a_limit_is_gathered_at_a_time():
+    size = dataclasses.replace(SIZE, weights=3 * LIVE)
+    engine = EngineConfig(zero_stage=3, ranks=2)
+    *_, gathered = bucket_parts(size, None, engine, "bfloat16", on_gpu=True)
+    assert gathered.size == LIVE * 2
+
+
+def test_a_gpu_holds_cuda_and_fragments_too():
+    plain = learner_parts(config(), SIZE, None, on_gpu=True)
+    two = learner_parts(config(learner={"ranks": 2}), SIZE, None, on_gpu=True)
+    assert plain[-1].size == CUDA
+    assert two[-1].size == CUDA + NCCL
+    assert plain[-2].size == pytest.approx(FRAGMENTS * total(plain[:-2]))
 
 
 def test_checkpointing_keeps_the_inputs_of_the_layers_and_one_layer():
@@ -104,7 +184,10 @@ def test_the_kv_cache_of_a_gpu_is_what_is_left():
     # 2 (keys and values) x 2 layers x 4 x 4 bytes.
     assert kv_bytes_per_token(SIZE, "float32") == 64
     parts = rollout_parts(config(), SIZE, 10e9)
-    assert parts[1].size == pytest.approx(0.85 * 10e9 - 4000 - GPU_OVERHEAD)
+    assert parts[1].size == pytest.approx(0.85 * 10e9 - 4000 - ENGINE)
+    # Over two GPUs, half of the weights are on each, and they talk.
+    parts = rollout_parts(config(rollout={"tensor_parallel_size": 2}), SIZE, 10e9)
+    assert parts[1].size == pytest.approx(0.85 * 10e9 - 2000 - ENGINE - NCCL)
 
 
 def test_a_cpu_engine_has_a_head_of_its_own():
@@ -138,7 +221,7 @@ def test_adapters_alone_have_gradients_optimizer_versions_and_state():
     found = {part.name: part.size for part in learner_parts(lora, size, None, on_gpu=False)}
     # 4 bytes of 1000 + 100 weights; 4 of a gradient and 8 of AdamW for each of the 100.
     assert found["policy: weights"] == 4400
-    assert (found["policy: gradients"], found["policy: AdamW"]) == (400, 800)
+    assert (found["policy: gradients"], found["policy: optimizer"]) == (400, 800)
     # The reference is the policy without its adapter.
     assert not [name for name in found if name.startswith("reference")]
     checkpoints, versions = disk_parts(lora, size, None)

@@ -1,33 +1,38 @@
-"""examples/multihop_qa/configs: the paper's setting, complete, valid, and as its table makes it."""
+"""examples/multihop_qa/configs: the paper's setting, complete, valid, and fitting its boxes."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 from agent_r1.cli.parser import build_parser
+from agent_r1.cli.training.estimate import look_at, sum_up
 from agent_r1.config import checks as config_checks
+from agent_r1.config.estimate import ModelSize, read_model_size
 from agent_r1.config.run import Config, load_config
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1_proto.tasks import Task
+from agent_r1_service.config import LoraConfig
 from tests.support.config_scene import search_of, task_line
+from tests.support.public_models import SHAPES, WEIGHTS, write_shape
 
-EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "multihop_qa"
-FILES = sorted((EXAMPLE / "configs").glob("*.toml"))
+REPOSITORY = Path(__file__).resolve().parents[3]
+EXAMPLE = REPOSITORY / "examples" / "multihop_qa"
+PAPER_FILE = EXAMPLE / "configs" / "paper.toml"
+BOXES = sorted(set((EXAMPLE / "configs").glob("*.toml")) - {PAPER_FILE})
+PAGE = (REPOSITORY / "docs" / "paper-setting.md").read_text()
 
-# Written down from the paper's scripts, apart from the table that makes the files: samples per
-# prompt, where the KL goes and its estimator, and the critic's learning rate and warm-up.
+# Written down from the paper's scripts, apart from the files: samples per prompt, where the KL
+# goes and its estimator, and the critic's learning rate and warm-up.
 PAPER = {
     "ppo": (1, "reward", "k1", (1e-5, 5)),
     "grpo": (5, "loss", "k3", None),
@@ -42,78 +47,142 @@ ADVANTAGES = {
     "reinforce_pp_baseline": "reinforce_pp_baseline",
     "rloo": "rloo",
 }
-MODELS = {
-    "0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
-    "1.5b": "Qwen/Qwen2.5-1.5B-Instruct",
-    "3b": "Qwen/Qwen2.5-3B-Instruct",
-    "7b": "Qwen/Qwen2.5-7B-Instruct",
+NAMES = {
+    "GRPO": "grpo",
+    "RLOO": "rloo",
+    "REINFORCE++Baseline": "reinforce_pp_baseline",
+    "REINFORCE++": "reinforce_pp",
+    "PPO": "ppo",
 }
 
 
-@pytest.fixture(scope="module")
-def make_configs() -> Iterator[ModuleType]:
-    """The example's script; its short name is gone afterwards."""
-    sys.path.insert(0, str(EXAMPLE))
-    yield importlib.import_module("make_configs")
-    sys.path.remove(str(EXAMPLE))
-    del sys.modules["make_configs"]
+def settings(text: str) -> list[str]:
+    """Return what the `--set` options of a text set."""
+    return re.findall(r"--set ([\w.]+=[\w.-]+)", text)
 
 
-def name_of(file: Path) -> str:
-    return file.stem
+def methods() -> dict[str, list[str]]:
+    """Return the options of each method, as the head of paper.toml has them."""
+    head = PAPER_FILE.read_text().partition("\n[")[0]
+    found = re.split(r"^#   (\S+)(?= {2,})", head, flags=re.MULTILINE)[1:]
+    return {NAMES[name]: settings(text) for name, text in zip(found[::2], found[1::2], strict=True)}
 
 
-def parts_of(file: Path) -> tuple[str, str, int]:
-    """Return method, model size and GPUs of a file's name."""
-    found = re.fullmatch(r"([a-z_]+)_([\d.]+b)_(\d)gpu(?:_\d+gb)?", file.stem)
-    assert found is not None, file.name
-    return found[1], found[2], int(found[3])
+METHODS = methods()
 
 
-def load(file: Path, *options: str) -> Config:
+def options(file: Path, method: str) -> list[str]:
+    """Return the options of a method on a box, with those that the file says PPO needs."""
+    more = re.search(r"PPO needs as well: (.*)", file.read_text())
+    return METHODS[method] + (settings(more[1]) if more and method == "ppo" else [])
+
+
+def load(file: Path, options: Sequence[str] = ()) -> Config:
     return load_config(file, options, {}).config
 
 
-each_file = pytest.mark.parametrize("file", FILES, ids=name_of)
-
-
-def test_every_method_has_its_machines():
-    wanted = {
-        f"{method}_{machine}"
-        for method in PAPER
-        for machine in ("3b_4gpu", "3b_8gpu", "1.5b_4gpu", "7b_8gpu")
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], ModelSize]:
+    """Sizes of public models, by name and whether adapters alone are trained."""
+    folder, lora = tmp_path_factory.mktemp("models"), LoraConfig(rank=32)
+    return {
+        (name, adapted): read_model_size(
+            write_shape(name, folder / name), lora if adapted else None
+        )
+        for name in SHAPES
+        for adapted in (False, True)
     }
-    for method in ("ppo", "grpo"):
-        wanted |= {f"{method}_0.5b_1gpu_24gb", f"{method}_1.5b_1gpu_80gb"}
-    assert {file.stem for file in FILES} == wanted
-    assert len(FILES) == 24  # 5 methods x 4 + 2 x 2
 
 
-def test_the_committed_files_are_what_the_table_makes(make_configs: ModuleType):
-    assert make_configs.stale_files(EXAMPLE / "configs") == []
+def problems(
+    file: Path, options: Sequence[str], sizes: dict[tuple[str, bool], ModelSize]
+) -> list[str]:
+    """Return what does not fit the box that the head of a file names."""
+    text = file.read_text().partition("\nextends")[0].replace("\n#", " ")
+    command = re.search(r"agent-r1 (estimate .*?GB|estimate [^A-Z]*)(?= [A-Z])", text)
+    assert command is not None, file
+    arguments = build_parser().parse_args(shlex.split(command[1]))
+    assert REPOSITORY / arguments.config == file
+    config = load(file, options)
+    policy = sizes[config.model.path, config.model.lora is not None]
+    critic = sizes[config.model.path, False] if config.learner.has_critic else None
+    machine = look_at(
+        config,
+        arguments.gpu_gb,
+        gpus=arguments.gpus,
+        boxes=arguments.boxes,
+        memory_gb=arguments.memory_gb,
+    )
+    assert machine.memory_bytes is not None
+    return sum_up(config, policy, critic, machine).problems
 
 
-def test_a_changed_a_missing_and_a_foreign_file_are_stale(
-    make_configs: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+each_box = pytest.mark.parametrize("file", BOXES, ids=lambda file: file.stem)
+each_method = pytest.mark.parametrize("method", PAPER)
+
+
+def test_the_shapes_of_public_models_give_their_weights(
+    sizes: dict[tuple[str, bool], ModelSize],
 ):
-    assert make_configs.main(["--out", str(tmp_path)]) == 0
-    assert make_configs.main(["--out", str(tmp_path), "--check"]) == 0
-    changed = tmp_path / "grpo_3b_4gpu.toml"
-    changed.write_text(changed.read_text() + "# mine\n")
-    (tmp_path / "ppo_3b_4gpu.toml").unlink()
-    (tmp_path / "own.toml").write_text("# not from the table\n")
-    capsys.readouterr()
-    assert make_configs.main(["--out", str(tmp_path), "--check"]) == 1
-    told = capsys.readouterr().err
-    assert re.findall(r"(\w+)\.toml is stale", told) == ["grpo_3b_4gpu", "own", "ppo_3b_4gpu"]
-    assert make_configs.main(["--out", str(tmp_path)]) == 0
-    assert make_configs.stale_files(tmp_path) == ["own.toml"]  # a user's file is not deleted
+    assert {name: sizes[name, False].weights for name in SHAPES} == WEIGHTS
 
 
-@each_file
-def test_the_hyperparameters_are_the_papers(file: Path):
-    method, size, _ = parts_of(file)
-    config = load(file)
+def test_there_is_a_file_for_each_model_and_box():
+    assert [file.stem for file in BOXES] == [
+        "qwen2.5-0.5b_1x24gb",
+        "qwen2.5-1.5b_1x80gb",
+        "qwen2.5-32b_16x80gb",
+        "qwen2.5-3b_1x80gb",
+        "qwen2.5-3b_4x40gb",
+        "qwen2.5-3b_4x80gb",
+        "qwen2.5-7b_8x80gb",
+        "qwen3-4b_1x80gb",
+    ]
+
+
+@each_box
+@each_method
+def test_every_method_fits_its_box(
+    file: Path, method: str, sizes: dict[tuple[str, bool], ModelSize]
+):
+    assert problems(file, options(file, method), sizes) == []
+
+
+@each_box
+def test_without_what_makes_it_fit_it_does_not(
+    file: Path, sizes: dict[tuple[str, bool], ModelSize]
+):
+    # PPO without offload, or with the GPUs of the other methods, is said to be too large.
+    smaller = [*METHODS["ppo"], "learner.offload=none"]
+    assert any("GPU" in problem for problem in problems(file, smaller, sizes))
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-3b_1x80gb", "qwen3-4b_1x80gb"])
+def test_adapters_alone_fit_without_offload(name: str, sizes: dict[tuple[str, bool], ModelSize]):
+    file = EXAMPLE / "configs" / f"{name}.toml"
+    (line,) = re.findall(r"Adapters alone fit without offload:\n(.*)", file.read_text())
+    lora = settings(line)
+    assert "learner.offload=none" in lora
+    assert problems(file, lora, sizes) == []
+
+
+@each_box
+def test_the_name_the_head_and_the_run_say_one_box(file: Path):
+    model, count, size = re.fullmatch(r"(.+)_(\d+)x(\d+)gb", file.stem).groups()  # pyright: ignore[reportOptionalMemberAccess]
+    text, config = file.read_text(), load(file)
+    boxes, gpus = (int(n) for n in re.findall(r"--(?:boxes|gpus) (\d+)", "--boxes 1 " + text)[-2:])
+    assert boxes * gpus == int(count)
+    assert f"--gpu-gb {size} " in text
+    assert model in config.model.path.lower()
+    assert config.run.id == f"multihop-{file.stem.replace('_', '-')}"
+    assert "Not run on GPUs" in text
+    assert ("research use only" in text) == ("2.5-3b" in model)
+
+
+@each_box
+@each_method
+def test_the_hyperparameters_are_the_papers(file: Path, method: str):
+    config = load(file, options(file, method))
     learner, env, evaluation = config.learner, config.env, config.evaluation
     group_size, kl, estimator, critic = PAPER[method]
     assert (learner.algorithm, learner.advantage) == (method, ADVANTAGES[method])
@@ -135,29 +204,12 @@ def test_the_hyperparameters_are_the_papers(file: Path):
     assert (config.reward.rule, search_of(config).top_k) == ("paper", 5)
     assert (evaluation.every, evaluation.temperature) == (10, 0.0)
     assert set(evaluation.sets) == {"hotpotqa", "2wikimultihopqa", "musique"}
-    assert (config.model.path, config.model.dtype) == (MODELS[size], "bfloat16")
-    # 8192 + 8192; the smallest machine has half.
-    assert config.model.max_context == (8192 if size == "0.5b" else 16_384)
+    assert config.model.dtype == "bfloat16"
+    # 8192 + 8192; the smallest box has half.
+    assert config.model.max_context == (8192 if "0.5B" in config.model.path else 16_384)
 
 
-@each_file
-def test_the_gpus_add_up(file: Path):
-    method, _, gpus = parts_of(file)
-    config = load(file)
-    replicas, ranks = config.placement.num_rollout_servers, config.learner.ranks
-    assert config.rollout.tensor_parallel_size == 1
-    if gpus == 1:
-        assert (replicas, ranks) == (1, 1)
-        assert config.rollout.gpu_memory_utilization <= 0.35  # the learner is on the same GPU
-        assert config.learner.offload == ("optimizer" if method == "ppo" else "none")
-    else:
-        # Half of the GPUs sample with 5 trajectories a prompt, a quarter with 1.
-        assert replicas == gpus // (2 if PAPER[method][0] == 5 else 4)
-        assert replicas + ranks == gpus
-        assert config.learner.zero_stage == 3
-
-
-@each_file
+@each_box
 def test_each_file_passes_the_check_of_config_check(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -167,6 +219,7 @@ def test_each_file_passes_the_check_of_config_check(
     data = tmp_path / "data"
     data.mkdir()
     (tmp_path / "configs").mkdir()
+    shutil.copy(PAPER_FILE, tmp_path / "configs")
     copy = Path(shutil.copy(file, tmp_path / "configs"))
     for name in ("hotpotqa", "2wikimultihopqa", "musique"):
         (data / f"{name}_train.jsonl").write_text(task_line(f"{name}-train"))
@@ -178,18 +231,6 @@ def test_each_file_passes_the_check_of_config_check(
     (data / "corpus.jsonl").unlink()
     (problem,) = config_checks.problems(config, "train")
     assert str(data / "corpus.jsonl") in problem
-
-
-@each_file
-def test_the_comments_tell_what_a_reader_must_know(file: Path):
-    _, size, _ = parts_of(file)
-    text = file.read_text()
-    assert "not run on GPUs" in text
-    assert ("research use only" in text) == (size == "3b")
-    assert ("(Apache-2.0)" in text) == (size != "3b")
-    # What the memory comments add up to fits on the GPU: "N GB of M." or ": N GB of M."
-    total, limit = re.findall(r"(\d+\.\d) GB of (\d+)\.$", text, re.MULTILINE)[-1]
-    assert float(total) < 0.95 * float(limit)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +245,7 @@ def test_the_comments_tell_what_a_reader_must_know(file: Path):
     ],
 )
 def test_one_epoch_is_400_steps(method: str, trajectories: int, tmp_path: Path):
-    config = load(EXAMPLE / "configs" / f"{method}_3b_4gpu.toml")
+    config = load(PAPER_FILE, METHODS[method])
     tasks = [Task(id=str(number), prompt="?") for number in range(2 * 25_600)]
     spec = RunSpec(
         run=config.run,
@@ -232,38 +273,75 @@ def test_the_ablations_of_the_masks_are_two_switches(method: str, masks: tuple[b
         "AGENT_R1__LEARNER__LOSS_MASK": str(loss_mask).lower(),
         "AGENT_R1__LEARNER__ADVANTAGE_MASK": str(advantage_mask).lower(),
     }
-    file = EXAMPLE / "configs" / f"{method}_3b_4gpu.toml"
-    learner = load_config(file, (), environ).config.learner
+    learner = load_config(PAPER_FILE, METHODS[method], environ).config.learner
     assert (learner.loss_mask, learner.advantage_mask) == masks
 
 
-def test_the_paper_on_paper_names_every_kind_of_file():
-    text = (EXAMPLE.parents[1] / "docs" / "paper-setting.md").read_text()
-    for file in FILES:
-        found = re.fullmatch(r"([a-z_]+)_([\d.]+b_.*)", file.stem)
-        assert found is not None
-        method, machine = found.groups()
-        assert f"`{method}`" in text
-        assert f"`{machine}`" in text
-    for name in re.findall(r"\b(\w+_\d\.?\d?b_\w+\.toml)", text):
-        assert (EXAMPLE / "configs" / name).is_file(), name
+def test_compose_starts_with_a_file_whose_gpu_is_shared(
+    sizes: dict[tuple[str, bool], ModelSize],
+):
+    compose = (REPOSITORY / "docker-compose.yml").read_text()
+    (default,) = re.findall(r"\$\{CONFIG:-(.*)\}", compose)
+    assert f"#CONFIG={default}\n" in (REPOSITORY / ".env.example").read_text()
+    # Learner and rollout server have GPU 0 by default.
+    assert compose.count("${ROLLOUT_GPUS:-0}") == compose.count("${LEARNER_GPUS:-0}") + 1
+    file = REPOSITORY / default
+    assert file in BOXES
+    config = load(file, options(file, "ppo"))
+    assert (config.placement.num_rollout_servers, config.learner.ranks) == (1, 1)
+    assert problems(file, options(file, "ppo"), sizes) == []
+    for told in (compose, (REPOSITORY / ".env.example").read_text()):
+        (box,) = re.findall(
+            r"one GPU of (\d+) GB or more.*, and (\d+) GB of memory", told, re.DOTALL
+        )
+        assert f"--gpu-gb {box[0]} --memory-gb {box[1]}" in file.read_text()
+
+
+def test_the_page_has_the_memory_of_every_box(sizes: dict[tuple[str, bool], ModelSize]):
+    rows = dict(re.findall(r"^\| `([\w.-]+x\d+gb)` \| (.*) \|$", PAGE, re.MULTILINE))
+    assert list(rows) == sorted(rows, key=list(rows).index)
+    assert set(rows) == {file.stem for file in BOXES}
+    for file in BOXES:
+        assert rows[file.stem].split(" | ")[1:] == [
+            *row_of(file, "grpo", sizes),
+            *row_of(file, "ppo", sizes),
+        ]
+
+
+def row_of(file: Path, method: str, sizes: dict[tuple[str, bool], ModelSize]) -> list[str]:
+    """Return two cells of the page: what is on the GPUs, and in the memory of a machine."""
+    config = load(file, options(file, method))
+    gpus, gpu_gb = (int(n) for n in re.findall(r"--gpus (\d+) --gpu-gb (\d+)", file.read_text())[0])
+    boxes = 2 if "--boxes 2" in file.read_text() else 1
+    policy = sizes[config.model.path, False]
+    critic = policy if config.learner.has_critic else None
+    machine = look_at(config, gpu_gb, gpus=gpus, boxes=boxes)
+    found = sum_up(config, policy, critic, machine)
+    loads = [f"{one.name}: {one.size / 1e9:.0f} GB" for one in found.gpus]
+    return [", ".join(loads), f"{max(one.size for one in found.memory) / 1e9:,.0f} GB"]
 
 
 def test_the_commands_of_the_page_parse_and_name_files_that_exist():
-    repository = EXAMPLE.parents[1]
-    text = (repository / "docs" / "paper-setting.md").read_text()
     commands: list[list[str]] = []
     variables: dict[str, str] = {}
-    for line in "\n".join(re.findall(r"```sh\n(.*?)```", text, re.DOTALL)).splitlines():
+    for line in "\n".join(re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)).splitlines():
         for name, value in variables.items():
             line = line.replace(f"${name}", value)
         if assigned := re.fullmatch(r"([A-Z])=\"?(.*?)\"?", line):
             variables[assigned[1]] = assigned[2]
         elif found := re.search(r"\bagent-r1 ([^&]*)", line):
             commands.append(shlex.split(found[1]))
-    # config check, five services, three evaluations and a comparison
-    assert len(commands) == 1 + 5 + 3 + 1
+    # estimate and config check, five services, three evaluations and a comparison
+    assert len(commands) == 2 + 5 + 3 + 1
     for command in commands:
         arguments = build_parser().parse_args(command)
         if hasattr(arguments, "config"):
-            load_config(repository / arguments.config, arguments.options, {})
+            load_config(REPOSITORY / arguments.config, arguments.options, {})
+
+
+def test_the_methods_of_the_page_are_those_of_the_file():
+    rows = re.findall(
+        r"^\| ([A-Z+a-z ]+) \| (?:\.\d+ \| ){4}`(--set.*?|as it stands)` \|$", PAGE, re.M
+    )
+    names = NAMES | {"REINFORCE++ with a baseline": "reinforce_pp_baseline"}
+    assert {names[name]: settings(text) for name, text in rows} == METHODS

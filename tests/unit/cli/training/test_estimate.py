@@ -19,11 +19,14 @@ from agent_r1.cli.training.dry_run import (
     prediction,
     shortened,
 )
-from agent_r1.cli.training.estimate import Machine, changed, make_fit, sum_up
-from agent_r1.config.estimate import ModelSize
+from agent_r1.cli.training.estimate import sum_up
+from agent_r1.cli.training.remedies import changed, make_fit
+from agent_r1.config.boxes import Machine
+from agent_r1.config.estimate import ModelSize, learner_parts, total
 from agent_r1.config.run import Config, load_config
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
 from tests.support.config_scene import write_scene
+from tests.support.public_models import write_shape
 
 SIZE = ModelSize(
     weights=50_000_000,
@@ -68,9 +71,35 @@ def test_what_does_not_fit_is_said_with_status_1(
     file = write_scene(tmp_path / "example")
     assert main(["estimate", str(file), "--gpu-gb", "1"]) == 1
     printed = capsys.readouterr().out
-    assert "!! learner: " in printed
-    assert "on a GPU of 1.00 GB" in printed
+    assert "!! GPU 0: " in printed
+    assert "are placed on 1.00 GB (rollout server (0.85 of it) 850.00 MB + learner rank" in printed
     assert "no key makes it fit" in printed
+
+
+def test_a_box_has_gpus_and_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = write_scene(tmp_path / "example")
+    box = ["--gpu-gb", "24", "--gpus", "2", "--boxes", "2", "--memory-gb", "9"]
+    assert main(["estimate", str(file), *box]) == 1
+    printed = capsys.readouterr().out.splitlines()
+    assert [line.partition("  ")[0] for line in printed if line.startswith("memory of")] == [
+        "memory of machine 0",
+        "memory of machine 1",
+    ]
+    # The learner has the GPU after the server's; nothing else is said of GPUs 2 and 3.
+    assert [line.partition("  ")[0] for line in printed if line.startswith("GPU")] == [
+        "GPU 0",
+        "GPU 1",
+    ]
+    # Two processes with a GPU take 4 GB each, the services 4, and Redis 0.5.
+    (problem,) = [line for line in printed if line.startswith("!! ")]
+    assert problem.startswith("!! memory of machine 0: 12.5")
+
+
+def test_too_few_gpus_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file = write_scene(tmp_path / "example")
+    options = ["--set", "placement.rollout_replicas=2", "--set", "learner.ranks=3"]
+    assert main(["estimate", str(file), "--gpu-gb", "24", "--gpus", "4", *options]) == 1
+    assert "!! 2 rollout servers of 1 GPUs" in capsys.readouterr().out
 
 
 def test_the_key_that_makes_it_fit_is_named_alone(config: Config):
@@ -87,19 +116,110 @@ def test_the_key_that_makes_it_fit_is_named_alone(config: Config):
     assert changes == [("learner", "max_tokens_per_microbatch", 4096)]
 
 
-def test_a_gpu_that_is_too_small_gives_its_optimizer_to_the_machine(config: Config):
-    # 100M weights in bfloat16 take 0.2 GB, their gradients 0.6, the optimizer 1.2, and CUDA 4: 6.0
-    # in all, and 4.8 without the optimizer, beside activations.
-    size = replace(SIZE, weights=100_000_000, intermediate=16, vocabulary=32)
-    table = config.model_copy(
-        update={"model": config.model.model_copy(update={"dtype": "bfloat16"})}
+MODEL_3B = ModelSize(
+    weights=3_000_000_000,
+    layers=36,
+    hidden=2048,
+    intermediate=11_008,
+    heads=16,
+    queries=2048,
+    keys=256,
+    vocabulary=151_936,
+    tied=True,
+)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Config:
+    """A run in bfloat16 with contexts of 16,384 tokens, whose micro-batches cannot be smaller."""
+    options = [
+        *("model.dtype=bfloat16", "model.max_context=16384", "learner.groups_per_batch=64"),
+        *("learner.activation_checkpointing=true", "rollout.gpu_memory_utilization=0.3"),
+    ]
+    return load_config(write_scene(tmp_path / "large"), options, {}).config
+
+
+def proposed(config: Config, machine: Machine) -> list[tuple[str, str, object]] | None:
+    def fits(one: Config) -> bool:
+        return not sum_up(one, MODEL_3B, None, machine).problems
+
+    return make_fit(config, fits, machine)
+
+
+def test_where_only_offload_fits_it_is_proposed_alone(large: Config):
+    # 18 bytes for each of 3e9 weights are 54 GB, and 24 GB are the engine's: 78, and activations
+    # do not go into the 2 GB that are left, whatever the chunk is.
+    box = Machine(gpu_bytes=80e9, memory_bytes=200e9, disk_bytes=None)
+    assert proposed(large, box) == [
+        ("learner", "zero_stage", 2),
+        ("learner", "offload", "optimizer"),
+    ]
+
+
+def test_offload_counts_in_the_memory_of_the_machine(large: Config):
+    # The optimizer of 3e9 weights is 18 bytes each, 54 GB: it does not go into 50.
+    box = Machine(gpu_bytes=80e9, memory_bytes=50e9, disk_bytes=None)
+    assert proposed(large, box) is None
+    offloaded = changed(large, [("learner", "zero_stage", 2), ("learner", "offload", "optimizer")])
+    (problem,) = sum_up(offloaded, MODEL_3B, None, box).problems
+    assert problem.startswith("memory of the machine: ")
+
+
+def test_a_second_gpu_is_used_where_memory_is_short(large: Config):
+    box = Machine(gpu_bytes=80e9, memory_bytes=50e9, disk_bytes=None, gpus=3)
+    # The server takes GPU 0; one rank of 54 GB and activations fits GPU 1 alone.
+    assert sum_up(large, MODEL_3B, None, box).problems == []
+    small = replace(box, gpu_bytes=60e9)
+    # 18 / 2 ranks are 27 GB each.
+    assert proposed(large, small) == [("learner", "zero_stage", 3), ("learner", "ranks", 2)]
+
+
+def test_an_engine_that_takes_too_much_takes_less(large: Config):
+    greedy = changed(
+        large,
+        [
+            ("learner", "zero_stage", 2),
+            ("learner", "offload", "optimizer"),
+            ("rollout", "gpu_memory_utilization", 0.85),
+        ],
     )
-    machine = replace(LARGE, gpu_bytes=5.5e9)
-    table = changed(table, [("rollout", "gpu_memory_utilization", 1.0)])
-    changes = make_fit(table, lambda c: not sum_up(c, size, None, machine).problems, machine)
-    assert changes is not None
-    assert ("learner", "offload", "optimizer") in changes
-    assert [change for change in changes if change[1] == "ranks"] == []
+    box = Machine(gpu_bytes=80e9, memory_bytes=200e9, disk_bytes=None)
+    need = total(learner_parts(greedy, MODEL_3B, None, on_gpu=True)) / 80e9
+    assert 0.4 < need < 0.5  # so that half is left, by learner_parts' own tests
+    assert proposed(greedy, box) == [("rollout", "gpu_memory_utilization", 0.5)]
+
+
+def test_a_rank_may_not_exceed_its_share(large: Config):
+    box = Machine(gpu_bytes=80e9, memory_bytes=200e9, disk_bytes=None, gpus=2)
+    limited = changed(large, [("learner", "gpu_memory_share", 0.6)])
+    # 54 GB and activations are more than 0.6 x 80 = 48.
+    (problem,) = sum_up(limited, MODEL_3B, None, box).problems
+    assert problem.startswith("learner: a rank allocates ")
+    assert "learner.gpu_memory_share (0.6) allows 48.00 GB" in problem
+
+
+def test_models_that_the_run_serves_for_rewards_are_counted(config: Config):
+    alone = sum_up(config, SIZE, None, LARGE).memory[0].size
+    scored = sum_up(config, SIZE, None, LARGE, [MODEL_3B]).memory[0].size
+    # 3e9 weights of 4 bytes, and a KV cache of 1 GiB (rollout.kv_cache_gib).
+    assert scored - alone == 12e9 + 2**30
+
+
+def test_adapters_are_a_hint_where_all_weights_do_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "example"
+    file = write_scene(folder)
+    (folder / "model" / "config.json").unlink()
+    write_shape("Qwen/Qwen2.5-3B-Instruct", folder / "model")
+    options = [
+        *("model.dtype=bfloat16", "rollout.gpu_memory_utilization=0.3"),
+        "learner.activation_checkpointing=true",
+    ]
+    sets = [word for option in options for word in ("--set", option)]
+    box = ["--gpu-gb", "40", "--gpus", "1", "--memory-gb", "30"]
+    assert main(["estimate", str(file), *sets, *box]) == 1
+    assert "or with adapters alone (LoRA): --set model.lora.rank=32" in capsys.readouterr().out
 
 
 def test_too_small_a_disk_keeps_fewer_checkpoints(config: Config):
