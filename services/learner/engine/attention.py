@@ -241,4 +241,4 @@ def _with_gradients(
     )
     found, _ = attend(nn.Identity(), query, key, value, None, plan=plan)
     found.backward(asked[1, None].transpose(1, 2))
-    return [tensor.float() for tensor in (found, query.grad, key.grad, value.grad)]  # pyright: ignore[reportOptionalMemberAccess]
+    return [t.detach().float() for t in (found, query.grad, key.grad, value.grad)]  # pyright: ignore[reportOptionalMemberAccess]
