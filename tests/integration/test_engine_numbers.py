@@ -1,4 +1,4 @@
-"""The training engine in float32 and bfloat16: layouts, FlexAttention, offload, what is published."""
+"""The training engine in both number formats: layouts, FlexAttention, offload, published bits."""
 
 from __future__ import annotations
 

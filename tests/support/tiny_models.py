@@ -55,7 +55,7 @@ def build_tokenizer() -> Qwen2Tokenizer:
 def build_model(
     *, seed: int = 0, tied: bool = False, layers: int = 2, hidden: int = 32
 ) -> Qwen2ForCausalLM:
-    """Build a random Qwen2 of 4 heads whose weights are large enough for log-probabilities to differ."""
+    """Build a random Qwen2 whose weights are large enough for log-probabilities to differ."""
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(

@@ -38,6 +38,7 @@ SIZES_PER_DOUBLING = 4
 """Of blocks: own rows are padded by less than a fifth."""
 
 LAYOUT_KEYS: dict[Layout, str] = {"packed": "packing", "shared": "share_prefixes"}
+CHECK_ROWS = 390
 MOST_DISTANCE = 0.03
 """Between two ways to compute the same in bfloat16, relative to the norm; about 0.005 is usual."""
 
@@ -189,8 +190,6 @@ def check_kernel(
 ) -> None:
     """Compare FlexAttention on this device, forward and backward, with the blocks of CPUs.
 
-    Of 390 rows, the second of three trajectories has 150 in common with the first.
-
     Args:
         config: of the model.
         layout: that of the run; where its attention is not FlexAttention, nothing is compared.
@@ -200,45 +199,40 @@ def check_kernel(
     Raises:
         ValueError: it does not run, or gives other results.
     """
-    paths = np.concatenate([np.arange(200), np.arange(150), np.arange(200, 390)])
-    spans = np.array([[0, 200], [150, 250], [0, 90]])
-    if layout == "padded" or not uses_flex(device, 390):
+    if layout == "padded" or not uses_flex(device, CHECK_ROWS):
         return
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
-    asked = torch.randn(2, heads, 390, size, dtype=dtype, device=device)  # what, and the gradient
-    keys = torch.randn(2, groups, 390, size, dtype=dtype, device=device)  # and values
     try:
-        if size < LEAST_HEAD_SIZE:
-            raise ValueError(f"its heads have size {size}, and the least is {LEAST_HEAD_SIZE}")
-        distance = max(
-            float((ours - theirs).norm() / theirs.norm())
-            for ours, theirs in zip(
-                _with_gradients(asked, keys, plan_flex(paths, spans, device)),
-                _with_gradients(asked, keys, plan_blocks(paths, spans, device)),
-                strict=True,
-            )
-        )
-        why = f"results differ by {distance:.2g} of their norm, and {MOST_DISTANCE} is allowed"
-        equal = distance <= MOST_DISTANCE
+        _compare_kernel(config, dtype, device)
     except (RuntimeError, ValueError) as exc:
-        equal, why = False, str(exc)
-    if not equal:
         key = LAYOUT_KEYS[layout]
         raise ValueError(
             f"learner.{key} = true needs FlexAttention, which does not work for this model on "
-            f"{device}: {why}; set learner.{key} = false"
-        )
+            f"{device}: {exc}; set learner.{key} = false"
+        ) from exc
 
 
-def _with_gradients(
-    asked: torch.Tensor, keys: torch.Tensor, plan: AttentionPlan
-) -> list[torch.Tensor]:
-    """Return what the rows find, and the gradients of queries, keys and values, in float32."""
-    query, key, value = (
-        states[None].detach().requires_grad_() for states in (asked[0], keys[0], keys[1])
+def _compare_kernel(config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    if size < LEAST_HEAD_SIZE:
+        raise ValueError(f"its heads have size {size}, and the least is {LEAST_HEAD_SIZE}")
+    # The second of three trajectories has 150 of its rows in common with the first.
+    paths = np.concatenate([np.arange(200), np.arange(150), np.arange(200, CHECK_ROWS)])
+    spans = np.array([[0, 200], [150, 250], [0, 90]])
+    random = torch.Generator(device).manual_seed(0)
+    query, key, value, grad = (
+        torch.randn(1, count, CHECK_ROWS, size, dtype=dtype, device=device, generator=random)
+        for count in (heads, groups, groups, heads)
     )
-    found, _ = attend(nn.Identity(), query, key, value, None, plan=plan)
-    found.backward(asked[1, None].transpose(1, 2))
-    return [t.detach().float() for t in (found, query.grad, key.grad, value.grad)]  # pyright: ignore[reportOptionalMemberAccess]
+    results: list[list[torch.Tensor]] = []
+    for plan in (plan_flex(paths, spans, device), plan_blocks(paths, spans, device)):
+        q, k, v = inputs = [states.clone().requires_grad_() for states in (query, key, value)]
+        found, _ = attend(nn.Identity(), q, k, v, None, plan=plan)
+        results.append([found.detach(), *torch.autograd.grad(found, inputs, grad.transpose(1, 2))])
+    for ours, theirs in zip(*results, strict=True):
+        distance = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+        if not distance <= MOST_DISTANCE:  # or it is not a number
+            raise ValueError(
+                f"results differ by {distance:.2g} of their norm, and {MOST_DISTANCE} is allowed"
+            )

@@ -84,14 +84,15 @@ class RankEngine:
     def _load_model(self) -> PreTrainedModel:
         model = load_causal_model(self._setup.model)
         prepare_layout(model, self._config.layout)
-        self._check_kernel(model)
+        if self._plans:
+            text, dtype = model.config.get_text_config(), DTYPES[self._setup.model.dtype]
+            check_kernel(text, self._config.layout, dtype, self.device)
         return model
 
-    def _check_kernel(self, model: PreTrainedModel) -> None:
-        table = self._setup.model
-        if table.attention == CHECKED_ATTENTION:
-            text = model.config.get_text_config()
-            check_kernel(text, self._config.layout, DTYPES[table.dtype], self.device)
+    @property
+    def _plans(self) -> bool:
+        """Whether the attention of rows that hold several trajectories is ours."""
+        return self._setup.model.attention == CHECKED_ATTENTION
 
     def _make_reference(self) -> Callable[..., Any]:
         """Return the configured model: the policy without its adapters, or a model of its own."""
@@ -173,8 +174,7 @@ class RankEngine:
         layout: dict[str, Any] = {}
         if batch.position_ids is not None:
             layout["position_ids"] = self._tensor(batch.position_ids)
-        plans = self._setup.model.attention == CHECKED_ATTENTION
-        if plans and batch.paths is not None and batch.spans is not None:
+        if self._plans and batch.paths is not None and batch.spans is not None:
             layout["plan"] = plan_attention(batch.paths, batch.spans, self.device)
         return layout
 

@@ -16,7 +16,7 @@ from transformers import PretrainedConfig
 
 from agent_r1.learner.config import Layout
 from agent_r1.learner.engine import attention, flex
-from agent_r1.learner.engine.attention import attend, check_kernel, plan_attention, plan_blocks
+from agent_r1.learner.engine.attention import attend, check_kernel, plan_attention
 from agent_r1.learner.engine.flex import BLOCK_ROWS, flex_attend, last_rows, plan_flex
 from agent_r1.learner.engine.layout import build_microbatch
 from agent_r1.learner.engine.microbatches import scoring_sample
@@ -88,8 +88,9 @@ def test_the_blocks_are_those_of_the_whole_mask(seed: int, layout: Layout):
     for path in np.split(paths, np.cumsum(spans[:-1, 1])):
         sees[path[:, None], path] |= np.tri(len(path), dtype=np.bool_)
     whole = torch.from_numpy(sees)
-    expected = create_block_mask(lambda _b, _h, q, k: whole[q, k], None, None, *sees.shape, CPU)
-    places = torch.arange(len(sees))
+    rows = len(sees)
+    expected = create_block_mask(lambda _b, _h, q, k: whole[q, k], None, None, rows, rows, CPU)
+    places = torch.arange(rows)
     found = mask.mask_mod(places, places, places[:, None], places[None])
     assert torch.equal(found, whole)
     for part in ("kv", "full_kv", "q", "full_q"):
@@ -109,9 +110,9 @@ def states(rows: int, dtype: torch.dtype) -> list[torch.Tensor]:
 
 def with_gradients(batch: MicroBatch, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """What `attend` finds, and the gradients of queries, keys and values."""
-    asked = [tensor.clone().requires_grad_() for tensor in inputs[:3]]
+    asked = query, key, value = [tensor.clone().requires_grad_() for tensor in inputs[:3]]
     plan = plan_attention(*rows_of(batch), CPU)
-    found, _ = attend(nn.Identity(), *asked, None, scaling=0.3, plan=plan)
+    found, _ = attend(nn.Identity(), query, key, value, None, scaling=0.3, plan=plan)
     return found.detach(), *torch.autograd.grad(found, asked, inputs[3].transpose(1, 2))
 
 
@@ -151,7 +152,7 @@ def test_outputs_and_gradients_are_those_of_each_trajectory_alone(
     blocks = distances(with_gradients(batch, inputs), expected)
     use_flex_on_cpu(monkeypatch)
     ours = distances(with_gradients(batch, inputs), expected)
-    # bfloat16 has 8 bits: rounding alone leaves up to 1/256 of each number, 0.4/256 of the norm. The
+    # bfloat16 has 8 bits: rounding leaves up to 1/256 of each number, and 0.4/256 of the norm. The
     # weights of the keys are rounded once, and what comes out once more.
     most = 1e-6 if dtype == torch.float32 else 1.5 / 256
     assert max(blocks) <= most
