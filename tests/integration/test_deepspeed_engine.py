@@ -196,15 +196,16 @@ def test_a_model_that_cannot_tell_trajectories_apart_is_refused(
         prepare_layout(model, layout)
 
 
-def test_a_model_with_a_sliding_window_does_not_share_prefixes(tmp_path: Path):
+@pytest.mark.parametrize(("layout", "key"), [("packed", "packing"), ("shared", "share_prefixes")])
+def test_a_model_with_a_sliding_window_has_no_row_for_all(tmp_path: Path, layout: Layout, key: str):
     model_dir = save_model(tmp_path / "model")
     config = json.loads((model_dir / "config.json").read_text())
     windows = ["sliding_attention"] * config["num_hidden_layers"]
     config |= {"use_sliding_window": True, "sliding_window": 64, "layer_types": windows}
     (model_dir / "config.json").write_text(json.dumps(config))
     model = load_causal_model(ModelConfig(path=str(model_dir), max_context=512))
-    with pytest.raises(ValueError, match=r"64 tokens only; set learner\.share_prefixes = false"):
-        prepare_layout(model, "shared")
+    with pytest.raises(ValueError, match=rf"64 tokens only; set learner\.{key} = false"):
+        prepare_layout(model, layout)
 
 
 def test_another_attention_than_sdpa_is_refused_for_shared_prefixes(model_dir: Path):
