@@ -153,11 +153,13 @@ class EngineConfig(StrictConfig):
     more than this share of it padding."""
     share_prefixes: bool | None = None
     """Compute a prefix shared by trajectories of a micro-batch only once. Needs `model.attention =
-    "sdpa"` and layers that look back at all tokens; not done with `packing`. None: yes on CPUs if
-    these conditions hold, no on GPUs, where it has not been measured."""
+    "sdpa"` and layers that look back at all tokens, and on GPUs, where torch's FlexAttention does
+    it, heads of size 16 or more; not done with `packing`. None: yes on CPUs if these conditions
+    hold, no on GPUs, where it has not been measured."""
     packing: bool = False
-    """Put the trajectories of a micro-batch end to end in one row instead of padding them. For
-    `model.attention = "flash_attention_2"`; with the others, attention costs the row's square."""
+    """Put the trajectories of a micro-batch end to end in one row instead of padding them. With
+    `model.attention = "sdpa"` under the conditions of `share_prefixes`; "flash_attention_2" does it
+    too, and with "eager", attention costs the row's square."""
     logprob_chunk_tokens: PositiveInt = 1024
     """Tokens whose logits exist at one time, per rank."""
     activation_checkpointing: bool = False

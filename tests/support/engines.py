@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,27 @@ from agent_r1.learner.engine.policy_engine import DeepSpeedPolicyEngine
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
 from agent_r1_service.config import ModelConfig
 from tests.support import two_ranks
-from tests.support.tiny_models import make_samples
+from tests.support.tiny_models import VOCABULARY, make_samples
 
 SAMPLES = make_samples(two_ranks.COUNT, seed=two_ranks.SEED)
+LAYOUTS: dict[str, dict[str, bool]] = {
+    "padded": {"share_prefixes": False},
+    "packed": {"packing": True},
+    "shared": {},
+}
+
+
+def related(samples: list[TrainSample]) -> list[TrainSample]:
+    """The samples, and variants of each that begin like it, up to whole copies, out of order."""
+    rng = np.random.default_rng(5)
+    made = list(samples)
+    for sample in samples:
+        for kept in (sample.num_tokens, *rng.integers(1, sample.num_tokens, 3)):
+            ids = sample.token_ids.copy()
+            ids[kept:] = rng.integers(0, VOCABULARY, len(ids) - kept)
+            advantages = np.where(sample.loss_mask, rng.normal(), 0.0).astype(np.float32)
+            made.append(dataclasses.replace(sample, token_ids=ids, advantages=advantages))
+    return [made[i] for i in rng.permutation(len(made))]
 
 
 def make_engine(

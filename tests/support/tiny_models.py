@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,13 +52,15 @@ def build_tokenizer() -> Qwen2Tokenizer:
     return tokenizer
 
 
-def build_model(*, seed: int = 0, tied: bool = False, layers: int = 2) -> Qwen2ForCausalLM:
+def build_model(
+    *, seed: int = 0, tied: bool = False, layers: int = 2, hidden: int = 32
+) -> Qwen2ForCausalLM:
     """Build a random Qwen2 whose weights are large enough for log-probabilities to differ."""
     torch.manual_seed(seed)
     model = Qwen2ForCausalLM(
         Qwen2Config(
             vocab_size=VOCABULARY,
-            hidden_size=32,
+            hidden_size=hidden,
             intermediate_size=48,
             num_hidden_layers=layers,
             num_attention_heads=4,
@@ -71,9 +74,9 @@ def build_model(*, seed: int = 0, tied: bool = False, layers: int = 2) -> Qwen2F
     return model
 
 
-def save_model(directory: Path, *, seed: int = 0, tied: bool = False, layers: int = 2) -> Path:
+def save_model(directory: Path, **shape: Any) -> Path:
     """Write a random model with tokenizer; return its directory."""
-    build_model(seed=seed, tied=tied, layers=layers).save_pretrained(directory)
+    build_model(**shape).save_pretrained(directory)
     build_tokenizer().save_pretrained(directory)
     return directory
 

@@ -1,10 +1,11 @@
-"""Attention in which trajectories share the prefixes that they begin with.
+"""Attention of trajectories that lie in one row, and may share the prefixes that they begin with.
 
 layout.py --paths, spans--> `plan_attention` --AttentionPlan--> `attend`, in every decoder layer
 
 A prefix stands once among the rows of a micro-batch. Each trajectory asks with its own rows, those
 after its prefix, and the rows of its whole path answer. Everything else in a decoder works row by
 row. So a prefix is computed once, forward and backward, with the gradients of all that share it.
+Packed trajectories have no prefix. flex.py does the same on GPUs.
 
 Dimension key: U = rows of a micro-batch, S = its trajectories, T = tokens of one, H = heads,
 G = heads of keys and values, D = size of a head; in a block, n = trajectories, Q = most own rows of
@@ -22,15 +23,24 @@ import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import AttentionInterface
+from torch.nn.attention.flex_attention import BlockMask
+from transformers import AttentionInterface, PretrainedConfig
 
-SHARED_ATTENTION = "shared_prefixes"
+from agent_r1.learner.config import Layout
+from agent_r1.learner.engine.flex import LEAST_HEAD_SIZE, flex_attend, plan_flex, uses_flex
+
+ROW_ATTENTION = "one_row"
 """The name under which transformers finds `attend`."""
 SMALLEST_BLOCK = 16
 """Own rows of a trajectory; those with fewer are padded to it."""
 
 SIZES_PER_DOUBLING = 4
 """Of blocks: own rows are padded by less than a fifth."""
+
+LAYOUT_KEYS: dict[Layout, str] = {"packed": "packing", "shared": "share_prefixes"}
+CHECK_ROWS = 390
+MOST_DISTANCE = 0.03
+"""Between two ways to compute the same in bfloat16, relative to the norm; about 0.005 is usual."""
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -48,15 +58,25 @@ class AttentionBlock:
 
 
 @dataclass(frozen=True)
-class AttentionPlan:
-    """How the rows of one micro-batch look at each other."""
+class BlockPlan:
+    """How the rows of one micro-batch look at each other, trajectory by trajectory."""
 
     blocks: list[AttentionBlock]
     answers: torch.Tensor
     """[U] where the answer to each row stands among the queries of all blocks, end to end."""
 
 
+AttentionPlan = BlockPlan | BlockMask
+
+
 def plan_attention(paths: Int64Array, spans: Int64Array, device: torch.device) -> AttentionPlan:
+    """Say which rows of a micro-batch look at which, in the form that its device computes."""
+    if uses_flex(device, int((spans[:, 1] - spans[:, 0]).sum())):
+        return plan_flex(paths, spans, device)
+    return plan_blocks(paths, spans, device)
+
+
+def plan_blocks(paths: Int64Array, spans: Int64Array, device: torch.device) -> BlockPlan:
     """Cut the trajectories of a micro-batch into blocks.
 
     Args:
@@ -91,7 +111,7 @@ def plan_attention(paths: Int64Array, spans: Int64Array, device: torch.device) -
                 torch.from_numpy(queries).to(device), torch.from_numpy(keys).to(device), mask
             )
         )
-    return AttentionPlan(blocks, torch.from_numpy(answers).to(device))
+    return BlockPlan(blocks, torch.from_numpy(answers).to(device))
 
 
 def _pad(rows: Sequence[Int64Array]) -> Int64Array:
@@ -131,6 +151,8 @@ def attend(
     """
     if sliding_window is not None:
         raise ValueError(f"its layers look back {sliding_window} tokens only")
+    if isinstance(plan, BlockMask):
+        return flex_attend(query, key, value, plan, scaling).transpose(1, 2), None
     heads, groups = query.shape[1], key.shape[1]
     # Many trajectories add to the gradient of one key: in bfloat16 the small ones would be lost.
     asked, keys, values = _rows(query), _rows(key).float(), _rows(value).float()
@@ -160,4 +182,57 @@ def _pick(rows: torch.Tensor, chosen: torch.Tensor, heads: int) -> torch.Tensor:
     return functional.embedding(chosen, rows).unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-AttentionInterface.register(SHARED_ATTENTION, attend)
+AttentionInterface.register(ROW_ATTENTION, attend)
+
+
+def check_kernel(
+    config: PretrainedConfig, layout: Layout, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Compare FlexAttention on this device, forward and backward, with the blocks of CPUs.
+
+    Args:
+        config: of the model.
+        layout: that of the run; where its attention is not FlexAttention, nothing is compared.
+        dtype: of the weights.
+        device: where the model will run.
+
+    Raises:
+        ValueError: it does not run, or gives other results.
+    """
+    if layout == "padded" or not uses_flex(device, CHECK_ROWS):
+        return
+    try:
+        _compare_kernel(config, dtype, device)
+    except (RuntimeError, ValueError) as exc:
+        key = LAYOUT_KEYS[layout]
+        raise ValueError(
+            f"learner.{key} = true needs FlexAttention, which does not work for this model on "
+            f"{device}: {exc}; set learner.{key} = false"
+        ) from exc
+
+
+def _compare_kernel(config: PretrainedConfig, dtype: torch.dtype, device: torch.device) -> None:
+    heads = config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    if size < LEAST_HEAD_SIZE:
+        raise ValueError(f"its heads have size {size}, and the least is {LEAST_HEAD_SIZE}")
+    # The second of three trajectories has 150 of its rows in common with the first.
+    paths = np.concatenate([np.arange(200), np.arange(150), np.arange(200, CHECK_ROWS)])
+    spans = np.array([[0, 200], [150, 250], [0, 90]])
+    random = torch.Generator(device).manual_seed(0)
+    query, key, value, grad = (
+        torch.randn(1, count, CHECK_ROWS, size, dtype=dtype, device=device, generator=random)
+        for count in (heads, groups, groups, heads)
+    )
+    results: list[list[torch.Tensor]] = []
+    for plan in (plan_flex(paths, spans, device), plan_blocks(paths, spans, device)):
+        q, k, v = inputs = [states.clone().requires_grad_() for states in (query, key, value)]
+        found, _ = attend(nn.Identity(), q, k, v, None, plan=plan)
+        results.append([found.detach(), *torch.autograd.grad(found, inputs, grad.transpose(1, 2))])
+    for ours, theirs in zip(*results, strict=True):
+        distance = float((ours.float() - theirs.float()).norm() / theirs.float().norm())
+        if not distance <= MOST_DISTANCE:  # or it is not a number
+            raise ValueError(
+                f"results differ by {distance:.2g} of their norm, and {MOST_DISTANCE} is allowed"
+            )

@@ -59,7 +59,7 @@ class CriticModule(nn.Module):
             token_ids: [B, L] as for the policy.
             positions: [N] index into [B * L] of the state before each chosen token.
             position_ids: [B, L] of packed or shared tokens.
-            plan: of shared tokens.
+            plan: who looks at whom among tokens that lie in one row.
         """
         hidden = decode(self.decoder, token_ids, position_ids, plan)
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)

@@ -4,9 +4,10 @@ microbatches.py (which of them go together) --indices--> layout.py --MicroBatch,
 ranks/engine.py
 
 - padded: a row each, padded on the right. Attention is causal, so no real token sees padding.
-- packed: end to end in one row; position ids that start again at 0 tell the model where one ends.
+- packed: end to end in one row; attention.py says who looks at whom, or, to the attention of
+  another library, position ids that start again at 0 tell where one ends.
 - shared: end to end in one row too, but what a sequence begins with like the one before it stands
-  there once; attention.py says who looks at whom. Nothing is computed twice.
+  there once. Nothing is computed twice.
 
 Only the positions that are trained on reach the vocabulary projection, each prediction once. Pure.
 
@@ -139,13 +140,12 @@ def _lay_out(
     for ids, place in zip(token_ids, places, strict=True):
         flat[place] = ids
         position_ids[place] = np.arange(len(ids))
-    shares = layout == "shared"
     fields = {
         "indices": tuple(indices),
         "token_ids": flat.reshape(height, width),
         "position_ids": None if layout == "padded" else position_ids[None],
-        "paths": np.concatenate(places) if shares else None,
-        "spans": np.stack([prefixes, lengths], 1) if shares else None,
+        "paths": None if layout == "padded" else np.concatenate(places),
+        "spans": None if layout == "padded" else np.stack([prefixes, lengths], 1),
         "num_tokens": sum(row.num_tokens for row in rows),
         "num_computed": computed if rows else 0,
     }

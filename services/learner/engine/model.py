@@ -23,7 +23,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from agent_r1.learner.config import Layout
-from agent_r1.learner.engine.attention import SHARED_ATTENTION, AttentionPlan, plan_attention
+from agent_r1.learner.engine.attention import (
+    LAYOUT_KEYS,
+    ROW_ATTENTION,
+    AttentionPlan,
+    plan_attention,
+)
 from agent_r1.learner.engine.linear import multiply, use_fast_products
 from agent_r1.learner.weights.snapshot import raw_bytes
 from agent_r1_service.config import ModelConfig
@@ -163,7 +168,7 @@ def decode(
     plan: AttentionPlan | None = None,
 ) -> torch.Tensor:
     """Return [B, L, H] hidden states of padded, packed or shared tokens."""
-    # Without an attention mask, transformers takes position ids that start again for packing.
+    # Without a plan and a mask, transformers takes position ids that start again for packing.
     given = {"position_ids": position_ids, "plan": plan}
     layout = {name: value for name, value in given.items() if value is not None}
     return decoder(input_ids=token_ids, use_cache=False, **layout).last_hidden_state
@@ -194,7 +199,7 @@ class PolicyModule(nn.Module):
             targets: [N] token ids.
             temperatures: [N] each > 0.
             position_ids: [B, L] of packed or shared tokens.
-            plan: of shared tokens.
+            plan: who looks at whom among tokens that lie in one row.
         """
         hidden = decode(self.decoder, token_ids, position_ids, plan)
         chosen = hidden.reshape(-1, hidden.shape[-1]).index_select(0, positions)
@@ -297,32 +302,38 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
             f'model.attention = "{attention}"; set learner.share_prefixes = false, learner.packing '
             f'= true for "flash_attention_2", or model.attention = "{CHECKED_ATTENTION}"'
         )
+    plans = attention == CHECKED_ATTENTION
     first, *_, last = CHECK_TOKENS
     with torch.no_grad():
         model.set_attn_implementation(CHECKED_ATTENTION)
         alone = decode(model.get_decoder(), torch.tensor([[first, last]]), None)
-        model.set_attn_implementation(SHARED_ATTENTION if layout == "shared" else CHECKED_ATTENTION)
+        model.set_attn_implementation(ROW_ATTENTION if plans else CHECKED_ATTENTION)
         try:
-            found = decode(model.get_decoder(), *_two_in_a_row(layout))
+            found = decode(model.get_decoder(), *_two_in_a_row(layout, plans))
             why = "its attention does not stop where a trajectory begins"
             equal = torch.allclose(found[:, -1], alone[:, -1], rtol=TOLERANCE, atol=TOLERANCE)
         except (TypeError, ValueError) as exc:
             equal, why = False, str(exc)
     if not equal:
-        key = "packing" if layout == "packed" else "share_prefixes"
+        key = LAYOUT_KEYS[layout]
         raise ValueError(
             f"a model of type {model.config.model_type!r} cannot be trained with learner.{key} = "
             f"true: {why}; set learner.{key} = false"
         )
-    if layout == "packed":
+    if not plans:
         model.set_attn_implementation(attention)
 
 
-def _two_in_a_row(layout: Layout) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan | None]:
+def _two_in_a_row(
+    layout: Layout, plans: bool
+) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan | None]:
     """Return two trajectories as `decode` takes them; the second is the first and last token."""
     first, second, _, last = CHECK_TOKENS
     if layout == "packed":
-        return torch.tensor([[first, second, first, last]]), torch.tensor([[0, 1, 0, 1]]), None
-    paths, spans = np.array([0, 1, 2, 0, 3]), np.array([[0, 3], [1, 2]])
-    plan = plan_attention(paths, spans, torch.device("cpu"))
-    return torch.tensor([CHECK_TOKENS]), torch.tensor([[0, 1, 2, 1]]), plan
+        token_ids, positions = [first, second, first, last], [0, 1, 0, 1]
+        paths, spans = np.arange(4), np.array([[0, 2], [0, 2]])
+    else:
+        token_ids, positions = [*CHECK_TOKENS], [0, 1, 2, 1]
+        paths, spans = np.array([0, 1, 2, 0, 3]), np.array([[0, 3], [1, 2]])
+    plan = plan_attention(paths, spans, torch.device("cpu")) if plans else None
+    return torch.tensor([token_ids]), torch.tensor([positions]), plan

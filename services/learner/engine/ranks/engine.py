@@ -23,7 +23,7 @@ from agent_r1.learner.algorithms.losses import LossInputs, LossOptions
 from agent_r1.learner.algorithms.losses.nll import weighted_nll
 from agent_r1.learner.algorithms.losses.value import clipped_value_loss
 from agent_r1.learner.config import EngineConfig
-from agent_r1.learner.engine.attention import plan_attention
+from agent_r1.learner.engine.attention import check_kernel, plan_attention
 from agent_r1.learner.engine.checkpoint import (
     CRITIC_FILE,
     OLD_CRITIC_TAG,
@@ -35,6 +35,8 @@ from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec,
 from agent_r1.learner.engine.lora import adapter_names, adapters_off, add_adapters
 from agent_r1.learner.engine.metric_accumulator import MetricAccumulator, batch_metrics
 from agent_r1.learner.engine.model import (
+    CHECKED_ATTENTION,
+    DTYPES,
     PolicyModule,
     checkpoint_activations,
     load_causal_model,
@@ -82,7 +84,15 @@ class RankEngine:
     def _load_model(self) -> PreTrainedModel:
         model = load_causal_model(self._setup.model)
         prepare_layout(model, self._config.layout)
+        if self._plans:
+            text, dtype = model.config.get_text_config(), DTYPES[self._setup.model.dtype]
+            check_kernel(text, self._config.layout, dtype, self.device)
         return model
+
+    @property
+    def _plans(self) -> bool:
+        """Whether the attention of rows that hold several trajectories is ours."""
+        return self._setup.model.attention == CHECKED_ATTENTION
 
     def _make_reference(self) -> Callable[..., Any]:
         """Return the configured model: the policy without its adapters, or a model of its own."""
@@ -164,7 +174,7 @@ class RankEngine:
         layout: dict[str, Any] = {}
         if batch.position_ids is not None:
             layout["position_ids"] = self._tensor(batch.position_ids)
-        if batch.paths is not None and batch.spans is not None:
+        if self._plans and batch.paths is not None and batch.spans is not None:
             layout["plan"] = plan_attention(batch.paths, batch.spans, self.device)
         return layout
 

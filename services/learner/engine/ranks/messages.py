@@ -142,8 +142,7 @@ class TokenBatch:
     position_ids: Int64 | None
     """[B, L] each token's place in its own trajectory; None when padded."""
     paths: Int64 | None
-    """[sum of T] where each token of each trajectory stands in the row of the layout "shared"; None
-    in the others."""
+    """[sum of T] where each token of each trajectory stands in the one row; None when padded."""
     spans: Int64 | None
     """[S, 2] how many tokens of each trajectory's path were there before it, and all its tokens."""
     positions: Int64

@@ -97,6 +97,10 @@ def test_packed_samples_stand_end_to_end():
     assert batch.token_ids.tolist() == [[20, 21, 10, 11, 12]]
     assert batch.position_ids is not None
     assert batch.position_ids.tolist() == [[0, 1, 0, 1, 2]]
+    assert batch.paths is not None
+    assert batch.spans is not None
+    assert batch.paths.tolist() == [0, 1, 2, 3, 4]
+    assert batch.spans.tolist() == [[0, 2], [0, 3]]
     # token 21 is predicted at place 0, token 12 at place 3
     assert batch.positions.tolist() == [0, 3]
     assert batch.targets.tolist() == [21, 12]
