@@ -4,7 +4,7 @@ verl pads to [B, T] tensors with a response mask; here trajectories have their o
 text inside and a prompt before. Values, rewards and log-probabilities on tokens outside the mask
 differ from 0 where an implementation must not look at them.
 
-Set-up puts verl into `.venv/parity`, beside the environment: its requirements exclude the
+`make test` puts verl into `.venv/parity`, beside the environment: its requirements exclude the
 transformers release used here.
 """
 
