@@ -29,8 +29,8 @@ SHAPE = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 512,
 }
-TINY_SHAPE = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1}
-SHORT = ["lora", "ppo", "resume-bfloat16"]
+TINY_SHAPE = {"hidden_size": 64, "intermediate_size": 64}
+SHORT = ["lora-bfloat16", "ppo", "resume-bfloat16"]
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 """Lets the C library give back at once what is freed: it would keep some for later."""
 

@@ -4,7 +4,8 @@
 
 Started with the variables of a launcher. FOLDER holds the models of `Case.model`, and states to
 resume from. What is counted is private to this process (`Private_Dirty`, which leaves out the pages
-of the model's files), from after an engine of a tiny model was built, so that libraries are there.
+of the model's files), less what an engine of a tiny model with as many modules takes: libraries,
+and the objects of Python that DeepSpeed makes of each module.
 """
 
 from __future__ import annotations
@@ -79,11 +80,13 @@ class Case:
         """
         value = DTYPES[self.dtype].itemsize
         moments = ADAM if self.resumes else 0
-        own = sum(weights) * value + trained * (MASTER + GRADIENT + moments)
+        # Offloaded, they are kept twice: as they are added up, and as the optimizer reads them.
+        gradients = GRADIENT * (1 if self.offload == "none" else 2)
+        own = sum(weights) * value + trained * (MASTER + gradients + moments)
         if self.reference and not self.lora:
             own += sum(weights) * value
         if self.critic:
-            own += sum(weights) * (value + MASTER + GRADIENT)
+            own += sum(weights) * (value + MASTER + gradients)
         return 1.1 * (own / ranks + 2 * max(weights) * value)
 
 
@@ -179,9 +182,12 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     from agent_r1.learner.engine.ranks.engine import RankEngine
 
     ranks, device = dist.get_world_size(), torch.device("cpu")
-    RankEngine(case.setup(folder, ranks, TINY), device)
+    RankEngine(case.setup(folder, ranks, TINY), device)  # which loads libraries
     tidy()
-    before, peaks = private_bytes(), []
+    empty, peaks = private_bytes(), []
+    tiny = RankEngine(case.setup(folder, ranks, TINY), device)
+    tidy()
+    before = 2 * private_bytes() - empty
     dist.barrier()
     with peak_of_private_bytes(peaks):
         engine = RankEngine(case.setup(folder, ranks), device)
@@ -190,6 +196,7 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
         dist.barrier()
     tidy()
     held = private_bytes() - before
+    del tiny
     sizes: Any = [getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters()]
     bound = case.bound(sizes, engine.num_weights(), ranks)
     answer = {"peak": peaks[0] - before, "held": held, "bound": round(bound)}
