@@ -40,8 +40,8 @@ import numpy as np
 import torch
 from bench_rollout import BASE
 from bench_tools import entry, print_entries
-from gpu_loop import QWEN
 from machine_limits import measure_limits
+from model_shapes import QWEN
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 

@@ -7,21 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from scripts.gpu_test.parts import ROOT
+from scripts.model_shapes import QWEN
 
 EXAMPLE = ROOT / "examples" / "tiny_world"
 TOKENS_OF_A_TURN = 64
-QWEN = {
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151936,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
-"""The shape of Qwen2.5-0.5B."""
 TINY = {
     **QWEN,
     "hidden_size": 64,

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
+    CohereConfig,
+    CohereForCausalLM,
     PreTrainedModel,
 )
 
@@ -40,7 +42,7 @@ from tests.support.engines import (
     related,
     relative_distance,
 )
-from tests.support.tiny_models import save_model, with_values
+from tests.support.tiny_models import VOCABULARY, save_model, with_values
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +74,16 @@ def test_a_step_equals_plain_torch(model_dir: Path, tmp_path: Path):
     for name, expected in model.named_parameters():
         # AdamW divides by the root of a squared gradient: where that is tiny, rounding shows
         torch.testing.assert_close(written[name], expected, atol=2e-5, rtol=1e-4)
+
+
+def test_only_matrices_decay_under_every_stage(model_dir: Path, tmp_path: Path):
+    found: list[np.ndarray] = []
+    for stage in range(4):
+        engine = make_engine(model_dir, zero_stage=stage, lr=1e-6, weight_decay=1e5)
+        engine.train_batch(SAMPLES, LossSpec())  # AdamW takes 0.1 of each weight that decays
+        found.append(two_ranks.weights(engine, tmp_path / str(stage)))
+    for weights in found[1:]:
+        np.testing.assert_allclose(weights, found[0], atol=1e-5)
 
 
 def test_the_cut_into_microbatches_does_not_change_the_gradient(model_dir: Path):
@@ -212,6 +224,30 @@ def test_another_attention_than_sdpa_is_refused_for_shared_prefixes(model_dir: P
     table = ModelConfig(path=str(model_dir), max_context=512, attention="eager")
     with pytest.raises(ValueError, match=r'attention = "eager"; set learner\.share_prefixes'):
         prepare_layout(load_causal_model(table), "shared")
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_what_a_model_computes_is_checked_under_every_stage(tmp_path: Path, stage: int):
+    config = CohereConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        logit_scale=0.0625,
+    )
+    CohereForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="'cohere' cannot be trained: its logits are not"):
+        make_engine(tmp_path, zero_stage=stage)
+
+
+def test_tied_weights_that_differ_are_refused_where_they_are_divided(tmp_path: Path):
+    model_dir = save_model(tmp_path / "model")
+    config = json.loads((model_dir / "config.json").read_text())
+    (model_dir / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    with pytest.raises(ValueError, match="ties weights that differ in its files; set tie_word_emb"):
+        make_engine(model_dir, zero_stage=3)
 
 
 @pytest.mark.parametrize("aggregation", get_args(Aggregation))

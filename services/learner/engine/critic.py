@@ -8,6 +8,7 @@ Source: PPO, arXiv:1707.06347, section 5, with a backbone of its own as in Agent
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import cast
 
@@ -66,13 +67,22 @@ class CriticModule(nn.Module):
         return self.head(chosen).squeeze(-1).float()
 
 
-def load_critic(model_config: ModelConfig, config: EngineConfig) -> nn.Module:
+def load_critic(
+    model_config: ModelConfig,
+    config: EngineConfig,
+    loading: AbstractContextManager[None] | None = None,
+) -> nn.Module:
     """Load the backbone of a critic and put a fresh head on it.
+
+    Args:
+        model_config: what the backbone starts from.
+        config: layout, activation checkpointing and ZeRO stage.
+        loading: entered while weights are read, as by `load_causal_model`.
 
     Raises:
         ValueError: the model cannot be loaded.
     """
-    model = load_causal_model(model_config)
+    model = load_causal_model(model_config, loading)
     prepare_layout(model, config.layout)
     if config.activation_checkpointing:
         checkpoint_activations(model, config.zero_stage)

@@ -16,6 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from agent_r1.learner.engine.checkpoint import export_model
+from agent_r1.learner.engine.division import whole_shape
 from agent_r1.learner.engine.linear import use_fast_products
 from agent_r1.learner.engine.model import load_causal_model, parameter_names
 from agent_r1.learner.weights.snapshot import Weights, write_safetensors
@@ -46,7 +47,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
         MissingPackageError: peft is not installed.
     """
     peft = _import_peft()
-    adapter_shapes({name: tuple(p.shape) for name, p in model.named_parameters()}, lora)
+    adapter_shapes({name: tuple(whole_shape(p)) for name, p in model.named_parameters()}, lora)
     check_start(lora)
     model.requires_grad_(False)
     config = peft.LoraConfig(r=lora.rank, lora_alpha=lora.alpha, target_modules=lora.targets)

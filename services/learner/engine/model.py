@@ -12,7 +12,7 @@ V = vocabulary size.
 from __future__ import annotations
 
 import warnings
-import zlib
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, cast
 
@@ -29,13 +29,11 @@ from agent_r1.learner.engine.attention import (
     AttentionPlan,
     plan_attention,
 )
+from agent_r1.learner.engine.division import gathered_in_turn
 from agent_r1.learner.engine.linear import multiply, use_fast_products
-from agent_r1.learner.weights.snapshot import raw_bytes
 from agent_r1_service.config import ModelConfig
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-SAMPLED_WEIGHTS = 1024
-"""Of each tensor, about, in a checksum."""
 CHECK_TOKENS = (0, 1, 2, 3)
 TOLERANCE = 1e-3
 CHECKED_ATTENTION = "sdpa"
@@ -119,15 +117,6 @@ def _scaled_logits(
     return multiply(hidden, weight, bias).float() / temperatures[:, None]
 
 
-def sample_checksum(model: nn.Module) -> int:
-    """Return a checksum of values all over a model: enough to tell one model from another."""
-    checksum = 0
-    for parameter in model.parameters():
-        every = max(1, parameter.numel() // SAMPLED_WEIGHTS)
-        checksum = zlib.crc32(raw_bytes(parameter.flatten()[::every].cpu()).data, checksum)
-    return checksum
-
-
 def parameter_names(model: nn.Module) -> dict[int, list[str]]:
     """Return the Hugging Face names of each parameter, by its id; more than one when tied."""
     names: dict[int, list[str]] = {}
@@ -206,12 +195,18 @@ class PolicyModule(nn.Module):
         return self.head(chosen, targets, temperatures)
 
 
-def load_causal_model(config: ModelConfig) -> PreTrainedModel:
+def load_causal_model(
+    config: ModelConfig, loading: AbstractContextManager[None] | None = None
+) -> PreTrainedModel:
     """Load the configured model, without dropout, in its dtype, on the CPU.
 
+    Args:
+        config: which.
+        loading: entered while weights are read; `divided_loading` leaves this rank a part of each.
+
     Raises:
-        ValueError: there is no such model, or its logits are not a plain projection of the
-            decoder's output.
+        ValueError: there is no such model, weights of it are missing, or its logits are not a plain
+            projection of the decoder's output.
     """
     transformers_logging.disable_progress_bar()
     path = Path(config.path)
@@ -224,18 +219,26 @@ def load_causal_model(config: ModelConfig) -> PreTrainedModel:
         for name in list(vars(loaded)):
             if name.endswith(("dropout", "_pdrop")) and isinstance(getattr(loaded, name), float):
                 setattr(loaded, name, 0.0)
-        model = AutoModelForCausalLM.from_pretrained(
-            config.path,
-            config=loaded,
-            trust_remote_code=False,
-            dtype=DTYPES[config.dtype],
-            attn_implementation=CHECKED_ATTENTION,
-        )
+        with loading or nullcontext():
+            read: Any = AutoModelForCausalLM.from_pretrained(
+                config.path,
+                config=loaded,
+                trust_remote_code=False,
+                dtype=DTYPES[config.dtype],
+                attn_implementation=CHECKED_ATTENTION,
+                output_loading_info=True,
+            )
     except OSError as exc:
         raise ValueError(
             f"model.path ({config.path}) could not be loaded: {exc}; give a Hugging Face model "
             "directory, or a model name where a hub can be reached"
         ) from exc
+    model: PreTrainedModel = read[0]
+    if missing := sorted(read[1]["missing_keys"]):
+        raise ValueError(
+            f"model.path ({config.path}) has no weights for {missing[0]} ({len(missing)} are "
+            "missing), which would be random; copy the model again"
+        )
     limit = getattr(loaded, "max_position_embeddings", None)
     if limit is not None and config.max_context > limit:
         raise ValueError(
@@ -276,7 +279,7 @@ def _check_head(model: PreTrainedModel) -> None:
     if not isinstance(head, nn.Linear):
         raise ValueError(f"{problem}its output embedding is {type(head).__name__}, not a Linear")
     token_ids = torch.tensor([CHECK_TOKENS]) % head.out_features
-    with torch.no_grad():
+    with torch.no_grad(), gathered_in_turn(model):
         expected = model(input_ids=token_ids, use_cache=False).logits.float()
         hidden = model.get_decoder()(input_ids=token_ids, use_cache=False).last_hidden_state
         found = head(hidden).float()
@@ -304,7 +307,7 @@ def prepare_layout(model: PreTrainedModel, layout: Layout) -> None:
         )
     plans = attention == CHECKED_ATTENTION
     first, *_, last = CHECK_TOKENS
-    with torch.no_grad():
+    with torch.no_grad(), gathered_in_turn(model):
         model.set_attn_implementation(CHECKED_ATTENTION)
         alone = decode(model.get_decoder(), torch.tensor([[first, last]]), None)
         model.set_attn_implementation(ROW_ATTENTION if plans else CHECKED_ATTENTION)

@@ -7,7 +7,7 @@ deepspeed. Every method is called on all ranks, since each may hold collectives.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from torch import nn
 
 from agent_r1.learner.config import EngineConfig
 from agent_r1.learner.engine.checkpoint import WEIGHT
+from agent_r1.learner.engine.division import whole_shape
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.weights.snapshot import raw_bytes, safetensors_header
 
@@ -43,7 +44,7 @@ class ZeroModule:
     """A trained module with its AdamW, sharded as the table says.
 
     Args:
-        module: on the CPU; moved to the device.
+        module: on the CPU; moved to the device. Under ZeRO-3, `divided_loading` has divided it.
         config: ZeRO stage, offload, AdamW's numbers, gradient clipping.
         dtype: of the weights, "float32" or "bfloat16".
         device: this rank's.
@@ -67,10 +68,10 @@ class ZeroModule:
         self.optimizer_steps = 0
         self._trained = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         """By name; the others are frozen."""
-        matrices = [p for _, p in self._trained if p.ndim >= 2]
-        vectors = [p for _, p in self._trained if p.ndim < 2]
-        if device.type == "cuda" and config.offload == "none":
-            module.to(device)
+        matrices = [p for _, p in self._trained if len(whole_shape(p)) >= 2]
+        vectors = [p for _, p in self._trained if len(whole_shape(p)) < 2]
+        if config.offload == "none" or config.zero_stage == 3:
+            module.to(device)  # of what is divided, nothing
         # DeepSpeed's own AdamW would compile an extension for over a minute on first use.
         groups = [
             {"params": matrices, "weight_decay": config.weight_decay},
@@ -156,7 +157,7 @@ class ZeroModule:
         """
         self._prepare_state()
         shapes = {
-            f"{name}.{key}": torch.empty(_shape(parameter), device="meta")
+            f"{name}.{key}": torch.empty(whole_shape(parameter), device="meta")
             for name, parameter in self._trained
             for key in STATE
         }
@@ -190,7 +191,7 @@ class ZeroModule:
             dist.broadcast(steps, 0)
             for name, parameter in self._trained:
                 for key in STATE:
-                    whole = torch.empty(_shape(parameter), device=self._device)
+                    whole = torch.empty(whole_shape(parameter), device=self._device)
                     if file is not None:
                         whole.copy_(file.get_tensor(f"{name}.{key}"))
                     dist.broadcast(whole, 0)
@@ -255,26 +256,34 @@ class ZeroModule:
         else:
             self._set_part(parameter, key, whole)
 
-    def _set_part(self, parameter: nn.Parameter, key: str, whole: torch.Tensor) -> None:
+    def _set_part(self, parameter: Any, key: str, whole: torch.Tensor) -> None:
         # DeepSpeed's setters of whole tensors fail where the ranks do not divide their size.
         size = -(-whole.numel() // dist.get_world_size())
-        padded = nn.functional.pad(
-            whole.flatten(), (0, size * dist.get_world_size() - whole.numel())
-        )
-        part = padded.narrow(0, size * dist.get_rank(), size)
+        part = whole.flatten()[size * dist.get_rank() :][:size]
+        part = nn.functional.pad(part, (0, size - part.numel()))
         if key != WEIGHT:
             safe_set_local_optimizer_state(parameter, part, key)
             return
         safe_set_local_fp32_param(parameter, part)
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+        parameter.ds_tensor.copy_(part)
+        if parameter.numel():  # DeepSpeed keeps small ones whole between two steps
             parameter.data.copy_(whole)
+
+
+def divider(config: EngineConfig, dtype: str) -> Callable[[list[nn.Parameter]], None]:
+    """Return what leaves each rank its part of rank 0's parameters, on GPU or CPU as configured."""
+    _leave_out_shared_memory_op()
+    first: Any = nn.Parameter(torch.zeros(1))
+    settings = deepspeed_config(config, dtype)
+    deepspeed.zero.Init(module=nn.ParameterList([first]), config_dict_or_path=settings)
+    return first.convert_to_zero_parameters
 
 
 def freeze(module: nn.Module, config: EngineConfig, *, dtype: str, device: torch.device) -> Any:
     """Return a module that is only run forward; sharded when the policy's weights are."""
-    module.requires_grad_(False).eval()
+    module.requires_grad_(False).eval().to(device)
     if config.zero_stage < 3:
-        return module.to(device)
+        return module
     settings = deepspeed_config(config, dtype)
     engine, *_ = deepspeed.initialize(model=module, config=settings, dist_init_required=False)
     return engine
@@ -321,10 +330,6 @@ def deepspeed_config(config: EngineConfig, dtype: str) -> dict[str, Any]:
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
     }
-
-
-def _shape(parameter: nn.Parameter) -> torch.Size:
-    return getattr(parameter, "ds_shape", parameter.shape)
 
 
 def _numel(parameter: nn.Parameter) -> int:

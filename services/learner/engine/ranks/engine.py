@@ -9,7 +9,7 @@ and step may hold collectives.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,11 @@ from agent_r1.learner.engine.checkpoint import (
     POLICY_FILE,
 )
 from agent_r1.learner.engine.critic import load_critic
+from agent_r1.learner.engine.division import (
+    check_same_weights,
+    divided_loading,
+    is_divided,
+)
 from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
 from agent_r1.learner.engine.lora import adapter_names, adapters_off, add_adapters
 from agent_r1.learner.engine.metric_accumulator import MetricAccumulator, batch_metrics
@@ -42,7 +47,6 @@ from agent_r1.learner.engine.model import (
     load_causal_model,
     parameter_names,
     prepare_layout,
-    sample_checksum,
 )
 from agent_r1.learner.engine.ranks.messages import (
     CriticSetup,
@@ -54,7 +58,12 @@ from agent_r1.learner.engine.ranks.messages import (
     TrainReply,
     ValueBatch,
 )
-from agent_r1.learner.engine.zero import ZeroModule, freeze, ignore_vendor_deprecations
+from agent_r1.learner.engine.zero import (
+    ZeroModule,
+    divider,
+    freeze,
+    ignore_vendor_deprecations,
+)
 from agent_r1.learner.weights.snapshot import Weights
 
 
@@ -74,7 +83,8 @@ class RankEngine:
             self.model = self._load_model()
             if setup.model.lora is not None:
                 add_adapters(self.model, setup.model.lora)
-            self._check_same_weights()
+            whole = [p for p in self.model.parameters() if not is_divided(p)]
+            check_same_weights(setup.model.path, whole, device)
             names = parameter_names if setup.model.lora is None else adapter_names
             self._names = names(self.model)
             self._policy = self._wrap(self._policy_module(self.model), config, setup.table_name)
@@ -82,7 +92,7 @@ class RankEngine:
             self._critic = None if setup.critic is None else self._make_critic(setup.critic)
 
     def _load_model(self) -> PreTrainedModel:
-        model = load_causal_model(self._setup.model)
+        model = load_causal_model(self._setup.model, self._loading(self._setup.model.path))
         prepare_layout(model, self._config.layout)
         if self._plans:
             text, dtype = model.config.get_text_config(), DTYPES[self._setup.model.dtype]
@@ -107,20 +117,11 @@ class RankEngine:
 
         return without_adapters
 
-    def _check_same_weights(self) -> None:
-        """Compare the model with rank 0's: each rank has read its own files.
-
-        Raises:
-            EngineError: this rank's is another one.
-        """
-        own = torch.tensor(sample_checksum(self.model), device=self.device)
-        first = own.clone()
-        dist.broadcast(first, 0)
-        if own != first:
-            raise EngineError(
-                f"{self._setup.model.path} has other weights here than on rank 0's machine; give "
-                "every rank the same model"
-            )
+    def _loading(self, path: str) -> AbstractContextManager[None]:
+        """Return what a model is loaded in: whole, or under ZeRO-3 this rank's part."""
+        if self._config.zero_stage < 3:
+            return nullcontext()
+        return divided_loading(path, divider(self._config, self._setup.model.dtype), self.device)
 
     def _policy_module(self, model: PreTrainedModel) -> PolicyModule:
         module = PolicyModule(model, self._config.logprob_chunk_tokens)
@@ -135,7 +136,7 @@ class RankEngine:
         )
 
     def _make_critic(self, setup: CriticSetup) -> ZeroModule:
-        module = load_critic(setup.model, self._config)
+        module = load_critic(setup.model, self._config, self._loading(setup.model.path))
         return self._wrap(module, self._config.model_copy(update={"lr": setup.lr}), "critic")
 
     @property

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from agent_r1.learner.algorithms.losses.ppo import clipped_policy_loss
@@ -156,6 +157,15 @@ def test_a_missing_model_is_named(tmp_path: Path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"model\.path .*empty\) holds no config\.json"):
         load_causal_model(ModelConfig(path=str(tmp_path / "empty")))
+
+
+def test_a_model_that_lacks_weights_is_refused(tmp_path: Path):
+    path = save_model(tmp_path / "model")
+    tensors = load_file(path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"no weights for model\.layers\.1\.mlp\.up_proj\.weight"):
+        load_causal_model(ModelConfig(path=str(path), max_context=64))
 
 
 def test_a_context_beyond_the_models_positions_is_an_error(tmp_path: Path):

@@ -1,0 +1,105 @@
+"""Private memory of ranks under ZeRO-3 at start: their parts, and never the whole model."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agent_r1.learner.engine.checkpoint import POLICY_FILE
+from agent_r1.learner.engine.model import PolicyModule
+from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1_deploy.local_redis import free_port
+from tests.support.rank_memory import CASES, TINY
+
+SHAPE = {
+    "vocab_size": 1000,
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+TINY_SHAPE = {"hidden_size": 64, "intermediate_size": 64}
+SHORT = ["lora-bfloat16", "ppo"]
+MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
+"""Lets the C library give back at once what is freed: it would keep some for later."""
+
+
+def save(folder: Path, **shape: Any) -> None:
+    """Write a random model, in several files, and a state of it as a checkpoint has it."""
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**{**SHAPE, **shape}))
+    model.save_pretrained(folder, max_shard_size="50MB")
+    state = {
+        f"{name}.{key}": torch.randn(parameter.shape) ** power
+        for name, parameter in PolicyModule(model, 16).named_parameters()
+        for key, power in (("weight", 1), ("exp_avg", 1), ("exp_avg_sq", 2))
+    }
+    steps = {"optimizer_steps": "3", "adam_steps": "3"}
+    save_file(state, folder / POLICY_FILE, steps)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rank_memory")
+    save(folder / "untied", tie_word_embeddings=False)
+    save(folder / "tied", tie_word_embeddings=True)
+    save(folder / TINY, **TINY_SHAPE)
+    return folder
+
+
+def run(folder: Path, ranks: int, cases: list[str]) -> list[dict]:
+    """Measure the cases on every rank."""
+    port = free_port()
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.support.rank_memory", str(folder), *cases],
+            cwd=Path(__file__).resolve().parents[2],
+            env={
+                **os.environ,
+                **RankPlace(rank, ranks, rank, port=port).environment(),
+                **MALLOC,
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        outputs = [process.communicate()[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0] * ranks
+    return [json.loads(line) for output in outputs for line in output.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "cases"),
+    [
+        (2, SHORT),
+        *(
+            pytest.param(n, list(CASES), marks=[pytest.mark.ranks, pytest.mark.timeout(900)])
+            for n in (2, 4)
+        ),
+    ],
+)
+def test_a_rank_takes_its_part_of_the_memory_and_the_weights_are_those_of_the_files(
+    folder: Path, ranks: int, cases: list[str]
+):
+    answers = run(folder, ranks, cases)
+    assert len(answers) == ranks * len(cases)
+    assert [answer for answer in answers if answer["different"]] == []
+    assert [answer for answer in answers if answer["peak"] > answer["bound"]] == []
