@@ -15,6 +15,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,14 +93,25 @@ deepspeed.runtime.zero.stage_1_and_2 DeepSpeedZeroOptimizer._hp_optimizer_states
 deepspeed.runtime.zero.stage_1_and_2 DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state
 deepspeed.runtime.zero.stage3 DeepSpeedZeroOptimizer_Stage3.fp32_partitioned_groups_flat
 deepspeed.ops __compatible_ops__
+deepspeed.runtime.zero.partition_parameters Init
+deepspeed.runtime.zero.partition_parameters Init.all_gather
+deepspeed.runtime.zero.partition_parameters Init.convert_to_zero_parameters
+deepspeed.runtime.zero.partition_parameters Init.ds_id
+deepspeed.runtime.zero.partition_parameters Init.ds_numel
+deepspeed.runtime.zero.partition_parameters Init.ds_shape
+deepspeed.runtime.zero.partition_parameters Init.ds_tensor
+deepspeed.runtime.zero.partition_parameters Init.partition
 transformers PreTrainedModel.get_decoder
 transformers PreTrainedModel.set_attn_implementation
 transformers PreTrainedModel.gradient_checkpointing_enable
 transformers PreTrainedModel.enable_input_require_grads
 transformers PretrainedConfig._attn_implementation
+transformers.core_model_loading "HF_DEACTIVATE_ASYNC_LOAD"
 peft.tuners.tuners_utils BaseTunerLayer.enable_adapters
 """
-"""Module, then class and attribute: what is used of an object, where no import says so."""
+"""Module, then class and attribute: what is used of an object, where no import says so. A class may
+give the attribute to objects of others, as DeepSpeed's `Init` does. In quotes: a variable of the
+environment that the module reads."""
 
 
 def imported(root: Path = ROOT) -> Iterator[tuple[str, str]]:
@@ -124,6 +136,8 @@ def is_there(module: str, path: str, vllm: Path) -> bool:
         found = importlib.import_module(module)
     except ImportError:
         return False
+    if path.startswith('"'):
+        return path in inspect.getsource(found)
     for name in path.split("."):
         if hasattr(found, name):
             found = getattr(found, name)
@@ -133,7 +147,8 @@ def is_there(module: str, path: str, vllm: Path) -> bool:
 
 
 def _is_assigned(owner: type, name: str) -> bool:
-    return any(f"self.{name}" in inspect.getsource(one) for one in owner.__mro__[:-1])
+    sources = (inspect.getsource(one) for one in owner.__mro__[:-1])
+    return any(re.search(rf"\w\.{name}\b.* = ", source) for source in sources)
 
 
 class Source:

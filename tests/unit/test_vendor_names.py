@@ -43,6 +43,7 @@ def test_a_name_that_a_release_has_lost_is_missing(vendor_names: Any, tmp_path: 
     assert not there("vllm.a", "Lost")
     assert not there("vllm.lost", "A")
     assert not there("transformers", "PreTrainedModel.lost_attribute")
+    assert not there("transformers.core_model_loading", '"HF_LOST"')
 
 
 def test_the_two_locks_differ_in_vllm_and_torch_only(vendor_names: Any):

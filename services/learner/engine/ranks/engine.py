@@ -31,11 +31,7 @@ from agent_r1.learner.engine.checkpoint import (
     POLICY_FILE,
 )
 from agent_r1.learner.engine.critic import load_critic
-from agent_r1.learner.engine.division import (
-    check_same_weights,
-    divided_loading,
-    is_divided,
-)
+from agent_r1.learner.engine.division import check_same_weights, divided_loading, is_divided
 from agent_r1.learner.engine.interface import EngineError, FloatArray, LossSpec, Model
 from agent_r1.learner.engine.lora import adapter_names, adapters_off, add_adapters
 from agent_r1.learner.engine.metric_accumulator import MetricAccumulator, batch_metrics
@@ -58,12 +54,7 @@ from agent_r1.learner.engine.ranks.messages import (
     TrainReply,
     ValueBatch,
 )
-from agent_r1.learner.engine.zero import (
-    ZeroModule,
-    divider,
-    freeze,
-    ignore_vendor_deprecations,
-)
+from agent_r1.learner.engine.zero import ZeroModule, divider, freeze, ignore_vendor_deprecations
 from agent_r1.learner.weights.snapshot import Weights
 
 
