@@ -185,7 +185,7 @@ def _estimated(setup: Any, folder: Path) -> dict[str, Any]:
         critic = size
         parts += list(state_parts(size, config, table.dtype, "critic"))
     parts.append(cpu_buffers(config, table.dtype))
-    buckets = list(bucket_parts(size, critic, config, table.dtype, on_gpu=False))
+    buckets = list(bucket_parts(size, critic, config, table.dtype))
     held = total(parts) - _passing(size.trained, config, table.dtype) * (2 if critic else 1)
     if config.zero_stage == 3:
         held += size.trained * value_bytes(table.dtype)  # its bucket

@@ -17,7 +17,7 @@ from typing import Any
 
 from agent_r1.config.run import Config
 from agent_r1.learner.algorithms import is_per_token
-from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.config import GRADIENT_BUCKET, EngineConfig
 from agent_r1_service.config import Dtype, LoraConfig, ModelConfig
 from agent_r1_service.imports import quick_imports
 from agent_r1_service.memory import GIB
@@ -29,8 +29,6 @@ ADAM = 2 * FLOAT
 """AdamW's two moments of a weight."""
 MASTER = FLOAT
 """A float32 copy of a bfloat16 weight."""
-BUCKET = 500_000_000
-"""Values of the buffer in which DeepSpeed reduces gradients, its `reduce_bucket_size`."""
 LIVE = 1_000_000_000
 """Most values that ZeRO-3 keeps gathered, its `stage3_max_live_parameters`."""
 CUDA, NCCL, FRAGMENTS = 1.5e9, 1e9, 0.05
@@ -202,20 +200,19 @@ def offloaded_parts(
 
 
 def bucket_parts(
-    size: ModelSize, critic: ModelSize | None, config: EngineConfig, dtype: Dtype, *, on_gpu: bool
+    size: ModelSize, critic: ModelSize | None, config: EngineConfig, dtype: Dtype
 ) -> Iterator[Part]:
     """Yield what DeepSpeed computes in: gradients on their way, and weights that it gathers."""
     stage, own = zero_stage(config, dtype), value_bytes(dtype)
     models = [size] if critic is None else [size, critic]
-    # The buffer is made for BUCKET values; a CPU gives pages only to those that are written.
-    buckets = [BUCKET if on_gpu else min(BUCKET, model.trained) for model in models]
+    buckets = [min(GRADIENT_BUCKET, model.trained) for model in models]
     if stage == 0 or (stage == 1 and dtype == "bfloat16" and config.offload == "none"):
         return
     if stage < 3:
         width = FLOAT if stage == 1 else own
         yield Part("bucket of gradients", max(buckets) * width)
         return
-    copy = max(min(BUCKET, model.trained) for model in models) if config.ranks > 1 else 0
+    copy = max(buckets) if config.ranks > 1 else 0
     yield Part("buckets of gradients", (sum(buckets) + copy) * own)
     if config.ranks > 1 or config.offload == "all":
         yield Part("gathered weights", min(LIVE, max(model.held for model in models)) * own)
@@ -272,7 +269,7 @@ def learner_parts(
         parts.append(Part("reference: weights", _reference_bytes(config, size)))
     if critic is not None:
         parts += state_parts(critic, table, dtype, "critic")
-    parts += bucket_parts(size, critic, table, dtype, on_gpu=on_gpu)
+    parts += bucket_parts(size, critic, table, dtype)
     tokens = microbatch_tokens(config)
     parts += activation_parts(size, table, config.model, tokens, on_gpu=on_gpu)
     if not on_gpu:

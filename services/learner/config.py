@@ -28,6 +28,8 @@ from agent_r1_service.config import ListenConfig, StrictConfig
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.verdicts import QUESTION
 
+GRADIENT_BUCKET = 500_000_000
+"""Most gradients that ranks exchange at a time: DeepSpeed's own `reduce_bucket_size`."""
 Layout = Literal["shared", "padded", "packed"]
 LoggerName = Literal["tensorboard", "wandb", "mlflow"]
 

@@ -30,7 +30,7 @@ SHAPE = {
     "max_position_embeddings": 512,
 }
 TINY_SHAPE = {"hidden_size": 64, "intermediate_size": 64}
-SHORT = ["lora-bfloat16", "ppo"]
+SHORT = ["lora-bfloat16"]
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 """Lets the C library give back at once what is freed: it would keep some for later."""
 

@@ -29,7 +29,7 @@ from deepspeed.utils.tensor_fragment import fragment_address
 from safetensors import safe_open
 from torch import nn
 
-from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.config import GRADIENT_BUCKET, EngineConfig
 from agent_r1.learner.engine.checkpoint import WEIGHT
 from agent_r1.learner.engine.division import whole_shape
 from agent_r1.learner.engine.interface import EngineError
@@ -88,7 +88,7 @@ class ZeroModule:
         _leave_out_shared_memory_op()
         self._engine: Any
         self._adam = optimizer
-        settings = deepspeed_config(config, dtype)
+        settings = deepspeed_config(config, dtype, trained=self.num_weights())
         self._stage: int = settings["zero_optimization"]["stage"]
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer, config=settings, dist_init_required=False
@@ -308,13 +308,22 @@ def _leave_out_shared_memory_op() -> None:
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
 
 
-def deepspeed_config(config: EngineConfig, dtype: str) -> dict[str, Any]:
-    """Return the DeepSpeed configuration for an engine table and a weight dtype."""
+def deepspeed_config(
+    config: EngineConfig, dtype: str, *, trained: int = GRADIENT_BUCKET
+) -> dict[str, Any]:
+    """Return the DeepSpeed configuration for an engine table, a weight dtype and a module.
+
+    Args:
+        config: the table.
+        dtype: of the weights.
+        trained: how many of the module's weights are trained.
+    """
     bf16 = dtype == "bfloat16"
     # Without ZeRO, DeepSpeed would accumulate bfloat16 gradients in bfloat16; stage 1 keeps
     # float32 gradients and master weights.
     stage = max(1, config.zero_stage) if bf16 else config.zero_stage
-    zero: dict[str, Any] = {"stage": stage}
+    # Stages 2 and 3 make the whole bucket at once, also for adapters of a few million weights.
+    zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": min(GRADIENT_BUCKET, trained)}
     if config.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu"}
     if config.offload == "all":

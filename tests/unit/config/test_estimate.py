@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from agent_r1.config.estimate import (
-    BUCKET,
     CUDA,
     ENGINE,
     FRAGMENTS,
@@ -29,7 +28,7 @@ from agent_r1.config.estimate import (
     total,
 )
 from agent_r1.config.run import Config
-from agent_r1.learner.config import EngineConfig
+from agent_r1.learner.config import GRADIENT_BUCKET, EngineConfig
 from agent_r1_service.config import ModelConfig
 
 SIZE = ModelSize(
@@ -113,30 +112,32 @@ def test_page_locked_blocks_are_rounded_up_to_a_power_of_two():
     assert offloaded(table, page_locked=True)[-1] == 24 + 24 + 12
 
 
-def buckets(table: dict[str, Any], dtype: Any = "bfloat16", *, on_gpu: bool = True) -> list[float]:
+def buckets(table: dict[str, Any], dtype: Any = "bfloat16", size: ModelSize = SIZE) -> list[float]:
     engine = EngineConfig.model_validate(table)
-    return [part.size for part in bucket_parts(SIZE, None, engine, dtype, on_gpu=on_gpu)]
+    return [part.size for part in bucket_parts(size, None, engine, dtype)]
 
 
-def test_buckets_of_a_gpu_have_the_size_that_deepspeed_gives_them():
+def test_buckets_hold_the_gradients_of_what_is_trained():
     assert buckets({}) == []
-    assert buckets({"zero_stage": 2}) == [BUCKET * 2]
+    assert buckets({"zero_stage": 2}) == [1000 * 2]
     # Stage 1 with offload reduces the float32 sum.
-    assert buckets({"zero_stage": 1, "offload": "optimizer"}) == [BUCKET * 4]
+    assert buckets({"zero_stage": 1, "offload": "optimizer"}) == [1000 * 4]
     # Two ranks exchange a copy of what is in the bucket, and gather the weights that they use.
-    assert buckets({"zero_stage": 3, "ranks": 2}) == [(BUCKET + 1000) * 2, 1000 * 2]
-    assert buckets({"zero_stage": 3}) == [BUCKET * 2]
+    assert buckets({"zero_stage": 3, "ranks": 2}) == [(1000 + 1000) * 2, 1000 * 2]
+    assert buckets({"zero_stage": 3}) == [1000 * 2]
+    assert buckets({}, "float32") == []
 
 
-def test_a_cpu_gives_pages_to_what_is_written_alone():
-    assert buckets({"zero_stage": 2}, on_gpu=False) == [1000 * 2]
-    assert buckets({}, "float32", on_gpu=False) == []
+def test_a_bucket_has_a_limit():
+    large = dataclasses.replace(SIZE, weights=3 * GRADIENT_BUCKET)
+    assert large.trained > GRADIENT_BUCKET
+    assert buckets({"zero_stage": 2}, size=large) == [GRADIENT_BUCKET * 2]
 
 
 def test_no_more_than_a_limit_is_gathered_at_a_time():
     size = dataclasses.replace(SIZE, weights=3 * LIVE)
     engine = EngineConfig(zero_stage=3, ranks=2)
-    *_, gathered = bucket_parts(size, None, engine, "bfloat16", on_gpu=True)
+    *_, gathered = bucket_parts(size, None, engine, "bfloat16")
     assert gathered.size == LIVE * 2
 
 

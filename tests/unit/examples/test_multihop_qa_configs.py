@@ -284,7 +284,8 @@ def test_compose_starts_with_a_file_whose_gpu_is_shared(
     (default,) = re.findall(r"\$\{CONFIG:-(.*)\}", compose)
     assert f"#CONFIG={default}\n" in (REPOSITORY / ".env.example").read_text()
     # Learner and rollout server have GPU 0 by default.
-    assert compose.count("${ROLLOUT_GPUS:-0}") == compose.count("${LEARNER_GPUS:-0}") + 1
+    assert 'ROLLOUT_GPUS: "${ROLLOUT_GPUS:-0}"' in compose
+    assert 'CUDA_VISIBLE_DEVICES: "${LEARNER_GPUS:-0}"' in compose
     file = REPOSITORY / default
     assert file in BOXES
     config = load(file, options(file, "ppo"))
