@@ -30,7 +30,8 @@ SHAPE = {
     "max_position_embeddings": 512,
 }
 TINY_SHAPE = {"hidden_size": 64, "intermediate_size": 64}
-SHORT = ["lora-bfloat16"]
+SHORT = ["bfloat16"]
+"""Policy, reference and critic, of float32 files, so that what a rank reads is a copy of its own."""
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 """Lets the C library give back at once what is freed: it would keep some for later."""
 
@@ -70,6 +71,7 @@ def run(folder: Path, ranks: int, cases: list[str]) -> list[dict]:
                 **RankPlace(rank, ranks, rank, port=port).environment(),
                 **MALLOC,
                 "OMP_NUM_THREADS": "1",
+                "DS_ACCELERATOR": "cpu",
             },
             stdout=subprocess.PIPE,
         )
@@ -103,3 +105,6 @@ def test_a_rank_takes_its_part_of_the_memory_and_the_weights_are_those_of_the_fi
     assert len(answers) == ranks * len(cases)
     assert [answer for answer in answers if answer["different"]] == []
     assert [answer for answer in answers if answer["peak"] > answer["bound"]] == []
+    loaded = [(case, peaks) for case in answers for peaks in case["loading"].values()]
+    assert len(loaded) >= len(answers)
+    assert [case for case, peaks in loaded if max(peaks) > case["loading_bound"]] == []

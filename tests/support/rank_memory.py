@@ -5,7 +5,9 @@
 Started with the variables of a launcher. FOLDER holds the models of `Case.model`, and states to
 resume from. What is counted is private to this process (`Private_Dirty`, which leaves out the pages
 of the model's files), less what an engine of a tiny model with as many modules takes: libraries,
-and the objects of Python that DeepSpeed makes of each module.
+and the objects of Python that DeepSpeed makes of each module. The loading of policy, reference and
+critic is measured on its own as well: what one of them takes in passing would hide in what an
+optimizer takes later.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +36,7 @@ with quick_imports():
     from agent_r1.learner.config import EngineConfig
     from agent_r1.learner.engine.checkpoint import POLICY_FILE
     from agent_r1.learner.engine.model import DTYPES
+    from agent_r1.learner.engine.ranks import engine as rank_engine
     from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
     from agent_r1_service.config import LoraConfig, ModelConfig
 
@@ -89,6 +92,11 @@ class Case:
             own += sum(weights) * (value + MASTER + gradients)
         return 1.1 * (own / ranks + 2 * max(weights) * value)
 
+    def loading_bound(self, weights: list[int], ranks: int) -> float:
+        """Return the bytes that the loading of one model may take; see `bound`."""
+        value = DTYPES[self.dtype].itemsize
+        return 1.1 * (sum(weights) / ranks + 2 * max(weights)) * value
+
 
 CASES = {
     "policy": Case(),
@@ -128,6 +136,29 @@ def peak_of_private_bytes(peaks: list[int]) -> Iterator[None]:
     ended.set()
     thread.join()
     peaks.append(max(*seen, private_bytes()))
+
+
+@contextmanager
+def measured_loading(peaks: dict[str, list[int]]) -> Iterator[None]:
+    """Append what each model takes while it is loaded, by the function that loads it."""
+
+    def measuring(load: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def measured(*arguments: Any) -> Any:
+            tidy()
+            before, seen = private_bytes(), list[int]()
+            with peak_of_private_bytes(seen):
+                loaded = load(*arguments)
+            peaks.setdefault(name, []).append(seen[0] - before)
+            return loaded
+
+        return measured
+
+    loads = {name: getattr(rank_engine, name) for name in ("load_causal_model", "load_critic")}
+    for name, load in loads.items():
+        setattr(rank_engine, name, measuring(load, name))
+    yield
+    for name, load in loads.items():
+        setattr(rank_engine, name, load)
 
 
 def tidy() -> None:
@@ -179,18 +210,17 @@ def different(engine: Any, case: Case, folder: Path) -> list[str]:
 
 def measure(case: Case, folder: Path) -> dict[str, Any]:
     """Build an engine; return what it took and what differs from the files."""
-    from agent_r1.learner.engine.ranks.engine import RankEngine
-
     ranks, device = dist.get_world_size(), torch.device("cpu")
-    RankEngine(case.setup(folder, ranks, TINY), device)  # which loads libraries
+    rank_engine.RankEngine(case.setup(folder, ranks, TINY), device)  # which loads libraries
     tidy()
     empty, peaks = private_bytes(), []
-    tiny = RankEngine(case.setup(folder, ranks, TINY), device)
+    tiny = rank_engine.RankEngine(case.setup(folder, ranks, TINY), device)
     tidy()
     before = 2 * private_bytes() - empty
     dist.barrier()
-    with peak_of_private_bytes(peaks):
-        engine = RankEngine(case.setup(folder, ranks), device)
+    loading: dict[str, list[int]] = {}
+    with measured_loading(loading), peak_of_private_bytes(peaks):
+        engine = rank_engine.RankEngine(case.setup(folder, ranks), device)
         if case.resumes:
             engine.load(folder / case.model)
         dist.barrier()
@@ -200,12 +230,12 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     sizes: Any = [getattr(p, "ds_numel", p.numel()) for p in engine.model.parameters()]
     bound = case.bound(sizes, engine.num_weights(), ranks)
     answer = {"peak": peaks[0] - before, "held": held, "bound": round(bound)}
+    answer |= {"loading": loading, "loading_bound": round(case.loading_bound(sizes, ranks))}
     return answer | {"different": different(engine, case, folder)}
 
 
 def main(folder: Path, names: list[str]) -> None:
     """Measure the cases on this rank."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for name in names:
