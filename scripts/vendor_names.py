@@ -56,7 +56,12 @@ vllm.config.scheduler SchedulerConfig.max_num_batched_tokens
 vllm.config.cache CacheConfig.block_size
 vllm.config.compilation CompilationConfig.cudagraph_mode
 vllm.engine.arg_utils AsyncEngineArgs.create_engine_config
+vllm.engine.arg_utils EngineArgs.distributed_executor_backend
+vllm.engine.arg_utils EngineArgs.enable_chunked_prefill
+vllm.engine.arg_utils EngineArgs.hf_overrides
+vllm.engine.arg_utils EngineArgs.ir_op_priority
 vllm.engine.arg_utils EngineArgs.kv_cache_memory_bytes
+vllm.engine.arg_utils EngineArgs.load_format
 vllm.engine.arg_utils EngineArgs.logprobs_mode
 vllm.engine.arg_utils EngineArgs.scheduler_cls
 vllm.engine.arg_utils EngineArgs.weight_transfer_config
@@ -115,11 +120,13 @@ environment that the module reads."""
 
 
 def imported(root: Path = ROOT) -> Iterator[tuple[str, str]]:
-    """Yield module and name of every import from the packages in this project's sources."""
+    """Yield module and name of every import from the packages, and what is used of `deepspeed.`."""
     files = (file for folder in SOURCES for file in sorted((root / folder).rglob("*.py")))
     for node in (node for file in files for node in ast.walk(_parsed(file))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in PACKAGES:
             yield from ((str(node.module), alias.name) for alias in node.names)
+        if isinstance(node, ast.Attribute) and (path := ast.unparse(node)).startswith("deepspeed."):
+            yield "deepspeed", path.removeprefix("deepspeed.")
 
 
 def all_names() -> list[tuple[str, str]]:

@@ -5,7 +5,7 @@
 Looks at the machine, then starts the sampling engine, the training engine and the whole loop, all
 with a random model of Qwen2.5-0.5B's shape in bfloat16. A part that lacks something says so, and
 the others run. Writes `report.json` and `report.txt` in any case, to attach to a bug, into
-`runs/test-gpu` or FOLDER. With `--device cpu`, a tiny model takes the same way.
+`runs/test-gpu` or FOLDER. `--device cpu` does the same with a tiny model.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ MOST_DIFFERENCE = {"float32": 1e-4, "bfloat16": 0.5}
 on average."""
 DTYPE = "bfloat16"
 PATTERNS = {
-    "vllm_runner": r"Using (V2) Model Runner",
+    "model_runner": r"policy started .*model_runner=(\S+)",
+    "asynchronous": r"policy started .*asynchronous=(\S+)",
+    "graphs": r"policy started .*graphs=(\S+)",
     "attention": r"Using (\S+) attention backend",
     "kv_cache_tokens": r"KV cache size: ([\d,]+) tokens",
     "load_gib": r"Model loading took ([\d.]+) GiB memory",
@@ -44,7 +46,7 @@ PATTERNS = {
     "capture_gib": r"Graph capturing finished in \d+ secs, took ([\d.]+) GiB",
     "init_s": r"init engine \(.*\) took ([\d.]+) s",
 }
-"""Of vLLM's log at INFO, by what the report calls it."""
+"""Of our log, and vLLM's at INFO, by what the report calls it."""
 
 
 def read_log(text: str) -> dict[str, str]:

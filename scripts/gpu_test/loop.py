@@ -73,6 +73,7 @@ VARIANTS = {
     "offload": Variant({"learner.zero_stage": 1, "learner.offload": "optimizer"}),
     "lora": Variant({"model.lora.rank": 8}),
     "resume": Variant({}, resumes=True),
+    "v1": Variant({"rollout.model_runner": "v1"}),
     "shared": Variant({"placement.rollout": [[0]], "placement.learner": [0]}),
 }
 

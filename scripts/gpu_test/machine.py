@@ -17,6 +17,8 @@ from agent_r1.config.gpu_looks import look_at_gpus
 from agent_r1.config.machine import describe_disk, describe_gpus
 from agent_r1.config.packages import installed_version
 from agent_r1.config.redis_server import look_at_own_redis
+from agent_r1_service.files.room import SHARED_MEMORY, free_bytes
+from agent_r1_service.gpu_needs import check_compiler, check_shared_memory
 from agent_r1_service.gpus import read_devices, read_gpus
 from scripts.gpu_test.parts import PASSED, ROOT, Part, missing
 from scripts.gpu_test.report import MACHINE
@@ -61,6 +63,10 @@ def look(device: str) -> Part:
         figures["device"] = next((device.name for device in read_devices()), "none")
         figures["memory of GPUs"] = [round(gpu.memory_bytes / 1e9, 1) for gpu in read_gpus()]
         figures["topology"] = _run("nvidia-smi", "topo", "-m").splitlines()
+    else:
+        shared = check_shared_memory(free_bytes(SHARED_MEMORY))
+        for finding in (check_compiler(), shared):  # that a GPU would need
+            figures[finding.name] = " ".join([finding.text, finding.remedy]).strip()
     part = Part(MACHINE, "; ".join(problems) or PASSED, figures)
     part.seconds = round(time.monotonic() - started, 1)
     return part

@@ -31,7 +31,7 @@ SHAPE = {
 }
 TINY_SHAPE = {"hidden_size": 64, "intermediate_size": 64}
 SHORT = ["bfloat16"]
-"""Policy, reference and critic, of float32 files, so that what a rank reads is a copy of its own."""
+"""Policy, reference and critic of float32 files: what a rank reads is then a copy of its own."""
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 16)}
 """Lets the C library give back at once what is freed: it would keep some for later."""
 

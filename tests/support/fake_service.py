@@ -51,7 +51,7 @@ def main() -> None:
             file.write(f"{line}\n")
 
     for variable, value in sorted(os.environ.items()):
-        if variable.startswith(("AGENT_R1_", "TORCHINDUCTOR_")):
+        if variable.startswith(("AGENT_R1_", "TORCHINDUCTOR_CACHE")):
             note(f"env {arguments.name} {variable} {value}")
     if arguments.resume_if_begun:
         note(f"resume {arguments.name}")

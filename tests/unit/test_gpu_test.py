@@ -17,13 +17,13 @@ from scripts.gpu_test.every_turn_searches import EveryTurnSearches
 from scripts.gpu_test.parts import Part
 
 START = """\
-INFO [gpu_worker.py:518] Using V2 Model Runner
 INFO [cuda.py:507] Using FLASH_ATTN attention backend out of potential backends: ['FLASH_ATTN'].
 INFO [model_runner.py:425] Model loading took 0.93 GiB memory and 1.250000 seconds
 INFO [monitor.py:62] torch.compile took 12.34 s in total
 INFO [kv_cache_utils.py:2328] GPU KV cache size: 1,234,560 tokens, Maximum concurrency for 2,048
 INFO [model_runner.py:1128] Graph capturing finished in 7 secs, took 0.55 GiB
 INFO [core.py:396] init engine (profile, create kv cache, warmup model) took 31.50 s
+policy started model=m dtype=bfloat16 model_runner=v2 asynchronous=True graphs=FULL_AND_PIECEWISE
 """
 
 
@@ -83,7 +83,9 @@ def test_every_turn_of_a_random_model_is_a_call():
 
 def test_what_vllm_logs_of_its_start_is_read():
     assert engine.read_log(START) == {
-        "vllm_runner": "V2",
+        "model_runner": "v2",
+        "asynchronous": "True",
+        "graphs": "FULL_AND_PIECEWISE",
         "attention": "FLASH_ATTN",
         "kv_cache_tokens": "1,234,560",
         "load_gib": "0.93",

@@ -22,6 +22,7 @@ def test_every_name_is_in_the_installed_packages(vendor_names: Any):
     names = vendor_names.all_names()
     assert ("vllm.v1.engine.async_llm", "AsyncLLM") in names  # from an import
     assert ("vllm.v1.engine.async_llm", "AsyncLLM.engine_core") in names  # from the list
+    assert ("deepspeed", "zero.GatheredParameters") in names  # from its use
     folder = vendor_names.installed_vllm()
     assert [name for name in names if not vendor_names.is_there(*name, folder)] == []
 

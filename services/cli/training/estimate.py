@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from agent_r1.cli.training.remedies import changed, make_fit
 from agent_r1.config.boxes import (
@@ -45,6 +45,8 @@ PROGRAMS = 1.7e9
 """Python, torch and vLLM in the services of a run on a CPU, without models: docs/benchmarks.md."""
 ADAPTERS = LoraConfig(rank=32)
 """What is proposed where training all weights does not fit."""
+RESERVE = 0.1
+"""Share of GPU and memory that proposed keys leave free: a peak may be larger than estimated."""
 WIDTH = 52
 
 
@@ -80,10 +82,10 @@ def estimate(arguments: argparse.Namespace) -> int:
     )
     scorers = [size_of(str(table.path), None) for table in config.reward.to_serve().values()]
 
-    def summed(config: Config, policy: ModelSize = policy) -> RunEstimate:
-        return sum_up(config, policy, critic, machine, scorers)
+    def fits(config: Config, policy: ModelSize = policy) -> bool:
+        return not sum_up(config, policy, critic, with_reserve(machine), scorers).problems
 
-    found = summed(config)
+    found = sum_up(config, policy, critic, machine, scorers)
     for line in _lines(config, policy, found, machine):
         print(line)
     if not found.problems:
@@ -91,17 +93,17 @@ def estimate(arguments: argparse.Namespace) -> int:
         return 0
     for problem in found.problems:
         print(f"!! {problem}")
-    changes = make_fit(config, lambda one: not summed(one).problems, machine)
+    changes = make_fit(config, fits, machine)
     if changes is None:
         print("no key makes it fit; take a smaller model, a larger machine, or more of them")
     else:
-        print("it fits with:")
+        print(f"it fits, with {RESERVE:.0%} to spare, with:")
         for table, key, value in changes:
             print(f"  --set {table}.{key}={str(value).lower()}")
     if model.lora is None:
         adapted = size_of(model.path, model.revision, ADAPTERS)
         lora = changed(config, [("model", "lora", ADAPTERS)])
-        if not summed(lora, adapted).problems:
+        if fits(lora, adapted):
             print(
                 f"or with adapters alone (LoRA): --set model.lora.rank={ADAPTERS.rank}, and about "
                 f"ten times learner.lr ({config.learner.lr:g})"
@@ -141,6 +143,17 @@ def look_at(
         disk_bytes=free_bytes(config.run.folder().absolute()),
         gpus=gpus or count or 1,
         boxes=boxes,
+    )
+
+
+def with_reserve(machine: Machine) -> Machine:
+    """Return a machine with less GPU and memory, for keys that are to fit with some to spare."""
+
+    def less(size: float | None) -> float | None:
+        return None if size is None else (1 - RESERVE) * size
+
+    return replace(
+        machine, gpu_bytes=less(machine.gpu_bytes), memory_bytes=less(machine.memory_bytes)
     )
 
 

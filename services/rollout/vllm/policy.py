@@ -213,7 +213,12 @@ class VllmPolicy(Policy):
         after_cached, cached = await self._score(token_ids, reads_cache=True)
         if not cached:
             return after_cached
-        computed, _ = await self._score(token_ids, reads_cache=False)
+        computed, cached_again = await self._score(token_ids, reads_cache=False)
+        if cached_again:
+            raise PolicyError(
+                f"the engine took {cached_again} tokens of a prompt from its cache, and was to "
+                "compute all of them; set run.deterministic = true, which has no cache"
+            )
         return computed[:cached] + after_cached
 
     async def _score(self, token_ids: list[int], *, reads_cache: bool) -> tuple[list[float], int]:

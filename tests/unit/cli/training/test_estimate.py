@@ -19,7 +19,7 @@ from agent_r1.cli.training.dry_run import (
     prediction,
     shortened,
 )
-from agent_r1.cli.training.estimate import sum_up
+from agent_r1.cli.training.estimate import sum_up, with_reserve
 from agent_r1.cli.training.remedies import changed, make_fit
 from agent_r1.config.boxes import Machine
 from agent_r1.config.estimate import ModelSize, learner_parts, total
@@ -93,6 +93,13 @@ def test_a_box_has_gpus_and_memory(tmp_path: Path, capsys: pytest.CaptureFixture
     # Two processes with a GPU take 4 GB each, the services 4, and Redis 0.5.
     (problem,) = [line for line in printed if line.startswith("!! ")]
     assert problem.startswith("!! memory of machine 0: 12.5")
+
+
+def test_proposed_keys_leave_some_to_spare():
+    gpu = Machine(gpu_bytes=80e9, memory_bytes=100e9, disk_bytes=None)
+    spared = with_reserve(gpu)
+    assert (spared.gpu_bytes, spared.memory_bytes) == pytest.approx((72e9, 90e9))
+    assert with_reserve(LARGE).gpu_bytes is None
 
 
 def test_too_few_gpus_are_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
