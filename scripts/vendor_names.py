@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,16 +184,11 @@ class Source:
     def _find(self, module: str, name: str) -> tuple[str, ast.AST] | None:
         """Return the module that defines a name, and the definition."""
         file = self._file(module)
-        for node in ast.walk(_parsed(file)) if file else ():
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == name:
-                return module, node
-            if isinstance(node, ast.Assign | ast.AnnAssign) and name in _targets(node):
-                return module, node
-            if isinstance(node, ast.ImportFrom) and node.module:
-                for alias in node.names:
-                    if name == (alias.asname or alias.name):
-                        return self._find(node.module, alias.name) or (module, node)
-        return None
+        node = _definitions(file).get(name) if file else None
+        if not isinstance(node, ast.ImportFrom):
+            return None if node is None else (module, node)
+        (alias,) = (alias for alias in node.names if name == (alias.asname or alias.name))
+        return self._find(str(node.module), alias.name) or (module, node)
 
     def _has_attribute(self, module: str, owner: ast.AST, attribute: str) -> bool:
         for node in ast.walk(owner):
@@ -208,6 +203,23 @@ class Source:
             if found and self._has_attribute(*found, attribute):
                 return True
         return False
+
+
+@functools.cache
+def _definitions(file: Path) -> dict[str, ast.AST]:
+    """Return what a module defines or imports, at any depth; the first counts."""
+    found: dict[str, ast.AST] = {}
+    for node in ast.walk(_parsed(file)):
+        names: Iterable[str] = ()
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names = _targets(node)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [alias.asname or alias.name for alias in node.names]
+        for name in names:
+            found.setdefault(name, node)
+    return found
 
 
 @functools.cache
