@@ -50,7 +50,7 @@ test-hosts: setup ## train on network namespaces that share nothing, over slow a
 	@$(BIN)/python scripts/test_hosts
 
 test-ranks: setup ## run 2 and 3 learner ranks on hosts that share nothing (network namespaces), and 2 with LoRA, under every ZeRO stage, and measure the memory of 2 and 4 under ZeRO-3
-	@$(BIN)/python -m pytest tests/integration/test_ranks_on_hosts.py tests/integration/test_two_ranks.py tests/integration/test_rank_memory.py -m "ranks or not ranks" --timeout 900
+	@$(BIN)/python -m pytest tests/integration/test_ranks_on_hosts.py tests/integration/test_two_ranks.py tests/integration/test_rank_memory.py tests/integration/test_estimate_memory.py -m "ranks or not ranks" --timeout 900
 
 test-models: setup ## run every supported architecture, train on segments, and serve an exported agent, with real vLLM and DeepSpeed
 	@$(BIN)/python -m pip download -q --no-deps --dest build/templates trl==1.16.0 # for its chat templates
