@@ -1,13 +1,13 @@
-"""One rank of test_rank_memory.py: private memory while it builds engines, one JSON line each.
+"""One rank of test_rank_memory.py: private memory while it builds engines, as one JSON line.
 
-    python -m tests.support.rank_memory FOLDER CASE...
+    python -m tests.support.rank_memory FOLDER CASE
 
 Started with the variables of a launcher. FOLDER holds the models of `Case.model`, and states to
-resume from. What is counted is private to this process (`Private_Dirty`, which leaves out the pages
-of the model's files), less what an engine of a tiny model with as many modules takes: libraries,
-and the objects of Python that DeepSpeed makes of each module. The loading of policy, reference and
-critic is measured on its own as well: what one of them takes in passing would hide in what an
-optimizer takes later.
+resume from. What is counted is memory that no file holds (`Anonymous`; `Private_Dirty` would count
+pages of the model's files until they are written to the disk), less what an engine of a tiny model
+with as many modules takes: libraries, and the objects of Python that DeepSpeed makes of each
+module. The loading of policy, reference and critic is measured on its own as well: what one of them
+takes in passing would hide in what an optimizer takes later.
 """
 
 from __future__ import annotations
@@ -114,9 +114,9 @@ CASES = {
 
 
 def private_bytes() -> int:
-    """Return what no other process shares and no file holds."""
+    """Return what this process has and no file holds."""
     rollup = Path("/proc/self/smaps_rollup").read_text(encoding="ascii")
-    (line,) = (line for line in rollup.splitlines() if line.startswith("Private_Dirty:"))
+    (line,) = (line for line in rollup.splitlines() if line.startswith("Anonymous:"))
     return int(line.split()[1]) * 1024
 
 
@@ -234,18 +234,16 @@ def measure(case: Case, folder: Path) -> dict[str, Any]:
     return answer | {"different": different(engine, case, folder)}
 
 
-def main(folder: Path, names: list[str]) -> None:
-    """Measure the cases on this rank."""
+def main(folder: Path, name: str) -> None:
+    """Measure the case on this rank."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for name in names:
-        answer = measure(CASES[name], folder)
-        line = {"case": name, "rank": dist.get_rank()} | answer
-        sys.stdout.write(json.dumps(line) + "\n")
-        sys.stdout.flush()
+    line = {"case": name, "rank": dist.get_rank()} | measure(CASES[name], folder)
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
     dist.barrier()
     os._exit(0)  # nothing has to end in order
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(Path(sys.argv[1]), sys.argv[2])
