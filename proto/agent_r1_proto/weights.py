@@ -12,6 +12,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from agent_r1_proto.messages import StrictMessage
+from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 
 SNAPSHOT_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
@@ -68,6 +69,8 @@ class WeightManifest(StrictMessage):
 
     schema_version: Literal["1.0", "1.1", "1.2"] = "1.2"
     run_id: str
+    policy: PolicyName = DEFAULT_POLICY
+    """Whose weights they are."""
     policy_version: Annotated[int, Field(ge=0)]
     kind: Literal["dense", "adapter"] = "dense"
     """`dense` has every weight of the model, `adapter` the matrices of a LoRA adapter alone."""
@@ -96,6 +99,7 @@ class LoadRequest(StrictMessage):
 
     manifest_location: str
     """Transport `file`: absolute path of the manifest; `http`: its URL."""
+    policy: PolicyName = DEFAULT_POLICY
     policy_version: Annotated[int, Field(ge=0)]
 
 

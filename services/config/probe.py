@@ -26,8 +26,8 @@ from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.policy import PolicyError
-from agent_r1.rollout.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model
+from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig

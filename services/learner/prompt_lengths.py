@@ -40,7 +40,7 @@ class PromptFormat:
 
     def render(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> str:
         """Return the text of a prompt, without the descriptions of tools."""
-        messages = [{"role": m.role, "content": m.content} for m in task.messages()]
+        messages = [{"role": m.role, "content": m.text()} for m in task.messages()]
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
         text = tokenizer.apply_chat_template(

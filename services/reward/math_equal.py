@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from agent_r1.reward import scoring
-from agent_r1_proto.rewards import ScoreRequest
+from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 
 logger = logging.getLogger(__name__)
 
@@ -39,20 +39,17 @@ _HASHES = re.compile(r"####\s*(\S[^\n]*)")
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?!\w)")
 
 
-def math_answer(text: str, *, number: bool = False) -> str | None:
+def math_answer(turn: ScoreTurn, *, number: bool = False) -> str | None:
     """Return the answer that a turn ends with, as LaTeX; None when it gives none.
 
-    It is the last of: what an `<answer>` block holds (what is boxed in it, where something is), or
-    the last `\\boxed{}`, or the rest of a line after `####`, or, with `number`, the last number.
-    Thoughts (`<think>`) are left out, and so is all of a text whose thought never ends.
+    It is the last of: the turn's answer (what is boxed in it, where something is), or the last
+    `\\boxed{}`, or the rest of a line after `####`, or, with `number`, the last number. Thoughts
+    are left out.
     """
-    if text.rfind("<think>") > text.rfind("</think>"):
-        return None
-    text = text.rpartition("</think>")[2]
-    block = scoring.extract_answer(text)
-    if block is not None:
-        boxed = _last_boxed(block)
-        return _bare(boxed if boxed is not None else block) or None
+    text = turn.text if turn.said is None else turn.said
+    if turn.answer is not None:
+        boxed = _last_boxed(turn.answer)
+        return _bare(boxed if boxed is not None else turn.answer) or None
     boxed = _last_boxed(text)
     if boxed is not None:
         return _bare(boxed) or None
@@ -99,7 +96,7 @@ def math_equal(request: ScoreRequest) -> float:
     """
     answers = scoring.accepted_answers(request.payload)
     number = request.payload.get("answer_type") == "number"
-    prediction = math_answer(request.turns[-1].text, number=number)
+    prediction = math_answer(request.turns[-1], number=number)
     if prediction is None or len(prediction) > MAX_ANSWER_CHARS:
         return 0.0
     return float(_WORKERS.equal(answers, prediction))

@@ -186,8 +186,14 @@ class AgentLoop:
         return list(names)
 
     def _asked(self, task: Task) -> list[PromptMessage]:
-        """Return the dialogue of a task; the results it ends with look as they do between turns."""
+        """Return the dialogue of a task; the results it ends with look as they do between turns.
+
+        Raises:
+            AttemptFailedError: it holds an image.
+        """
         messages = task.messages()
+        for message in messages:
+            self._turns.text(message.content)
         if self._env.system_prompt is not None and messages[0].role != "system":
             messages.insert(0, ChatMessage(role="system", content=self._env.system_prompt))
         asked = list(messages)

@@ -26,10 +26,12 @@ from agent_r1.rollout.earlier_turns import (
     short_dialogue,
 )
 from agent_r1.rollout.outside_text import OutsideText, as_json
-from agent_r1.rollout.parsing import MARKUP, THINK_CLOSE, THINK_OPEN, TurnText, parse_turn
-from agent_r1.rollout.tool_formats import HERMES, ParsedCall, ToolFormat
+from agent_r1.text.reading import MARKUP, THINK_CLOSE, THINK_OPEN, TurnReader
+from agent_r1.text.tool_formats import HERMES, ParsedCall, ToolFormat
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
+from agent_r1_proto.trajectory import Reply
 
 _QUOTED = f'{REPLY} "quoted"\nnext.'
 """A reply that looks different where a template writes it as a string of JSON."""
@@ -55,11 +57,21 @@ class OutsideMessage:
 
     role: Role
     text: str
+    """As the template writes it."""
     token_ids: list[int]
     """Of its text, from `encode_text` or `encode_limited`."""
     call_id: str = ""
     """What the model called the call that it answers, for templates that repeat it beside the
     result; "" where it did not say."""
+    content: str = ""
+    """What it says: its text, but for what a template does to write that as JSON."""
+    call: int | None = None
+    """Which call of the turn it answers."""
+
+    def recorded(self) -> Reply:
+        """Return it as a trajectory keeps it."""
+        assert self.role in ("tool", "user")
+        return Reply(role=self.role, parts=[TextPart(text=self.content)], call=self.call)
 
 
 PromptMessage = ChatMessage | OutsideMessage
@@ -136,6 +148,8 @@ class ChatFormat:
         prompt = self._render(question).removeprefix(asked)
         self.opens_in_thought = prompt.count(THINK_OPEN) > prompt.count(THINK_CLOSE)
         """The generation prompt ends inside a thought, so every turn begins in one."""
+        self.reader = TurnReader(tool_format, opens_in_thought=self.opens_in_thought)
+        """Reads turns; `env.answer_pattern` is not the template's."""
         self._opening = prompt[prompt.rindex(THINK_OPEN) :] if self.opens_in_thought else ""
 
     # -- prompts and replies ---------------------------------------------------------------------
@@ -157,7 +171,7 @@ class ChatFormat:
         marks = [f"{mark}-{i}." for i in range(len(outside))]
         numbers = iter(range(len(outside)))
         dialogue = [
-            {"role": m.role, "content": m.content}
+            {"role": m.role, "content": m.text()}
             if isinstance(m, ChatMessage)
             else outside_message(i := next(numbers), m.role, marks[i])
             for m in messages
@@ -215,6 +229,16 @@ class ChatFormat:
             text, max_chars=max_chars, max_tokens=max_tokens, in_json=in_json
         )
 
+    def outside_message(
+        self, role: Role, text: str, *, max_chars: int, max_tokens: int | None
+    ) -> OutsideMessage:
+        """Return a message from outside, encoded and cut as by `encode_limited`."""
+        shown, token_ids = self.encode_limited(
+            text, max_chars=max_chars, max_tokens=max_tokens, role=role
+        )
+        whole = as_json(text) if role in self._json_roles else text
+        return OutsideMessage(role, shown, token_ids, content=text if shown == whole else shown)
+
     def encode_reply(self, reply: Sequence[OutsideMessage]) -> list[int]:
         """Return the tokens between a sampled end-of-turn token and the model's next turn.
 
@@ -251,12 +275,6 @@ class ChatFormat:
         """Decode tokens as they are, control tokens included."""
         return self._backend.decode(list(token_ids), skip_special_tokens=False)
 
-    def read_turn(self, text: str) -> TurnText:
-        """Read the text of a turn, from `decode_turn`."""
-        return parse_turn(
-            text, tool_format=self._tool_format, opens_in_thought=self.opens_in_thought
-        )
-
     def call_end_indexes(
         self, token_ids: Sequence[int], text: str, calls: Sequence[ParsedCall]
     ) -> list[int]:
@@ -267,7 +285,7 @@ class ChatFormat:
         Args:
             token_ids: [N] one turn as sampled.
             text: `decode_turn(token_ids)`.
-            calls: what `read_turn(text)` found.
+            calls: what the reader found in it.
         """
         if not calls:
             return []
@@ -398,7 +416,7 @@ class ChatFormat:
 def _unused_mark(messages: Sequence[PromptMessage]) -> str:
     """Return a word that stands for messages from outside, and in none of the others."""
     mark = REPLY
-    while any(isinstance(m, ChatMessage) and mark in m.content for m in messages):
+    while any(isinstance(m, ChatMessage) and mark in m.text() for m in messages):
         mark += "x"
     return mark
 

@@ -106,6 +106,7 @@ FAILURE_KINDS = (
     "env_timeout",
     "tool_format_error",
     "chat_template_error",
+    "image_refused",
     "policy_error",
     "trajectory_timeout",
     "unknown_tool_in_task",

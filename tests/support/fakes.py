@@ -22,7 +22,8 @@ from agent_r1.rollout.policy import (
     PromptTooLongError,
     WeightsRefusedError,
 )
-from agent_r1_proto.tools import CallReply, CallRequest, TextPart, ToolCall, ToolResult, ToolSpec
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolResult, ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
 from agent_r1_service.http.token import RunToken

@@ -31,8 +31,8 @@ from agent_r1.learner.checkpoints.checkpoint import (
     complete_steps,
     read_scores,
 )
-from agent_r1.rollout.tool_formats import load_tool_format
 from agent_r1.rollout.vllm.adapter import MAX_RANKS
+from agent_r1.text.tool_formats import load_tool_format
 from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import LoraConfig

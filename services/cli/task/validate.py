@@ -23,6 +23,7 @@ from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.groups import total_reward
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.rollout.envs import load_env_class
+from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import ScoredTrajectory, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_service.exit_status import EXIT_FAILED
@@ -129,7 +130,7 @@ def repeated(tasks: Iterable[Line]) -> Iterator[str]:
     for line in tasks:
         question = json.dumps(
             [
-                [[m.role, " ".join(m.content.casefold().split())] for m in line.task.messages()],
+                [[m.role, " ".join(m.text().casefold().split())] for m in line.task.messages()],
                 line.task.payload,
                 line.task.tool_context,
             ],
@@ -191,7 +192,10 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[L
             yield Look(f"tools.{name}", f"version {spec.version}: {name}({parameters})")
         yield _prompt_look(served, runner, tasks)
         # Not of language models, which would be asked about every line.
-        scorer = Scorer(served.reward.without_asking(), served.env.answer_pattern)
+        scorer = Scorer(
+            served.reward.without_asking(),
+            TurnReader.of(served.env.tool_format, served.env.answer_pattern),
+        )
         problems = [problem async for problem in _reward_problems(scorer, tasks)]
         yield Look("reward", ", ".join(served.reward.components), list(_limited(problems)))
         async for look in episode_looks(served, runner, tasks):

@@ -44,7 +44,8 @@ from agent_r1_service.tracing import start_tracing
 from agent_r1_service.user_code import CODE_PATTERN
 
 if TYPE_CHECKING:
-    from agent_r1.rollout.main import RolloutSettings
+    from agent_r1.text.reading import TurnReader
+from agent_r1.rollout.main import RolloutSettings
 
 logger = logging.getLogger(__name__)
 
@@ -247,7 +248,7 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
             run=config.run,
             redis=config.redis,
             reward=config.reward,
-            answer_pattern=config.env.answer_pattern,
+            reader=TurnReader.of(config.env.tool_format, config.env.answer_pattern),
             announce_dir=announce_dir,
         )
     elif arguments.service == "learner":

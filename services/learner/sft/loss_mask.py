@@ -134,7 +134,7 @@ class DialogueEncoder:
 
         try:
             return self._tokenizer.apply_chat_template(
-                [{"role": message.role, "content": message.content} for message in messages],
+                [{"role": message.role, "content": message.text()} for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=prompt,
                 tokenize=False,
@@ -165,7 +165,7 @@ class DialogueEncoder:
         token_ids: list[int] = []
         for message in between:
             # A template may strip a message's text.
-            body = message.content if message.content in given else message.content.strip()
+            body = message.text() if message.text() in given else message.text().strip()
             before, found, given = given.partition(body)
             if body and not found:
                 raise ValueError(

@@ -32,13 +32,13 @@ class MathEnv(ToolEnv):
     async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
         """Show results, or end."""
         if results:
-            return EnvStep(observations=[result.text for result in results])
+            return EnvStep(observations=[result.observation for result in results])
         return EnvStep(done=True, reason="answer" if self._answers(turn) else "no_answer")
 
     def _answers(self, turn: ModelTurn) -> bool:
         if turn.answer is not None:
             return bool(turn.answer.strip())
-        said = turn.text.rpartition("</think>")[2]
+        said = turn.text if turn.said is None else turn.said
         if _ANSWER.search(said):
             return True
         return self._number_will_do and bool(_NUMBER.search(said))

@@ -17,6 +17,7 @@ from agent_r1.reward.math_equal import MathWorkers, math_answer, math_equal
 from agent_r1.reward.math_worker import same_mathematics
 from agent_r1.reward.scorer import Scorer
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
+from tests.support.builders import read_turn
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
     ],
 )
 def test_the_answer_is_the_last_one_outside_the_thought(text: str, answer: str | None):
-    assert math_answer(text) == answer
+    assert math_answer(read_turn(text)) == answer
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_the_answer_is_the_last_one_outside_the_thought(text: str, answer: str |
     ],
 )
 def test_the_last_number_will_do_where_the_task_asks_for_one(text: str, answer: str | None):
-    assert math_answer(text, number=True) == answer
+    assert math_answer(read_turn(text), number=True) == answer
 
 
 # -- comparing -------------------------------------------------------------------------------------
@@ -246,6 +247,6 @@ def test_every_gold_answer_of_math500_and_gsm8k_equals_itself(real_data_dir: Pat
     assert len(answers) == 660 + 7473 + 251
     assert all(answers)
     for answer in answers:
-        assert math_answer(rf"It is \boxed{{{answer}}}.") == answer
+        assert math_answer(read_turn(rf"It is \boxed{{{answer}}}.")) == answer
     # As mathematics too, where the same text alone would do; 5 s for all, so in this process.
     assert [answer for answer in sorted(set(answers)) if not same_mathematics(answer, answer)] == []

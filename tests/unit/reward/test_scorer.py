@@ -17,6 +17,7 @@ from agent_r1.reward.app import create_app
 from agent_r1.reward.components import BUILT_IN
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import ToolCallRecord
 from tests.support.builders import rollout_task, trajectory
@@ -85,7 +86,7 @@ async def test_only_the_last_turn_answers():
 
 async def test_the_answer_is_what_the_pattern_of_the_environment_finds():
     turn = "<answer>no</answer> So the answer is: Babbage.\nThe answer is: Ada Lovelace."
-    scorer = Scorer(RewardConfig(), answer_pattern=r"answer is:\s*([^.]+)\.")
+    scorer = Scorer(RewardConfig(), TurnReader(answer_pattern=r"answer is:\s*([^.]+)\."))
     reward = await scorer.score(request(turn))
     assert reward.prediction == "Ada Lovelace"
     assert reward.total == 1.0
@@ -326,7 +327,7 @@ async def test_other_requests_are_answered_while_a_long_text_is_scored(
 ):
     others_answered = threading.Event()
 
-    def measure(_: ScoreRequest, answer: str | None) -> float:
+    def measure(_: ScoreRequest) -> float:
         return float(others_answered.wait(30.0))
 
     monkeypatch.setitem(BUILT_IN, "answered", measure)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from agent_r1.reward.scoring import (
     exact_match,
-    extract_answer,
     f1,
     format_score,
     normalize_answer,
@@ -19,6 +18,7 @@ from agent_r1.reward.scoring import (
     substring_match,
     useful_share,
 )
+from tests.support.builders import read_turn
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_no_accepted_answer_is_an_error():
         ("", None),
     ],
 )
-def test_extract_answer(text: str, answer: str | None):
-    assert extract_answer(text) == answer
+def test_the_answer_of_a_turn_is_its_last_block(text: str, answer: str | None):
+    assert read_turn(text).answer == answer
 
 
 CALL = '<think>look</think>\n<tool_call>{"name": "search", "arguments": {}}</tool_call><|im_end|>'
@@ -185,14 +185,15 @@ ANSWER = "<think>done</think><answer>Ada</answer><|im_end|>"
     ],
 )
 def test_format_score(turns: list[str], score: float):
-    assert format_score(turns) == score
+    assert format_score(list(map(read_turn, turns))) == score
 
 
 def test_format_score_is_fast_on_hostile_text():
     # Linear: 200,000 characters of tags and blanks that never match take well under the timeout.
     hostile = "<think>" * 10_000 + " " * 100_000 + "<answer>" * 5_000
-    assert format_score([hostile, hostile]) == 0.0
-    assert extract_answer(hostile) is None
+    turn = read_turn(hostile)
+    assert format_score([turn, turn]) == 0.0
+    assert turn.answer is None
 
 
 @pytest.mark.parametrize(
@@ -205,8 +206,8 @@ def test_paper_reward(exact: float, form: float, reward: float):
 
 def test_a_thought_is_a_block_with_text_at_the_start_of_the_turn():
     turns = ["<think>a</think>x", " <think> b\n</think>", "<think> </think>", "x<think>a</think>"]
-    assert reasoning_share(turns) == 0.5
-    assert reasoning_share(["<think>a<think>b</think>"]) == 0.0
+    assert reasoning_share(list(map(read_turn, turns))) == 0.5
+    assert reasoning_share([read_turn("<think>a<think>b</think>")]) == 0.0
     assert reasoning_share([]) == 0.0
 
 

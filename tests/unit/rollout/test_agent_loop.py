@@ -13,8 +13,9 @@ from agent_r1.rollout.outside_text import TRUNCATION_MARKER
 from agent_r1.rollout.policy import EngineDeadError
 from agent_r1.rollout.trajectory_builder import derive_seed
 from agent_r1_proto.messages import decode_entry, encode_entry
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task
-from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_proto.tools import ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.builders import rollout_task
 from tests.support.fakes import (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
 from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
 from agent_r1.rollout.outside_text import TRUNCATION_MARKER
-from agent_r1.rollout.parsing import ParsedCall, parse_turn
+from agent_r1.text.reading import ParsedCall, parse_turn
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
 from tests.support.fakes import FORGETFUL_TEMPLATE, HERMES_TEMPLATE, build_tokenizer, call_text

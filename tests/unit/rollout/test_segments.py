@@ -7,7 +7,8 @@ import pytest
 
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1_proto.messages import decode_entry, encode_entry
-from agent_r1_proto.tools import TextPart, ToolResult
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.builders import rollout_task
 from tests.support.fakes import (

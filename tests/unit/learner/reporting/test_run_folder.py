@@ -18,7 +18,7 @@ from agent_r1.learner.reporting.loggers import open_loggers
 from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
-from agent_r1_proto.tools import ImagePart, TextPart
+from agent_r1_proto.parts import ImagePart, TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from agent_r1_service.files.writing import DiskFullError
 from tests.support.builders import scored
@@ -221,7 +221,9 @@ def test_a_readable_trajectory_keeps_sampled_text_and_tool_text_apart():
     shown = record["turns"][0]
     assert shown["text"] == turn.text
     assert (shown["process_reward"], shown["state_key"]) == (0.5, "found")
-    assert shown["calls"][0]["text"] == "born 1815\n[image/png]"
+    assert (
+        shown["calls"][0]["text"] == "born 1815\n[image/png e3b0c44298fc]"
+    )  # the hash of no bytes
     assert record["prompt"] == [{"role": "user", "content": "who?"}]
     assert record["mask_spans"] == [[2, 5]]
     assert record["version_spans"] == [[0, 2, 5]]

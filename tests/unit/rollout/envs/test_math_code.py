@@ -10,11 +10,12 @@ from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, ModelTurn, load_env_class
 from agent_r1.rollout.envs.code_env import CodeEnv
 from agent_r1.rollout.envs.math_env import MathEnv
+from agent_r1.text.reading import parse_turn
 from agent_r1_proto.tasks import Task
 
 
 def turn(text: str = "x", answer: str | None = None) -> ModelTurn:
-    return ModelTurn(number=0, text=text, thought=None, answer=answer)
+    return ModelTurn(0, text, thought=None, answer=answer, said=parse_turn(text).said)
 
 
 def task(**payload: Any) -> Task:

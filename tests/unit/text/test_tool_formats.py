@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1 import CallBlock, ParsedCall, ToolFormat
-from agent_r1.rollout.parsing import parse_turn
-from agent_r1.rollout.tool_formats import BUILTIN_FORMATS, NO_CALLS, load_tool_format
+from agent_r1.text.reading import parse_turn
+from agent_r1.text.tool_formats import BUILTIN_FORMATS, NO_CALLS, load_tool_format
 
 LLAMA = '{"name": "search", "parameters": {"query": "Ada"}}'
 NAMED = '[TOOL_CALLS]search[ARGS]{"query": "Ada"}'
@@ -221,6 +221,6 @@ def test_a_format_that_goes_nowhere_is_an_error_and_no_endless_loop(own_module: 
 
 
 def test_user_code_finds_the_classes_in_the_package():
-    assert ToolFormat.__module__.startswith("agent_r1.rollout.tool_formats")
+    assert ToolFormat.__module__.startswith("agent_r1.text.tool_formats")
     assert CallBlock(0, 1, [ParsedCall("a", {}, 1)]).calls[0].name == "a"
     assert json.loads(LLAMA)["name"] == "search"
