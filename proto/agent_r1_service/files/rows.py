@@ -61,7 +61,7 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-                yield from batch.to_pylist()
+                yield from batch.to_pylist(maps_as_pydicts="lossy")
     except (OSError, ValueError) as exc:  # what pyarrow raises is a ValueError
         why = getattr(exc, "strerror", None) or exc
         raise TaskFileError(f"{path}: the Parquet file cannot be read: {why}") from exc
