@@ -158,11 +158,11 @@ class Scorer:
 
     def _measure_built_in(self, request: ScoreRequest) -> tuple[str | None, dict[str, float]]:
         answer = self._find_answer(request)
-        has_answers = "answers" in request.payload
+        unfit = frozenset[str]() if scoring.has_answers(request.payload) else NEEDS_ANSWERS
         return answer, {
             name: measure(request, answer)
             for name, measure in BUILT_IN.items()
-            if name in self._weights or has_answers or name not in NEEDS_ANSWERS
+            if name in self._weights or name not in unfit
         }
 
     def _total(self, values: dict[str, float]) -> float:
