@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -134,6 +135,22 @@ def test_questions_without_an_answer_are_left_out(tmp_path: Path):
     unanswerable = {**SAMPLES["musique"], "id": "2hop__3_4", "answerable": False}
     found = read_questions("musique", source(tmp_path, unanswerable, SAMPLES["musique"]))
     assert [question.id for question in found] == ["2hop__1_2"]
+
+
+def test_records_of_parquet_are_not_padded_with_the_fields_of_others(tmp_path: Path):
+    records = [
+        {"_id": "a", "question": "Who?", "answer": "Ada"},
+        {"id": "b", "question": "Where?", "answers": ["Rome"], "answer_aliases": ["Roma"]},
+    ]
+    names = dict.fromkeys(name for record in records for name in record)
+    table = importlib.import_module("pyarrow").Table.from_pylist([{**names, **r} for r in records])
+    file = tmp_path / "d.parquet"
+    importlib.import_module("pyarrow.parquet").write_table(table, file)
+    found = read_questions("musique", DataSource(source=file))
+    assert [(q.id, q.payload["answers"]) for q in found] == [
+        ("a", ["Ada"]),
+        ("b", ["Rome", "Roma"]),
+    ]
 
 
 def test_max_items_takes_the_first_questions(tmp_path: Path):
