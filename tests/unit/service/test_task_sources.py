@@ -250,6 +250,25 @@ def test_numbers_in_columns_of_floats_are_written_as_people_write_them(tmp_path:
     assert [(task.id, task.payload["answers"]) for task in tasks] == [("1", ["72"]), ("2", ["0.5"])]
 
 
+def test_floats_of_32_bits_mean_what_was_written(tmp_path: Path):
+    # As a float of 64 bits, the 0.1 of 32 bits is 0.10000000149011612.
+    pyarrow = importlib.import_module("pyarrow")
+    single = pyarrow.float32()
+    inner = pyarrow.struct([("x", single), ("more", pyarrow.list_(single)), ("n", pyarrow.int8())])
+    values = [{"x": 0.1, "more": [72.1, None], "n": 1}, None]
+    columns = {
+        "q": ["a?", "b?"],
+        "a": pyarrow.array([0.1, 72.0], single),
+        "s": pyarrow.array(values, inner),
+    }
+    file = tmp_path / "d.parquet"
+    importlib.import_module("pyarrow.parquet").write_table(pyarrow.table(columns), file)
+    names = {"prompt": "q", "answers": "a", "payload.s": "s"}
+    first, second = read_task_file(source(file, columns=names))
+    assert first.payload == {"answers": ["0.1"], "s": values[0]}
+    assert second.payload == {"answers": ["72"]}
+
+
 @pytest.mark.parametrize("missing", [None, math.nan])
 def test_a_row_whose_answer_or_id_is_missing_is_refused(tmp_path: Path, missing: float | None):
     rows = [{"q": "?", "a": 72.0, "n": 1.0}, {"q": "?", "a": missing, "n": missing}]
