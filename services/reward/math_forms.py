@@ -13,7 +13,7 @@ _DASHES = "\u2013\u2014\u2015"
 """En dash, em dash and bar: a minus, but between two digits a range (2020\u20132024)."""
 _CHARACTERS = {
     **{wide: chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)},  # full width: 7 3 . - + %
-    **dict.fromkeys(map(ord, "\u2212\u2010\u2011\u2012\ufe63"), "-"),
+    **dict.fromkeys(map(ord, "\u2212\u2010\u2011\u2012\u02d7\u2796\ufe58\ufe63"), "-"),
     **dict.fromkeys(map(ord, "\u00a0\u2007\u2009\u202f\u3000"), " "),
     **dict.fromkeys(map(ord, "\u2044\u2215"), "/"),
     0xFE62: "+",
@@ -61,12 +61,13 @@ def as_latex(answer: str) -> str:
 # --- The number that a text ends with -------------------------------------------------------------
 
 _POWER = r"\^\s?\{?\s?-?\d+\s?\}?"
-_PLAIN = rf"""(?:(?:\d{{1,3}}(?:,\d{{3}})+|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?
+_GROUPS = r"\d{1,3}(?:(?:[\ ,'_]|\{,\}|\\,)\d{3})+(?!\d)"
+_PLAIN = rf"""(?:(?:{_GROUPS}|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?
     (?:\s?(?:[xX\u00d7*]|\\times|\\cdot)\s?10{_POWER}|{_POWER})?(?:/\d+)?"""
 _UNIT = r"(?:[kcm]?m|[km]?g|m?[lL]|[kKMG]?[bB]|mph|hrs?|min|lbs?|oz|ft)[\u00b2\u00b3]?"
 _NUMBER = rf"""(?:{_CURRENCY}\s?)?(?:
     (?:\d+\s?)?\\[dt]?frac\{{\d+\}}\{{\d+\}} | \d+[ ]+\d+/\d+ | {_PLAIN}
-)(?:\s?\\?%)?(?=(?:{_UNIT})?(?!\w))"""
+)(?:\s?\\?%)?(?=(?:{_UNIT})?(?![\w\u207a\u207b]))"""
 _DASH = rf"[-{_DASHES}]"
 _SIGNED = rf"(?:{_DASH}+[ \t]*|\+[ \t]*)?{_NUMBER}"
 _LEADING = re.compile(rf"\s*({_SIGNED})", re.VERBOSE)
@@ -76,8 +77,8 @@ _TOKENS = re.compile(
     rf"""
     (?P<operand> (?: (?<=\w) | [)\]}}%][ \t]* ) {_DASH}+ [ \t]* {_NUMBER}
         | (?: [±∓] | \\pm\b | \\mp\b ) [ \t]* {_NUMBER} )
-    | (?P<number> (?<![\w.^√)\]}}{_DASHES}-]) {_SIGNED}
-        (?P<more> (?: (?: [ \t]*(?:{_DASH}|[+*\u00d7÷/])[ \t]* | : ) {_SIGNED} )* ) )
+    | (?P<number> (?<![\w.^√)\]}}{_DASHES}\u207b\u208b-]) {_SIGNED}
+        (?P<more> (?: (?: [ \t]*(?:{_DASH}|[+*\u00d7÷/])[ \t]* | [.,:] ) {_SIGNED} )* ) )
     | (?P<formula> \\(?:[dt]?frac|sqrt)\s?(?:\[\w*\])?(?:\{{[^{{}}]{{0,99}}\}}){{1,2}}
         | [_^]\{{[^{{}}]{{0,99}}\}} )
     | (?P<word> [^\W\d]\w*(?:{_DASH}\w+)* )
@@ -88,6 +89,7 @@ _BULLET = re.compile(
     rf"^[ \t]*(?:{_DASH}|[+*•])[ \t]+(?=(?:{_CURRENCY})?\d[^\n]*[^\W\d_]{{2}})", re.MULTILINE
 )
 _MINUS_WORD = re.compile(rf"\b(?:minus|negative)[ \t]+(?=(?:{_CURRENCY})?\.?\d)", re.IGNORECASE)
+_AROUND = ' \t\n=\u2248:;,.\u2026"\u201c\u201d'
 _WORD = re.compile(r"[^\W\d_]{2,}")
 _COMMAND = re.compile(r"\\[a-zA-Z]")
 _FUNCTIONS = frozenset({"sqrt", "log", "ln", "exp", "sin", "cos", "tan", "pi", "mod"})
@@ -125,6 +127,7 @@ def number_of(answer: str) -> str:
 
     An expression stays as it is, and so does an answer that leaves a choice: 3 or 5, 3 to 5.
     """
+    answer = answer.strip(_AROUND)
     words = {word.lower() for word in _WORD.findall(answer)}
     if not words or words & _FUNCTIONS or _COMMAND.search(answer) or _CHOICE.search(answer):
         return answer

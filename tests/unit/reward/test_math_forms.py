@@ -24,6 +24,9 @@ MINUS_FORMS = [
     "\u2013",  # en dash
     "\u2014",  # em dash
     "\u2015",  # bar
+    "\u02d7",  # modifier
+    "\u2796",  # heavy minus
+    "\ufe58",  # small em dash
     "\ufe63",  # small hyphen-minus
     "\uff0d",  # wide hyphen-minus
 ]
@@ -113,6 +116,9 @@ def test_a_dash_that_begins_a_line_with_words_is_a_bullet(text: str, number: str
         ("3 + 4", None),
         ("3 * 4", None),
         ("12:30", None),
+        ("(1,2)", None),
+        ("1,73", None),
+        ("Python 3.11.2", None),
         ("5/6/2024", None),
         ("__73__", "73"),
         ("_73_", "73"),
@@ -125,6 +131,16 @@ def test_a_dash_that_begins_a_line_with_words_is_a_bullet(text: str, number: str
         ("12 kg, or 12kg", "12"),
         ("1.2*60 = 72Mb", "72"),
         ("73cm\u00b2", "73"),
+        ("so 1 234 567", "1 234 567"),
+        ("so 1\u202f234", "1 234"),
+        ("so 1'234", "1'234"),
+        ("so 1_234", "1_234"),
+        ("so 1{,}234", "1{,}234"),
+        (r"so 1\,234", r"1\,234"),
+        ("so 1 2345", "2345"),
+        ("in 2020 300 came", "300"),
+        ("10\u207b\u00b3", None),
+        ("\u207b3", None),
         ("4x", None),
     ],
 )
@@ -190,6 +206,10 @@ def test_the_number_that_a_text_begins_with(text: str, number: str | None):
         ("7 or 8", "7 or 8"),
         ("from 3 to 5", "from 3 to 5"),
         ("5 feet or 60 inches", "60"),
+        ("= 73,", "73"),
+        ("\u201c73\u201d", "73"),
+        ("73!", "73!"),
+        ("|-3|", "|-3|"),
         ("none", "none"),
     ],
 )
