@@ -105,7 +105,7 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
 
 
 def _table(value: Any, column: str) -> Mapping[str, Any]:
-    table = {} if value is None else _as_table(value)
+    table = dict[str, Any]() if value is None else _as_table(value)
     if table is None:
         raise ValueError(f"column {column!r} ({value!r:.80}) must hold a table of values")
     return table
