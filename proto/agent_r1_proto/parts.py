@@ -9,7 +9,7 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -64,13 +64,11 @@ ResultPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 """Part of what a tool sends."""
 
 
-def _stored(part: Any) -> Any:
+def _stored(part: object) -> object:
     """Return a part that holds an image itself, as versions before 2.2 kept it, by its hash."""
-    if isinstance(part, ImagePart):
-        return StoredImage.of(part)
     if isinstance(part, dict) and "data_base64" in part:
-        return _stored(ImagePart.model_validate(part))
-    return part
+        part = ImagePart.model_validate(part)
+    return StoredImage.of(part) if isinstance(part, ImagePart) else part
 
 
 Part = Annotated[

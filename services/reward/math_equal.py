@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from agent_r1.reward import scoring
+from agent_r1.reward import math_forms, scoring
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 
 logger = logging.getLogger(__name__)
@@ -34,9 +34,10 @@ MAX_ANSWER_CHARS = 2000
 MAX_WORKERS = min(4, os.cpu_count() or 1)
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])(?!\s*\{)")
+_CHOICE = re.compile(r"\s+([A-Z])(?!\w)")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _HASHES = re.compile(r"####\s*(\S[^\n]*)")
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?!\w)")
 
 
 def math_answer(turn: ScoreTurn, *, number: bool = False) -> str | None:
@@ -57,13 +58,12 @@ def math_answer(turn: ScoreTurn, *, number: bool = False) -> str | None:
     if marked:
         return _bare(marked[-1]) or None
     if number:
-        found = _NUMBER.findall(text)
-        return _bare(found[-1]) if found else None
+        return math_forms.last_number(text)
     return None
 
 
 def _last_boxed(text: str) -> str | None:
-    """Return the content of the last `\\boxed{}` whose braces close."""
+    """Return the content of the last `\\boxed{}` whose braces close, or else of `\\boxed 42`."""
     boxes = {match.end() for match in _BOXED.finditer(text)}
     opened: list[int] = []
     last: tuple[int, int] | None = None
@@ -72,11 +72,21 @@ def _last_boxed(text: str) -> str | None:
             opened.append(brace.end())
         elif opened and (start := opened.pop()) in boxes:
             last = max(last or (0, 0), (start, brace.start()))
-    return None if last is None else text[slice(*last)]
+    return _last_bare_box(text) if last is None else text[slice(*last)]
+
+
+def _last_bare_box(text: str) -> str | None:
+    """Return the number, or the letter of a choice, behind the last `\\boxed` without braces."""
+    boxes = list(_BARE_BOX.finditer(text))
+    if not boxes:
+        return None
+    inside = text[boxes[-1].end() :][:MAX_ANSWER_CHARS]
+    choice = _CHOICE.match(inside)
+    return choice[1] if choice else math_forms.leading_number(inside)
 
 
 def _bare(answer: str) -> str:
-    answer = answer.strip()
+    answer = math_forms.without_emphasis(answer.strip().strip("`").strip())
     for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         inside = answer.startswith(opening) and answer.endswith(closing)
         if inside and len(answer) > len(opening + closing):
@@ -88,7 +98,8 @@ def math_equal(request: ScoreRequest) -> float:
     r"""Return 1.0 when the last turn's answer equals one of the payload's `answers`, else 0.0.
 
     Symbolically: 0.5 equals \frac{1}{2}, 3\pi equals \pi \cdot 3. The payload's
-    `"answer_type": "number"` lets the last number of the text count as the answer.
+    `"answer_type": "number"` lets the last number of the text count as the answer, and that of an
+    answer in words.
 
     Raises:
         ValueError: the payload has no `answers`, or they are not texts.
@@ -99,6 +110,8 @@ def math_equal(request: ScoreRequest) -> float:
     prediction = math_answer(request.turns[-1], number=number)
     if prediction is None or len(prediction) > MAX_ANSWER_CHARS:
         return 0.0
+    if number:
+        prediction = math_forms.number_of(prediction)
     return float(_WORKERS.equal(answers, prediction))
 
 

@@ -153,11 +153,11 @@ class Scorer:
     def _measure_built_in(self, request: ScoreRequest) -> tuple[ScoreRequest, dict[str, float]]:
         """Return the interaction, whose turns say what they are, and what is measured of it."""
         request = self._reader.read_request(request)
-        has_answers = "answers" in request.payload
+        unfit = frozenset[str]() if scoring.has_answers(request.payload) else NEEDS_ANSWERS
         return request, {
             name: measure(request)
             for name, measure in BUILT_IN.items()
-            if name in self._weights or has_answers or name not in NEEDS_ANSWERS
+            if name in self._weights or name not in unfit
         }
 
     def _total(self, values: dict[str, float]) -> float:

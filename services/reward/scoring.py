@@ -25,9 +25,16 @@ def normalize_answer(text: str) -> str:
 
     Source: the SQuAD evaluation, arXiv:1606.05250, which HotpotQA, 2WikiMultihopQA and MuSiQue
     took over. Punctuation is removed, not replaced: "U.S." is "us" and "well-known" "wellknown".
+    Unlike there, a step that would leave nothing is left out: the choice "A" is "a" and not the
+    same as no answer, and "+" is not the same as "-".
     """
-    bare = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
+    lower = text.lower()
+    bare = _unless_blank(lower.translate(_PUNCTUATION), lower)
+    return " ".join(_unless_blank(_ARTICLES.sub(" ", bare), bare).split())
+
+
+def _unless_blank(text: str, otherwise: str) -> str:
+    return text if text.strip() else otherwise
 
 
 def accepted_answers(payload: Mapping[str, Any]) -> list[str]:
@@ -40,15 +47,27 @@ def accepted_answers(payload: Mapping[str, Any]) -> list[str]:
     if not isinstance(answers, list) or not answers:
         raise ValueError(
             f'payload has answers = {answers!r}; this component needs "answers": [text, …] in the '
-            "payload of every task; add it or remove the component from reward.components"
+            "payload of every task; add it, or let reward.components name others only"
         )
     if not all(isinstance(answer, str) for answer in answers):
-        raise ValueError(f"payload has answers = {answers!r}; every answer must be a text")
+        raise ValueError(
+            f"payload has answers = {answers!r}; every answer must be a text; write numbers as "
+            "texts, or let reward.components name components that do not compare answers"
+        )
     return answers
 
 
+def has_answers(payload: Mapping[str, Any]) -> bool:
+    """Return whether a task's payload has what `accepted_answers` returns."""
+    answers = payload.get("answers")
+    return isinstance(answers, list) and bool(answers) and all(isinstance(a, str) for a in answers)
+
+
 def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
-    """Return 1.0 when the prediction equals one of the answers after normalization, else 0.0."""
+    """Return 1.0 when the prediction equals one of the answers after normalization, else 0.0.
+
+    An empty prediction equals only an answer that is empty in the data itself.
+    """
     _check_answers(answers)
     if prediction is None:
         return 0.0
@@ -75,8 +94,8 @@ def f1(prediction: str | None, answers: Sequence[str]) -> float:
 def substring_match(prediction: str | None, answers: Sequence[str]) -> float:
     """Return 1.0 when the normalized prediction contains one of the normalized answers, else 0.0.
 
-    Looser than exact match: a prediction that lists every candidate passes. An answer that
-    normalizes to nothing matches only a prediction that does too.
+    Looser than exact match: a prediction that lists every candidate passes. An empty answer
+    matches only an empty prediction.
     """
     _check_answers(answers)
     if prediction is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,6 +62,7 @@ READ_TURN = Turn(
     ],
     data={"seen": 1},
 )
+READ_SEGMENTS: dict[str, Any] = two_segments() | {"turns": [READ_TURN]}
 BEAM = Decoding(method="beam", candidates=4, keep=2, max_calls="budget", scorer="reward_model")
 COST = DecodingCost(sampled_tokens=90, calls=7, replayed_calls=1, scores=8, scorer_tokens=400)
 EXAMPLES: dict[str, StreamMessage] = {
@@ -76,7 +78,7 @@ EXAMPLES: dict[str, StreamMessage] = {
     "trajectory-2.1": trajectory(policy_version=4, decoding=COST),
     "trajectory-2.2": trajectory(policy_version=4, turns=[READ_TURN]),
     "trajectory-3.0": trajectory(**two_segments()),
-    "trajectory-3.1": trajectory(**(two_segments() | {"turns": [READ_TURN]})),
+    "trajectory-3.1": trajectory(**READ_SEGMENTS),
     "trajectory-4.0": trajectory(**three_lineages()),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
@@ -90,7 +92,7 @@ EXAMPLES: dict[str, StreamMessage] = {
     "scored_trajectory-3.0": scored(**two_segments(), total=0.25),
     "scored_trajectory-3.1": scored(**two_segments(), total=0.25, tokens={"critic": 5}),
     "scored_trajectory-3.2": scored(**two_segments(), total=0.25, versions={"judge": "m-2"}),
-    "scored_trajectory-3.3": scored(**(two_segments() | {"turns": [READ_TURN]})),
+    "scored_trajectory-3.3": scored(**READ_SEGMENTS),
     "scored_trajectory-4.0": scored(**three_lineages(), total=0.25),
 }
 """By schema and the version that first could write them."""

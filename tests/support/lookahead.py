@@ -143,7 +143,7 @@ def exact_scorer(residents: Sequence[Resident]) -> Callable[[ScoreRequest], floa
     towns = {resident.name: resident.town for resident in residents}
 
     def score(interaction: ScoreRequest) -> float:
-        (name,) = _ASKED.findall(interaction.prompt[-1].content)
+        (name,) = _ASKED.findall(interaction.prompt[-1].text())
         last = interaction.turns[-1]
         return float(towns[name] in last.text + " ".join(call.text for call in last.calls))
 

@@ -14,7 +14,7 @@ from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn
 from agent_r1.rollout.envs.tool_env import ToolEnv
 from agent_r1_proto.tasks import Task
 
-_ANSWER = re.compile(r"\\(?:boxed|fbox)\s*\{|####\s*\S")
+_ANSWER = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*\S|####\s*\S")
 _NUMBER = re.compile(r"\d")
 
 

@@ -19,7 +19,7 @@ from agent_r1.rollout.outside_text import TRUNCATION_MARKER
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1.rollout.trajectory_builder import recorded_data
 from agent_r1.text.reading import ParsedCall, TurnText
-from agent_r1_proto.parts import ImagePart, ResultPart, StoredImage, TextPart
+from agent_r1_proto.parts import ImagePart, Part, ResultPart, StoredImage, TextPart
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import ANSWERED, ToolCallRecord, Turn
@@ -239,9 +239,9 @@ class CallRunner:
                 deadline=self.deadline,
             )
 
-    def _shown(self, parts: Sequence[ResultPart]) -> tuple[str, Sequence[TextPart | StoredImage]]:
+    def _shown(self, parts: Sequence[ResultPart]) -> tuple[str, list[Part]]:
         """Return the text of a result within the limit, and the parts that are kept of it."""
-        kept = [StoredImage.of(p) if isinstance(p, ImagePart) else p for p in parts]
+        kept: list[Part] = [StoredImage.of(p) if isinstance(p, ImagePart) else p for p in parts]
         text = "\n".join(part.text for part in kept if isinstance(part, TextPart))
         limit = self.env.max_tool_response_chars
         if len(text) <= limit:

@@ -138,7 +138,7 @@ async def test_demonstrations_say_what_the_sandbox_says(
     try:
         for task in asked(tiny_code_files, "repair.jsonl"):
             _, first, answer = task.messages()
-            code: Any = {"code": code_in(first.content)}
+            code: Any = {"code": code_in(first.text())}
             ran = await tool.call(code, context(task.tool_context))
             assert (ran.status, ran.text()) == ("ok", answer.content)
     finally:

@@ -113,6 +113,33 @@ async def test_a_payload_without_usable_answers_is_named(answers: Any):
         await Scorer(RewardConfig()).score(request(answered("x"), payload=payload))
 
 
+UNFIT: list[Any] = [None, [], [42], {"a": 1}, "x", 3, [["a", "b"]], ["x", None]]
+
+
+@pytest.mark.parametrize("answers", UNFIT)
+async def test_what_nobody_named_is_not_measured_where_the_payload_does_not_fit(answers: Any):
+    scorer = Scorer(RewardConfig(components={"answered": 1.0}))
+    reward = await scorer.score(request(answered("x"), payload={"answers": answers}))
+    assert reward.total == 1.0
+    assert set(reward.components) == set(BUILT_IN) - {"exact_match", "f1", "substring_match"}
+
+
+@pytest.mark.parametrize("answers", UNFIT)
+@pytest.mark.parametrize("name", ["exact_match", "f1", "substring_match"])
+async def test_what_is_named_fails_there_even_with_weight_0(name: str, answers: Any):
+    scorer = Scorer(RewardConfig(components={"answered": 1.0, name: 0.0}))
+    with pytest.raises(ValueError, match="payload has answers = "):
+        await scorer.score(request(answered("x"), payload={"answers": answers}))
+
+
+@pytest.mark.parametrize("rule", ["paper", "weighted"])
+async def test_an_empty_answer_earns_nothing_where_the_right_choice_is_a(rule: Any):
+    scorer = Scorer(RewardConfig(rule=rule))
+    payload = {"answers": ["A"]}
+    for answer, total in (("", 0.0), ("the", 0.0), ("B", 0.0), ("A", 1.0), ("(A)", 1.0)):
+        assert (await scorer.score(request(answered(answer), payload=payload))).total == total
+
+
 async def test_tasks_without_answers_score_by_the_components_that_need_none():
     reward = await Scorer(RewardConfig(components={"format": 1.0})).score(
         request(answered("x"), payload={"tests": "assert True"})

@@ -25,7 +25,9 @@ from tests.support.builders import read_turn
     ("text", "normalized"),
     [
         ("The Beatles", "beatles"),
-        ("the  THE a an", ""),
+        ("the  THE a an", "the the a an"),  # nothing would be left: the articles stay
+        ("A", "a"),
+        ("(A)", "a"),
         ("U.S.", "us"),  # punctuation is removed, not replaced by a blank
         ("well-known", "wellknown"),
         ("a-ha", "aha"),  # the article test comes after: "aha" holds no word "a"
@@ -39,7 +41,9 @@ from tests.support.builders import read_turn
         ("'quoted'", "quoted"),
         ("東京", "東京"),
         ("", ""),
-        ("!?", ""),
+        (" \n", ""),
+        ("!?", "!?"),  # nothing would be left: the punctuation stays
+        ("+ -", "+ -"),
     ],
 )
 def test_normalize_answer(text: str, normalized: str):
@@ -61,7 +65,16 @@ def test_normalizing_twice_changes_nothing(text: str):
         ("no", ["yes"], 0.0),
         (None, ["x"], 0.0),
         ("", ["x"], 0.0),
-        ("", ["The"], 1.0),  # as the official script has it: both normalize to nothing
+        ("", ["The"], 0.0),  # 1.0 in the official script: both normalize to nothing there
+        ("the", ["A"], 0.0),
+        (".", ["A"], 0.0),
+        ("(a)", ["A"], 1.0),
+        ("", ["?"], 0.0),
+        ("-", ["+"], 0.0),
+        ("+", ["+"], 1.0),
+        ("", [""], 1.0),  # the data says that the answer is empty
+        (" ", [""], 1.0),
+        ("?", [""], 0.0),
         (None, ["The"], 0.0),  # no answer at all is never right
     ],
 )
@@ -88,7 +101,13 @@ def test_exact_match(prediction: str | None, answers: list[str], score: float):
         # the rule looks at the whole normalized text, not at its words
         ("no country for old men", ["No Country for Old Men (film)"], 2 * 5 / (5 + 6)),
         ("", ["x"], 0.0),
-        ("the", ["an"], 0.0),  # no words to share
+        ("the", ["an"], 0.0),
+        ("A", ["A"], 1.0),  # 0.0 in the official script: no words are left there
+        ("", ["A"], 0.0),
+        ("-", ["-"], 1.0),
+        ("+", ["-"], 0.0),
+        # shared {a: 1}; precision 1/2, recall 1/1: 2/3
+        ("the a", ["a"], 2 / 3),
         (None, ["x"], 0.0),
     ],
 )
@@ -105,7 +124,10 @@ def test_f1(prediction: str | None, answers: list[str], score: float):
         ("the end", ["end"], 1.0),
         ("x", ["y", "x"], 1.0),
         ("anything", ["The"], 0.0),  # an empty answer is not inside everything
-        ("", ["The"], 1.0),
+        ("", ["The"], 0.0),
+        ("", ["+"], 0.0),
+        ("the", ["A"], 0.0),
+        ("(A)", ["A"], 1.0),
         (None, ["x"], 0.0),
     ],
 )

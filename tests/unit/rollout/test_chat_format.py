@@ -63,7 +63,7 @@ def test_prompt_that_ends_with_results_is_the_sampled_dialogue_token_for_token(
     rendered = chat.render_prompt([*RESULTS_PROMPT, *results], [SEARCH])
     # As if the assistant's message had been sampled after the question, and answered by the tool.
     asked = chat.render_prompt(RESULTS_PROMPT[:1], [SEARCH])
-    said = encode(tokenizer, RESULTS_PROMPT[1].content)
+    said = encode(tokenizer, RESULTS_PROMPT[1].text())
     assert rendered.token_ids == [*asked.token_ids, *said, end_id, *reply(chat, *texts)]
     assert rendered.text == chat.decode(rendered.token_ids)
 

@@ -57,6 +57,8 @@ async def test_a_math_turn_with_calls_goes_on_even_when_it_gives_an_answer():
     ("text", "answer", "payload", "reason"),
     [
         (r"so \boxed{3}", None, {}, "answer"),
+        (r"so \boxed 3", None, {}, "answer"),
+        (r"so \boxedx 3", None, {}, "no_answer"),
         ("so\n#### 3", None, {}, "answer"),
         ("", "3", {}, "answer"),
         ("", " ", {}, "no_answer"),
