@@ -377,6 +377,35 @@ def test_a_report_says_where_nobody_knows_which_question_failed(
     assert ("the cell does not say which" in text) is not known
 
 
+TABLES = [
+    file
+    for file in sorted((ROOT / "docs" / "results").rglob("*.json"))
+    if "estimates" in json.loads(file.read_text())
+]
+
+
+@pytest.mark.parametrize("file", TABLES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_committed_table_is_what_its_numbers_give_and_says_what_its_intervals_are(file: Path):
+    found = json.loads(file.read_text())
+    text = file.with_suffix(".md").read_text()
+    assert report(found) == text
+    assert ("questions once for all seeds and rows" in text) is not ("are too narrow" in text)
+
+
+def test_a_committed_table_has_the_intervals_that_its_cells_give():
+    folder = ROOT / "docs" / "results" / "tiny_code"
+    found = json.loads((folder / "error_text.json").read_text())
+    (grpo,) = [row for row in found["estimates"] if row["method"] == "grpo"]
+    cells = [
+        json.loads((folder / "cells" / f"grpo_seed{seed}.json").read_text()) for seed in (0, 1, 2)
+    ]
+    runs = [SeedScores(seed, cell["scores"]) for seed, cell in enumerate(cells)]
+    again = estimate_row(Row("grpo", "GRPO", "methods", runs), found["sets"])
+    assert again is not None
+    assert vars(again.average) == pytest.approx(grpo["average"])
+    assert vars(again.sets["in_domain"]) == pytest.approx(grpo["sets"]["in_domain"])
+
+
 def test_a_table_with_curves_has_its_picture(tmp_path: Path):
     ppo = row("PPO", seed_scores(1, curve=[0.1, 0.2]))
     files = write_report(results(ppo), tmp_path / "small")
