@@ -247,6 +247,19 @@ def test_an_agent_repairs_the_mean_over_its_seeds(tiny_code: SimpleNamespace, tm
     assert found["base"]["in_domain"].mean == 0.5
 
 
+def test_exercises_are_paired_however_their_answers_came(
+    tiny_code: SimpleNamespace, tmp_path: Path
+):
+    for names in tiny_code.repair.AGENTS.values():
+        for name in names:
+            write_repairs(tmp_path, name, dict.fromkeys(tiny_code.repair.SETS, [0.0, 1.0] * 50))
+    lines = (tmp_path / "grpo_seed1.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "grpo_seed1.jsonl").write_text("".join(reversed(lines)))
+    found = tiny_code.repair.estimates(tmp_path)["grpo"]["repair"]
+    # Three equal seeds are 100 exercises: 1/2 -+ 1.96 * sqrt(1/4 / 100) = 0.098.
+    assert (found.low, found.high) == pytest.approx((0.402, 0.598), abs=0.015)
+
+
 def test_an_agent_that_has_not_been_asked_is_named(tiny_code: SimpleNamespace, tmp_path: Path):
     with pytest.raises(ValueError, match=r"base\.jsonl"):
         tiny_code.repair.estimates(tmp_path)

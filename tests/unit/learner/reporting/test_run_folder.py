@@ -222,9 +222,7 @@ def test_a_readable_trajectory_keeps_sampled_text_and_tool_text_apart():
     shown = record["turns"][0]
     assert shown["text"] == turn.text
     assert (shown["process_reward"], shown["state_key"]) == (0.5, "found")
-    assert (
-        shown["calls"][0]["text"] == "born 1815\n[image/png e3b0c44298fc]"
-    )  # of no bytes
+    assert shown["calls"][0]["text"] == "born 1815\n[image/png e3b0c44298fc]"  # of no bytes
     assert record["prompt"] == [{"role": "user", "content": "who?"}]
     assert record["mask_spans"] == [[2, 5]]
     assert record["version_spans"] == [[0, 2, 5]]
