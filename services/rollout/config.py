@@ -43,9 +43,8 @@ class EnvConfig(StrictConfig):
     with the configuration, so a run keeps the text it began with."""
     answer_pattern: Annotated[str, AfterValidator(check_pattern)] | None = None
     """Regular expression that finds the answer in a turn. Its last match counts: what its one group
-    matches, or the whole match if it has no group. A dot matches line ends too. Used by
-    `ModelTurn.answer` and the built-in components that compare the answer, except math_equal and
-    the two formats. None: the text of the last `<answer>` block."""
+    matches, or the whole match if it has no group. A dot matches line ends too. Thoughts and calls
+    are not searched. None: the text of the last `<answer>` block."""
     tool_format: Annotated[str, Field(pattern=TOOL_FORMAT_PATTERN)] = "hermes"
     """How the model writes tool calls, as its chat template tells it: `hermes` (Qwen2.5, Qwen3),
     `llama3_json` (Llama 3.x), `mistral`, or `module:Name` of a ToolFormat subclass found through
