@@ -18,9 +18,19 @@ ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
 MARKUP = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
-_BLOCK = re.compile(
-    rf"{THINK_OPEN}.*?{THINK_CLOSE}|{ANSWER_OPEN}(?P<answer>.*?){ANSWER_CLOSE}", re.DOTALL
-)
+_OPENING = re.compile(f"{THINK_OPEN}|{ANSWER_OPEN}")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_CLOSE_OF = {THINK_OPEN: THINK_CLOSE, ANSWER_OPEN: ANSWER_CLOSE}
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A thought or an answer, its tags included."""
+
+    start: int
+    end: int
+    opening: str
+    content: str
 
 
 @dataclass(frozen=True)
@@ -43,7 +53,8 @@ def parse_turn(
     """Read one turn.
 
     A thought that is never closed hides nothing: calls and answers in it count. Whichever of
-    thought, answer and call begins first hides what begins inside it.
+    thought, answer and call begins first hides what begins inside it. A tag that an argument of a
+    call quotes closes nothing.
 
     Args:
         text: the decoded turn, without its end-of-turn token.
@@ -52,30 +63,66 @@ def parse_turn(
     """
     position = 0
     thought: str | None = None
-    closed = text.find(THINK_CLOSE) if opens_in_thought else -1
+    closed = _find_closing(tool_format, text, THINK_CLOSE, 0) if opens_in_thought else -1
     if closed >= 0:
         position = closed + len(THINK_CLOSE)
         thought = text[:closed].strip()
     answer: str | None = None
     calls: list[ParsedCall] = []
-    block = _BLOCK.search(text, position)
+    unclosed: set[str] = set()
+    block = _find_block(tool_format, text, position, unclosed)
     found = _find_calls(tool_format, text, position)
     while block is not None or found is not None:
-        if found is not None and (block is None or found.start < block.start()):
+        if found is not None and (block is None or found.start < block.start):
             calls += found.calls
             position = found.end
         elif block is not None:
-            position = block.end()
-            if block["answer"] is not None:
-                answer = block["answer"].strip()
+            position = block.end
+            if block.opening == ANSWER_OPEN:
+                answer = block.content
             elif thought is None:
-                thought = block.group()[len(THINK_OPEN) : -len(THINK_CLOSE)].strip()
+                thought = block.content
         # Each is looked for again only where it was passed: text is read once, however long.
-        if block is not None and block.start() < position:
-            block = _BLOCK.search(text, position)
+        if block is not None and block.start < position:
+            block = _find_block(tool_format, text, position, unclosed)
         if found is not None and found.start < position:
             found = _find_calls(tool_format, text, position)
     return TurnText(text=text, thought=thought, answer=answer, calls=tuple(calls))
+
+
+def _find_block(
+    tool_format: ToolFormat, text: str, start: int, unclosed: set[str]
+) -> _Block | None:
+    """Return the first thought or answer that begins at or after `start` and is closed.
+
+    Opening tags that nothing closes from here on are added to `unclosed`, and looked at no more.
+    """
+    for opening in _OPENING.finditer(text, start):
+        if opening.group() in unclosed:
+            continue
+        tag = _CLOSE_OF[opening.group()]
+        closing = _find_closing(tool_format, text, tag, opening.end())
+        if closing >= 0:
+            content = text[opening.end() : closing].strip()
+            return _Block(opening.start(), closing + len(tag), opening.group(), content)
+        unclosed.add(opening.group())
+    return None
+
+
+def _find_closing(tool_format: ToolFormat, text: str, tag: str, start: int) -> int:
+    """Return where a closing tag begins that no string of a readable call quotes; -1 without."""
+    closing = text.find(tag, start)
+    # A call is looked for in the whole text only where one begins: see `parse_turn`.
+    while closing >= 0 and tool_format.find(text[start:closing], 0) is not None:
+        found = _find_calls(tool_format, text, start)
+        if found is None:
+            break
+        read = [call.end for call in found.calls if not call.error]
+        quoted = '"' in _STRING.sub("", text[found.start : closing])
+        if read and closing < read[-1] and quoted:
+            closing = text.find(tag, read[-1])
+        start = max(found.start + 1, read[-1] if read else found.end)
+    return closing
 
 
 def _find_calls(tool_format: ToolFormat, text: str, start: int) -> CallBlock | None:
