@@ -96,6 +96,7 @@ def load_everything(
         reward=config.reward if samples else None,
         rollout=config.rollout,
         functions=own if trains else {},
+        drops_equal_groups=config.learner.drop_equal_groups,
         task=task,
         prompts=dict(prompts or {}),
         offered=list(config.tools) if config.env.enable_tools is None else config.env.enable_tools,

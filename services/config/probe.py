@@ -56,6 +56,8 @@ class ProbeRequest(StrictConfig):
     rollout: RolloutConfig
     functions: dict[str, str]
     """The user's own functions for the learner, as `module:function`, by key."""
+    drops_equal_groups: bool = False
+    """`learner.drop_equal_groups`, for the user's own loss."""
     task: Task | None
     """Some task, for the environment; None makes none."""
     prompts: dict[str, Task] = {}
@@ -102,7 +104,7 @@ class Probe:
             for name in request.reward.components:
                 yield f"reward.components ({name})", partial(_component, name, request.reward)
         for key, name in request.functions.items():
-            yield f"{key} ({name})", partial(_function, key, name)
+            yield f"{key} ({name})", partial(self._function, key, name)
         if request.model is not None:
             yield f"model.path ({request.model.path})", partial(self._model, request.model)
 
@@ -129,6 +131,14 @@ class Probe:
             yield from _elasticsearch(name, config)
         if name in self._specs:
             yield Report(kind="spec", spec=self._specs[name])
+
+    def _function(self, key: str, name: str) -> Iterator[Report]:
+        from agent_r1.learner.algorithms import check_equal_groups, find_advantage, find_policy_loss
+
+        (find_advantage if key == "learner.advantage" else find_policy_loss)(name)
+        if key == "learner.policy_loss" and self._request.drops_equal_groups:
+            check_equal_groups(name)
+        yield from ()
 
     def _model(self, model: ModelConfig) -> Iterator[Report]:
         # A tokenizer needs no torch, which takes seconds to import.
@@ -241,13 +251,6 @@ def _component(name: str, reward: RewardConfig) -> Iterator[Report]:
         read_template(reward.judge)
     if name not in (*BUILT_IN, *ASKING):
         load_component(name)
-    yield from ()
-
-
-def _function(key: str, name: str) -> Iterator[Report]:
-    from agent_r1.learner.algorithms import find_advantage, find_policy_loss
-
-    (find_advantage if key == "learner.advantage" else find_policy_loss)(name)
     yield from ()
 
 

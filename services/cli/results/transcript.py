@@ -8,6 +8,8 @@ tools returned have different colours, and different marks where there are no co
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -86,10 +88,27 @@ def outcome(record: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def print_transcript(record: dict[str, Any], console: Console) -> None:
-    """Print one trajectory."""
+def _spelled_out(console: Console, text: str, control: re.Pattern[str] | None) -> None:
+    """Say which control tokens stand in a text from outside, and were none for the model."""
+    found = Counter(control.findall(text)) if control is not None else {}
+    if found:
+        tokens = ", ".join(f"{token} x {count}" for token, count in sorted(found.items()))
+        _line(console, f"       [spelled out in ordinary tokens: {tokens}]", NOTE_STYLE)
+
+
+def print_transcript(
+    record: dict[str, Any], console: Console, control: re.Pattern[str] | None = None
+) -> None:
+    """Print one trajectory.
+
+    Args:
+        record: of `trajectories/*.jsonl`.
+        console: prints.
+        control: matches the control tokens of the model; None where they are not known.
+    """
     for message in record["prompt"]:
         _block(console, f"{message['role']}: {message['content']}", PROMPT_STYLE)
+        _spelled_out(console, message["content"], control)
     answers = (record.get("payload") or {}).get("answers")
     if answers:
         _line(console, f"       expected: {answers}", NOTE_STYLE)
@@ -99,6 +118,7 @@ def print_transcript(record: dict[str, Any], console: Console) -> None:
             _line(console, f"       [{_call_note(call)}]", NOTE_STYLE)
             if call["text"]:
                 _block(console, call["text"], TOOL_STYLE)
+                _spelled_out(console, call["text"], control)
         if turn.get("process_reward") is not None:
             _line(
                 console, f"       process reward of the turn {turn['process_reward']:g}", NOTE_STYLE
