@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
 """What looks like a control token."""
@@ -39,5 +39,8 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(key): map_texts(item, change) for key, item in value.items()}
-    return [map_texts(item, change) for item in value] if isinstance(value, list) else value
+        found = cast(dict[str, Any], value)
+        return {change(key): map_texts(item, change) for key, item in found.items()}
+    if isinstance(value, list):
+        return [map_texts(item, change) for item in cast(list[Any], value)]
+    return value

@@ -172,7 +172,7 @@ def _task_problems(config: Config, source: DataSource, kinds: Kinds) -> Iterator
     offered = set(config.tools if enabled is None else enabled)
     for where, task in numbered_tasks(source):
         if len(kinds) < MOST_KINDS:
-            roles = tuple(message.role for message in task.messages())
+            roles: tuple[Role, ...] = tuple(message.role for message in task.messages())
             kinds.setdefault((roles, task.tools is None), (where, task))
         unknown = sorted(set(task.tools or []) - offered)
         if unknown:
