@@ -168,7 +168,8 @@ def test_no_text_of_a_demonstration_becomes_a_control_token(
         tokens = zip(found.token_ids.tolist(), found.assistant_mask.tolist(), strict=True)
         return [(token, said) for token, said in tokens if token in control_ids]
 
-    control_ids = {build_tokenizer().convert_tokens_to_ids(token) for token in CONTROL}
+    vocabulary = build_tokenizer().get_vocab()
+    control_ids = {vocabulary[token] for token in CONTROL}
     texts = ["".join(piece) for piece in pieces]
     assert controls(texts) == controls([""] * 6)
     assert decode(encoded(texts).token_ids.tolist()).count(texts[1] + "x") >= 1
