@@ -37,7 +37,8 @@ class EnvConfig(StrictConfig):
     """Most characters of one tool response; the rest is cut and marked."""
     system_prompt: str | None = None
     """System message of every dialogue that does not bring its own: where a task's `prompt` begins
-    with a message of role system, that one is used and this one is not."""
+    with a message of role system, that one is used and this one is not. Control tokens in it are
+    kept, while those in a task's messages are spelled out."""
     system_prompt_file: Path | None = None
     """File to read the system prompt from, instead of setting `system_prompt`. It is read together
     with the configuration, so a run keeps the text it began with."""

@@ -166,20 +166,22 @@ class Turns:
     def _show(self, record: TrajectoryBuilder, reply: Sequence[OutsideMessage]) -> bool:
         """Add what follows the last turn up to the next one; False where that leaves no room."""
         record.messages += [self.chat.said(record.turns[-1].text), *reply]
-        if not self.chat.rewrites(reply):
-            token_ids = self.chat.encode_reply(reply)
-            fits = len(record.context) + len(token_ids) < self.max_context
-            if fits:
-                record.token_ids += token_ids
-            return fits
+        is_rewritten = self.chat.rewrites(reply)
         try:
-            token_ids = self.chat.render_prompt(record.messages, record.tools).token_ids
+            if is_rewritten:
+                token_ids = self.chat.render_prompt(record.messages, record.tools).token_ids
+            else:
+                token_ids = self.chat.encode_reply(reply)
         except ChatTemplateError as exc:
             raise AttemptFailedError(f"chat_template_error: {exc}") from exc
-        fits = len(token_ids) < self.max_context
-        if fits:
+        length = len(token_ids) + (0 if is_rewritten else len(record.context))
+        if length >= self.max_context:
+            return False
+        if is_rewritten:
             record.begin_segment(token_ids)
-        return fits
+        else:
+            record.token_ids += token_ids
+        return True
 
     def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[OutsideMessage]:
         """Return the environment's reaction as the model sees it."""

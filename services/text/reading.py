@@ -22,10 +22,7 @@ ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
 MARKUP = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
-# The innermost of nested blocks: its content opens no other one.
-_ANSWER = re.compile(
-    rf"{ANSWER_OPEN}(?P<content>(?:(?!{ANSWER_OPEN}).)*?){ANSWER_CLOSE}", re.DOTALL
-)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 # What tokenizers write at the end of a turn: <|im_end|>, <|eot_id|>, </s>. Backwards, since a
 # search from the front would begin anew at each of many.
 _ENDS_OF_TURN_REVERSED = re.compile(r"\s*(?:(?:>\|[^<>|\s]+\|<|>s/<)\s*)*")
@@ -86,8 +83,9 @@ class TurnReader:
     def read(self, text: str) -> TurnText:
         """Read one turn.
 
-        Whichever of thought, answer and call begins first hides what begins inside it. A thought
-        that is never closed ends with the first call in it, or with the turn.
+        Whichever of thought, answer and call begins first hides what begins inside it. A tag that
+        an argument of a call quotes closes nothing. A thought that is never closed ends with the
+        first call in it, or with the turn.
 
         Args:
             text: the decoded turn, without its end-of-turn token.
@@ -136,12 +134,12 @@ class TurnReader:
             thought = self._thought(text, 0, 0)
             yield thought
             position = thought.end
-        answer = _ANSWER.search(text, position)
+        answer = self._find_answer(text, position)
         found = find_calls(self.tool_format, text, position)
         opened = text.find(THINK_OPEN, position)
         while True:
             starts = (
-                len(text) if answer is None else answer.start(),
+                len(text) if answer is None else answer.start,
                 len(text) if found is None else found.start,
                 len(text) if opened < 0 else opened,
             )
@@ -149,7 +147,7 @@ class TurnReader:
             if first == len(text):
                 return
             if answer is not None and first == starts[0]:
-                block = _Block("answer", first, answer.end(), answer["content"])
+                block = answer
             elif found is not None and first == starts[1]:
                 block = _Block("calls", first, found.end, calls=found.calls)
             else:
@@ -157,15 +155,42 @@ class TurnReader:
             yield block
             position = block.end
             # Each is looked for again only where it was passed: text is read once, however long.
-            if answer is not None and answer.start() < position:
-                answer = _ANSWER.search(text, position)
+            if answer is not None and answer.start < position:
+                answer = self._find_answer(text, position)
             if found is not None and found.start < position:
                 found = find_calls(self.tool_format, text, position)
             if 0 <= opened < position:
                 opened = text.find(THINK_OPEN, position)
 
+    def _find_answer(self, text: str, position: int) -> _Block | None:
+        """Return the next answer; of nested ones the innermost."""
+        opened = text.find(ANSWER_OPEN, position)
+        if opened < 0:
+            return None
+        closed = self._find_closing(text, ANSWER_CLOSE, opened + len(ANSWER_OPEN))
+        if closed < 0:
+            return None
+        start = text.rindex(ANSWER_OPEN, opened, closed)
+        content = text[start + len(ANSWER_OPEN) : closed]
+        return _Block("answer", start, closed + len(ANSWER_CLOSE), content)
+
+    def _find_closing(self, text: str, tag: str, start: int) -> int:
+        """Return where a closing tag begins that no string of a readable call quotes; -1 without."""
+        closing = text.find(tag, start)
+        # A call is looked for in the whole text only where one begins: text is read once.
+        while closing >= 0 and self.tool_format.find(text[start:closing], 0) is not None:
+            found = find_calls(self.tool_format, text, start)
+            if found is None:
+                break
+            read = [call.end for call in found.calls if not call.error]
+            quoted = '"' in _STRING.sub("", text[found.start : closing])
+            if read and closing < read[-1] and quoted:
+                closing = text.find(tag, read[-1])
+            start = max(found.start + 1, read[-1] if read else found.end)
+        return closing
+
     def _thought(self, text: str, start: int, content: int) -> _Block:
-        closed = text.find(THINK_CLOSE, content)
+        closed = self._find_closing(text, THINK_CLOSE, content)
         if closed >= 0:
             return _Block("thought", start, closed + len(THINK_CLOSE), text[content:closed])
         call = find_calls(self.tool_format, text, content)

@@ -93,15 +93,23 @@ def write_critic(config: Config, checkpoint: Path, out: Path) -> None:
     """Write the critic of a checkpoint as a model directory.
 
     Raises:
-        ConfigError: the run has none.
+        ConfigError: the run has none, or one that has learned too few states to be asked.
         ValueError: its model cannot be served as one.
         DiskFullError: there is no room; nothing is left behind.
     """
     if not config.learner.has_critic:
         raise ConfigError(
             f"the run of {checkpoint} has no critic: learner.advantage is "
-            f"{config.learner.advantage!r}, and only gae and turn_gae train one; name a run of "
-            'learner.algorithm = "ppo"'
+            f"{config.learner.advantage!r}, and only gae trains one that can be asked; name "
+            'a run of learner.algorithm = "ppo"'
+        )
+    if config.learner.advantage == "turn_gae":
+        raise ConfigError(
+            f"the critic of {checkpoint} has learned only the states in which turns begin "
+            "(learner.advantage = 'turn_gae'), and the component critic also asks for the value of "
+            "an interaction that has ended or whose last turn has just been written, of which it "
+            'knows nothing; name a run of learner.algorithm = "ppo", whose critic learns every '
+            "state, or train a reward model (agent-r1 train-reward)"
         )
     with quick_imports():
         from agent_r1.learner.engine.checkpoint import CRITIC_FILE

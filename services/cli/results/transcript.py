@@ -8,6 +8,8 @@ tools returned have different colours, and different marks where there are no co
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,10 +103,28 @@ def _text(content: str | list[dict[str, Any]]) -> str:
     return shown_text(_CONTENT.validate_python(content))
 
 
-def print_transcript(record: dict[str, Any], console: Console) -> None:
-    """Print one trajectory."""
+def _spelled_out(console: Console, text: str, control: re.Pattern[str] | None) -> None:
+    """Say which control tokens stand in a text from outside, and were none for the model."""
+    found = Counter(control.findall(text)) if control is not None else {}
+    if found:
+        tokens = ", ".join(f"{token} x {count}" for token, count in sorted(found.items()))
+        _line(console, f"       [spelled out in ordinary tokens: {tokens}]", NOTE_STYLE)
+
+
+def print_transcript(
+    record: dict[str, Any], console: Console, control: re.Pattern[str] | None = None
+) -> None:
+    """Print one trajectory.
+
+    Args:
+        record: of `trajectories/*.jsonl`.
+        console: prints.
+        control: matches the control tokens of the model; None where they are not known.
+    """
     for message in record["prompt"]:
-        _block(console, f"{message['role']}: {_text(message['content'])}", PROMPT_STYLE)
+        text = _text(message["content"])
+        _block(console, f"{message['role']}: {text}", PROMPT_STYLE)
+        _spelled_out(console, text, control)
     answers = (record.get("payload") or {}).get("answers")
     if answers:
         _line(console, f"       expected: {answers}", NOTE_STYLE)
@@ -116,9 +136,12 @@ def print_transcript(record: dict[str, Any], console: Console) -> None:
             seen = [call["text"]] if replies is None else _seen(replies, i)
             for text in filter(None, seen):
                 _block(console, text, TOOL_STYLE)
+                _spelled_out(console, text, control)
         for reply in replies or ():
             if reply["call"] is None:
-                _block(console, f"{reply['role']}: {_text(reply['content'])}", TOOL_STYLE)
+                text = _text(reply["content"])
+                _block(console, f"{reply['role']}: {text}", TOOL_STYLE)
+                _spelled_out(console, text, control)
         if turn.get("process_reward") is not None:
             _line(
                 console, f"       process reward of the turn {turn['process_reward']:g}", NOTE_STYLE

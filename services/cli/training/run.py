@@ -44,8 +44,7 @@ from agent_r1_service.tracing import start_tracing
 from agent_r1_service.user_code import CODE_PATTERN
 
 if TYPE_CHECKING:
-    from agent_r1.text.reading import TurnReader
-from agent_r1.rollout.main import RolloutSettings
+    from agent_r1.rollout.main import RolloutSettings
 
 logger = logging.getLogger(__name__)
 
@@ -241,6 +240,7 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
     elif arguments.service == "reward":
         with quick_imports():
             from agent_r1.reward import main as reward
+            from agent_r1.text.reading import TurnReader
 
         _redis(config)
         _check_listen(config, config.reward, "reward")

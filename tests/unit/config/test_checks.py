@@ -56,6 +56,22 @@ def test_what_is_missing_is_named(folder: Path, options: list[str], expected: st
     assert expected in problems(folder, *options)
 
 
+def test_the_first_task_of_each_kind_of_dialogue_is_kept(folder: Path):
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    lines = [
+        task_line("a"),
+        task_line("b"),
+        task_line("c", prompt=said),
+        task_line("d", tools=[]),
+        task_line("e", prompt=said),
+    ]
+    (folder / "train.jsonl").write_text("".join(lines))
+    kinds: config_checks.Kinds = {}
+    assert config_checks.problems(load(folder), "train", kinds) == []
+    found = [(where.rpartition("/")[2], task.id) for where, task in kinds.values()]
+    assert found == [("train.jsonl:1", "a"), ("train.jsonl:3", "c"), ("train.jsonl:4", "d")]
+
+
 @pytest.mark.parametrize(
     ("script", "command"),
     [

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.text.reading import TurnReader, parse_turn
@@ -15,6 +15,8 @@ from agent_r1.text.tool_formats.hermes import CLOSE as CALL_CLOSE
 from agent_r1.text.tool_formats.hermes import OPEN as CALL_OPEN
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from agent_r1_proto.tools import ToolCall
+
+TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<answer>", "</answer>", "}", '"']
 
 
 def call(body: str) -> str:
@@ -218,6 +220,84 @@ def test_several_calls_keep_their_order_and_ends():
     assert [c.end for c in turn.calls] == [1 + len(first), 2 + len(first) + len(second)]
 
 
+def quoting(text: str) -> str:
+    return call(json.dumps({"name": "search", "arguments": {"query": text}}))
+
+
+@pytest.mark.parametrize(
+    "quoted", [*TAGS, quoting("</tool_call>"), "<think></tool_call></think><answer>1</answer>"]
+)
+def test_a_call_ends_behind_its_object_whatever_its_strings_quote(quoted: str):
+    first = f"<think>a</think>{quoting(quoted)}"
+    text = f"{first} \n{quoting('second')}</think><answer>x</answer>"
+    turn = parse_turn(text)
+    assert [(c.arguments, c.error) for c in turn.calls] == [
+        ({"query": quoted}, ""),
+        ({"query": "second"}, ""),
+    ]
+    assert turn.calls[0].end == len(first)
+    assert (turn.thought, turn.answer) == ("a", "x")
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('{"name": "search", "arguments": {"q": "</tool_call><tool_call>"}} x', "Extra data"),
+        ('{"name": "search", "arguments": {"q": "</tool_call>", "q": 1}}', "same key twice"),
+        ('{"name": "search", "arguments": {"q": "</tool_call>", "x": NaN}}', "out of range"),
+        ('{"name": "search", "arguments": {"q": "</tool_call>", "x": 1e999}}', "out of range"),
+        ('{"name": "search", "arguments": {"q": "</tool_call>\n"}}', "control character"),
+        ('["</tool_call>', "Unterminated string"),
+        ('{"name": "</tool_call>', "Unterminated string"),
+    ],
+)
+def test_a_quoted_tag_in_a_malformed_call(body: str, reason: str):
+    # One that is an object ends behind it; any other at the first closing tag.
+    (found,) = parse_turn(call(body)).calls
+    assert reason in found.error
+    is_object = body.startswith("{") and "}" in body
+    tags = 2 if is_object else 1
+    assert call(body)[: found.end].count(CALL_CLOSE) == tags
+    assert call(body)[: found.end].endswith(CALL_CLOSE)
+
+
+def test_a_call_whose_only_closing_tag_is_quoted_is_not_closed():
+    text = quoting("</tool_call>").removesuffix(CALL_CLOSE)
+    (found,) = parse_turn(text).calls
+    assert "not closed" in found.error
+    assert found.end == len(text)
+
+
+def test_a_thought_is_not_closed_by_a_tag_that_a_call_in_it_quotes():
+    quoted = quoting("</think><answer>no</answer>")
+    turn = parse_turn(f"<think>maybe {quoted} or not</think><answer>1</answer>")
+    assert (turn.thought, turn.answer, turn.calls) == (f"maybe {quoted} or not", "1", ())
+    turn = parse_turn(f"maybe {quoted} or not</think><answer>1</answer>", opens_in_thought=True)
+    assert (turn.thought, turn.answer, turn.calls) == (f"maybe {quoted} or not", "1", ())
+
+
+@pytest.mark.parametrize("opens_in_thought", [True, False])
+def test_a_thought_whose_only_closing_tag_is_quoted_is_not_closed(opens_in_thought: bool):
+    opening = "" if opens_in_thought else "<think>"
+    turn = parse_turn(f"{opening}so {quoting('</think>')}", opens_in_thought=opens_in_thought)
+    assert [call.arguments for call in turn.calls] == [{"query": "</think>"}]
+    assert turn.thought is None
+
+
+def test_an_answer_is_not_closed_by_a_tag_that_a_call_in_it_quotes():
+    quoted = quoting("</answer>")
+    turn = parse_turn(f"<answer>so {quoted} it is</answer>")
+    assert (turn.answer, turn.calls) == (f"so {quoted} it is", ())
+
+
+def test_what_cannot_be_read_in_a_thought_does_not_keep_it_open():
+    turn = parse_turn("<think>a <tool_call> is</think>" + quoting("x"))
+    assert (turn.thought, [c.arguments for c in turn.calls]) == (
+        "a <tool_call> is",
+        [{"query": "x"}],
+    )
+
+
 @given(st.text(max_size=300))
 def test_any_text_is_read(text: str):
     turn = parse_turn(text + call(text))
@@ -236,10 +316,12 @@ JSON_VALUES = st.recursive(
 )
 
 
-@given(st.dictionaries(st.text(), JSON_VALUES, max_size=4))
+QUOTED_TAGS = st.lists(st.sampled_from([*TAGS, "[TOOL_CALLS]", "]", "\n", "a"])).map("".join)
+
+
+@given(st.dictionaries(st.text() | QUOTED_TAGS, JSON_VALUES | QUOTED_TAGS, max_size=4))
 def test_arguments_arrive_as_written_and_can_travel(arguments: dict[str, object]):
     body = json.dumps({"name": "t", "arguments": arguments})
-    assume(CALL_CLOSE not in body)
     (found,) = parse_turn(call(body)).calls
     if found.error:  # only what cannot travel as UTF-8
         with pytest.raises(UnicodeEncodeError):
