@@ -175,7 +175,7 @@ class TurnReader:
         return _Block("answer", start, closed + len(ANSWER_CLOSE), content)
 
     def _find_closing(self, text: str, tag: str, start: int) -> int:
-        """Return where a closing tag begins that no string of a readable call quotes; -1 without."""
+        """Return where a closing tag begins that no string of a readable call quotes, or -1."""
         closing = text.find(tag, start)
         # A call is looked for in the whole text only where one begins: text is read once.
         while closing >= 0 and self.tool_format.find(text[start:closing], 0) is not None:

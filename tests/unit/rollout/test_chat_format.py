@@ -487,7 +487,7 @@ def test_call_ends_at_the_tag_behind_its_object(
     second = encode(tokenizer, call_text(query="b"))
     token_ids = [*first, *second, end_id]
     text = chat.decode_turn(token_ids)
-    ends = chat.call_end_indexes(token_ids, text, chat.read_turn(text).calls)
+    ends = chat.call_end_indexes(token_ids, text, chat.reader.read(text).calls)
     assert ends == [len(first) - 1, len(first) + len(second) - 1]
     assert [token_ids[end] for end in ends] == [close, close]
 
