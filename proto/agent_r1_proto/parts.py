@@ -9,7 +9,7 @@ import base64
 import binascii
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
@@ -68,7 +68,7 @@ def _stored(part: object) -> object:
     """Return a part that holds an image itself, as versions before 2.2 kept it, by its hash."""
     if isinstance(part, dict) and "data_base64" in part:
         part = ImagePart.model_validate(part)
-    return StoredImage.of(part) if isinstance(part, ImagePart) else part
+    return StoredImage.of(part) if isinstance(part, ImagePart) else cast(object, part)
 
 
 Part = Annotated[

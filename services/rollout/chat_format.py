@@ -101,7 +101,7 @@ def asked_dialogue(
     asked = list(messages)
     while asked[-1].role == "tool":
         asked.pop()
-    return [*asked, *(result(message.content) for message in messages[len(asked) :])]
+    return [*asked, *(result(message.text()) for message in messages[len(asked) :])]
 
 
 def reply_roles(*, tools: bool, messages: bool) -> tuple[Role, ...]:

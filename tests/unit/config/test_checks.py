@@ -198,7 +198,7 @@ def test_purposes_need_different_tables(folder: Path):
 
 def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
     # (1 + 1) x 64 x 32 trajectories of training, and 512 of evaluation
-    wanted = (2 * 64 * 32 + 512) * (16_384 + 16 * 512)  # samples and questions, bytes of each
+    wanted = (2 * 64 * 32 + 512) * (16_384 + 20 * 512)  # samples and questions, bytes of each
     options = [
         "learner.max_staleness=1",
         "learner.groups_per_batch=64",
@@ -215,7 +215,7 @@ def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
     segments = 'env.rewritten_history="segments"'
     config = load(folder, *options, segments)
     of_run = config.learner, config.evaluation, config.model.max_context, config.max_segments
-    assert worst_case_redis_bytes(*of_run) == (2 * 64 * 32 + 512) * (16_384 + 16 * 512 * 5)
+    assert worst_case_redis_bytes(*of_run) == (2 * 64 * 32 + 512) * (16_384 + 20 * 512 * 5)
     text = problems(folder, *options, segments, "redis.maxmemory_mb=128")
     assert "trajectories of env.max_turns 5 segments of model.max_context 512 tokens" in text
 

@@ -29,7 +29,7 @@ def workers() -> Iterator[MathWorkers]:
 
 def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
     values: dict[str, Any] = {"answers": [*answers], **payload}
-    return ScoreRequest(payload=values, turns=[ScoreTurn(text=text)])
+    return ScoreRequest(payload=values, turns=[read_turn(text)])
 
 
 # -- finding the answer ----------------------------------------------------------------------------
