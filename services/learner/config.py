@@ -269,8 +269,11 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     first_server_timeout_s: PositiveFloat = 600.0
     """Longest to wait at start for a rollout server to announce itself, in seconds."""
     canary_tokens: Annotated[int, Field(ge=0)] = 64
-    """Tokens of a trajectory compared after a push, its first sampled one and those after it; what
-    comes before is their prefix, which a server may have cached. 0 is no canary."""
+    """Sampled tokens compared after a push: those of `canary_trajectories` at which the policy's
+    entropy is highest. 0 is no canary."""
+    canary_trajectories: PositiveInt = 4
+    """Trajectories of the batch that they are chosen from, those with the largest advantages; at
+    most one in 16 of the batch, since each is computed once more."""
     canary_every: PositiveInt = 1
     """Compare every this many pushes."""
     canary_action: Literal["fail", "warn"] = "fail"

@@ -1,25 +1,33 @@
 """The canary: do rollout servers sample with the weights the learner thinks they have?
 
-publisher.py asks a server for the log-probabilities of a few tokens and compares them with the
-learner's. Pure: bounds and verdicts only.
+train.py chooses trajectories of the batch here; publisher.py asks the learner and the servers for
+log-probabilities of the tokens of highest entropy in them, and compares. Pure: the choice, bounds
+and verdicts only.
 
-The mean over the sampled tokens is judged, not the maximum: where attention is close to a tie,
+The mean over the chosen tokens is judged, not the maximum: where attention is close to a tie,
 float32 itself moves one token in some ten thousand by more than 1e-4 with equal weights.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from agent_r1.learner.engine.interface import FloatArray, Predictions, TrainSample
+from agent_r1.learner.engine.microbatches import scoring_sample
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_service.config import Dtype
 
 MEAN_DLOGP: dict[Dtype, float] = {"float32": 2e-5, "bfloat16": 0.05}
 """Mean |difference| allowed by default, in nats; measurements are in docs/benchmarks.md."""
+
+SAMPLES_PER_TRAJECTORY = 16
+"""One in so many trajectories of a batch is computed once more for the canary, at least one."""
 
 
 class CanaryError(RuntimeError):
@@ -48,51 +56,107 @@ class CanaryReading:
 
 
 @dataclass(frozen=True)
-class CanaryTokens:
-    """Tokens to compare on: T tokens, and which of them the policy sampled."""
+class CanaryPrompt:
+    """The beginning of a trajectory, which servers score, and the tokens that are compared."""
 
     token_ids: list[int]
-    """[T]"""
-    sampled: npt.NDArray[np.bool_]
-    """[T] Only these count: float32 itself errs by 1e-4 on a token the model finds impossible."""
+    """[T] up to the last chosen token."""
+    chosen: npt.NDArray[np.int64]
+    """[N] positions of the chosen tokens, at least one."""
+    logprobs: FloatArray
+    """[N] the learner's log-probabilities of them."""
 
-    @classmethod
-    def of(cls, trajectory: Trajectory, count: int) -> CanaryTokens | None:
-        """Return a trajectory from its start to `count` tokens from its first sampled one on.
+    def differences(self, answer: Sequence[float]) -> npt.NDArray[np.float64]:
+        """Return [N] |difference| from a server's log-probabilities of tokens 1 .. T-1.
 
-        The server that sampled it has cached its prefix under the older weights, so the comparison
-        also finds a prefix that is used after its weights. All of them are of the first segment.
-        None where nothing was sampled.
+        Raises:
+            CanaryError: the answer has another length.
         """
-        sampled = np.flatnonzero(trajectory.action_mask)
-        if count < 1 or len(sampled) == 0:
-            return None
-        end = min(int(sampled[0]) + count, trajectory.segment_bounds()[0][1])
-        return cls(trajectory.token_ids[:end].tolist(), trajectory.action_mask[:end])
+        wanted = len(self.token_ids) - 1
+        if len(answer) != wanted:
+            raise CanaryError(
+                f"it gave {len(answer)} log-probabilities for a prompt that has {wanted}"
+            )
+        return np.abs(np.asarray(answer, np.float64)[self.chosen - 1] - self.logprobs)
 
 
-def compare(
-    learner_logprobs: npt.NDArray[np.float32],
-    rollout_logprobs: list[float],
-    sampled: npt.NDArray[np.bool_],
-) -> CanaryReading:
-    """Compare log-probabilities of the same tokens.
+def canary_samples(
+    trajectories: Sequence[Trajectory],
+    samples: Sequence[TrainSample],
+    count: int,
+    max_context: int,
+) -> list[TrainSample]:
+    """Choose the trajectories that the canary takes its tokens from: those of largest advantage.
+
+    The step moves their tokens the furthest. Of each, the first segment is scored.
 
     Args:
-        learner_logprobs: [T-1] of tokens 1 .. T-1.
-        rollout_logprobs: [T-1] of the same tokens.
-        sampled: [T-1] which of them count; at least one.
+        trajectories: [S] the batch.
+        samples: [S] what the loss sees of each.
+        count: most trajectories; no more than one in SAMPLES_PER_TRAJECTORY is taken.
+        max_context: of the model; a server scores one token less.
+    """
+    count = min(count, math.ceil(len(samples) / SAMPLES_PER_TRAJECTORY))
+    largest = [np.abs(s.advantages[s.loss_mask]).max(initial=0.0) for s in samples]
+    chosen = np.argsort(largest, kind="stable")[::-1][:count]
+    return [_scored_sample(trajectories[index], max_context - 1) for index in chosen]
+
+
+def _scored_sample(trajectory: Trajectory, most_tokens: int) -> TrainSample:
+    """Ask for the sampled tokens of the first segment, at temperature 1 as servers score them."""
+    end = min(trajectory.segment_bounds()[0][1], most_tokens)
+    sample = scoring_sample(trajectory.token_ids[:end], 1.0)
+    return replace(sample, loss_mask=sample.loss_mask & trajectory.action_mask[:end])
+
+
+def choose_tokens(
+    samples: Sequence[TrainSample], predictions: Sequence[Predictions], count: int
+) -> list[CanaryPrompt]:
+    """Choose the sampled tokens at which the policy's entropy is highest.
+
+    A step hardly changes the log-probability of a token that the policy is sure of. The least
+    likely tokens would show a change as well, but float32 itself errs by 1e-4 on a token that the
+    model finds impossible.
+
+    Args:
+        samples: [K] of `canary_samples`.
+        predictions: [K] the learner's, with the weights that are compared.
+        count: most tokens, over all samples.
+
+    Returns:
+        A prompt for each sample that has chosen tokens.
+    """
+    if not samples:
+        return []
+    sampled = np.concatenate([sample.loss_mask for sample in samples])
+    entropies = np.concatenate([prediction.entropies for prediction in predictions])
+    marks = np.zeros(len(sampled), np.bool_)
+    marks[np.argsort(np.where(sampled, -entropies, np.inf), kind="stable")[:count]] = True
+    ends = np.cumsum([sample.num_tokens for sample in samples])
+    pieces = zip(samples, predictions, np.split(marks & sampled, ends[:-1]), strict=True)
+    return [_prompt(*piece) for piece in pieces if piece[2].any()]
+
+
+def _prompt(
+    sample: TrainSample, prediction: Predictions, marks: npt.NDArray[np.bool_]
+) -> CanaryPrompt:
+    chosen = np.flatnonzero(marks)
+    end = int(chosen[-1]) + 1
+    return CanaryPrompt(sample.token_ids[:end].tolist(), chosen, prediction.logprobs[chosen])
+
+
+def compare(prompts: Sequence[CanaryPrompt], answers: Sequence[Sequence[float]]) -> CanaryReading:
+    """Compare a server's log-probabilities of the chosen tokens with the learner's.
+
+    Args:
+        prompts: [K] what was asked; at least one.
+        answers: [K] log-probabilities of tokens 1 .. T-1 of each prompt.
 
     Raises:
-        CanaryError: the lengths differ, or a value is not finite.
+        CanaryError: an answer has another length, or a value is not finite.
     """
-    rollout = np.asarray(rollout_logprobs, dtype=np.float64)
-    learner = learner_logprobs.astype(np.float64)
-    if rollout.shape != learner.shape:
-        raise CanaryError(
-            f"it gave {len(rollout)} log-probabilities, and the learner {len(learner)}"
-        )
-    difference = np.abs(rollout - learner)[sampled]
+    pairs = zip(prompts, answers, strict=True)
+    difference = np.concatenate([prompt.differences(answer) for prompt, answer in pairs])
     if not np.all(np.isfinite(difference)):
         raise CanaryError("a log-probability is not finite")
     return CanaryReading(mean=float(difference.mean()), max=float(difference.max()))
