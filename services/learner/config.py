@@ -268,12 +268,12 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """Longest to wait for a connection to a rollout server, in seconds."""
     first_server_timeout_s: PositiveFloat = 600.0
     """Longest to wait at start for a rollout server to announce itself, in seconds."""
-    canary_tokens: Annotated[int, Field(ge=0)] = 64
+    canary_tokens: Annotated[int, Field(ge=0)] = 32
     """Sampled tokens compared after a push: those of `canary_trajectories` at which the policy's
     entropy is highest. 0 is no canary."""
-    canary_trajectories: PositiveInt = 4
-    """Trajectories of the batch that they are chosen from, those with the largest advantages; at
-    most one in 16 of the batch, since each is computed once more."""
+    canary_trajectories: PositiveInt = 2
+    """Trajectories of the batch that they are chosen from, those whose tokens were the least
+    expected. The learner and a server compute each of them once more."""
     canary_every: PositiveInt = 1
     """Compare every this many pushes."""
     canary_action: Literal["fail", "warn"] = "fail"

@@ -81,7 +81,7 @@ async def train_step(run: TrainingRun) -> None:
     newest_version = run.policy_version
     loop = asyncio.get_running_loop()
     batch = await loop.run_in_executor(run.engine_thread, build_samples, groups, config, run.engine)
-    canary = _canary_samples(run, groups, batch.samples)
+    canary = _canary_samples(run, groups)
     if canary and not run.canary_checked:
         # Before the first step of a start: in bf16, version 0 is the noise floor.
         run.canary_checked = True
@@ -123,17 +123,13 @@ async def train_step(run: TrainingRun) -> None:
         _write_down(run, report, delivery)
 
 
-def _canary_samples(
-    run: TrainingRun, groups: Sequence[Group], samples: Sequence[TrainSample]
-) -> list[TrainSample]:
+def _canary_samples(run: TrainingRun, groups: Sequence[Group]) -> list[TrainSample]:
     """Return what the canary looks at of this batch; nothing without a canary."""
     config = run.spec.learner
     if config.canary_tokens == 0:
         return []
     trajectories = [scored.trajectory for group in groups for scored in group.survivors]
-    return canary_samples(
-        trajectories, samples, config.canary_trajectories, run.spec.model.max_context
-    )
+    return canary_samples(trajectories, config.canary_trajectories, run.spec.model.max_context)
 
 
 def _trace_learning(step: int, groups: Sequence[Group], learn_s: float) -> None:

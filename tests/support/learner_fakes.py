@@ -344,7 +344,7 @@ class FakeServices:
         body = CanaryRequest.model_validate_json(await request.read())
         if self.refuse_canary:
             return web.Response(status=422, text="3 log-probabilities for a prompt of 9 tokens")
-        count = 1 if self.short_canary else len(body.token_ids) - 1
+        count = 1 if self.short_canary else sum(len(p.wanted) for p in body.prompts())
         logprobs = [fake_logprob(self.weights)] * count
         reply = CanaryReply(policy_version=self.version, logprobs=logprobs)
         return web.Response(body=reply.model_dump_json(), content_type="application/json")

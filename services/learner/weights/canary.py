@@ -10,7 +10,6 @@ float32 itself moves one token in some ten thousand by more than 1e-4 with equal
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -21,13 +20,11 @@ import numpy.typing as npt
 from agent_r1.learner.engine.interface import FloatArray, Predictions, TrainSample
 from agent_r1.learner.engine.microbatches import scoring_sample
 from agent_r1_proto.trajectory import Trajectory
+from agent_r1_proto.weights import CanaryRequest
 from agent_r1_service.config import Dtype
 
 MEAN_DLOGP: dict[Dtype, float] = {"float32": 2e-5, "bfloat16": 0.05}
 """Mean |difference| allowed by default, in nats; measurements are in docs/benchmarks.md."""
-
-SAMPLES_PER_TRAJECTORY = 16
-"""One in so many trajectories of a batch is computed once more for the canary, at least one."""
 
 
 class CanaryError(RuntimeError):
@@ -66,47 +63,42 @@ class CanaryPrompt:
     logprobs: FloatArray
     """[N] the learner's log-probabilities of them."""
 
-    def differences(self, answer: Sequence[float]) -> npt.NDArray[np.float64]:
-        """Return [N] |difference| from a server's log-probabilities of tokens 1 .. T-1.
-
-        Raises:
-            CanaryError: the answer has another length.
-        """
-        wanted = len(self.token_ids) - 1
-        if len(answer) != wanted:
-            raise CanaryError(
-                f"it gave {len(answer)} log-probabilities for a prompt that has {wanted}"
-            )
-        return np.abs(np.asarray(answer, np.float64)[self.chosen - 1] - self.logprobs)
-
 
 def canary_samples(
-    trajectories: Sequence[Trajectory],
-    samples: Sequence[TrainSample],
-    count: int,
-    max_context: int,
+    trajectories: Sequence[Trajectory], count: int, max_context: int
 ) -> list[TrainSample]:
-    """Choose the trajectories that the canary takes its tokens from: those of largest advantage.
+    """Choose the trajectories of a batch that the canary takes its tokens from.
 
-    The step moves their tokens the furthest. Of each, the first segment is scored.
+    They are those whose sampled tokens were the least expected on average: minus the
+    log-probability of a sampled token estimates the policy's entropy there, and costs nothing.
 
     Args:
-        trajectories: [S] the batch.
-        samples: [S] what the loss sees of each.
-        count: most trajectories; no more than one in SAMPLES_PER_TRAJECTORY is taken.
+        trajectories: the batch.
+        count: most trajectories.
         max_context: of the model; a server scores one token less.
+
+    Returns:
+        The first segment of each, whose sampled tokens count, at temperature 1 as servers score.
     """
-    count = min(count, math.ceil(len(samples) / SAMPLES_PER_TRAJECTORY))
-    largest = [np.abs(s.advantages[s.loss_mask]).max(initial=0.0) for s in samples]
-    chosen = np.argsort(largest, kind="stable")[::-1][:count]
-    return [_scored_sample(trajectories[index], max_context - 1) for index in chosen]
+    masks = [_sampled(trajectory, max_context - 1) for trajectory in trajectories]
+    logprobs = [
+        trajectory.rollout_logprobs[: len(mask)][mask].mean() if mask.any() else np.inf
+        for trajectory, mask in zip(trajectories, masks, strict=True)
+    ]
+    chosen = [i for i in np.argsort(logprobs, kind="stable")[:count] if masks[i].any()]
+    return [_scored_sample(trajectories[i], masks[i]) for i in chosen]
 
 
-def _scored_sample(trajectory: Trajectory, most_tokens: int) -> TrainSample:
-    """Ask for the sampled tokens of the first segment, at temperature 1 as servers score them."""
+def _sampled(trajectory: Trajectory, most_tokens: int) -> npt.NDArray[np.bool_]:
     end = min(trajectory.segment_bounds()[0][1], most_tokens)
-    sample = scoring_sample(trajectory.token_ids[:end], 1.0)
-    return replace(sample, loss_mask=sample.loss_mask & trajectory.action_mask[:end])
+    mask = trajectory.action_mask[:end].copy()
+    mask[:1] = False  # nothing predicts the first token
+    return mask
+
+
+def _scored_sample(trajectory: Trajectory, sampled: npt.NDArray[np.bool_]) -> TrainSample:
+    sample = scoring_sample(trajectory.token_ids[: len(sampled)], 1.0)
+    return replace(sample, loss_mask=sampled)
 
 
 def choose_tokens(
@@ -115,19 +107,16 @@ def choose_tokens(
     """Choose the sampled tokens at which the policy's entropy is highest.
 
     A step hardly changes the log-probability of a token that the policy is sure of. The least
-    likely tokens would show a change as well, but float32 itself errs by 1e-4 on a token that the
-    model finds impossible.
+    likely tokens change as well, but there float32 itself errs by 1e-4.
 
     Args:
-        samples: [K] of `canary_samples`.
+        samples: [K] of `canary_samples`, at least one.
         predictions: [K] the learner's, with the weights that are compared.
         count: most tokens, over all samples.
 
     Returns:
         A prompt for each sample that has chosen tokens.
     """
-    if not samples:
-        return []
     sampled = np.concatenate([sample.loss_mask for sample in samples])
     entropies = np.concatenate([prediction.entropies for prediction in predictions])
     marks = np.zeros(len(sampled), np.bool_)
@@ -145,18 +134,33 @@ def _prompt(
     return CanaryPrompt(sample.token_ids[:end].tolist(), chosen, prediction.logprobs[chosen])
 
 
-def compare(prompts: Sequence[CanaryPrompt], answers: Sequence[Sequence[float]]) -> CanaryReading:
+def canary_request(prompts: Sequence[CanaryPrompt]) -> CanaryRequest:
+    """Ask for the log-probabilities of the chosen tokens of all prompts."""
+    starts = np.cumsum([0, *(len(prompt.token_ids) for prompt in prompts)])[:-1]
+    wanted = [start + prompt.chosen for start, prompt in zip(starts, prompts, strict=True)]
+    return CanaryRequest(
+        token_ids=[token for prompt in prompts for token in prompt.token_ids],
+        prompt_starts=starts[1:].tolist(),
+        wanted=np.concatenate(wanted).tolist(),
+    )
+
+
+def compare(prompts: Sequence[CanaryPrompt], answer: Sequence[float]) -> CanaryReading:
     """Compare a server's log-probabilities of the chosen tokens with the learner's.
 
     Args:
-        prompts: [K] what was asked; at least one.
-        answers: [K] log-probabilities of tokens 1 .. T-1 of each prompt.
+        prompts: what was asked; N chosen tokens, at least one.
+        answer: [N] the server's.
 
     Raises:
-        CanaryError: an answer has another length, or a value is not finite.
+        CanaryError: the answer has another length, or a value is not finite.
     """
-    pairs = zip(prompts, answers, strict=True)
-    difference = np.concatenate([prompt.differences(answer) for prompt, answer in pairs])
+    learner = np.concatenate([prompt.logprobs for prompt in prompts]).astype(np.float64)
+    if len(answer) != len(learner):
+        raise CanaryError(
+            f"it gave {len(answer)} log-probabilities, and the learner {len(learner)}"
+        )
+    difference = np.abs(np.asarray(answer, np.float64) - learner)
     if not np.all(np.isfinite(difference)):
         raise CanaryError("a log-probability is not finite")
     return CanaryReading(mean=float(difference.mean()), max=float(difference.max()))

@@ -32,6 +32,7 @@ from agent_r1.learner.weights.canary import (
     CanaryError,
     CanaryPrompt,
     CanaryReading,
+    canary_request,
     choose_tokens,
     compare,
     judge,
@@ -41,7 +42,6 @@ from agent_r1.learner.weights.transports import make_transport
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
-    CanaryRequest,
     LoadReply,
     LoadRequest,
     NewestVersion,
@@ -177,7 +177,7 @@ class WeightPublisher:
         """Publish the engine's weights as the next version; then the engine may train on.
 
         Args:
-            canary: trajectories to compare log-probabilities on; none is no canary.
+            canary: of `canary_samples`, to compare log-probabilities on; none is no canary.
 
         Raises:
             CanaryError: a server that took long to load an earlier version is out of bounds.
@@ -340,8 +340,6 @@ class WeightPublisher:
             CanaryError: a reading is out of bounds and the action is `fail`.
         """
         prompts = await self._choose_tokens(samples)
-        if not prompts:
-            return []
         version = self.newest.policy_version
         servers = await self._registry.rollout_servers()
         current = [server for server in servers if server.policy_version == version]
@@ -364,12 +362,13 @@ class WeightPublisher:
     async def _ask_canary(
         self, server: RolloutServer, prompts: Sequence[CanaryPrompt], version: int
     ) -> CanaryReading | None:
+        request = canary_request(prompts)
         reading: CanaryReading | None = None
         try:
-            replies = await self._score(server, prompts)
-            if any(reply.policy_version != version for reply in replies):
+            reply = await self._servers.post(server, "/weights/canary", request, CanaryReply)
+            if reply.policy_version != version:
                 return None  # the server has moved on to newer weights
-            reading = compare(prompts, [reply.logprobs for reply in replies])
+            reading = compare(prompts, reply.logprobs)
         except CanaryError as exc:
             verdict, text = "fail", str(exc)
         except ServerError as exc:
@@ -393,20 +392,6 @@ class WeightPublisher:
         self.canary_warnings += 1
         logger.warning("%s", message)
         return reading
-
-    async def _score(
-        self, server: RolloutServer, prompts: Sequence[CanaryPrompt]
-    ) -> list[CanaryReply]:
-        """Ask a server about all prompts at once, which its engine then computes together.
-
-        Each is a request of its own, so that none is larger than a trajectory.
-        """
-        requests = [CanaryRequest(token_ids=prompt.token_ids) for prompt in prompts]
-        asking = [
-            self._servers.post(server, "/weights/canary", request, CanaryReply)
-            for request in requests
-        ]
-        return await asyncio.gather(*asking)
 
     async def wait_for_server(self) -> None:
         """Wait until a rollout server has announced itself.
