@@ -1,6 +1,6 @@
 # The commands of the project. `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu setup-tests demo table test test-unit test-gpu test-v2 test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner profile clean
+.PHONY: help setup setup-gpu setup-tests demo table test test-unit test-gpu test-v2 test-docs test-docker test-observe images test-k8s test-hosts test-ranks test-models test-ray test-wheel test-sandbox check schemas hotswap bench bench-rollout bench-tools bench-demo bench-step bench-push bench-path bench-memory bench-estimate bench-scale bench-learner bench-canary profile clean
 BIN := .venv/bin
 
 help: ## list the commands
@@ -113,6 +113,9 @@ bench-step: setup ## measure the parts of a training step of a 90M model
 
 bench-learner: setup ## compare the learner with padded plain PyTorch, into runs/bench/learner.json
 	@$(BIN)/python scripts/bench_learner.py
+
+bench-canary: setup ## measure what the canary sees of pushes that arrived and that were missed, into runs/bench/canary.json
+	@$(BIN)/python scripts/bench_canary.py
 
 profile: setup ## show where the time of a training step goes, in every process, into runs/profile
 	@$(BIN)/python scripts/profile_run.py --model tiny

@@ -29,9 +29,9 @@ from agent_r1.reward.scoring import exact_match
 from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
 from agent_r1.rollout.chat_template import load_tokenizer
 from agent_r1.rollout.config import EnvConfig
-from agent_r1.rollout.parsing import parse_turn
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.vllm.settings import VllmSettings, prepare_environment, read_model
+from agent_r1.text.reading import parse_turn
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1.tools.search.tool import open_search_tool
 from agent_r1_proto.tasks import Task

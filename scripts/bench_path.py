@@ -37,9 +37,9 @@ from redis import Redis
 
 from agent_r1_deploy.local_redis import find_redis_server, free_port
 from agent_r1_proto.messages import encode_entry
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
-from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory, Turn, VersionSpan
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -31,7 +31,8 @@ from datasets import Dataset  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 
-from agent_r1.reward.scoring import exact_match, extract_answer  # noqa: E402
+from agent_r1.reward.scoring import exact_match  # noqa: E402
+from agent_r1.text.reading import parse_turn  # noqa: E402
 from agent_r1.tools.search.tantivy_bm25 import open_index  # noqa: E402
 
 RESPONSE_TEMPLATE: dict[str, Any] = {
@@ -100,7 +101,7 @@ def exact_match_reward(completions: Any, answers: Any, **_: Any) -> list[float]:
     """Score the last message, as tiny_world does."""
     texts = [text_of(completion) for completion in completions]
     return [
-        exact_match(extract_answer(text), own) for text, own in zip(texts, answers, strict=True)
+        exact_match(parse_turn(text).answer, own) for text, own in zip(texts, answers, strict=True)
     ]
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from agent_r1.cli.api import RunStoppedError, train
     from agent_r1.reward.trl import trl_reward
     from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
-    from agent_r1.rollout.tool_formats import CallBlock, ParsedCall, ToolFormat
+    from agent_r1.text.tool_formats import CallBlock, ParsedCall, ToolFormat
     from agent_r1.tools.base import (
         CallContext,
         Tool,
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
         text_result,
     )
     from agent_r1.tools.function import tool
+    from agent_r1_proto.parts import ImagePart, TextPart
     from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
     from agent_r1_proto.tasks import Task
-    from agent_r1_proto.tools import ImagePart, TextPart, ToolResult, ToolSpec
+    from agent_r1_proto.tools import ToolResult, ToolSpec
 
 __all__ = [
     "CallBlock",
@@ -57,7 +58,7 @@ _HOMES = {
     "agent_r1.cli.api": ("RunStoppedError", "train"),
     "agent_r1.reward.trl": ("trl_reward",),
     "agent_r1.rollout.envs": ("CallResult", "EnvStep", "ModelTurn", "ToolEnv"),
-    "agent_r1.rollout.tool_formats": ("CallBlock", "ParsedCall", "ToolFormat"),
+    "agent_r1.text.tool_formats": ("CallBlock", "ParsedCall", "ToolFormat"),
     "agent_r1.tools.base": (
         "CallContext",
         "Tool",
@@ -68,7 +69,8 @@ _HOMES = {
     "agent_r1.tools.function": ("tool",),
     "agent_r1_proto.rewards": ("ScoreCall", "ScoreRequest", "ScoreTurn"),
     "agent_r1_proto.tasks": ("Task",),
-    "agent_r1_proto.tools": ("ImagePart", "TextPart", "ToolResult", "ToolSpec"),
+    "agent_r1_proto.parts": ("ImagePart", "TextPart"),
+    "agent_r1_proto.tools": ("ToolResult", "ToolSpec"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

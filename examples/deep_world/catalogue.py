@@ -19,9 +19,10 @@ from agent_r1 import Tool, ToolEnv
 from agent_r1.reward import scoring
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn
 from agent_r1.tools.base import Arguments, CallContext, text_result
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.rewards import ScoreRequest
 from agent_r1_proto.tasks import Task
-from agent_r1_proto.tools import TextPart, ToolResult
+from agent_r1_proto.tools import ToolResult
 
 FOLDER = Path(__file__).parent
 TOP_K = 3
@@ -187,5 +188,5 @@ def right_within_budget(request: ScoreRequest) -> float:
     budget: Any = request.payload["budget"]
     if calls > budget:
         return 0.0
-    answer = scoring.extract_answer(request.turns[-1].text)
+    answer = request.turns[-1].answer
     return scoring.exact_match(answer, scoring.accepted_answers(request.payload))

@@ -13,7 +13,7 @@ from questions import Question
 from scripted import NOTHING, UNAVAILABLE, Oracle, think
 from world import CHAIN_B, NUMBERS, YEARS, entry_text
 
-from agent_r1.rollout.parsing import parse_turn
+from agent_r1.text.reading import parse_turn
 from agent_r1_proto.tasks import Task
 
 Message = dict[str, str]

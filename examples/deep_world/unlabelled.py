@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.evaluation.statistics import bootstrap_mean
+from agent_r1.evaluation.statistics import LEVEL, SEED, Estimate, percentile_interval
 from agent_r1.evaluation.table.chart import line_chart
+from agent_r1.evaluation.table.run import Means, resampled_means, score_array
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "results" / "deep_world"
@@ -40,7 +41,7 @@ def read_cell(cells: Path, name: str) -> dict[str, Any]:
 def average(cells: Path, name: str) -> float:
     """Return the exact match of a cell, mean over the sets."""
     scores = read_cell(cells, name)["scores"]
-    return float(np.mean([np.mean(scores[one]) for one in SETS]))
+    return float(np.mean([np.nanmean(score_array([scores[one]])) for one in SETS]))
 
 
 def gain_shares(cells: Path) -> dict[int, float]:
@@ -51,6 +52,30 @@ def gain_shares(cells: Path) -> dict[int, float]:
         return average(cells, f"{method}_seed{seed}") - base
 
     return {seed: gain("learned_reward_kl", seed) / gain("true_labels", seed) for seed in SEEDS}
+
+
+def share_of_the_gain(cells: Path) -> Estimate:
+    """Estimate the mean share, with an interval over other seeds and other questions.
+
+    All runs answer the same questions, so each resample draws them once for all runs.
+    """
+    base_R = resampled_averages(cells, BASE)
+
+    def gain(method: str, seed: int) -> Means:
+        return resampled_averages(cells, f"{method}_seed{seed}") - base_R
+
+    shares_RS = np.stack(
+        [gain("learned_reward_kl", seed) / gain("true_labels", seed) for seed in SEEDS], axis=1
+    )
+    drawn_RS = np.random.default_rng(SEED).integers(0, len(SEEDS), size=shares_RS.shape)
+    means_R = np.take_along_axis(shares_RS, drawn_RS, axis=1).mean(axis=1)
+    return percentile_interval(float(np.mean([*gain_shares(cells).values()])), means_R, LEVEL)
+
+
+def resampled_averages(cells: Path, name: str) -> Means:
+    """Return the average of a cell in each resample; the questions are the same for every cell."""
+    scores = read_cell(cells, name)["scores"]
+    return np.mean(resampled_means([score_array([scores[one]]) for one in SETS], [None]), axis=0)
 
 
 def curves_of_long_run(cells: Path, policy: str) -> dict[str, list[float]]:
@@ -75,13 +100,12 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         cells = arguments.results / "cells"
-        shares = gain_shares(cells)
+        shares, found = gain_shares(cells), share_of_the_gain(cells)
         curves: dict[str, list[float]] = {}
         for policy in LONG_RUNS:
             curves |= curves_of_long_run(cells, policy)
     except FileNotFoundError as exc:
         parser.error(f"{exc.filename} is missing; run `sh examples/deep_world/unlabelled.sh`")
-    found = bootstrap_mean(list(shares.values()))
     report: dict[str, Any] = {
         "share_of_the_gain": {"mean": found.mean, "low": found.low, "high": found.high},
         "by_seed": shares,

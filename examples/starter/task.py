@@ -67,8 +67,7 @@ class AskOnce(ToolEnv):
 
 def correct(request):
     """What the whole interaction is worth: 1.0 for the right answer, else 0.0."""
-    said = re.findall(r"<answer>(.*?)</answer>", request.turns[-1].text, re.DOTALL)
-    return float(bool(said) and said[-1].strip() == request.payload["answer"])
+    return float(request.turns[-1].answer == request.payload["answer"])
 
 
 def words(text):

@@ -36,13 +36,8 @@ def test_a_turn_without_a_call_is_the_end():
 
 
 @pytest.mark.parametrize(
-    ("text", "reward"),
-    [
-        ("<answer> Elmstow Bridge</answer>", 1.0),
-        ("<answer> Elmstow</answer>", 0.0),
-        ("Elmstow Bridge", 0.0),
-    ],
+    ("answer", "reward"), [("Elmstow Bridge", 1.0), ("Elmstow", 0.0), (None, 0.0)]
 )
-def test_only_the_right_answer_is_rewarded(text, reward):
-    request = ScoreRequest(payload=TASK.payload, turns=[ScoreTurn(text=text)])
+def test_only_the_right_answer_is_rewarded(answer, reward):
+    request = ScoreRequest(payload=TASK.payload, turns=[ScoreTurn(text="...", answer=answer)])
     assert correct(request) == reward

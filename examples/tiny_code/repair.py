@@ -26,11 +26,18 @@ AGENTS = {
 """The files of an agent, one a seed."""
 
 
-def scores(file: Path) -> dict[str, list[float]]:
-    """Return what each answer of a file scored, by set."""
-    answers = [answer for answer in read_answers(file) if not answer.failed]
+def scores(file: Path) -> dict[str, list[float | None]]:
+    """Return what each answer of a file scored, by set; None where it failed.
+
+    Answers are stored as they come. In the order of the exercises, those of all seeds are paired.
+    """
+    answers = sorted(read_answers(file), key=lambda answer: answer.key)
     return {
-        name: [answer.components[MEASURE] for answer in answers if answer.set == name]
+        name: [
+            None if answer.failed else answer.components[MEASURE]
+            for answer in answers
+            if answer.set == name
+        ]
         for name in SETS
     }
 

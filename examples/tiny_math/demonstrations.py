@@ -9,7 +9,7 @@ import random
 from problems import MAX_VALUE
 from solvers import Clause, Oracle
 
-from agent_r1.rollout.parsing import parse_turn
+from agent_r1.text.reading import parse_turn
 from agent_r1.tools.calculator import compute, format_number
 from agent_r1_proto.tasks import ChatMessage, Task
 

@@ -17,6 +17,7 @@ from redis import exceptions as redis_errors
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import ResponseError
 
+from agent_r1_proto.policies import DEFAULT_POLICY
 from agent_r1_proto.shared_commits import SharedCommits
 
 logger = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class Keys:
         self.scored = self.prefix + "scored_trajectories"
         self.dead_letters = self.prefix + "dead_letters"
         self.dead_letter_count = self.prefix + "dead_letters:count"
-        self.newest_version = self.prefix + "weights:newest"
+        self.newest_version = self.newest_version_of(DEFAULT_POLICY)
         self.incarnation = self.prefix + "incarnation"
         self.join_offer = self.prefix + "join_offer"
         self.failure_counts = self.prefix + "failures:counts"
@@ -59,6 +60,11 @@ class Keys:
             "trajectories": (self.trajectories, REWARD_GROUP),
             "scored": (self.scored, LEARNER_GROUP),
         }
+
+    def newest_version_of(self, policy: str) -> str:
+        """Return the key of a policy's newest version; the default one's has no name in it."""
+        named = "" if policy == DEFAULT_POLICY else f":{policy}"
+        return f"{self.prefix}weights:newest{named}"
 
     def replies(self, client_id: str) -> str:
         """Return the stream on which one evaluation or chat client gets its results."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.messages import Message
-from agent_r1_proto.tools import TextPart
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 
 Where = Literal["rollout", "reward", "tools", "learner", "evaluation"]

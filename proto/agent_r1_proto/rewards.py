@@ -6,17 +6,22 @@ reward --XADD--> stream `scored_trajectories` (or the task's `reply_stream`) -->
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
+from agent_r1_proto.parts import Content, TextPart
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_proto.trajectory import Status, Trajectory, Turn
+from agent_r1_proto.trajectory import Reply, Status, Trajectory, Turn
 
 
 def _is_empty(values: Sequence[object] | Mapping[str, object]) -> bool:
     return not values
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class Reward(Message):
@@ -39,11 +44,13 @@ class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "3.2"
+    SCHEMA_VERSION: ClassVar[str] = "4.0"
     WITH_TOKENS: ClassVar[dict[str, str]] = {"2.1": "2.2", "3.0": "3.1"}
     """Versions of a reward that counts tokens, by the trajectory's; without, both count alike."""
     WITH_VERSIONS: ClassVar[dict[str, str]] = {"2.1": "2.3", "3.0": "3.2"}
     """Versions of a reward that names the models asked."""
+    WITH_READING: ClassVar[dict[str, str]] = {"2.2": "2.4", "3.1": "3.3", "4.0": "4.0"}
+    """Versions that say all of that, by the trajectory's, whose turns say what they are."""
 
     trajectory: Trajectory
     reward: Reward | None
@@ -58,6 +65,8 @@ class ScoredTrajectory(StreamMessage):
     def written_version(self) -> str:
         """Return the oldest version that says all of it."""
         version = self.trajectory.written_version()
+        if version in self.WITH_READING:
+            return self.WITH_READING[version]
         if self.reward is not None and self.reward.versions:
             return self.WITH_VERSIONS[version]
         if self.reward is not None and self.reward.tokens:
@@ -79,14 +88,48 @@ class ScoreCall(StrictMessage):
     """What the tool sent beside its text: `ToolResult.data`."""
 
 
+class ScoreReply(StrictMessage):
+    """One message that followed a turn, as the model read it."""
+
+    role: Literal["tool", "user"]
+    content: Content
+    call: int | None = None
+    """Which call of the turn it answers; None where it answers none of them."""
+
+
 class ScoreTurn(StrictMessage):
-    """One turn of text to score."""
+    """One turn of text to score, and what followed it.
+
+    A turn without `well_formed` is read by the service, as rollout would read it.
+    """
 
     text: str
+    well_formed: Annotated[bool | None, Field(exclude_if=_is_none)] = None
+    """The turn is one closed thought, then calls or one answer, and nothing else."""
+    thought: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    """What the closed thought says with which the turn begins; None without one."""
+    said: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    """The text without its thoughts; None where that is all of it."""
+    answer: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    """The answer that it gives; None without one."""
     num_calls: Annotated[int, Field(ge=0)] = 0
     """Calls of the turn, failed and malformed ones included."""
     calls: Annotated[list[ScoreCall], Field(fail_fast=True)] = []
     """The calls themselves, or none of them where only their number is known."""
+    replies: Annotated[list[ScoreReply] | None, Field(exclude_if=_is_none, fail_fast=True)] = None
+    """What the model read after the turn. None: the result of each call, as the call has it."""
+    data: Annotated[JsonValue, Field(exclude_if=_is_none)] = None
+    """`EnvStep.data`: what the environment says of the turn to rewards alone."""
+
+    def shown(self) -> list[ScoreReply]:
+        """Return what the model read after the turn."""
+        if self.replies is not None:
+            return self.replies
+        return [
+            ScoreReply(role="tool", content=call.text, call=i)
+            for i, call in enumerate(self.calls)
+            if call.status != "failed"
+        ]
 
     @model_validator(mode="after")
     def _check_calls(self) -> Self:
@@ -149,9 +192,19 @@ def score_turns(turns: Sequence[Turn]) -> list[ScoreTurn]:
                 )
                 for c in turn.calls
             ],
+            **{name: getattr(turn, name) for name in ("well_formed", "thought", "said", "answer")},
+            replies=None if turn.replies is None else list(map(_score_reply, turn.replies)),
+            data=turn.data,
         )
         for turn in turns
     ] or [ScoreTurn(text="")]
+
+
+def _score_reply(reply: Reply) -> ScoreReply:
+    """Return a reply as components see it: text where it is one part of text alone."""
+    one = reply.parts[0] if len(reply.parts) == 1 else None
+    content = one.text if isinstance(one, TextPart) else reply.parts
+    return ScoreReply(role=reply.role, content=content, call=reply.call)
 
 
 def valued_tokens(

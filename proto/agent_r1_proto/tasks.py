@@ -11,6 +11,8 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
+from agent_r1_proto.parts import Content, text_of
+from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 
 Purpose = Literal["train", "eval"]
 Role = Literal["system", "user", "assistant", "tool"]
@@ -42,7 +44,16 @@ class ChatMessage(StrictMessage):
     """One message of a dialogue, as chat templates take it."""
 
     role: Role
-    content: str
+    content: Content
+    """Text, or a list of parts."""
+
+    def text(self) -> str:
+        """Return what it says.
+
+        Raises:
+            ImageRefusedError: it holds an image.
+        """
+        return text_of(self.content)
 
 
 class SamplingParameters(StrictMessage):
@@ -173,7 +184,9 @@ class RolloutTask(StreamMessage):
     """One sample to roll out: an entry of the stream `tasks`."""
 
     SCHEMA_NAME: ClassVar[str] = "rollout_task"
-    SCHEMA_VERSION: ClassVar[str] = "1.2"
+    SCHEMA_VERSION: ClassVar[str] = "2.0"
+    WITHOUT_PARTS: ClassVar[str] = "1.2"
+    """What a task of text alone for the default policy is written as, which older readers take."""
 
     key: RolloutKey
     group_size: Annotated[int, Field(ge=1)]
@@ -188,6 +201,8 @@ class RolloutTask(StreamMessage):
     """Trace that this sample belongs to, as W3C Trace Context writes it; None: not traced."""
     decoding: Decoding | None = None
     """How the answer is chosen among several branches; None: there is one, sampled as it comes."""
+    policy: PolicyName = DEFAULT_POLICY
+    """The policy that is asked."""
 
     @model_validator(mode="after")
     def _check_decoding(self) -> Self:
@@ -206,3 +221,13 @@ class RolloutTask(StreamMessage):
     def stream_key(self) -> str:
         """Return the rollout id."""
         return str(self.key)
+
+    def written_version(self) -> str:
+        """Return the oldest version that says all of it."""
+        return self.SCHEMA_VERSION if self.says_more else self.WITHOUT_PARTS
+
+    @property
+    def says_more(self) -> bool:
+        """Whether readers of version 1 would misread it."""
+        parts = any(not isinstance(message.content, str) for message in self.task.messages())
+        return parts or self.policy != DEFAULT_POLICY

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.messages import Message, StrictMessage
+from agent_r1_proto.parts import ResultPart, TextPart
 
 ToolStatus = Literal["ok", "error"]
 TESTS_TOOL = "code_tests"
@@ -48,24 +49,6 @@ class ToolSpec(StrictMessage):
                 "parameters": self.parameters,
             },
         }
-
-
-class TextPart(StrictMessage):
-    """Text of a tool's result."""
-
-    type: Literal["text"] = "text"
-    text: str
-
-
-class ImagePart(StrictMessage):
-    """An image of a tool's result."""
-
-    type: Literal["image"] = "image"
-    media_type: Literal["image/png", "image/jpeg", "image/webp"]
-    data_base64: str
-
-
-ResultPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 class ToolCall(StrictMessage):

@@ -12,16 +12,22 @@ from collections import Counter
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import Field, JsonValue, model_validator
 
 from agent_r1_proto.arrays import BoolArray, Float32Array, Int32Array, SentWhere
 from agent_r1_proto.messages import Message, StreamMessage
+from agent_r1_proto.parts import Part, StoredImage, shown_text
+from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_proto.tools import ResultPart, TextPart
 
 Status = Literal["COMPLETED", "TRUNCATED", "FAILED"]
 ANSWERED = ("ok", "error")
 """Statuses of calls that a tool answered."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 class VersionSpan(Message):
@@ -47,7 +53,7 @@ class ToolCallRecord(Message):
     attempt: Annotated[int, Field(ge=0)] = 0
     """Retries of this call at the transport level."""
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
-    parts: list[ResultPart] = []
+    parts: list[Part] = []
     data: JsonValue = None
     """`ToolResult.data`, for reward components and logs; None where it is over 16 KiB as JSON."""
     process_reward: float | None = None
@@ -57,14 +63,22 @@ class ToolCallRecord(Message):
 
     def text(self) -> str:
         """Return what the tool answered; a part that is no text is named in brackets."""
-        return "\n".join(
-            part.text if isinstance(part, TextPart) else f"[{part.media_type}]"
-            for part in self.parts
-        )
+        return shown_text(self.parts)
+
+
+class Reply(Message):
+    """One message that followed a turn, as the model read it."""
+
+    role: Literal["tool", "user"]
+    """`tool`: the result of a call; `user`: what the environment, or a person, said."""
+    parts: list[Part]
+    """Cut to the limits of `[env]`, control tokens spelled out."""
+    call: int | None = None
+    """Which call of the turn it answers; None where it answers none of them."""
 
 
 class Turn(Message):
-    """One turn of the model and the tool calls it made."""
+    """One turn of the model: what it says, the tool calls it made, and what followed."""
 
     start: Annotated[int, Field(ge=0)]
     """Index of the turn's first sampled token."""
@@ -80,6 +94,56 @@ class Turn(Message):
     state_key: str = ""
     """ToolEnv's name for the state in which the turn was taken; "" for the first turn, and where it
     gave none."""
+    well_formed: Annotated[bool | None, Field(exclude_if=_is_none)] = None
+    """The turn is one closed thought, then calls or one answer, and nothing else. None: nobody has
+    read the turn, as before 2.2, and the next three fields say nothing."""
+    thought: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    """What the closed thought says with which the turn begins; None without one."""
+    said: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    """The text without its thoughts; None where that is all of it."""
+    answer: Annotated[str | None, Field(exclude_if=_is_none)] = None
+    """The answer that it gives; None without one."""
+    replies: Annotated[list[Reply] | None, Field(exclude_if=_is_none)] = None
+    """What the model read after it. None: the result of each call, as the call has it; so it is of
+    the last turn, whose results came too late for the model."""
+    data: Annotated[JsonValue, Field(exclude_if=_is_none)] = None
+    """`EnvStep.data`, for reward components; never shown to the model."""
+
+    def shown(self) -> list[Reply]:
+        """Return what the model read after the turn."""
+        if self.replies is not None:
+            return self.replies
+        return [
+            Reply(role="tool", parts=call.parts, call=i)
+            for i, call in enumerate(self.calls)
+            if call.status != "failed"
+        ]
+
+    @property
+    def says_more(self) -> bool:
+        """Whether it has what versions before 2.2 lack."""
+        new = (self.well_formed, self.replies, self.data)
+        return any(value is not None for value in new) or any(
+            isinstance(part, StoredImage) for call in self.calls for part in call.parts
+        )
+
+
+class Lineage(Message):
+    """The part of a trajectory that one agent wrote: the main one, or one that it began.
+
+    It is a run of whole segments, to the first one of the next lineage.
+    """
+
+    name: str
+    """Of the agent; "main" where there is only one."""
+    first_segment: Annotated[int, Field(ge=0)]
+    """Number of its first segment in the trajectory."""
+    parent: Annotated[int, Field(ge=0)] | None = None
+    """Number of the lineage that began it, which stands before it; None: no other one did."""
+    excluded: str = ""
+    """Why its tokens are not trained; "" where they are."""
+    policy: PolicyName = DEFAULT_POLICY
+    """The policy that sampled it."""
 
 
 class DecodingCost(Message):
@@ -99,7 +163,7 @@ class DecodingCost(Message):
     """Score of the branch that was chosen; None with `majority`."""
 
 
-def _is_empty(values: list[int]) -> bool:
+def _is_empty(values: list[object]) -> bool:
     return not values
 
 
@@ -113,12 +177,19 @@ class Trajectory(StreamMessage):
     the chat template rewrote the history: it holds that history anew, with action_mask False, and
     what the policy sampled after it. So every sampled token stands in the array once, behind the
     tokens that it was sampled after, and every index points into the whole array.
+
+    Segments belong to one agent, or to several lineages end to end. Credit for what happened within
+    a lineage stays there; the outcome belongs to the last trained token of each that is trained.
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "3.0"
-    WITHOUT_SEGMENTS: ClassVar[str] = "2.1"
-    """What a trajectory of one segment is written as, so that readers of 2.1 still take it."""
+    SCHEMA_VERSION: ClassVar[str] = "4.0"
+    WITHOUT_LINEAGES: ClassVar[tuple[tuple[str, str], tuple[str, str]]] = (
+        ("2.1", "2.2"),
+        ("3.0", "3.1"),
+    )
+    """What a trajectory is written as, so that older readers take it: with one segment and with
+    several, and of each the version before turns said what they are and the one since."""
 
     rollout: RolloutTask
     """The sample this answers: its key, task, purpose and sampling parameters."""
@@ -149,6 +220,8 @@ class Trajectory(StreamMessage):
     latency_ms: Annotated[float, Field(ge=0)] = 0.0
     decoding: DecodingCost | None = None
     """Where the answer was chosen among several branches, of which this is one: what they cost."""
+    lineages: Annotated[list[Lineage], Field(exclude_if=_is_empty)] = []
+    """The agents that wrote it, in order; [] where there is only one."""
 
     @model_validator(mode="after")
     def _check_lengths(self) -> Self:
@@ -176,6 +249,7 @@ class Trajectory(StreamMessage):
         if np.any(self.action_mask & ~covered):
             raise ValueError("a sampled token lies outside every version span")
         self._check_segments()
+        self._check_lineages()
         for turn in self.turns:
             if not turn.start <= turn.end <= num_tokens:
                 raise ValueError(f"turn [{turn.start}, {turn.end}) exceeds {num_tokens} tokens")
@@ -207,17 +281,49 @@ class Trajectory(StreamMessage):
                         "was sampled in one sequence"
                     )
 
+    def _check_lineages(self) -> None:
+        firsts = [lineage.first_segment for lineage in self.lineages]
+        bounds = [*firsts, len(self.segment_starts) + 1]
+        if firsts and (firsts[0] != 0 or any(a >= b for a, b in itertools.pairwise(bounds))):
+            raise ValueError(
+                f"the lineages begin with the segments {firsts}; they must rise from 0 and stay "
+                f"below the {bounds[-1]} segments"
+            )
+        for number, lineage in enumerate(self.lineages):
+            if lineage.parent is not None and lineage.parent >= number:
+                raise ValueError(
+                    f"lineage {number} ({lineage.name!r}) has the parent {lineage.parent}; it must "
+                    "be one before it"
+                )
+
     def stream_key(self) -> str:
         """Return the rollout id."""
         return str(self.rollout.key)
 
     def written_version(self) -> str:
-        """Return the version that the trajectory is written as."""
-        return self.SCHEMA_VERSION if self.segment_starts else self.WITHOUT_SEGMENTS
+        """Return the oldest version that says all of it."""
+        if self.lineages or self.rollout.says_more:
+            return self.SCHEMA_VERSION
+        says_more = any(turn.says_more for turn in self.turns)
+        return self.WITHOUT_LINEAGES[bool(self.segment_starts)][says_more]
 
     def segment_bounds(self) -> list[tuple[int, int]]:
         """Return the half-open range [start, end) of each segment, in order; at least one."""
         return list(itertools.pairwise([0, *self.segment_starts, len(self.token_ids)]))
+
+    def lineage_bounds(self) -> list[tuple[int, int]]:
+        """Return the half-open range [start, end) of each lineage, in order; at least one."""
+        starts = [0, *self.segment_starts]
+        firsts = [starts[lineage.first_segment] for lineage in self.lineages] or [0]
+        return list(itertools.pairwise([*firsts, len(self.token_ids)]))
+
+    def trained_mask(self) -> npt.NDArray[np.bool_]:
+        """Return [T] True where the policy sampled a token that may be trained."""
+        mask = self.action_mask.copy()
+        for lineage, (start, end) in zip(self.lineages, self.lineage_bounds(), strict=False):
+            if lineage.excluded:
+                mask[start:end] = False
+        return mask
 
     @property
     def rollout_id(self) -> str:
@@ -237,12 +343,17 @@ class Trajectory(StreamMessage):
         """Count the calls that a tool answered, by the tool's name."""
         return dict(Counter(call.tool for call in self.calls() if call.status in ANSWERED))
 
-    def policy_versions(self) -> list[int]:
-        """Return the versions that sampled an action token, lowest first; [] when none did."""
+    def policy_versions(self, mask: npt.NDArray[np.bool_] | None = None) -> list[int]:
+        """Return the versions that sampled tokens, lowest first; [] when none did.
+
+        Args:
+            mask: [T] the tokens that are asked about; None: all that were sampled.
+        """
+        asked = self.action_mask if mask is None else mask
         return sorted(
             {
                 span.policy_version
                 for span in self.version_spans
-                if self.action_mask[span.start : span.end].any()
+                if asked[span.start : span.end].any()
             }
         )

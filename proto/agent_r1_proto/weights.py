@@ -7,17 +7,24 @@ learner writes a snapshot and its manifest, sets the newest version in Redis, an
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from agent_r1_proto.messages import StrictMessage
+from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 
 SNAPSHOT_FILE = "model.safetensors"
 MANIFEST_FILE = "manifest.json"
 DELTA_FILE = "delta.zst"
 TransportName = Literal["file", "http"]
 """How the bytes of a version travel: through a folder that all see, or over HTTP."""
+
+
+def _is_empty(value: list[int]) -> bool:
+    return not value
 
 
 class TensorEntry(StrictMessage):
@@ -68,6 +75,8 @@ class WeightManifest(StrictMessage):
 
     schema_version: Literal["1.0", "1.1", "1.2"] = "1.2"
     run_id: str
+    policy: PolicyName = DEFAULT_POLICY
+    """Whose weights they are."""
     policy_version: Annotated[int, Field(ge=0)]
     kind: Literal["dense", "adapter"] = "dense"
     """`dense` has every weight of the model, `adapter` the matrices of a LoRA adapter alone."""
@@ -96,6 +105,7 @@ class LoadRequest(StrictMessage):
 
     manifest_location: str
     """Transport `file`: absolute path of the manifest; `http`: its URL."""
+    policy: PolicyName = DEFAULT_POLICY
     policy_version: Annotated[int, Field(ge=0)]
 
 
@@ -108,10 +118,53 @@ class LoadReply(StrictMessage):
     """Time generation stood still, in seconds."""
 
 
+@dataclass(frozen=True)
+class ScoredPrompt:
+    """One prompt of a `CanaryRequest`."""
+
+    token_ids: list[int]
+    """[T] at least two."""
+    wanted: list[int]
+    """[N] rising positions of the tokens that are scored, each from 1 to T-1."""
+
+
 class CanaryRequest(StrictMessage):
     """Body of `POST /weights/canary`: score these tokens with the weights in use."""
 
     token_ids: Annotated[list[int], Field(min_length=2, fail_fast=True)]
+    """[T] one prompt, or several end to end."""
+    prompt_starts: Annotated[list[int], Field(exclude_if=_is_empty, fail_fast=True)] = []
+    """Index of the first token of each prompt after the first one; [] for a single prompt."""
+    wanted: Annotated[list[int], Field(exclude_if=_is_empty, fail_fast=True)] = []
+    """[N] rising indices of the tokens whose log-probabilities are wanted, at least one of each
+    prompt and never its first token; [] is all but the first token of each prompt."""
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> Self:
+        bounds = [0, *self.prompt_starts, len(self.token_ids)]
+        for start, end in itertools.pairwise(bounds):
+            if end - start < 2:
+                raise ValueError(f"the prompt at {start} has {end - start} tokens; it needs 2")
+        if any(later <= earlier for earlier, later in itertools.pairwise(self.wanted)):
+            raise ValueError("wanted must rise")
+        if self.wanted and sum(len(prompt.wanted) for prompt in self.prompts()) < len(self.wanted):
+            raise ValueError(
+                f"wanted names the first token of a prompt, or one outside 0..{bounds[-1] - 1}"
+            )
+        if not all(prompt.wanted for prompt in self.prompts()):
+            raise ValueError("wanted has no token of one of the prompts; leave that prompt out")
+        return self
+
+    def prompts(self) -> list[ScoredPrompt]:
+        """Return each prompt by itself, with the positions in it that are wanted."""
+        bounds = itertools.pairwise([0, *self.prompt_starts, len(self.token_ids)])
+        return [self._prompt(start, end) for start, end in bounds]
+
+    def _prompt(self, start: int, end: int) -> ScoredPrompt:
+        wanted = [index - start for index in self.wanted if start < index < end]
+        return ScoredPrompt(
+            self.token_ids[start:end], wanted if self.wanted else list(range(1, end - start))
+        )
 
 
 class CanaryReply(StrictMessage):
@@ -119,7 +172,8 @@ class CanaryReply(StrictMessage):
 
     policy_version: int
     logprobs: list[float]
-    """[T-1] log-probability of token t+1 given tokens 0..t, temperature 1."""
+    """[N] log-probability of each wanted token given those of its prompt before it, temperature 1.
+    """
 
 
 class NewestVersion(StrictMessage):

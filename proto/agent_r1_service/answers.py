@@ -1,4 +1,4 @@
-"""Where the answer is in a turn of the model (`env.answer_pattern`), for rollout and reward."""
+"""What patterns of answers may be (`env.answer_pattern`), and the answer that most give."""
 
 from __future__ import annotations
 
@@ -23,12 +23,6 @@ def check_pattern(pattern: str) -> str:
             "(?:...) for the others"
         )
     return pattern
-
-
-def find_answer(text: str, pattern: str) -> str | None:
-    """Return what the group (without one, all) of the last match is, stripped; None without one."""
-    found = [match[match.re.groups] for match in re.finditer(pattern, text, re.DOTALL)]
-    return (found[-1] or "").strip() if found else None
 
 
 def most_frequent(answers: Iterable[str | None]) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
 """What looks like a control token."""
@@ -23,3 +24,23 @@ def spell_out(text: str, control: re.Pattern[str]) -> list[str]:
         pieces += [text[last : match.start() + 1], text[match.start() + 1 : match.end()]]
         last = match.end()
     return [piece for piece in (*pieces, text[last:]) if piece]
+
+
+def unused_word(word: str, texts: Iterable[str]) -> str:
+    """Return the word, made longer until no text has it: it can stand for something in them."""
+    whole = "\n".join(texts)
+    while word in whole:
+        word += "x"
+    return word
+
+
+def map_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value in which every text is changed, names of keys included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        found = cast(dict[str, Any], value)
+        return {change(key): map_texts(item, change) for key, item in found.items()}
+    if isinstance(value, list):
+        return [map_texts(item, change) for item in cast(list[Any], value)]
+    return value

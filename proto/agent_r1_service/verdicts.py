@@ -10,31 +10,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from agent_r1_proto.tasks import ChatMessage
+from agent_r1_proto.parts import shown_text
+from agent_r1_proto.rewards import ScoreTurn
+from agent_r1_proto.tasks import ChatMessage, Role
 
 QUESTION = "Does this lead to the right answer?"
 GOOD, BAD = "yes", "no"
 
 _CONTROL = re.compile(r"<\|[^<>|\s]*\|>|</?s>")
 """How models write the ends of turns; in an interaction's text they could forge the question."""
-_CONTROL_OR_THOUGHT = re.compile(rf"{_CONTROL.pattern}|<think>.*?(?:</think>|\Z)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class VerdictTurn:
-    """One turn of an interaction."""
-
-    text: str
-    """What the model wrote."""
-    results: Sequence[str]
-    """What tools answered, call after call."""
 
 
 def verdict_dialogue(
     prompt: Sequence[ChatMessage],
-    turns: Sequence[VerdictTurn],
+    turns: Sequence[ScoreTurn],
     question: str = QUESTION,
     *,
     thoughts: bool = True,
@@ -43,19 +33,19 @@ def verdict_dialogue(
 
     Args:
         prompt: of the interaction.
-        turns: of the interaction, so far.
+        turns: of the interaction, so far; they say what they are.
         question: asked at the end.
-        thoughts: whether what stands in `<think>` is part of a turn.
+        thoughts: whether the model's thoughts are part of a turn.
     """
     messages = list(prompt)
     for turn in turns:
-        said = _without(_CONTROL if thoughts else _CONTROL_OR_THOUGHT, turn.text)
-        messages.append(ChatMessage(role="assistant", content=said))
-        answered = [_without(_CONTROL, text) for text in turn.results]
-        messages += [ChatMessage(role="tool", content=text) for text in answered]
+        said = turn.text if thoughts or turn.said is None else turn.said
+        messages.append(_message("assistant", said))
+        messages += [_message(reply.role, shown_text(reply.content)) for reply in turn.shown()]
     return [*messages, ChatMessage(role="user", content=question)]
 
 
-def _without(pattern: re.Pattern[str], text: str) -> str:
-    """Put a space in the place of every match, so that what was around it makes no new one."""
-    return pattern.sub(" ", text)
+def _message(role: Role, text: str) -> ChatMessage:
+    """Return a message with a space in the place of every control token, so that what was around it
+    makes no new one."""
+    return ChatMessage(role=role, content=_CONTROL.sub(" ", text))

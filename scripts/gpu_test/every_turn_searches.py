@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent_r1.rollout.tool_formats import HERMES, CallBlock, ParsedCall, ToolFormat
+from agent_r1.text.tool_formats import HERMES, CallBlock, ParsedCall, ToolFormat
 
 QUERY_CHARS = 40
 

@@ -30,7 +30,7 @@ from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.snapshot_reader import read_model_layout
 from agent_r1.tools.search.config import SearchConfig
-from agent_r1_proto.tasks import Task
+from agent_r1_proto.tasks import Role, Task
 from agent_r1_service.extras import MissingPackageError
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import foreign_format
@@ -42,6 +42,9 @@ HUB_NAME = re.compile(r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")
 NAME_A_MODEL = "name a Hugging Face model directory or a model on the hub (`owner/name`)"
 TRAINING: tuple[Purpose, ...] = ("train", *SUPERVISED)
 MODEL_FILES = ("*.safetensors", "*.bin")
+MOST_KINDS = 64
+Kinds = dict[tuple[tuple[Role, ...], bool], tuple[str, Task]]
+"""Places and tasks, by roles of the messages and whether all tools are offered."""
 EXAMPLE_SCRIPTS = {
     "generate.py": "--out {data} --no-sft",
     "convert.py": "repacked --data FOLDER --out {data}",
@@ -164,10 +167,13 @@ def use_plugins(config: Config) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join([*folders, *([inherited] if inherited else [])])
 
 
-def _task_problems(config: Config, source: DataSource) -> Iterator[str]:
+def _task_problems(config: Config, source: DataSource, kinds: Kinds) -> Iterator[str]:
     enabled = config.env.enable_tools
     offered = set(config.tools if enabled is None else enabled)
     for where, task in numbered_tasks(source):
+        if len(kinds) < MOST_KINDS:
+            roles: tuple[Role, ...] = tuple(message.role for message in task.messages())
+            kinds.setdefault((roles, task.tools is None), (where, task))
         unknown = sorted(set(task.tools or []) - offered)
         if unknown:
             yield (
@@ -177,7 +183,7 @@ def _task_problems(config: Config, source: DataSource) -> Iterator[str]:
             return
 
 
-def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
+def _file_problems(config: Config, purpose: Purpose, kinds: Kinds) -> Iterator[str]:
     sources: list[tuple[str, DataSource]] = []
     if purpose == "train" and config.data is not None:
         sources += [("data.train", source) for source in config.data.train]
@@ -185,7 +191,7 @@ def _file_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         sources += [(f"evaluation.sets.{n}", one) for n, one in config.evaluation.sets.items()]
     for key, source in sources:
         try:
-            yield from _task_problems(config, source)
+            yield from _task_problems(config, source, kinds)
         except (TaskFileError, MissingPackageError) as exc:
             yield f"{key}: {exc}{_way_to_make(source.source)}"
     lines: list[tuple[str, Path, str]] = []
@@ -260,8 +266,14 @@ def _table_problems(config: Config, purpose: Purpose) -> Iterator[str]:
             yield problem
 
 
-def problems(config: Config, purpose: Purpose) -> list[str]:
-    """Return what tables and files tell to be wrong, one line each; nothing is loaded."""
+def problems(config: Config, purpose: Purpose, kinds: Kinds | None = None) -> list[str]:
+    """Return what tables and files tell to be wrong, one line each; nothing is loaded.
+
+    Args:
+        config: the configuration.
+        purpose: the command that will run.
+        kinds: gets the first task of each kind of dialogue.
+    """
     found = list(_table_problems(config, purpose))
     model_problem = check_model(config.model.path)
     context_problem = _context_problem(config)
@@ -276,7 +288,7 @@ def problems(config: Config, purpose: Purpose) -> list[str]:
         use_plugins(config)
     except ConfigError as exc:
         found.append(str(exc))
-    return found + list(_file_problems(config, purpose))
+    return found + list(_file_problems(config, purpose, {} if kinds is None else kinds))
 
 
 def look(
@@ -296,7 +308,8 @@ def look(
         missing = missing_packages_problem((*needed, *adapters))
         if missing is not None:
             return Findings(machine=[missing])
-    findings = Findings(problems=problems(config, purpose))
+    kinds: Kinds = {}
+    findings = Findings(problems=problems(config, purpose, kinds))
     model = check_model(config.model.path) is None
     if purpose == "train" and not findings.problems:
         findings.problems += _length_problems(config)
@@ -311,6 +324,7 @@ def look(
             model=model,
             machine=machine,
             task=_some_task(config),
+            prompts=dict(kinds.values()),
         )
         if machine:
             for one in look_at_machine(config, purpose, resume=resume, specs=findings.specs):

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -64,7 +64,14 @@ class Findings:
 
 
 def load_everything(
-    config: Config, *, trains: bool, samples: bool, model: bool, machine: bool, task: Task | None
+    config: Config,
+    *,
+    trains: bool,
+    samples: bool,
+    model: bool,
+    machine: bool,
+    task: Task | None,
+    prompts: Mapping[str, Task] | None = None,
 ) -> Findings:
     """Import and construct the tools, environment, rewards and functions; load the tokenizer.
 
@@ -75,6 +82,7 @@ def load_everything(
         model: the model is there, so that its tokenizer can be loaded.
         machine: also look at what depends on this machine.
         task: some task, to construct the environment with.
+        prompts: tasks whose prompts are rendered, by file and line.
     """
     functions = {
         "learner.advantage": config.learner.advantage,
@@ -88,7 +96,9 @@ def load_everything(
         reward=config.reward if samples else None,
         rollout=config.rollout,
         functions=own if trains else {},
+        drops_equal_groups=config.learner.drop_equal_groups,
         task=task,
+        prompts=dict(prompts or {}),
         offered=list(config.tools) if config.env.enable_tools is None else config.env.enable_tools,
         samples=samples,
         machine=machine,

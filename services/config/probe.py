@@ -22,12 +22,12 @@ from typing import Any, Literal, TextIO
 from agent_r1.config.packages import installed_version
 from agent_r1.reward.config import RewardConfig
 from agent_r1.rollout.call_format import ANY_TOOL, check_call_format
-from agent_r1.rollout.chat_format import ChatFormat, reply_roles
-from agent_r1.rollout.chat_template import load_tokenizer
+from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
+from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
 from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.rollout.policy import PolicyError
-from agent_r1.rollout.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.rollout.vllm.settings import VllmSettings, check_cpu_fit, read_end_tokens, read_model
+from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig
@@ -39,6 +39,9 @@ from agent_r1_service.files.hub import model_folder
 from agent_r1_service.imports import quick_imports
 from agent_r1_service.user_code import describe
 
+PROMPT_REMEDY = (
+    "correct the prompt, or put a chat_template.jinja that takes such dialogues beside the model"
+)
 Kind = Literal["part", "problem", "machine", "note", "spec", "end"]
 
 
@@ -53,8 +56,12 @@ class ProbeRequest(StrictConfig):
     rollout: RolloutConfig
     functions: dict[str, str]
     """The user's own functions for the learner, as `module:function`, by key."""
+    drops_equal_groups: bool = False
+    """`learner.drop_equal_groups`, for the user's own loss."""
     task: Task | None
     """Some task, for the environment; None makes none."""
+    prompts: dict[str, Task] = {}
+    """The first task of each kind of dialogue, by file and line: the model is asked these."""
     offered: list[str]
     """Names of the tools that the model is offered, those that run elsewhere included."""
     samples: bool
@@ -97,7 +104,7 @@ class Probe:
             for name in request.reward.components:
                 yield f"reward.components ({name})", partial(_component, name, request.reward)
         for key, name in request.functions.items():
-            yield f"{key} ({name})", partial(_function, key, name)
+            yield f"{key} ({name})", partial(self._function, key, name)
         if request.model is not None:
             yield f"model.path ({request.model.path})", partial(self._model, request.model)
 
@@ -125,6 +132,14 @@ class Probe:
         if name in self._specs:
             yield Report(kind="spec", spec=self._specs[name])
 
+    def _function(self, key: str, name: str) -> Iterator[Report]:
+        from agent_r1.learner.algorithms import check_equal_groups, find_advantage, find_policy_loss
+
+        (find_advantage if key == "learner.advantage" else find_policy_loss)(name)
+        if key == "learner.policy_loss" and self._request.drops_equal_groups:
+            check_equal_groups(name)
+        yield from ()
+
     def _model(self, model: ModelConfig) -> Iterator[Report]:
         # A tokenizer needs no torch, which takes seconds to import.
         sys.modules.setdefault("torch", None)  # pyright: ignore[reportArgumentType]
@@ -151,7 +166,7 @@ class Probe:
         remark = check_call_format(tokenizer, tool_format, tools, env.chat_template_kwargs)
         if remark is not None:
             yield Report(kind="note", text=remark)
-        ChatFormat(
+        chat = ChatFormat(
             tokenizer,
             end_of_turn_ids=read_end_tokens(folder),
             template_kwargs=env.chat_template_kwargs,
@@ -161,6 +176,25 @@ class Probe:
             tool_format=tool_format,
             segments=env.rewritten_history == "segments",
         )
+        chat.check_system_prompt(env.system_prompt)
+        yield from self._prompts(chat, tools)
+
+    def _prompts(self, chat: ChatFormat, tools: list[ToolSpec]) -> Iterator[Report]:
+        """Render the first prompt of each kind."""
+        env = self._request.env
+        by_name = {tool.name: tool for tool in tools}
+
+        def result(text: str) -> OutsideMessage:
+            return OutsideMessage("tool", text, chat.encode_text(text))
+
+        for where, task in self._request.prompts.items():
+            offered = (
+                tools if task.tools is None else [by_name.get(n, ANY_TOOL) for n in task.tools]
+            )
+            try:
+                chat.render_prompt(asked_dialogue(task, env.system_prompt, result), offered)
+            except ChatTemplateError as exc:
+                yield Report(kind="problem", text=f"{where}: {exc}; {PROMPT_REMEDY}")
 
     def _engine(self, model: ModelConfig) -> Iterator[Report]:
         """Check the weights, and whether an engine for the CPU can run the model here."""
@@ -217,13 +251,6 @@ def _component(name: str, reward: RewardConfig) -> Iterator[Report]:
         read_template(reward.judge)
     if name not in (*BUILT_IN, *ASKING):
         load_component(name)
-    yield from ()
-
-
-def _function(key: str, name: str) -> Iterator[Report]:
-    from agent_r1.learner.algorithms import find_advantage, find_policy_loss
-
-    (find_advantage if key == "learner.advantage" else find_policy_loss)(name)
     yield from ()
 
 

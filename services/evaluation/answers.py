@@ -17,6 +17,7 @@ from pydantic import JsonValue, ValidationError, computed_field
 
 from agent_r1.evaluation.config import Method
 from agent_r1_proto.messages import Message
+from agent_r1_proto.parts import shown_text
 from agent_r1_proto.tasks import ChatMessage, Task
 from agent_r1_proto.trajectory import ANSWERED, Status, Trajectory
 from agent_r1_service.evaluation_client import ATTEMPT, EvalResult
@@ -141,7 +142,7 @@ def question_of(task: Task) -> str:
     """
     for message in reversed(task.messages()):
         if message.role == "user":
-            return message.content
+            return shown_text(message.content)
     raise ValueError(f"task {task.id!r} has no message of role 'user'; add the question")
 
 

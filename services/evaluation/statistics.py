@@ -1,9 +1,9 @@
 """Intervals and tests for evaluation scores, as pure functions.
 
-`summary.py` asks for intervals of means, `comparison.py` for differences and tests. All resampling
-is seeded, so the same numbers give the same interval.
+`summary.py` asks for intervals of means, `comparison.py` for differences and tests, `table` for
+means over seeds. All resampling is seeded, so the same numbers give the same interval.
 
-Dimension key: N = questions, R = resamples.
+Dimension key: S = seeds, N = questions, R = resamples.
 """
 
 from __future__ import annotations
@@ -68,6 +68,49 @@ def bootstrap_mean(
         drawn = rng.integers(0, values.size, size=(part.size, values.size))
         part[:] = values[drawn].mean(axis=1)
     return percentile_interval(mean, means_R, level)
+
+
+def crossed_means(
+    scores_SN: npt.NDArray[np.float64],
+    drawn_RS: npt.NDArray[np.int64],
+    rng: np.random.Generator,
+) -> npt.NDArray[np.float64]:
+    """Return [R] means over drawn seeds, each resample with one draw of questions for all seeds.
+
+    All seeds answer the same questions, so what makes a question hard does not average out over
+    seeds. Drawn anew for each seed, questions would seem to be S times as many.
+
+    Args:
+        scores_SN: [S, N] a question in the same column for every seed; NaN where it failed.
+        drawn_RS: [R, S] indices of the seeds of each resample.
+        rng: draws the questions: with equal state and N, the same ones for other scores.
+
+    Source: Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1 (2007).
+    """
+    answered_SN = np.isfinite(scores_SN)
+    known_SN = np.where(answered_SN, scores_SN, 0.0)
+    own_S = known_SN.sum(axis=1) / answered_SN.sum(axis=1)
+    means_R = np.empty(len(drawn_RS))
+    rows = max(1, MAX_DRAWS // scores_SN.shape[1])
+    for start in range(0, len(drawn_RS), rows):
+        drawn = drawn_RS[start : start + rows]
+        counts_RN = _question_counts(len(drawn), scores_SN.shape[1], rng)
+        answered_RS = counts_RN @ answered_SN.T
+        # Without an answered question among the drawn ones, a seed counts with all of its own.
+        means_RS = np.tile(own_S, (len(drawn), 1))
+        np.divide(counts_RN @ known_SN.T, answered_RS, out=means_RS, where=answered_RS > 0)
+        means_R[start : start + rows] = np.take_along_axis(means_RS, drawn, axis=1).mean(axis=1)
+    return means_R
+
+
+def _question_counts(
+    resamples: int, questions: int, rng: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Return [R, N] how often each question is drawn."""
+    drawn = rng.integers(0, questions, size=(resamples, questions))
+    places = drawn + questions * np.arange(resamples)[:, None]
+    counts = np.bincount(places.ravel(), minlength=resamples * questions)
+    return counts.reshape(resamples, questions).astype(np.float64)
 
 
 def percentile_interval(mean: float, means_R: npt.NDArray[np.float64], level: float) -> Estimate:
@@ -177,6 +220,15 @@ def sign_flip_exact(differences_S: Sequence[float]) -> float:
     # By rounding, the same sum in another order may come out a little smaller.
     least = abs(float(differences.sum())) - 1e-9 * float(np.abs(differences).sum())
     return float(np.mean(np.abs(sums) >= least))
+
+
+def least_sign_flip_p(num_seeds: int) -> float:
+    """Return the smallest p-value that `sign_flip_exact` can give for so many differences.
+
+    All differences of one sign are the most extreme outcome. Of the 2^S patterns, only it and its
+    negative are as far from 0: 2 / 2^S = 2^(1-S).
+    """
+    return 2.0 ** (1 - num_seeds)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -268,9 +268,12 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
     """Longest to wait for a connection to a rollout server, in seconds."""
     first_server_timeout_s: PositiveFloat = 600.0
     """Longest to wait at start for a rollout server to announce itself, in seconds."""
-    canary_tokens: Annotated[int, Field(ge=0)] = 64
-    """Tokens of a trajectory compared after a push, its first sampled one and those after it; what
-    comes before is their prefix, which a server may have cached. 0 is no canary."""
+    canary_tokens: Annotated[int, Field(ge=0)] = 32
+    """Sampled tokens compared after a push: those of `canary_trajectories` at which the policy's
+    entropy is highest. 0 is no canary."""
+    canary_trajectories: PositiveInt = 2
+    """Trajectories of the batch that they are chosen from, those whose tokens were the least
+    expected. The learner and a server compute each of them once more."""
     canary_every: PositiveInt = 1
     """Compare every this many pushes."""
     canary_action: Literal["fail", "warn"] = "fail"

@@ -98,8 +98,8 @@ class Group:
 
 
 def staleness(trajectory: Trajectory, newest_version: int) -> int:
-    """Return newest published version - lowest version among the trajectory's action tokens."""
-    versions = trajectory.policy_versions()
+    """Return newest published version - lowest version among the trajectory's trained tokens."""
+    versions = trajectory.policy_versions(trajectory.trained_mask())
     return max(0, newest_version - versions[0]) if versions else 0
 
 
@@ -130,6 +130,9 @@ def failure_reason(scored: ScoredTrajectory) -> str | None:
         return "the reward service gave no reward"
     if trajectory.num_action_tokens == 0:
         return f"no token was sampled ({trajectory.reason})"
+    if not trajectory.trained_mask().any():
+        reasons = ", ".join(sorted({lineage.excluded for lineage in trajectory.lineages}))
+        return f"every lineage is excluded ({reasons})"
     return None
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from agent_r1.learner.algorithms import find_advantage, find_policy_loss
+from agent_r1.learner.algorithms import check_equal_groups, find_advantage, find_policy_loss
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
@@ -56,6 +56,8 @@ def train(
     """
     find_advantage(spec.learner.advantage)
     find_policy_loss(spec.learner.policy_loss)
+    if spec.learner.drop_equal_groups:
+        check_equal_groups(spec.learner.policy_loss)
     spec.folder.write_config(spec.resolved_config)
     try:
         with _interruptible(), build_engine(spec, place) as engine:

@@ -7,6 +7,7 @@ torch.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Annotated, Any, Literal, Self
 
@@ -41,6 +42,9 @@ Algorithm = Literal[
 GROUP_ADVANTAGES = ("grpo", "rloo", "reinforce_pp_baseline")
 """Advantages that compare the trajectories of a group, a group of one having none, and that are the
 same on every action token of a trajectory."""
+ZERO_ADVANTAGES = ("grpo", "rloo")
+"""Advantages that are exactly 0 in a group of equal rewards. reinforce_pp_baseline subtracts the
+mean of all tokens, which is not 0 where trajectories differ in length."""
 TURN_ADVANTAGES = ("mt_grpo", "gigpo")
 """Advantages that compare the trajectories of a group, and their turns."""
 CRITIC_ADVANTAGES = ("gae", "turn_gae")
@@ -151,8 +155,9 @@ class ObjectiveConfig(StrictConfig):
 
     drop_equal_groups: bool = False
     """Dynamic sampling: replace groups whose rewards are all equal by new prompts, at most
-    `groups_per_batch` of them a step. For advantages that compare the trajectories of a group,
-    where equal ones teach nothing."""
+    `groups_per_batch` of them a step. Only where equal ones teach nothing: with advantage grpo or
+    rloo, without KL, entropy bonus and scaled process rewards, and with a policy_loss that has no
+    gradient where the advantage is 0."""
     drop_overlong: bool = False
     """Do not train on trajectories that a limit cut (TRUNCATED); the group's other trajectories
     are still compared with them."""
@@ -233,20 +238,27 @@ class ObjectiveConfig(StrictConfig):
         """Refuse to drop groups of equal rewards where those teach something."""
         if not self.drop_equal_groups:
             return self
-        own = self.advantage not in ADVANTAGES
-        if not own and self.advantage not in GROUP_ADVANTAGES:
+        if self.advantage not in ZERO_ADVANTAGES:
             raise ValueError(
                 "learner.drop_equal_groups = true leaves out groups whose rewards are all equal, "
-                f'and those teach with learner.advantage "{self.advantage}", which compares '
-                "more than the trajectories of a group; set drop_equal_groups = false, or "
-                f"use one of the advantages {', '.join(GROUP_ADVANTAGES)}"
+                f'and those teach with learner.advantage "{self.advantage}", which need not be 0 '
+                "there; set drop_equal_groups = false, or use one of the advantages "
+                f"{', '.join(ZERO_ADVANTAGES)}"
             )
         if self.kl == "reward":
             raise ValueError(
                 "learner.drop_equal_groups = true looks at rewards before the KL is taken off "
                 '(learner.kl = "reward"), and that differs within a group; set drop_equal_groups = '
-                'false or kl = "loss"'
+                'false or kl = "none"'
             )
+        for key, value, off in (("kl", self.kl, "none"), ("entropy_coef", self.entropy_coef, 0.0)):
+            if value != off:
+                raise ValueError(
+                    "learner.drop_equal_groups = true leaves out groups whose rewards are all "
+                    f"equal, and those teach with learner.{key} = {json.dumps(value)}, whose term "
+                    "of the loss has a gradient on every token; set drop_equal_groups = false or "
+                    f"{key} = {json.dumps(off)}"
+                )
         if self.process_rewards != "none":
             raise ValueError(
                 "learner.drop_equal_groups = true looks at rewards before process rewards are "

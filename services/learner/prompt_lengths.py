@@ -38,14 +38,26 @@ class PromptFormat:
 
         return AutoTokenizer.from_pretrained(self.model_path)
 
-    def render(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return the text of a prompt, without the descriptions of tools."""
-        messages = [{"role": m.role, "content": m.content} for m in task.messages()]
+    def render(self, where: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> str:
+        """Return the text of a prompt, without the descriptions of tools.
+
+        Raises:
+            TaskFileError: the chat template refuses it; file and line are named.
+        """
+        messages = [{"role": m.role, "content": m.text()} for m in task.messages()]
         if self.system_prompt is not None and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": self.system_prompt})
-        text = tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs
-        )
+        try:
+            text = tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs
+            )
+        except Exception as exc:  # a template is code, and may raise anything
+            roles = ", ".join(message["role"] for message in messages)
+            raise TaskFileError(
+                f"{where}: the chat template cannot render a dialogue of the roles {roles}: {exc}; "
+                "correct the prompt or env.system_prompt, or put a chat_template.jinja that takes "
+                "such dialogues beside the model"
+            ) from exc
         assert isinstance(text, str)  # of one dialogue
         return text
 
@@ -59,7 +71,7 @@ def fitting_reader(data: DataConfig, form: PromptFormat) -> ReadSource:
 
     def read(source: DataSource) -> list[Task]:
         found = list(numbered_tasks(source))
-        texts = [form.render(task, tokenizer) for _, task in found]
+        texts = [form.render(where, task, tokenizer) for where, task in found]
         encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         lengths = [len(token_ids) for token_ids in encoded]
         long = [i for i, length in enumerate(lengths) if length > limit]

@@ -22,7 +22,7 @@ from functools import partial
 
 from agent_r1.learner.assembly import TrainingRun, assemble, connect, open_folder
 from agent_r1.learner.checkpoints.ownership import TakenOverError
-from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.groups import Group
 from agent_r1.learner.outcome import FAILED, INTERRUPTED
 from agent_r1.learner.reporting.prometheus import learner_page, scrape_targets
@@ -33,7 +33,7 @@ from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import StopRequested, StopSignal, cancel_and_wait
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import build_samples, loss_spec
-from agent_r1.learner.weights.canary import CanaryError, CanaryTokens
+from agent_r1.learner.weights.canary import CanaryError, canary_samples
 from agent_r1.learner.weights.publisher import PushReport
 from agent_r1.learner.weights.run_bundle import RunOffer
 from agent_r1_service.http.token import find_token
@@ -81,11 +81,11 @@ async def train_step(run: TrainingRun) -> None:
     newest_version = run.policy_version
     loop = asyncio.get_running_loop()
     batch = await loop.run_in_executor(run.engine_thread, build_samples, groups, config, run.engine)
-    canary_tokens = CanaryTokens.of(groups[0].survivors[0].trajectory, config.canary_tokens)
-    if canary_tokens is not None and not run.canary_checked:
+    canary = _canary_samples(run, groups)
+    if canary and not run.canary_checked:
         # Before the first step of a start: in bf16, version 0 is the noise floor.
         run.canary_checked = True
-        await unless_stopped(run.publisher.check_canary(canary_tokens))
+        await unless_stopped(run.publisher.check_canary(canary))
     loss = loss_spec(config, run.step)
     metrics = await loop.run_in_executor(
         run.engine_thread, run.engine.train_batch, batch.samples, loss
@@ -110,7 +110,7 @@ async def train_step(run: TrainingRun) -> None:
     try:
         await unless_stopped(run.collector.require_newest())
         await unless_stopped(_delivered(run))
-        push = await unless_stopped(run.publisher.publish(canary_tokens))
+        push = await unless_stopped(run.publisher.publish(canary))
         report.policy_version = push.policy_version
         if config.max_staleness > 0:
             delivery = run.stop_signal.spawn(run.publisher.deliver(push), "deliver")
@@ -121,6 +121,15 @@ async def train_step(run: TrainingRun) -> None:
     finally:
         report.step_s = time.monotonic() - started
         _write_down(run, report, delivery)
+
+
+def _canary_samples(run: TrainingRun, groups: Sequence[Group]) -> list[TrainSample]:
+    """Return what the canary looks at of this batch; nothing without a canary."""
+    config = run.spec.learner
+    if config.canary_tokens == 0:
+        return []
+    trajectories = [scored.trajectory for group in groups for scored in group.survivors]
+    return canary_samples(trajectories, config.canary_trajectories, run.spec.model.max_context)
 
 
 def _trace_learning(step: int, groups: Sequence[Group], learn_s: float) -> None:

@@ -1,23 +1,29 @@
 """From rewarded groups to what the loss sees: train.py --Group--> TrainSample --> engine.
 
 Rewards become token rewards (process rewards on the token that closes a call or a turn, the outcome
-on the last sampled token), and the chosen estimator turns them into advantages. Runs in the
-engine's thread: some objectives need the learner's own log-probabilities, the reference's or the
-critic's values first.
+on the last trained token of each lineage), and the chosen estimator turns them into advantages.
+Runs in the engine's thread: some objectives need the learner's own log-probabilities, the
+reference's or the critic's values first.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from agent_r1.learner.algorithms import find_advantage
-from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
+from agent_r1.learner.algorithms.advantages import (
+    AdvantageBatch,
+    AdvantageOptions,
+    Advantages,
+    LineageRow,
+)
 from agent_r1.learner.algorithms.advantages.packing import gather
 from agent_r1.learner.algorithms.importance import keeps_sequence, truncated_weights
 from agent_r1.learner.algorithms.process_rewards import normalize_process_rewards
@@ -26,10 +32,11 @@ from agent_r1.learner.engine.interface import FloatArray, LossSpec, PolicyEngine
 from agent_r1.learner.groups import Group
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.trajectory import Turn
+from agent_r1_proto.trajectory import Trajectory, Turn
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray64 = npt.NDArray[np.float64]
+AnyArray = npt.NDArray[Any]
 
 
 @dataclass
@@ -70,14 +77,15 @@ def outcome_rewards(group: Group, *, shuffle: bool) -> list[float]:
 
 
 def response_mask(scored: ScoredTrajectory) -> BoolArray:
-    """Return [T] True on every token from the first sampled one of its segment, tool text included.
+    """Return [T] True on every token from the first trained one of its segment, tool text included.
 
     A rewritten history is what the policy is asked with, as a prompt is.
     """
     trajectory = scored.trajectory
     mask = np.zeros(len(trajectory.token_ids), dtype=np.bool_)
+    trained = trajectory.trained_mask()
     for start, end in trajectory.segment_bounds():
-        sampled = np.flatnonzero(trajectory.action_mask[start:end])
+        sampled = np.flatnonzero(trained[start:end])
         if len(sampled):
             mask[start + sampled[0] : end] = True
     return mask
@@ -113,10 +121,10 @@ class _Batch:
         self._groups = groups
         self._scored = [scored for group in groups for scored in group.survivors]
         for scored in self._scored:
-            if scored.reward is None or not scored.trajectory.action_mask.any():
+            if scored.reward is None or not scored.trajectory.trained_mask().any():
                 raise ValueError(
                     f"trajectory {scored.trajectory.rollout_id} cannot be trained on: it has no "
-                    "reward or no sampled token"
+                    "reward or no token to train"
                 )
         self._metrics: dict[str, float] = {}
         self._values: list[FloatArray] | None = None
@@ -125,23 +133,23 @@ class _Batch:
             [group.greedy_answer() for group in groups] if config.has_greedy_baseline else []
         )
         self._credit_masks = [self._credit_mask(scored) for scored in self._scored]
+        self._rows = list(_rows(self._scored, self._credit_masks))
         self._samples = [self._bare_sample(scored) for scored in self._scored]
 
     def _credit_mask(self, scored: ScoredTrajectory) -> BoolArray:
         if self._config.advantage_mask:
-            return scored.trajectory.action_mask
+            return scored.trajectory.trained_mask()
         return response_mask(scored)
 
     def _bare_sample(self, scored: ScoredTrajectory) -> TrainSample:
         trajectory = scored.trajectory
-        mask = trajectory.action_mask if self._config.loss_mask else response_mask(scored)
-        loss_mask = mask.copy()
+        loss_mask = trajectory.trained_mask() if self._config.loss_mask else response_mask(scored)
         loss_mask[0] = False
         return TrainSample(
             token_ids=trajectory.token_ids,
             loss_mask=loss_mask,
             rollout_logprobs=trajectory.rollout_logprobs,
-            advantages=np.zeros(len(mask), np.float32),
+            advantages=np.zeros(len(loss_mask), np.float32),
             temperature=trajectory.temperature,
             name=trajectory.rollout_id,
             segment_starts=trajectory.segment_starts,
@@ -236,15 +244,16 @@ class _Batch:
             ).numpy()
             self._penalties.append(np.where(mask, kl, 0.0))
         sampled = [
-            kl[s.trajectory.action_mask]
+            kl[s.trajectory.trained_mask()]
             for kl, s in zip(self._penalties, self._scored, strict=True)
         ]
         self._metrics["reward/kl"] = float(np.concatenate(sampled).mean())
 
     # Advantages
 
-    def _token_rewards(self) -> tuple[list[FloatArray64], list[FloatArray64] | None]:
-        """Return [N][T] the rewards of samples, and [N][P'] of the greedy answers they meet."""
+    def _token_rewards(self) -> tuple[list[FloatArray64], list[float], list[FloatArray64] | None]:
+        """Return [S][T] the rewards of samples, [S] the outcome in them, and those of the greedy
+        answers, one per group."""
         config = self._config
         outcomes = [
             outcome
@@ -259,28 +268,49 @@ class _Batch:
             [process_rewards(scored) for scored in everyone], config.process_rewards
         )
         for row, scored, outcome in zip(rewards, everyone, outcomes, strict=True):
-            row[int(np.flatnonzero(scored.trajectory.action_mask)[-1])] += outcome
+            for last in _last_tokens(scored.trajectory):
+                row[last] += outcome
         own, compared = rewards[: len(self._scored)], rewards[len(self._scored) :]
         if self._penalties is not None:
             own = [row - config.kl_coef * kl for row, kl in zip(own, self._penalties, strict=True)]
-        if not config.has_greedy_baseline:
-            return own, None
-        packed = gather(compared, [self._credit_mask(scored) for scored in greedy])
-        return own, [
-            row for group, row in zip(self._groups, packed, strict=True) for _ in group.survivors
+        return own, outcomes, compared if config.has_greedy_baseline else None
+
+    def _greedy_rows(self, rewards: list[FloatArray64]) -> list[FloatArray64]:
+        """Return [N][P'] what each row is compared with: the greedy answer's lineage of that name,
+        or its first one."""
+        masks = [self._credit_mask(scored) for scored in self._greedy]
+        rows = list(_rows(self._greedy, masks))
+        packed = gather(_cut(rewards, rows), _cut(masks, rows))
+        of_group: list[dict[str, FloatArray64]] = [{} for _ in self._greedy]
+        for row, numbers in zip(rows, packed, strict=True):
+            of_group[row.sample][row.name] = numbers
+        of_sample = [g for g, group in enumerate(self._groups) for _ in group.survivors]
+        found = [of_group[of_sample[row.sample]] for row in self._rows]
+        return [
+            named.get(row.name, next(iter(named.values())))
+            for row, named in zip(self._rows, found, strict=True)
         ]
 
     def _advantages(self) -> Advantages:
-        config = self._config
-        rewards, greedy_rewards = self._token_rewards()
+        config, rows = self._config, self._rows
+        rewards, outcomes, greedy = self._token_rewards()
+        group_ids = [group.group_id for group in self._groups for _ in group.survivors]
+        turns = [[t for t in self._turns(r.sample) if r.start <= t.start < r.end] for r in rows]
+        several = any(scored.trajectory.lineages for scored in self._scored)
         batch = AdvantageBatch(
-            group_ids=[group.group_id for group in self._groups for _ in group.survivors],
-            token_rewards=rewards,
-            credit_masks=self._credit_masks,
-            values=self._values,
-            greedy_rewards=greedy_rewards,
-            turn_starts=[np.array([t.start for t in turns], np.int64) for turns in self._turns()],
-            state_keys=[[turn.state_key for turn in turns] for turns in self._turns()],
+            group_ids=[group_ids[r.sample] for r in rows],
+            token_rewards=_cut(rewards, rows),
+            credit_masks=_cut(self._credit_masks, rows),
+            values=None if self._values is None else _cut(self._values, rows),
+            greedy_rewards=None if greedy is None else self._greedy_rows(greedy),
+            turn_starts=[
+                np.array([t.start - r.start for t in of_row], np.int64)
+                for r, of_row in zip(rows, turns, strict=True)
+            ],
+            state_keys=[[turn.state_key for turn in of_row] for of_row in turns],
+            lineages=[LineageRow(r.sample, r.name, outcomes[r.sample]) for r in rows]
+            if several
+            else None,
         )
         options = AdvantageOptions(
             gamma=config.gamma,
@@ -290,11 +320,23 @@ class _Batch:
         )
         result = find_advantage(config.advantage)(batch, options)
         _check_result(result, batch, config.advantage)
+        result = result._replace(
+            advantages=self._join(result.advantages),
+            returns=None if result.returns is None else self._join(result.returns),
+            value_masks=None if result.value_masks is None else self._join(result.value_masks),
+        )
         _refuse_not_finite("advantage", self._scored, result.advantages)
         return result
 
-    def _turns(self) -> list[list[Turn]]:
-        return [scored.trajectory.turns for scored in self._scored]
+    def _turns(self, sample: int) -> list[Turn]:
+        return self._scored[sample].trajectory.turns
+
+    def _join(self, arrays: Sequence[AnyArray]) -> list[AnyArray]:
+        """Return [S][T] what there is of each row; nothing where no row is."""
+        joined = [np.zeros(mask.shape, arrays[0].dtype) for mask in self._credit_masks]
+        for row, array in zip(self._rows, arrays, strict=True):
+            joined[row.sample][row.start : row.end] = array
+        return joined
 
     def prepare(self) -> Prepared:
         """Return the samples with their advantages."""
@@ -317,10 +359,42 @@ class _Batch:
         if self._config.drop_overlong:
             self._metrics["filter/overlong"] = float(overlong)
         means = [
-            float(advantages[scored.trajectory.action_mask].mean())
+            float(advantages[scored.trajectory.trained_mask()].mean())
             for scored, advantages in zip(self._scored, result.advantages, strict=True)
         ]
         return Prepared(self._samples, means, self._metrics)
+
+
+class _Row(NamedTuple):
+    """Tokens [start, end) of a sample, through which credit passes."""
+
+    sample: int
+    start: int
+    end: int
+    name: str
+
+
+def _rows(scored: Sequence[ScoredTrajectory], credit_masks: Sequence[BoolArray]) -> Iterator[_Row]:
+    """Yield the lineages that are credited; a trajectory without lineages is one."""
+    for i, (one, mask) in enumerate(zip(scored, credit_masks, strict=True)):
+        names = [lineage.name for lineage in one.trajectory.lineages] or [""]
+        for k, (start, end) in enumerate(one.trajectory.lineage_bounds()):
+            if mask[start:end].any():
+                nth = names[:k].count(names[k])
+                yield _Row(i, start, end, f"{names[k]} {nth}")
+
+
+def _cut(arrays: Sequence[AnyArray], rows: Sequence[_Row]) -> list[AnyArray]:
+    return [arrays[row.sample][row.start : row.end] for row in rows]
+
+
+def _last_tokens(trajectory: Trajectory) -> Iterator[int]:
+    """Yield the last trained token of each lineage that has one."""
+    trained = trajectory.trained_mask()
+    for start, end in trajectory.lineage_bounds():
+        inside = np.flatnonzero(trained[start:end])
+        if len(inside):
+            yield start + int(inside[-1])
 
 
 def _refuse_not_finite(

@@ -12,26 +12,28 @@ from typing import cast
 from agent_r1.reward import scoring
 from agent_r1.reward.math_equal import math_equal
 from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
-from agent_r1_proto.rewards import ScoreRequest
+from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from agent_r1_service.user_code import check_call, import_named
 
 Component = Callable[[ScoreRequest], float | Awaitable[float]]
 """A component of a user's: a function or an `async` function."""
 
 
-BuiltIn = Callable[[ScoreRequest, str | None], float]
-"""A built-in component: it gets the answer of the last turn too, or None without one."""
+BuiltIn = Callable[[ScoreRequest], float]
+"""A built-in component; the answer that counts is the last turn's."""
 
 
 def _of_answer(score: Callable[[str | None, Sequence[str]], float]) -> BuiltIn:
-    return lambda request, answer: score(answer, scoring.accepted_answers(request.payload))
+    return lambda request: score(
+        request.turns[-1].answer, scoring.accepted_answers(request.payload)
+    )
 
 
-def _of_turns(score: Callable[[Sequence[str]], float]) -> BuiltIn:
-    return lambda request, answer: score([turn.text for turn in request.turns])
+def _of_turns(score: Callable[[Sequence[ScoreTurn]], float]) -> BuiltIn:
+    return lambda request: score(request.turns)
 
 
-def _tool_efficiency(request: ScoreRequest, answer: str | None) -> float:
+def _tool_efficiency(request: ScoreRequest) -> float:
     return scoring.useful_share(
         [(c.tool, c.arguments, c.status) for turn in request.turns for c in turn.calls]
     )
@@ -44,9 +46,9 @@ BUILT_IN: dict[str, BuiltIn] = {
     "format": _of_turns(scoring.format_score),
     "reasoning_format": _of_turns(scoring.reasoning_share),  # share that opens with a thought
     # 1.0 when the last turn gives a non-empty answer
-    "answered": lambda request, answer: float(bool(answer)),
+    "answered": lambda request: float(bool(request.turns[-1].answer)),
     # number of calls, failed and malformed ones included
-    "tool_calls": lambda request, answer: float(sum(turn.num_calls for turn in request.turns)),
+    "tool_calls": lambda request: float(sum(turn.num_calls for turn in request.turns)),
     "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before
 }
 

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from string import Template
 
 from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.config import JudgeConfig
-from agent_r1_proto.rewards import ScoreRequest
+from agent_r1_proto.parts import shown_text
+from agent_r1_proto.rewards import ScoreReply, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
-
-FindAnswer = Callable[[ScoreRequest], str | None]
 
 TABLE = "reward.judge"
 PLACES = ("question", "transcript", "answer", "answers", "payload", "status")
@@ -28,16 +26,14 @@ class Judge:
     Args:
         config: `[reward.judge]`.
         patience_s: how long a server that is away is asked again, in seconds.
-        find_answer: returns the answer of an interaction.
 
     Raises:
         ValueError: the prompt cannot be read, or names something unknown.
     """
 
-    def __init__(self, config: JudgeConfig, patience_s: float, find_answer: FindAnswer) -> None:
+    def __init__(self, config: JudgeConfig, patience_s: float) -> None:
         self._config = config
         self._template = read_template(config)
-        self._find_answer = find_answer
         self._pattern = re.compile(config.pattern, re.IGNORECASE)
         self.server = ChatServer(config, TABLE, patience_s)
 
@@ -48,7 +44,7 @@ class Judge:
             ServerAwayError: the server did not answer in time.
             ValueError: it refuses the request, or its answer has no score.
         """
-        prompt = self._template.substitute(places_of(request, self._find_answer(request)))
+        prompt = self._template.substitute(places_of(request))
 
         async def ask() -> float:
             choice = await self.server.complete(
@@ -78,14 +74,14 @@ class Judge:
         return (value - low) / (high - low)
 
 
-def places_of(request: ScoreRequest, answer: str | None) -> dict[str, str]:
+def places_of(request: ScoreRequest) -> dict[str, str]:
     """Return what a prompt may name of an interaction."""
     question = next((m.content for m in reversed(request.prompt) if m.role == "user"), "")
     answers = request.payload.get("answers")
     return {
-        "question": question,
+        "question": shown_text(question),
         "transcript": transcript_of(request),
-        "answer": answer or "",
+        "answer": request.turns[-1].answer or "",
         "answers": "; ".join(map(str, answers)) if isinstance(answers, list) else "",
         "payload": json.dumps(request.payload, ensure_ascii=False),
         "status": request.status,
@@ -93,12 +89,19 @@ def places_of(request: ScoreRequest, answer: str | None) -> dict[str, str]:
 
 
 def transcript_of(request: ScoreRequest) -> str:
-    """Return the turns of the model, each followed by what tools answered."""
+    """Return the turns of the model, each followed by what the model read after it."""
     lines: list[str] = []
     for turn in request.turns:
         lines.append(f"assistant: {turn.text.strip()}")
-        lines += [f"{call.tool or 'tool'} ({call.status}): {call.text}" for call in turn.calls]
+        lines += [f"{_speaker(turn, reply)}: {shown_text(reply.content)}" for reply in turn.shown()]
     return "\n".join(lines)
+
+
+def _speaker(turn: ScoreTurn, reply: ScoreReply) -> str:
+    if reply.call is None or reply.call >= len(turn.calls):
+        return reply.role
+    call = turn.calls[reply.call]
+    return f"{call.tool or 'tool'} ({call.status})"
 
 
 def read_template(config: JudgeConfig) -> Template:

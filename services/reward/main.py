@@ -16,6 +16,7 @@ from agent_r1.reward.app import create_app
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.reward.worker import READ_BLOCK_S, STOP_GRACE_S, RewardWorker
+from agent_r1.text.reading import TurnReader
 from agent_r1_proto.streams import Broker
 from agent_r1_service.config import RedisConfig, RunConfig
 from agent_r1_service.http.serving import serve_app
@@ -33,16 +34,18 @@ def serve(
     run: RunConfig,
     redis: RedisConfig,
     reward: RewardConfig,
-    answer_pattern: str | None,
+    reader: TurnReader,
     announce_dir: Path | None,
 ) -> None:
     """Score the run's trajectories, and requests over HTTP, until SIGTERM or SIGINT.
+
+    `reader` reads turns that do not say what they are.
 
     Raises:
         ValueError: redis.url is not set, or one of the user's own components is wrong; the text
             says what to do.
     """
-    scorer = Scorer(reward, answer_pattern)
+    scorer = Scorer(reward, reader)
     asyncio.run(_serve(run, redis, reward, scorer, find_token(run), announce_dir))
 
 

@@ -20,8 +20,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from agent_r1.reward import scoring
-from agent_r1_proto.rewards import ScoreRequest
+from agent_r1.reward import math_forms, scoring
+from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 
 logger = logging.getLogger(__name__)
 
@@ -34,25 +34,23 @@ MAX_ANSWER_CHARS = 2000
 MAX_WORKERS = min(4, os.cpu_count() or 1)
 
 _BOXED = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BARE_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])(?!\s*\{)")
+_CHOICE = re.compile(r"\s+([A-Z])(?!\w)")
 _BRACE = re.compile(r"(?<!\\)[{}]")
 _HASHES = re.compile(r"####\s*(\S[^\n]*)")
-_NUMBER = re.compile(r"(?<![\w.])[-+]?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:/\d+)?%?(?!\w)")
 
 
-def math_answer(text: str, *, number: bool = False) -> str | None:
+def math_answer(turn: ScoreTurn, *, number: bool = False) -> str | None:
     """Return the answer that a turn ends with, as LaTeX; None when it gives none.
 
-    It is the last of: what an `<answer>` block holds (what is boxed in it, where something is), or
-    the last `\\boxed{}`, or the rest of a line after `####`, or, with `number`, the last number.
-    Thoughts (`<think>`) are left out, and so is all of a text whose thought never ends.
+    It is the last of: the turn's answer (what is boxed in it, where something is), or the last
+    `\\boxed{}`, or the rest of a line after `####`, or, with `number`, the last number. Thoughts
+    are left out.
     """
-    if text.rfind("<think>") > text.rfind("</think>"):
-        return None
-    text = text.rpartition("</think>")[2]
-    block = scoring.extract_answer(text)
-    if block is not None:
-        boxed = _last_boxed(block)
-        return _bare(boxed if boxed is not None else block) or None
+    text = turn.text if turn.said is None else turn.said
+    if turn.answer is not None:
+        boxed = _last_boxed(turn.answer)
+        return _bare(boxed if boxed is not None else turn.answer) or None
     boxed = _last_boxed(text)
     if boxed is not None:
         return _bare(boxed) or None
@@ -60,13 +58,12 @@ def math_answer(text: str, *, number: bool = False) -> str | None:
     if marked:
         return _bare(marked[-1]) or None
     if number:
-        found = _NUMBER.findall(text)
-        return _bare(found[-1]) if found else None
+        return math_forms.last_number(text)
     return None
 
 
 def _last_boxed(text: str) -> str | None:
-    """Return the content of the last `\\boxed{}` whose braces close."""
+    """Return the content of the last `\\boxed{}` whose braces close, or else of `\\boxed 42`."""
     boxes = {match.end() for match in _BOXED.finditer(text)}
     opened: list[int] = []
     last: tuple[int, int] | None = None
@@ -75,11 +72,21 @@ def _last_boxed(text: str) -> str | None:
             opened.append(brace.end())
         elif opened and (start := opened.pop()) in boxes:
             last = max(last or (0, 0), (start, brace.start()))
-    return None if last is None else text[slice(*last)]
+    return _last_bare_box(text) if last is None else text[slice(*last)]
+
+
+def _last_bare_box(text: str) -> str | None:
+    """Return the number, or the letter of a choice, behind the last `\\boxed` without braces."""
+    boxes = list(_BARE_BOX.finditer(text))
+    if not boxes:
+        return None
+    inside = text[boxes[-1].end() :][:MAX_ANSWER_CHARS]
+    choice = _CHOICE.match(inside)
+    return choice[1] if choice else math_forms.leading_number(inside)
 
 
 def _bare(answer: str) -> str:
-    answer = answer.strip()
+    answer = math_forms.without_emphasis(answer.strip().strip("`").strip())
     for opening, closing in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]")):
         inside = answer.startswith(opening) and answer.endswith(closing)
         if inside and len(answer) > len(opening + closing):
@@ -91,7 +98,8 @@ def math_equal(request: ScoreRequest) -> float:
     r"""Return 1.0 when the last turn's answer equals one of the payload's `answers`, else 0.0.
 
     Symbolically: 0.5 equals \frac{1}{2}, 3\pi equals \pi \cdot 3. The payload's
-    `"answer_type": "number"` lets the last number of the text count as the answer.
+    `"answer_type": "number"` lets the last number of the text count as the answer, and that of an
+    answer in words.
 
     Raises:
         ValueError: the payload has no `answers`, or they are not texts.
@@ -99,9 +107,11 @@ def math_equal(request: ScoreRequest) -> float:
     """
     answers = scoring.accepted_answers(request.payload)
     number = request.payload.get("answer_type") == "number"
-    prediction = math_answer(request.turns[-1].text, number=number)
+    prediction = math_answer(request.turns[-1], number=number)
     if prediction is None or len(prediction) > MAX_ANSWER_CHARS:
         return 0.0
+    if number:
+        prediction = math_forms.number_of(prediction)
     return float(_WORKERS.equal(answers, prediction))
 
 

@@ -20,6 +20,8 @@ from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
 
+from agent_r1.reward.math_forms import as_latex
+
 MEMORY_BYTES = 2 << 30
 _CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -32,6 +34,7 @@ def equal(answer: str, prediction: str) -> bool:
     The same text, but for spaces, dollar signs and `\\text{}`, is equal whatever it means; the rest
     is for math-verify: numbers, fractions, expressions, sets, intervals, matrices, units.
     """
+    answer, prediction = as_latex(answer), as_latex(prediction)
     return plain(answer) == plain(prediction) or same_mathematics(answer, prediction)
 
 
@@ -42,7 +45,7 @@ def same_mathematics(answer: str, prediction: str) -> bool:
 
 def plain(text: str) -> str:
     """Return a text without what changes its looks only."""
-    bare = _NOISE.sub("", _WRAPPERS.sub(r"\1", text)).rstrip(".")
+    bare = _NOISE.sub("", _WRAPPERS.sub(r"\1", text)).rstrip(".").replace("\u2013", "-")
     return bare.replace("dfrac", "frac").replace("tfrac", "frac")
 
 

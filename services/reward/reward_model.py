@@ -14,7 +14,7 @@ from typing import Any
 from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.config import RewardModelConfig
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_service.verdicts import BAD, GOOD, VerdictTurn, verdict_dialogue
+from agent_r1_service.verdicts import BAD, GOOD, verdict_dialogue
 
 TABLE = "reward.model"
 TOP_TOKENS = 20
@@ -45,13 +45,10 @@ class RewardModel:
                 "the request has no prompt, which the component reward_model reads; send the "
                 "messages that the model was asked with"
             )
-        turns = [
-            VerdictTurn(turn.text, [call.text for call in turn.calls]) for turn in request.turns
-        ]
         messages = verdict_dialogue(
-            request.prompt, turns, self._config.question, thoughts=self._config.thoughts
+            request.prompt, request.turns, self._config.question, thoughts=self._config.thoughts
         )
-        key = json.dumps([[message.role, message.content] for message in messages])
+        key = json.dumps([[message.role, message.text()] for message in messages])
 
         async def ask() -> float:
             choice = await self.server.complete(

@@ -27,9 +27,9 @@ from agent_r1.reward.judge import Judge
 from agent_r1.reward.model_server import TOKENS_ASKED
 from agent_r1.reward.reward_model import RewardModel
 from agent_r1.reward.versions import Versions
+from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import Reward, ScoreRequest, Value, score_turns, valued_tokens
 from agent_r1_proto.trajectory import Trajectory
-from agent_r1_service.answers import find_answer
 
 PATIENCE = 0.9
 """Share of a component's time for which a server that is away is asked again, so that the error can
@@ -45,15 +45,15 @@ class Scorer:
 
     Args:
         config: names them.
-        answer_pattern: `env.answer_pattern`.
+        reader: reads turns that do not say what they are; None: one without settings.
 
     Raises:
         ValueError: a component cannot be loaded.
     """
 
-    def __init__(self, config: RewardConfig, answer_pattern: str | None = None) -> None:
+    def __init__(self, config: RewardConfig, reader: TurnReader | None = None) -> None:
         self._config = config
-        self._answer_pattern = answer_pattern
+        self._reader = reader or TurnReader()
         named = dict(config.components)
         if config.rule == "paper":
             named |= {"exact_match": 0.0, "format": 0.0}
@@ -67,9 +67,7 @@ class Scorer:
         """The components that ask a language model."""
         patience_s = PATIENCE * config.component_timeout_s
         if config.judge is not None:
-            self.asking["judge"] = Versions(
-                config.judge, lambda table: Judge(table, patience_s, self._find_answer)
-            )
+            self.asking["judge"] = Versions(config.judge, lambda table: Judge(table, patience_s))
         if config.model is not None:
             self.asking["reward_model"] = Versions(
                 config.model, lambda table: RewardModel(table, patience_s)
@@ -96,7 +94,7 @@ class Scorer:
             )
         # In a thread, where a long text holds up no other request; not one of `_threads`, which
         # users' components may keep for ever.
-        prediction, values = await asyncio.to_thread(self._measure_built_in, request)
+        request, values = await asyncio.to_thread(self._measure_built_in, request)
         for name, component in self._own.items():
             values[name] = await self._run_own(name, component, request)
         tokens: dict[str, int] = {}
@@ -108,7 +106,7 @@ class Scorer:
         return Reward(
             total=self._total(values),
             components=values,
-            prediction=prediction,
+            prediction=request.turns[-1].answer,
             tokens=tokens,
             versions=asked,
         )
@@ -131,12 +129,13 @@ class Scorer:
                 f"component ({name!r}) cannot score a branch; those of reward.components that can: "
                 f"{', '.join(self._config.branch_scorers()) or 'none'}"
             )
+        request = await asyncio.to_thread(self._reader.read_request, request)
         if name in self.asking:
             return await self._ask(name, request)
         if name in self._own:
             return Value(value=await self._run_own(name, self._own[name], request))
         measure = BUILT_IN[name]
-        return Value(value=await asyncio.to_thread(measure, request, self._find_answer(request)))
+        return Value(value=await asyncio.to_thread(measure, request))
 
     async def close(self) -> None:
         """Close what components hold open."""
@@ -151,18 +150,14 @@ class Scorer:
             value = await self._run_own(name, component.score, request)
         return Value(value=value, tokens=sum(tokens), version=component.server.model)
 
-    def _find_answer(self, request: ScoreRequest) -> str | None:
-        """Return the answer of the last turn; earlier ones do not count."""
-        text, pattern = request.turns[-1].text, self._answer_pattern
-        return scoring.extract_answer(text) if pattern is None else find_answer(text, pattern)
-
-    def _measure_built_in(self, request: ScoreRequest) -> tuple[str | None, dict[str, float]]:
-        answer = self._find_answer(request)
-        has_answers = "answers" in request.payload
-        return answer, {
-            name: measure(request, answer)
+    def _measure_built_in(self, request: ScoreRequest) -> tuple[ScoreRequest, dict[str, float]]:
+        """Return the interaction, whose turns say what they are, and what is measured of it."""
+        request = self._reader.read_request(request)
+        unfit = frozenset[str]() if scoring.has_answers(request.payload) else NEEDS_ANSWERS
+        return request, {
+            name: measure(request)
             for name, measure in BUILT_IN.items()
-            if name in self._weights or has_answers or name not in NEEDS_ANSWERS
+            if name in self._weights or name not in unfit
         }
 
     def _total(self, values: dict[str, float]) -> float:

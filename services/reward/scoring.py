@@ -13,24 +13,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from agent_r1_proto.rewards import ScoreTurn
+
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _CLOSED_ANSWERS = {"yes", "no", "noanswer"}
-
-# What the sampler's tokenizer writes at the end of a turn: <|im_end|>, <|eot_id|>, </s>. Backwards,
-# since a search from the front would begin anew at each of many.
-_ENDS_OF_TURN_REVERSED = re.compile(r"\s*(?:(?:>\|[^<>|\s]+\|<|>s/<)\s*)*")
-_ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-
-
-def _block(tag: str) -> str:
-    """Pattern of one `<tag>…</tag>` whose content opens no tag of the format."""
-    return rf"<{tag}>(?:(?!</?(?:think|tool_call|answer)>).)*</{tag}>"
-
-
-_CALL_TURN = re.compile(rf"\s*{_block('think')}(?:\s*{_block('tool_call')})+\s*", re.DOTALL)
-_THOUGHT = re.compile(r"\s*<think>(?!\s*</think>)(?:(?!</?think>).)+</think>", re.DOTALL)
-_ANSWER_TURN = re.compile(rf"\s*{_block('think')}\s*{_block('answer')}\s*", re.DOTALL)
 
 
 def normalize_answer(text: str) -> str:
@@ -38,15 +25,16 @@ def normalize_answer(text: str) -> str:
 
     Source: the SQuAD evaluation, arXiv:1606.05250, which HotpotQA, 2WikiMultihopQA and MuSiQue
     took over. Punctuation is removed, not replaced: "U.S." is "us" and "well-known" "wellknown".
+    Unlike there, a step that would leave nothing is left out: the choice "A" is "a" and not the
+    same as no answer, and "+" is not the same as "-".
     """
-    bare = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
+    lower = text.lower()
+    bare = _unless_blank(lower.translate(_PUNCTUATION), lower)
+    return " ".join(_unless_blank(_ARTICLES.sub(" ", bare), bare).split())
 
 
-def extract_answer(text: str) -> str | None:
-    """Return the content of the last closed `<answer>` of a turn, stripped; None without one."""
-    found = _ANSWER.findall(text)
-    return found[-1].strip() if found else None
+def _unless_blank(text: str, otherwise: str) -> str:
+    return text if text.strip() else otherwise
 
 
 def accepted_answers(payload: Mapping[str, Any]) -> list[str]:
@@ -59,15 +47,27 @@ def accepted_answers(payload: Mapping[str, Any]) -> list[str]:
     if not isinstance(answers, list) or not answers:
         raise ValueError(
             f'payload has answers = {answers!r}; this component needs "answers": [text, …] in the '
-            "payload of every task; add it or remove the component from reward.components"
+            "payload of every task; add it, or let reward.components name others only"
         )
     if not all(isinstance(answer, str) for answer in answers):
-        raise ValueError(f"payload has answers = {answers!r}; every answer must be a text")
+        raise ValueError(
+            f"payload has answers = {answers!r}; every answer must be a text; write numbers as "
+            "texts, or let reward.components name components that do not compare answers"
+        )
     return answers
 
 
+def has_answers(payload: Mapping[str, Any]) -> bool:
+    """Return whether a task's payload has what `accepted_answers` returns."""
+    answers = payload.get("answers")
+    return isinstance(answers, list) and bool(answers) and all(isinstance(a, str) for a in answers)
+
+
 def exact_match(prediction: str | None, answers: Sequence[str]) -> float:
-    """Return 1.0 when the prediction equals one of the answers after normalization, else 0.0."""
+    """Return 1.0 when the prediction equals one of the answers after normalization, else 0.0.
+
+    An empty prediction equals only an answer that is empty in the data itself.
+    """
     _check_answers(answers)
     if prediction is None:
         return 0.0
@@ -94,8 +94,8 @@ def f1(prediction: str | None, answers: Sequence[str]) -> float:
 def substring_match(prediction: str | None, answers: Sequence[str]) -> float:
     """Return 1.0 when the normalized prediction contains one of the normalized answers, else 0.0.
 
-    Looser than exact match: a prediction that lists every candidate passes. An answer that
-    normalizes to nothing matches only a prediction that does too.
+    Looser than exact match: a prediction that lists every candidate passes. An empty answer
+    matches only an empty prediction.
     """
     _check_answers(answers)
     if prediction is None:
@@ -105,31 +105,31 @@ def substring_match(prediction: str | None, answers: Sequence[str]) -> float:
     return float(any(gold in predicted if gold else not predicted for gold in golds))
 
 
-def format_score(turns: Sequence[str]) -> float:
+def format_score(turns: Sequence[ScoreTurn]) -> float:
     """Return the mean of two checks on the form of a dialogue: 0.0, 0.5 or 1.0.
 
-    1. Every turn but the last is exactly `<think>…</think>` and one or more
-       `<tool_call>…</tool_call>`; true when there is no such turn.
-    2. The last turn is exactly `<think>…</think>` and one `<answer>…</answer>`.
+    1. Every turn but the last is exactly a thought and one or more calls; true when there is no
+       such turn.
+    2. The last turn is exactly a thought and one answer.
 
-    White space between and around the blocks and end-of-turn tokens are free; any other text
-    outside the blocks, and any of these tags inside a block, fails the check.
+    White space between and around them and end-of-turn tokens are free; any other text outside
+    them, and any tag of another one inside of one, fails the check.
 
     Source: Agent-R1, arXiv:2511.14460: the format reward is the mean of two binary checks.
     """
     if not turns:
         return 0.0
-    *earlier, last = [_without_end_of_turn(turn) for turn in turns]
-    calls_first = all(_CALL_TURN.fullmatch(turn) for turn in earlier)
-    answers_last = _ANSWER_TURN.fullmatch(last) is not None
-    return (float(calls_first) + float(answers_last)) / 2
+    *earlier, last = turns
+    calls_first = all(turn.well_formed and turn.num_calls for turn in earlier)
+    answers_last = last.well_formed and not last.num_calls
+    return (float(calls_first) + float(bool(answers_last))) / 2
 
 
-def reasoning_share(turns: Sequence[str]) -> float:
-    """Return the share of turns that open with a thought: `<think>…</think>` with text inside."""
+def reasoning_share(turns: Sequence[ScoreTurn]) -> float:
+    """Return the share of turns with a thought that says something."""
     if not turns:
         return 0.0
-    return sum(_THOUGHT.match(turn) is not None for turn in turns) / len(turns)
+    return sum(bool(turn.thought) for turn in turns) / len(turns)
 
 
 def useful_share(calls: Sequence[tuple[str, Mapping[str, Any], str]]) -> float:
@@ -159,11 +159,6 @@ def paper_reward(exact: float, form: float) -> float:
     Source: Agent-R1, arXiv:2511.14460.
     """
     return exact if form == 1.0 else form - 1.0
-
-
-def _without_end_of_turn(text: str) -> str:
-    ends = _ENDS_OF_TURN_REVERSED.match(text[::-1])
-    return text[: len(text) - (ends.end() if ends else 0)]
 
 
 def _check_answers(answers: Sequence[str]) -> None:

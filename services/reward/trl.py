@@ -61,8 +61,8 @@ def trl_reward(function: TrlFunction, *, messages: bool = True) -> Callable[[Sco
 
 def _prompt(request: ScoreRequest, messages: bool) -> Any:
     if messages:
-        return [{"role": m.role, "content": m.content} for m in request.prompt]
-    return next((m.content for m in reversed(request.prompt) if m.role == "user"), "")
+        return [{"role": m.role, "content": m.text()} for m in request.prompt]
+    return next((m.text() for m in reversed(request.prompt) if m.role == "user"), "")
 
 
 def _completion(request: ScoreRequest, messages: bool) -> Any:

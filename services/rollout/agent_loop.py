@@ -13,9 +13,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch, BranchState
-from agent_r1.rollout.chat_format import ChatFormat, PromptMessage
+from agent_r1.rollout.chat_format import ChatFormat, PromptMessage, asked_dialogue
+from agent_r1.rollout.chat_template import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.decoding.scorer import BranchScorer
 from agent_r1.rollout.decoding.search import Search
@@ -25,7 +27,7 @@ from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.runner import CallRunner
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1.rollout.turns import Turns, raised
-from agent_r1_proto.tasks import ChatMessage, Decoding, RolloutTask, Task
+from agent_r1_proto.tasks import Decoding, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import DecodingCost, Status, Trajectory
 from agent_r1_service.tracing import span
@@ -152,7 +154,11 @@ class AgentLoop:
         if rollout.decoding is not None:
             _check_decoding(rollout.decoding, specs, self._scorer)
         record.messages, record.tools = self._asked(rollout.task), list(specs.values())
-        record.add_prompt(self._prompt(record.messages, record.tools, rollout.task.id))
+        try:
+            prompt = self._prompt(record.messages, record.tools, rollout.task.id)
+        except ChatTemplateError as exc:
+            raise AttemptFailedError(f"chat_template_error: {exc}") from exc
+        record.add_prompt(prompt)
         return Branch(rollout, states[0], record)
 
     async def _interact(
@@ -186,14 +192,14 @@ class AgentLoop:
         return list(names)
 
     def _asked(self, task: Task) -> list[PromptMessage]:
-        """Return the dialogue of a task; the results it ends with look as they do between turns."""
-        messages = task.messages()
-        if self._env.system_prompt is not None and messages[0].role != "system":
-            messages.insert(0, ChatMessage(role="system", content=self._env.system_prompt))
-        asked = list(messages)
-        while asked[-1].role == "tool":
-            asked.pop()
-        return [*asked, *(self._turns.outside("tool", m.content) for m in messages[len(asked) :])]
+        """Return the dialogue of a task.
+
+        Raises:
+            AttemptFailedError: it holds an image.
+        """
+        for message in task.messages():
+            self._turns.text(message.content)
+        return asked_dialogue(task, self._env.system_prompt, partial(self._turns.outside, "tool"))
 
     def _prompt(
         self, messages: Sequence[PromptMessage], tools: Sequence[ToolSpec], task_id: str

@@ -123,7 +123,7 @@ def create_app(
     async def score_canary(request: Request) -> Response:
         body = parse_body(CanaryRequest, await request.body())
         try:
-            policy_version, logprobs = await versions.score(body.token_ids)
+            policy_version, logprobs = await versions.score(body.prompts())
         except EngineDeadError as exc:
             raise HTTPException(503, str(exc)) from exc
         except PolicyError as exc:

@@ -7,14 +7,17 @@ token is the difference of two renderings of a fixed dummy dialogue, tokenized o
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.rollout.chat_template import ChatTemplateError, render
 from agent_r1.rollout.earlier_turns import (
     ANY_FUNCTION,
+    ANY_TOOL,
     QUESTION,
     REPLY,
     SAID,
@@ -25,11 +28,14 @@ from agent_r1.rollout.earlier_turns import (
     outside_message,
     short_dialogue,
 )
-from agent_r1.rollout.outside_text import OutsideText, as_json
-from agent_r1.rollout.parsing import MARKUP, THINK_CLOSE, THINK_OPEN, TurnText, parse_turn
-from agent_r1.rollout.tool_formats import HERMES, ParsedCall, ToolFormat
-from agent_r1_proto.tasks import ChatMessage, Role
+from agent_r1.rollout.outside_text import Origin, OutsideText, SpelledOut, as_json
+from agent_r1.text.reading import MARKUP, THINK_CLOSE, THINK_OPEN, TurnReader
+from agent_r1.text.tool_formats import HERMES, ParsedCall, ToolFormat
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tasks import ChatMessage, Role, Task
 from agent_r1_proto.tools import ToolSpec
+from agent_r1_proto.trajectory import Reply
+from agent_r1_service.control_tokens import map_texts, unused_word
 
 _QUOTED = f'{REPLY} "quoted"\nnext.'
 """A reply that looks different where a template writes it as a string of JSON."""
@@ -55,14 +61,47 @@ class OutsideMessage:
 
     role: Role
     text: str
+    """As the template writes it."""
     token_ids: list[int]
     """Of its text, from `encode_text` or `encode_limited`."""
     call_id: str = ""
     """What the model called the call that it answers, for templates that repeat it beside the
     result; "" where it did not say."""
+    content: str = ""
+    """What it says: its text, but for what a template does to write that as JSON."""
+    call: int | None = None
+    """Which call of the turn it answers."""
+
+    def recorded(self) -> Reply:
+        """Return it as a trajectory keeps it."""
+        assert self.role in ("tool", "user")
+        return Reply(role=self.role, parts=[TextPart(text=self.content)], call=self.call)
+
+
+class OwnMessage(ChatMessage):
+    """A message of whoever runs this (`env.system_prompt`): control tokens in it are meant."""
 
 
 PromptMessage = ChatMessage | OutsideMessage
+
+
+def asked_dialogue(
+    task: Task, system_prompt: str | None, result: Callable[[str], OutsideMessage]
+) -> list[PromptMessage]:
+    """Return the dialogue of a task; the results it ends with look as they do between turns.
+
+    Args:
+        task: has the prompt.
+        system_prompt: `env.system_prompt`.
+        result: makes a message of the text of a result.
+    """
+    messages = task.messages()
+    if system_prompt is not None and messages[0].role != "system":
+        messages.insert(0, OwnMessage(role="system", content=system_prompt))
+    asked = list(messages)
+    while asked[-1].role == "tool":
+        asked.pop()
+    return [*asked, *(result(message.text()) for message in messages[len(asked) :])]
 
 
 def reply_roles(*, tools: bool, messages: bool) -> tuple[Role, ...]:
@@ -122,20 +161,22 @@ class ChatFormat:
                 'sequence of its own: env.rewritten_history = "segments"'
             )
         self._json_roles = frozenset(role for role in reply_roles if self._writes_json(role))
-        glue = {
-            token
-            for role in reply_roles
-            for piece in self._glue_of((role,))
-            for token in self.encode(piece)
-        }
-        self._outside = OutsideText(tokenizer, glue, (*MARKUP, *tool_format.markup))
+        written = [piece for role in reply_roles for piece in self._glue_of((role,))]
+        glue = {token for piece in (*written, *self._beginnings()) for token in self.encode(piece)}
+        markup = (*MARKUP, *tool_format.markup)
+        self._outside = OutsideText(tokenizer, glue, markup)
+        self._said = OutsideText(tokenizer, glue, (), spared=markup)
+        self.spelled_out = SpelledOut()
         for role in reply_roles:
             self._check_round_trip((role, role) if role == "tool" else (role,))
-        question: Dialogue = [{"role": "user", "content": QUESTION}]
-        asked = self._render(question, generation_prompt=False)
-        prompt = self._render(question).removeprefix(asked)
+        if len(reply_roles) > 1:
+            self._check_round_trip(tuple(reply_roles))  # results, and a message behind them
+        # Not the difference to a rendering without it: a template may end that one in another way.
+        prompt = self._render([{"role": "user", "content": QUESTION}]).rpartition(QUESTION)[2]
         self.opens_in_thought = prompt.count(THINK_OPEN) > prompt.count(THINK_CLOSE)
         """The generation prompt ends inside a thought, so every turn begins in one."""
+        self.reader = TurnReader(tool_format, opens_in_thought=self.opens_in_thought)
+        """Reads turns; `env.answer_pattern` is not the template's."""
         self._opening = prompt[prompt.rindex(THINK_OPEN) :] if self.opens_in_thought else ""
 
     # -- prompts and replies ---------------------------------------------------------------------
@@ -146,25 +187,29 @@ class ChatFormat:
         """Render a dialogue up to the first token the model samples next.
 
         A message from outside keeps its tokens, so that it looks as it does between turns. One
-        before the last turn may be missing: a template may drop what it likes of the past.
+        before the last turn may be missing: a template may drop what it likes of the past. Control
+        tokens in the other messages and in the tools are spelled out; those of the model's turns
+        may hold the tags of thoughts, answers and calls.
 
         Args:
             messages: the dialogue.
             tools: the tools that are offered.
         """
         outside = [message for message in messages if isinstance(message, OutsideMessage)]
-        mark = _unused_mark(messages)
+        in_template = tools if self._tool_format.in_template else ()
+        functions = [tool.as_function() for tool in in_template]
+        mark = _unused_mark(messages, functions)
+        cut = f"{mark}-cut."
         marks = [f"{mark}-{i}." for i in range(len(outside))]
         numbers = iter(range(len(outside)))
         dialogue = [
-            {"role": m.role, "content": m.content}
+            {"role": m.role, "content": self._cut_message(m, cut)}
             if isinstance(m, ChatMessage)
             else outside_message(i := next(numbers), m.role, marks[i])
             for m in messages
         ]
-        in_template = tools if self._tool_format.in_template else ()
-        functions = [tool.as_function() for tool in in_template] or None
-        rest = self._render(dialogue, tools=functions)
+        functions = map_texts(functions, lambda text: self._cut(text, cut, "tools"))
+        rest = self._render(dialogue, tools=functions or None)
         rest = _with_call_ids(rest, outside)
         pieces: list[tuple[str, list[int]]] = []
         for i in reversed(range(len(outside))):
@@ -172,14 +217,50 @@ class ChatFormat:
             if found:
                 rest = before
                 shown = outside[i].text, outside[i].token_ids
-                pieces += [(piece, self.encode(piece)), shown]
+                pieces += [self._joined(piece, cut), shown]
             elif i >= len(outside) - _count_newest(messages):
                 raise ChatTemplateError(_HIDES.format(role=outside[i].role))
-        pieces.append((rest, self.encode(rest)))
+        pieces.append(self._joined(rest, cut))
         return Rendered(
             "".join(text for text, _ in reversed(pieces)),
             [token for _, token_ids in reversed(pieces) for token in token_ids],
         )
+
+    def _cut_message(self, message: ChatMessage, cut: str) -> str:
+        """Return the text of a message with a word wherever a control token is cut in two."""
+        if isinstance(message, OwnMessage):
+            return message.text()
+        return self._cut(message.text(), cut, "prompt", said=message.role == "assistant")
+
+    def _cut(self, text: str, cut: str, origin: Origin, *, said: bool = False) -> str:
+        outside = self._said if said else self._outside
+        pieces = outside.pieces(text)
+        if pieces != [text]:
+            self.spelled_out.note(origin, outside.control_tokens(text) or [text])
+        return cut.join(pieces)
+
+    def _joined(self, rendered: str, cut: str) -> tuple[str, list[int]]:
+        """Return what was rendered as it reads, and its tokens: each piece is encoded alone."""
+        pieces = rendered.split(cut)
+        return "".join(pieces), [token for piece in pieces for token in self.encode(piece)]
+
+    def check_system_prompt(self, system_prompt: str | None) -> None:
+        """Check that a dialogue may begin with `env.system_prompt`.
+
+        Raises:
+            ChatTemplateError: the template cannot render it.
+        """
+        if system_prompt is None:
+            return
+        asked = ChatMessage(role="user", content=QUESTION)
+        told = OwnMessage(role="system", content=system_prompt)
+        try:
+            self.render_prompt([told, asked], [ANY_TOOL] if self._offered else [])
+        except ChatTemplateError as exc:
+            raise ChatTemplateError(
+                f"env.system_prompt: {exc}; leave it out, put its text into the prompts of the "
+                "tasks, or put a chat_template.jinja that takes it beside the model"
+            ) from exc
 
     def said(self, text: str) -> ChatMessage:
         """Return a turn of the model, from `decode_turn`, as a message of the dialogue."""
@@ -211,9 +292,21 @@ class ChatFormat:
             The text as the model sees it, and its tokens (never more than `max_tokens`).
         """
         in_json = role in self._json_roles
-        return self._outside.encode_limited(
+        shown, token_ids = self._outside.encode_limited(
             text, max_chars=max_chars, max_tokens=max_tokens, in_json=in_json
         )
+        self.spelled_out.note("reply", self._outside.control_tokens(shown))
+        return shown, token_ids
+
+    def outside_message(
+        self, role: Role, text: str, *, max_chars: int, max_tokens: int | None
+    ) -> OutsideMessage:
+        """Return a message from outside, encoded and cut as by `encode_limited`."""
+        shown, token_ids = self.encode_limited(
+            text, max_chars=max_chars, max_tokens=max_tokens, role=role
+        )
+        whole = as_json(text) if role in self._json_roles else text
+        return OutsideMessage(role, shown, token_ids, content=text if shown == whole else shown)
 
     def encode_reply(self, reply: Sequence[OutsideMessage]) -> list[int]:
         """Return the tokens between a sampled end-of-turn token and the model's next turn.
@@ -251,12 +344,6 @@ class ChatFormat:
         """Decode tokens as they are, control tokens included."""
         return self._backend.decode(list(token_ids), skip_special_tokens=False)
 
-    def read_turn(self, text: str) -> TurnText:
-        """Read the text of a turn, from `decode_turn`."""
-        return parse_turn(
-            text, tool_format=self._tool_format, opens_in_thought=self.opens_in_thought
-        )
-
     def call_end_indexes(
         self, token_ids: Sequence[int], text: str, calls: Sequence[ParsedCall]
     ) -> list[int]:
@@ -267,7 +354,7 @@ class ChatFormat:
         Args:
             token_ids: [N] one turn as sampled.
             text: `decode_turn(token_ids)`.
-            calls: what `read_turn(text)` found.
+            calls: what the reader found in it.
         """
         if not calls:
             return []
@@ -318,7 +405,6 @@ class ChatFormat:
         dialogue: Dialogue,
         *,
         tools: list[dict[str, Any]] | None = None,
-        generation_prompt: bool = True,
         extra: Mapping[str, Any] | None = None,
     ) -> str:
         return render(
@@ -326,9 +412,18 @@ class ChatFormat:
             dialogue,
             "a dialogue of the roles " + ", ".join(message["role"] for message in dialogue),
             tools=tools,
-            add_generation_prompt=generation_prompt,
+            add_generation_prompt=True,
             **{**self._kwargs, **(extra or {})},
         )
+
+    def _beginnings(self) -> list[str]:
+        """Return what prompts begin with, as far as the template can write it."""
+        asked = {"role": "user", "content": QUESTION}
+        beginnings: list[str] = []
+        for dialogue in ([asked], [{"role": "system", "content": QUESTION}, asked]):
+            with suppress(ChatTemplateError):
+                beginnings.append(self._render(dialogue, tools=self._offered))
+        return beginnings
 
     def _writes_json(self, role: Role) -> bool:
         """Say whether the template writes such a message as a string of JSON, as Llama 3's do."""
@@ -366,14 +461,14 @@ class ChatFormat:
             )
         return pieces
 
-    def _render_past(self, dialogue: Dialogue, extra: Mapping[str, Any]) -> str:
-        return self._render(dialogue, tools=self._offered, generation_prompt=False, extra=extra)
+    def _render_with(self, dialogue: Dialogue, extra: Mapping[str, Any]) -> str:
+        return self._render(dialogue, tools=self._offered, extra=extra)
 
     def _keeps_turns(self, role: Role) -> bool:
-        return keeps_turns(self._render_past, role, {})
+        return keeps_turns(self._render_with, role, {})
 
     def _keeping_key(self, role: Role) -> str:
-        return keeping_key(self._render_past, role, self._tokenizer.chat_template)
+        return keeping_key(self._render_with, role, self._tokenizer.chat_template)
 
     def _check_round_trip(self, roles: tuple[Role, ...]) -> None:
         """Check that glue and text, tokenized apart, read as the template's own rendering."""
@@ -395,12 +490,10 @@ class ChatFormat:
             )
 
 
-def _unused_mark(messages: Sequence[PromptMessage]) -> str:
-    """Return a word that stands for messages from outside, and in none of the others."""
-    mark = REPLY
-    while any(isinstance(m, ChatMessage) and mark in m.content for m in messages):
-        mark += "x"
-    return mark
+def _unused_mark(messages: Sequence[PromptMessage], tools: Sequence[Mapping[str, Any]]) -> str:
+    """Return a word that stands for messages from outside, and in nothing else."""
+    texts = [message.text() for message in messages if isinstance(message, ChatMessage)]
+    return unused_word(REPLY, [*texts, json.dumps(tools)])
 
 
 def _count_newest(messages: Sequence[PromptMessage]) -> int:

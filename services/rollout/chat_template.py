@@ -46,9 +46,7 @@ def render(tokenizer: Any, dialogue: Sequence[Mapping[str, Any]], what: str, **o
     Raises:
         ChatTemplateError: the template cannot; `what` says what was to be rendered.
     """
-    from jinja2 import TemplateError
-
     try:
         return tokenizer.apply_chat_template(dialogue, tokenize=False, **options)
-    except (TemplateError, TypeError, ValueError) as exc:
+    except Exception as exc:  # a template is code: a wrong key or index raises what Python does
         raise ChatTemplateError(f"the chat template cannot render {what}: {exc}") from exc

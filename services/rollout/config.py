@@ -37,15 +37,15 @@ class EnvConfig(StrictConfig):
     """Most characters of one tool response; the rest is cut and marked."""
     system_prompt: str | None = None
     """System message of every dialogue that does not bring its own: where a task's `prompt` begins
-    with a message of role system, that one is used and this one is not."""
+    with a message of role system, that one is used and this one is not. Control tokens in it are
+    kept, while those in a task's messages are spelled out."""
     system_prompt_file: Path | None = None
     """File to read the system prompt from, instead of setting `system_prompt`. It is read together
     with the configuration, so a run keeps the text it began with."""
     answer_pattern: Annotated[str, AfterValidator(check_pattern)] | None = None
     """Regular expression that finds the answer in a turn. Its last match counts: what its one group
-    matches, or the whole match if it has no group. A dot matches line ends too. Used by
-    `ModelTurn.answer` and the built-in components that compare the answer, except math_equal and
-    the two formats. None: the text of the last `<answer>` block."""
+    matches, or the whole match if it has no group. A dot matches line ends too. Thoughts and calls
+    are not searched. None: the text of the last `<answer>` block."""
     tool_format: Annotated[str, Field(pattern=TOOL_FORMAT_PATTERN)] = "hermes"
     """How the model writes tool calls, as its chat template tells it: `hermes` (Qwen2.5, Qwen3),
     `llama3_json` (Llama 3.x), `mistral`, or `module:Name` of a ToolFormat subclass found through

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
 from typing import Any
 
 from agent_r1.rollout.chat_template import ChatTemplateError
@@ -20,16 +21,17 @@ QUESTION, THOUGHT, SAID = "Question-7f3a", "Thought-7f3a", "Said-7f3a"
 REPLY = "Reply-7f3a"
 _SPOKEN = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
 _CALL_ID = "call7f3a{}"  # nine letters and digits: some templates accept no other length
-ANY_FUNCTION = ToolSpec(
+ANY_TOOL = ToolSpec(
     name="tool7f3a",
     version="1",
     description="Any tool.",
     parameters={"type": "object", "properties": {"text": {"type": "string"}}},
-).as_function()
+)
+ANY_FUNCTION = ANY_TOOL.as_function()
 
 Dialogue = list[dict[str, str]]
 Render = Callable[[Dialogue, Mapping[str, Any]], str]
-"""Renders a dialogue, without a generation prompt, with more variables of the template."""
+"""Renders a dialogue up to the next turn of the model, with more variables of the template."""
 
 
 def dummy_id(index: int) -> str:
@@ -53,13 +55,24 @@ def short_dialogue(roles: Sequence[Role], replies: Sequence[str]) -> Dialogue:
 
 
 def keeps_turns(render: Render, role: Role, extra: Mapping[str, Any]) -> bool:
-    """Say whether earlier turns stay as they were where messages of a role follow them."""
+    """Say whether earlier turns stay as they were where messages of a role follow them.
+
+    Compared are prompts, since the model samples after nothing else: what a template writes only at
+    the end of a dialogue, where it asks for no turn, is in none of them.
+    """
     one = short_dialogue((role,), [REPLY])
     asked = render([{"role": "user", "content": QUESTION}], extra)
     first = render(one, extra)
     second = render([*one, *one[1:]], extra)
-    turn = first[len(asked) :]
-    return first.startswith(asked) and second == first + turn and turn.count(THOUGHT) == 1
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(asked, first, strict=False))
+    start = sum(1 for _ in alike)
+    end = asked[start:]  # "" where each turn is written as the generation prompt begins it
+    turn = first[start : len(first) - len(end)]
+    return (
+        first.endswith(end)
+        and second == first[:start] + turn + turn + end
+        and turn.count(THOUGHT) == 1
+    )
 
 
 def keeping_key(render: Render, role: Role, template: str) -> str:

@@ -30,13 +30,13 @@ from agent_r1.rollout.policy import EngineDeadError, Policy, Sampler
 from agent_r1.rollout.server import announce_until_drained
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
-from agent_r1.rollout.tool_formats import NO_CALLS, load_tool_format
 from agent_r1.rollout.watchdog import watch
 from agent_r1.rollout.weights.fetcher import Fetcher
 from agent_r1.rollout.weights.file import FileFetcher
 from agent_r1.rollout.weights.http import HttpFetcher, require_room_for_versions
 from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
+from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1_proto.connection import ROLLOUT_GROUP
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import WITHDRAW_TIMEOUT_S, Registry, ToolRegistry
@@ -165,7 +165,7 @@ def build_chat_format(
     )
     if remark is not None:
         logger.warning("call format unknown remark=%s", remark)
-    return ChatFormat(
+    chat = ChatFormat(
         tokenizer,
         end_of_turn_ids=end_of_turn_ids,
         template_kwargs=env.chat_template_kwargs,
@@ -175,6 +175,8 @@ def build_chat_format(
         tool_format=tool_format,
         segments=env.rewritten_history == "segments",
     )
+    chat.check_system_prompt(env.system_prompt)
+    return chat
 
 
 async def serve_policy(
@@ -261,7 +263,7 @@ async def _serve_samples(
             in_flight=lambda: worker.in_flight,
         )
         fetcher.add_routes(app)
-        _metrics(settings, policy, tools, versions, worker).add_route(app)
+        _metrics(settings, policy, chat, tools, versions, worker).add_route(app)
         http = await stack.enter_async_context(serving(app, listener, rollout, token))
         if settings.announce_dir is not None:
             write_announcement(settings.announce_dir, NAME, url)
@@ -284,6 +286,7 @@ async def _serve_samples(
 def _metrics(
     settings: RolloutSettings,
     policy: Policy,
+    chat: ChatFormat,
     tools: ToolClient,
     versions: WeightVersions,
     worker: RolloutWorker,
@@ -293,6 +296,7 @@ def _metrics(
     metrics.watch(
         policy,
         tools.directory,
+        chat.spelled_out,
         in_flight=lambda: worker.in_flight,
         max_concurrent=settings.rollout.max_concurrent,
     )

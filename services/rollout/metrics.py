@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import get_args
 
+from agent_r1.rollout.outside_text import SpelledOut
 from agent_r1.rollout.policy import Policy
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1.rollout.tool_calls.outages import OUTAGES
@@ -45,6 +46,13 @@ TRAJECTORY_TOKENS = Metric(
     "agent_r1_rollout_tokens_total",
     "counter",
     "Tokens of published trajectories: sampled, or given (prompt, template and tool results).",
+    ("origin",),
+)
+SPELLED_OUT = Metric(
+    "agent_r1_rollout_spelled_out_tokens_total",
+    "counter",
+    "Control tokens in text from outside that were spelled out in ordinary tokens, by where it "
+    "stood: prompt, tools (what they say of themselves) or reply (results and messages).",
     ("origin",),
 )
 TOOL_CALLS = Metric(
@@ -106,6 +114,7 @@ FAILURE_KINDS = (
     "env_timeout",
     "tool_format_error",
     "chat_template_error",
+    "image_refused",
     "policy_error",
     "trajectory_timeout",
     "unknown_tool_in_task",
@@ -143,6 +152,7 @@ class RolloutMetrics:
         self,
         policy: Policy,
         directory: ToolDirectory,
+        spelled_out: SpelledOut,
         *,
         in_flight: Callable[[], int],
         max_concurrent: int,
@@ -151,6 +161,7 @@ class RolloutMetrics:
         read = self.page.read
         read(IN_FLIGHT, in_flight)
         read(CAPACITY, lambda: max_concurrent)
+        read(SPELLED_OUT, lambda: {(name,): n for name, n in spelled_out.counts.items()})
         read(POLICY_VERSION, lambda: policy.policy_version)
         read(TOOL_INSTANCES, lambda: {(name,): n for name, n in directory.answering().items()})
         read(ENGINE_STEPS, lambda: policy.work.steps)

@@ -1,16 +1,24 @@
-"""Text from outside (a tool's, an environment's) in tokens, none of which controls the dialogue.
+"""Text from outside (a task's, a tool's, an environment's) in tokens that control no dialogue.
 
-chat_format.py makes one for a tokenizer and puts its tokens between the model's turns.
+chat_format.py makes one for a tokenizer, puts its tokens between the model's turns, and cuts the
+texts of prompts as it says.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
-from typing import Any
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Literal
 
 from agent_r1_service.control_tokens import MARKUP, control_pattern, spell_out
 
+logger = logging.getLogger(__name__)
+
+Origin = Literal["prompt", "tools", "reply"]
+"""Where text from outside stands: in a task, in what tools say of themselves, behind a turn."""
+ORIGINS: tuple[Origin, ...] = ("prompt", "tools", "reply")
 TRUNCATION_MARKER = "\n[truncated]"
 
 
@@ -26,18 +34,28 @@ class OutsideText:
         tokenizer: a fast Hugging Face tokenizer.
         glue: tokens that the chat template puts between turns.
         markup: tags that mean something in a turn.
+        spared: tokens that stay what they are, since the text is a turn of the model.
     """
 
-    def __init__(self, tokenizer: Any, glue: Collection[int], markup: Collection[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        glue: Collection[int],
+        markup: Collection[str],
+        spared: Collection[str] = (),
+    ) -> None:
         self._backend = tokenizer.backend_tokenizer
         tokens: Mapping[int, Any] = tokenizer.added_tokens_decoder
         # A word may be a token of its own and stand in the glue ("user"); it controls nothing.
         control = {
             token_id: token.content
             for token_id, token in tokens.items()
-            if token.special
-            or (MARKUP.match(token.content) and token_id in glue)
-            or token.content in markup
+            if token.content not in spared
+            and (
+                token.special
+                or (MARKUP.match(token.content) and token_id in glue)
+                or token.content in markup
+            )
         }
         self._control = frozenset(control)
         self._pattern = control_pattern(control.values())
@@ -47,13 +65,27 @@ class OutsideText:
         token_ids = self._encode(text)
         if self._control.isdisjoint(token_ids):
             return token_ids
+        return [token for piece in self.pieces(text) for token in self._encode(piece)]
+
+    def pieces(self, text: str) -> list[str]:
+        """Cut a text so that no piece, encoded alone, holds a control token; [text] if none does.
+
+        A character that is a control token by itself is left out.
+        """
+        if self._has_none(text):
+            return [text]
         pieces = spell_out(text, self._pattern)
-        token_ids = [token for piece in pieces for token in self._encode(piece)]
-        if self._control.isdisjoint(token_ids):
-            return token_ids
+        if all(map(self._has_none, pieces)):
+            return pieces
         # A normalizer may turn other characters into a control token's: spell everything out.
-        token_ids = [token for character in text for token in self._encode(character)]
-        return [token for token in token_ids if token not in self._control]
+        return list(filter(self._has_none, text))
+
+    def control_tokens(self, text: str) -> list[str]:
+        """Return the texts of control tokens that stand in a text."""
+        return self._pattern.findall(text)
+
+    def _has_none(self, text: str) -> bool:
+        return self._control.isdisjoint(self._encode(text))
 
     def encode_limited(
         self, text: str, *, max_chars: int, max_tokens: int | None, in_json: bool = False
@@ -97,3 +129,21 @@ class OutsideText:
 
     def _encode(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
+
+
+class SpelledOut:
+    """Counts the control tokens that were spelled out, and logs the first of every origin."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[Origin] = Counter(dict.fromkeys(ORIGINS, 0))
+
+    def note(self, origin: Origin, tokens: Sequence[str]) -> None:
+        """Count what a text held."""
+        if tokens and not self.counts[origin]:
+            logger.warning(
+                "control tokens in text from outside are spelled out origin=%s tokens=%s (further "
+                "ones are only counted)",
+                origin,
+                ", ".join(map(repr, sorted(set(tokens)))),
+            )
+        self.counts[origin] += len(tokens)

@@ -181,8 +181,13 @@ class Policy(Sampler, Protocol):
         """
         ...
 
-    async def score(self, token_ids: list[int]) -> list[float]:
-        """Return [T-1] log-probabilities of tokens 1..T-1 given those before, temperature 1.
+    async def score(self, token_ids: list[int], first: int = 1) -> list[float]:
+        """Return log-probabilities of tokens first..T-1 given those before them, at temperature 1.
+
+        Args:
+            token_ids: [T] a prompt.
+            first: from 1 to T-1; where the engine has tokens before it in its cache, none of them
+                is computed again.
 
         Raises:
             PromptError: fewer than two tokens, an unknown id, or more than the context holds.

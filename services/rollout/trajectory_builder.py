@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import json
 
 import numpy as np
+from pydantic import JsonValue
 
 from agent_r1.rollout.chat_format import PromptMessage
 from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.policy import Generation
+from agent_r1.text.reading import TurnText, fields_of
+from agent_r1_proto.parts import shown_text
 from agent_r1_proto.tasks import RolloutKey, RolloutTask
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory, Turn, VersionSpan
-from agent_r1_service.unicode import repair_text
+from agent_r1_proto.trajectory import Reply, Status, ToolCallRecord, Trajectory, Turn, VersionSpan
+from agent_r1_service.unicode import repair_json, repair_text
+
+MAX_DATA_CHARS = 16 * 1024
+"""Longest `ToolResult.data` or `EnvStep.data` that is recorded, in characters of its JSON."""
 
 
 def derive_seed(run_seed: int, key: RolloutKey, turn: int) -> int:
@@ -60,6 +67,8 @@ class TrajectoryBuilder:
         """Those that are offered."""
         self.turns: list[Turn] = []
         self.version_spans: list[VersionSpan] = []
+        self.read: TurnText | None = None
+        """What the last turn says; None before the first one."""
         self._logprobs: list[tuple[int, list[float]]] = []
         self._state_key = ""
 
@@ -89,8 +98,9 @@ class TrajectoryBuilder:
         del self.token_ids[max_tokens:]
         self.prompt_length = len(self.token_ids)
 
-    def add_sampled(self, generation: Generation, text: str) -> int:
+    def add_sampled(self, generation: Generation, read: TurnText) -> int:
         """Append one turn of the model; return the index of its first token."""
+        self.read = read
         start = len(self.token_ids)
         self.token_ids += generation.token_ids
         self._logprobs.append((start, generation.logprobs))
@@ -103,12 +113,15 @@ class TrajectoryBuilder:
                 )
             )
         self.turns.append(
-            Turn(
-                start=start,
-                end=len(self.token_ids),
-                text=text,
-                finish_reason=generation.finish_reason,
-                state_key=self._state_key,
+            Turn.model_validate(
+                {
+                    "start": start,
+                    "end": len(self.token_ids),
+                    "text": read.text,
+                    "finish_reason": generation.finish_reason,
+                    "state_key": self._state_key,
+                    **fields_of(read),
+                }
             )
         )
         return start
@@ -120,7 +133,10 @@ class TrajectoryBuilder:
     def add_step(self, step: EnvStep) -> None:
         """Keep what the environment gave the last turn and its calls, and where they led."""
         turn = self.turns[-1]
-        changes: dict[str, object] = {"process_reward": _float(step.turn_reward)}
+        changes: dict[str, object] = {
+            "process_reward": _float(step.turn_reward),
+            "data": repair_json(recorded_data(step.data)),
+        }
         if step.process_rewards:
             changes["calls"] = [
                 call.model_copy(update={"process_reward": _float(reward)})
@@ -128,6 +144,12 @@ class TrajectoryBuilder:
             ]
         self.turns[-1] = turn.model_copy(update=changes)
         self._state_key = repair_text(step.state_key)
+
+    def add_replies(self, replies: list[Reply]) -> None:
+        """Keep what the model reads after the last turn, unless that is what its calls say."""
+        turn = self.turns[-1]
+        if list(map(_reading, replies)) != list(map(_reading, turn.shown())):
+            self.turns[-1] = turn.model_copy(update={"replies": replies})
 
     def finish(
         self, rollout: RolloutTask, status: Status, reason: str, **facts: object
@@ -155,6 +177,16 @@ class TrajectoryBuilder:
                 **facts,
             }
         )
+
+
+def _reading(reply: Reply) -> tuple[object, ...]:
+    """Return what a model reads of a reply: the same where text is in one part or in several."""
+    return reply.role, reply.call, shown_text(reply.parts)
+
+
+def recorded_data(data: JsonValue) -> JsonValue:
+    """Return data of a tool or an environment, or None where it is too much for a trajectory."""
+    return data if len(json.dumps(data)) <= MAX_DATA_CHARS else None
 
 
 def _float(reward: float | None) -> float | None:

@@ -15,19 +15,20 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch
 from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
 from agent_r1.rollout.chat_template import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1.rollout.envs.base import Observation
 from agent_r1.rollout.envs.checks import WrongStepError, check_step
-from agent_r1.rollout.parsing import TurnText
 from agent_r1.rollout.policy import Generation, PolicyError, Sampler
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
+from agent_r1.text.reading import TurnText
+from agent_r1_proto.parts import ImageRefusedError, text_of
 from agent_r1_proto.tasks import Role
-from agent_r1_service.answers import find_answer
 from agent_r1_service.tracing import span
 from agent_r1_service.unicode import repair_text
 
@@ -54,7 +55,7 @@ class Turns:
         with span("generate"):
             generation = await self._generate(branch)
         text = self.chat.decode_turn(generation.token_ids)
-        branch.record.add_sampled(generation, text)
+        branch.record.add_sampled(generation, self._read(text))
         if generation.finish_reason == "length":
             full = len(branch.record.context) >= self.max_context
             reason = "max_trajectory_tokens" if full else "max_tokens_per_turn"
@@ -71,20 +72,20 @@ class Turns:
         step, call_ids = await self._react(branch)
         if step.done:
             branch.ended = ("COMPLETED", step.reason or "done")
-            return
-        if len(record.turns) == (branch.rollout.sampling.max_turns or self.env.max_turns):
+        elif len(record.turns) == (branch.rollout.sampling.max_turns or self.env.max_turns):
             branch.ended = ("TRUNCATED", "max_turns")
-            return
-        if not self._show(record, self._reply(step, call_ids)):
+        elif self._show(record, reply := self._reply(step, call_ids)):
+            record.add_replies([message.recorded() for message in reply])
+        else:
             branch.ended = ("TRUNCATED", "max_trajectory_tokens")
 
     def num_calls(self, branch: Branch) -> int:
         """Return how many calls of the last turn would reach a tool."""
-        return branch.state.calls.num_runnable(self._read(branch.record.turns[-1].text))
+        return branch.state.calls.num_runnable(_last(branch))
 
     def answer(self, branch: Branch) -> str | None:
         """Return the answer that the last turn gives; None without one."""
-        return self._answer(self._read(branch.record.turns[-1].text))
+        return _last(branch).answer
 
     # -- the model -------------------------------------------------------------------------------
 
@@ -109,15 +110,12 @@ class Turns:
         return generation
 
     def _read(self, text: str) -> TurnText:
+        reader = replace(self.chat.reader, answer_pattern=self.env.answer_pattern)
         try:
-            return self.chat.read_turn(text)
+            return reader.read(text)
         except Exception as exc:
             logger.exception("turn not read")
             raise AttemptFailedError(f"tool_format_error: reading a turn {raised(exc)}") from exc
-
-    def _answer(self, turn: TurnText) -> str | None:
-        pattern = self.env.answer_pattern
-        return turn.answer if pattern is None else find_answer(turn.text, pattern)
 
     # -- its calls -------------------------------------------------------------------------------
 
@@ -129,7 +127,7 @@ class Turns:
         """
         record, state = branch.record, branch.state
         number, last = len(record.turns) - 1, record.turns[-1]
-        turn = self._read(last.text)
+        turn = _last(branch)
         sampled = record.token_ids[last.start : last.end]
         ends = self.chat.call_end_indexes(sampled, turn.text, turn.calls)
         outcomes = await state.calls.run(number, turn, [last.start + end for end in ends])
@@ -147,9 +145,7 @@ class Turns:
     async def _step(
         self, env: ToolEnv, number: int, turn: TurnText, results: Sequence[CallResult]
     ) -> EnvStep:
-        view = ModelTurn(
-            number=number, text=turn.text, thought=turn.thought, answer=self._answer(turn)
-        )
+        view = ModelTurn(number, turn.text, turn.thought, turn.answer, turn.said)
         name = f"{type(env).__name__}.step"
         try:
             async with asyncio.timeout(self.env.step_timeout_s):
@@ -170,39 +166,62 @@ class Turns:
     def _show(self, record: TrajectoryBuilder, reply: Sequence[OutsideMessage]) -> bool:
         """Add what follows the last turn up to the next one; False where that leaves no room."""
         record.messages += [self.chat.said(record.turns[-1].text), *reply]
-        if not self.chat.rewrites(reply):
-            token_ids = self.chat.encode_reply(reply)
-            fits = len(record.context) + len(token_ids) < self.max_context
-            if fits:
-                record.token_ids += token_ids
-            return fits
+        is_rewritten = self.chat.rewrites(reply)
         try:
-            token_ids = self.chat.render_prompt(record.messages, record.tools).token_ids
+            if is_rewritten:
+                token_ids = self.chat.render_prompt(record.messages, record.tools).token_ids
+            else:
+                token_ids = self.chat.encode_reply(reply)
         except ChatTemplateError as exc:
             raise AttemptFailedError(f"chat_template_error: {exc}") from exc
-        fits = len(token_ids) < self.max_context
-        if fits:
+        length = len(token_ids) + (0 if is_rewritten else len(record.context))
+        if length >= self.max_context:
+            return False
+        if is_rewritten:
             record.begin_segment(token_ids)
-        return fits
+        else:
+            record.token_ids += token_ids
+        return True
 
     def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[OutsideMessage]:
         """Return the environment's reaction as the model sees it."""
         ids = [*call_ids, *[""] * len(step.observations)]
         reply = [
-            self.outside("tool", text, call_id)
-            for text, call_id in zip(step.observations, ids, strict=False)
+            replace(self.outside("tool", observation), call_id=call_id, call=i)
+            for i, (observation, call_id) in enumerate(zip(step.observations, ids, strict=False))
         ]
         return reply if step.message is None else [*reply, self.outside("user", step.message)]
 
-    def outside(self, role: Role, text: str, call_id: str = "") -> OutsideMessage:
-        """Return a message from outside, cut to the limits."""
-        shown, token_ids = self.chat.encode_limited(
-            repair_text(text),
+    def outside(self, role: Role, content: Observation) -> OutsideMessage:
+        """Return a message from outside, cut to the limits.
+
+        Raises:
+            AttemptFailedError: it holds an image.
+        """
+        return self.chat.outside_message(
+            role,
+            self.text(content),
             max_chars=self.env.max_tool_response_chars,
             max_tokens=self.env.max_tool_response_tokens,
-            role=role,
         )
-        return OutsideMessage(role, shown, token_ids, call_id)
+
+    @staticmethod
+    def text(content: Observation) -> str:
+        """Return the text of a message from outside.
+
+        Raises:
+            AttemptFailedError: it holds an image.
+        """
+        try:
+            return repair_text(text_of(content))
+        except ImageRefusedError as exc:
+            raise AttemptFailedError(f"image_refused: {exc}") from exc
+
+
+def _last(branch: Branch) -> TurnText:
+    """Return what the last turn of a branch says."""
+    assert branch.record.read is not None
+    return branch.record.read
 
 
 def raised(exc: Exception) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 import jsonschema
 from pydantic import JsonValue, ValidationError
 
-from agent_r1_proto.tools import TextPart, ToolResult, ToolSpec
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import ToolResult, ToolSpec
 from agent_r1_service.user_code import check_methods
 
 Arguments = dict[str, JsonValue]

@@ -20,7 +20,8 @@ from pydantic import JsonValue
 from pydantic_core import to_jsonable_python
 
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError
-from agent_r1_proto.tools import TextPart, ToolResult
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import ToolResult
 from agent_r1_service.extras import import_extra
 
 DATABASE_FIELD = "{database}"

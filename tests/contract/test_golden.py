@@ -9,16 +9,23 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from agent_r1_proto.messages import StreamMessage, decode_entry, encode_entry
+from agent_r1_proto.parts import StoredImage, TextPart
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.tasks import Decoding, RolloutTask
-from agent_r1_proto.tools import TextPart
-from agent_r1_proto.trajectory import DecodingCost, ToolCallRecord, Trajectory, Turn
-from tests.support.builders import rollout_task, scored, trajectory, two_segments
+from agent_r1_proto.tasks import ChatMessage, Decoding, RolloutTask, Task
+from agent_r1_proto.trajectory import DecodingCost, Reply, ToolCallRecord, Trajectory, Turn
+from tests.support.builders import (
+    rollout_task,
+    scored,
+    three_lineages,
+    trajectory,
+    two_segments,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 CALL = ToolCallRecord(
@@ -37,19 +44,42 @@ TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 TURN = Turn(
     start=2, end=5, text="x", finish_reason="stop", process_reward=0.5, state_key="Ada is known"
 )
+IMAGE = StoredImage(media_type="image/png", sha256="0a" * 32)
+SHOWN = ChatMessage(role="user", content=[TextPart(text="what is it?"), IMAGE])
+READ_TURN = Turn(
+    start=2,
+    end=5,
+    text="<think>hm</think>look",
+    finish_reason="stop",
+    calls=[CALL.model_copy(update={"parts": [TextPart(text="Ada"), IMAGE]})],
+    well_formed=False,
+    thought="hm",
+    said="look",
+    answer="Ada",
+    replies=[
+        Reply(role="tool", parts=[TextPart(text="A[truncated]")], call=0),
+        Reply(role="user", parts=[TextPart(text="go on")]),
+    ],
+    data={"seen": 1},
+)
+READ_SEGMENTS: dict[str, Any] = two_segments() | {"turns": [READ_TURN]}
 BEAM = Decoding(method="beam", candidates=4, keep=2, max_calls="budget", scorer="reward_model")
 COST = DecodingCost(sampled_tokens=90, calls=7, replayed_calls=1, scores=8, scorer_tokens=400)
 EXAMPLES: dict[str, StreamMessage] = {
     "rollout_task-1.0": rollout_task(group_id=7, sample_index=1, attempt=2),
     "rollout_task-1.1": rollout_task(group_id=7, traceparent=TRACEPARENT),
     "rollout_task-1.2": rollout_task(purpose="eval", decoding=BEAM),
+    "rollout_task-2.0": rollout_task(task=Task(id="q", prompt=[SHOWN])),
     "trajectory-1.0": trajectory(policy_version=4, calls=[CALL]),
     "trajectory-1.1": trajectory(policy_version=4, calls=[CALL_WITH_DATA]),
     "trajectory-1.2": trajectory(rollout_task(traceparent=TRACEPARENT), policy_version=4),
     "trajectory-1.3": trajectory(policy_version=4, turns=[TURN]),
     "trajectory-2.0": trajectory(policy_version=4, token_ids=np.array([7, 300, 151_935, 0, 9])),
     "trajectory-2.1": trajectory(policy_version=4, decoding=COST),
+    "trajectory-2.2": trajectory(policy_version=4, turns=[READ_TURN]),
     "trajectory-3.0": trajectory(**two_segments()),
+    "trajectory-3.1": trajectory(**READ_SEGMENTS),
+    "trajectory-4.0": trajectory(**three_lineages()),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
     "scored_trajectory-1.2": scored(rollout_task(traceparent=TRACEPARENT), total=0.25),
@@ -58,19 +88,22 @@ EXAMPLES: dict[str, StreamMessage] = {
     "scored_trajectory-2.1": scored(policy_version=4, decoding=COST, total=0.25),
     "scored_trajectory-2.2": scored(policy_version=4, total=0.25, tokens={"critic": 5}),
     "scored_trajectory-2.3": scored(policy_version=4, total=0.25, versions={"judge": "m-2"}),
+    "scored_trajectory-2.4": scored(turns=[READ_TURN], versions={"judge": "m-2"}),
     "scored_trajectory-3.0": scored(**two_segments(), total=0.25),
     "scored_trajectory-3.1": scored(**two_segments(), total=0.25, tokens={"critic": 5}),
     "scored_trajectory-3.2": scored(**two_segments(), total=0.25, versions={"judge": "m-2"}),
+    "scored_trajectory-3.3": scored(**READ_SEGMENTS),
+    "scored_trajectory-4.0": scored(**three_lineages(), total=0.25),
 }
 """By schema and the version that first could write them."""
 WRITTEN = (
-    "rollout_task-1.2",
-    *("trajectory-2.1", "trajectory-3.0"),
-    *("scored_trajectory-2.1", "scored_trajectory-2.2", "scored_trajectory-2.3"),
-    *("scored_trajectory-3.0", "scored_trajectory-3.1", "scored_trajectory-3.2"),
+    *("rollout_task-1.2", "rollout_task-2.0"),
+    *("trajectory-2.1", "trajectory-2.2", "trajectory-3.0", "trajectory-3.1", "trajectory-4.0"),
+    *(f"scored_trajectory-2.{minor}" for minor in (1, 2, 3, 4)),
+    *(f"scored_trajectory-3.{minor}" for minor in (0, 1, 2, 3)),
+    "scored_trajectory-4.0",
 )
-"""What this version writes: a trajectory of one segment as 2.1, which older readers take, and a
-reward that counts no tokens or names no model as before there were any."""
+"""What this version writes: the oldest version that says all of it, which older readers take."""
 CLASSES: dict[str, type[StreamMessage]] = {
     "rollout_task": RolloutTask,
     "trajectory": Trajectory,

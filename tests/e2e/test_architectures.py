@@ -28,8 +28,9 @@ from agent_r1.rollout.policy import Generation
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.policy import VllmPolicy
 from agent_r1.rollout.vllm.settings import VllmSettings, read_model
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Role, Task
-from agent_r1_proto.tools import TextPart, ToolResult
+from agent_r1_proto.tools import ToolResult
 from agent_r1_proto.trajectory import Trajectory, VersionSpan
 from tests.support.architectures import (
     ARCHITECTURES,

@@ -1,7 +1,9 @@
-"""A run folder that version 0.1.0 wrote continues in this version.
+"""Run folders that older versions wrote continue in this version, and are shown and scored.
 
-`tests/contract/run_0_1_0` is such a folder with its model, tasks and reward: four steps of a tiny
-random model. Paths in it begin with RUN_0_1_0, which stands for where it lies.
+`tests/contract/run_0_1_0` and `run_before_lineages` are such folders with their model, tasks and
+reward: four steps of a tiny random model. The second is of the last version whose turns did not say
+what they are; `searches.jsonl` has two trajectories of it that search. Paths in both begin with a
+word that stands for where they lie.
 """
 
 from __future__ import annotations
@@ -13,28 +15,62 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.cli import main as cli
 from tests.support.runs import agent_r1
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow]
 
-OLD = Path(__file__).resolve().parents[1] / "contract" / "run_0_1_0"
+CONTRACT = Path(__file__).resolve().parents[1] / "contract"
 TIMEOUT_S = 240
 
 
-def test_a_run_of_version_0_1_0_goes_on(tmp_path: Path):
-    folder = tmp_path / "old"
-    shutil.copytree(OLD, folder)
+def old_run(name: str, word: str, folder: Path) -> Path:
+    """Copy a run of an older version, and return its run folder."""
+    shutil.copytree(CONTRACT / name, folder)
     config = folder / "run" / "config.json"
-    config.write_text(config.read_text().replace("RUN_0_1_0", str(folder)))
+    config.write_text(config.read_text().replace(word, str(folder)))
+    return folder / "run"
 
-    command = agent_r1("train", "--resume", folder / "run", "--set", "learner.steps=6")
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("run_0_1_0", "RUN_0_1_0"), ("run_before_lineages", "OLD_RUN")]
+)
+def test_an_older_run_goes_on(tmp_path: Path, name: str, word: str):
+    run = old_run(name, word, tmp_path / "old")
+
+    command = agent_r1("train", "--resume", run, "--set", "learner.steps=6")
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    summary = json.loads((folder / "run" / "summary.json").read_text())
-    lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
+    summary = json.loads((run / "summary.json").read_text())
+    lines = (run / "metrics.jsonl").read_text().splitlines()
     # 4 steps of 2 groups of 2 were trained before, 2 more now; version 4 was the last.
     assert (summary["status"], summary["steps"], summary["starts"]) == ("finished", 6, 2)
     assert summary["trajectories_trained"] == 24
     assert summary["policy_version"] > 4
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+
+
+def test_trajectories_of_a_version_that_read_no_turns_are_shown_and_scored(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    run = old_run("run_before_lineages", "OLD_RUN", tmp_path / "old")
+    shutil.copy(tmp_path / "old" / "searches.jsonl", run / "trajectories" / "step_000004.jsonl")
+
+    assert cli.main(["show", str(run)]) == 0
+    assert "model> <think> plan Ashstow Water" in capsys.readouterr().out
+
+    weights = "exact_match=0.0,format=1.0,reasoning_format=0.0"
+    out = tmp_path / "scores.jsonl"
+    options = ["--set", f"reward.components={{{weights}}}", "--out", str(out)]
+    assert cli.main(["rescore", str(run), *options]) == 0
+    (after, _) = [json.loads(line)["after"] for line in out.read_text().splitlines()]
+    # As the version that stored them scored them.
+    assert after["prediction"] == "Belok Ebrak"
+    assert after["components"] | {"format": 1.0, "reasoning_format": 1.0} == after["components"]
+
+
+def test_a_checkpoint_of_an_older_version_is_exported(tmp_path: Path):
+    run = old_run("run_before_lineages", "OLD_RUN", tmp_path / "old")
+    assert cli.main(["export", str(run), str(tmp_path / "out")]) == 0
+    assert (tmp_path / "out" / "model.safetensors").is_file()

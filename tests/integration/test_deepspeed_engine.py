@@ -513,6 +513,23 @@ def test_logprobs_equal_log_softmax(model_dir: Path):
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-5)
 
 
+def test_predictions_have_log_probabilities_and_entropies_of_the_trained_tokens(model_dir: Path):
+    engine = make_engine(model_dir)
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    found = engine.predictions(SAMPLES)
+    for sample, own, logprobs in zip(SAMPLES, found, engine.token_logprobs(SAMPLES), strict=True):
+        with torch.no_grad():
+            log_p = torch.log_softmax(
+                model(torch.from_numpy(sample.token_ids.astype(np.int64))[None]).logits[0]
+                / sample.temperature,
+                -1,
+            )
+        entropies = np.zeros(sample.num_tokens, np.float32)
+        entropies[1:] = -(log_p.exp() * log_p).sum(-1)[:-1].numpy()
+        np.testing.assert_allclose(own.entropies, entropies * sample.loss_mask, atol=1e-5)
+        np.testing.assert_array_equal(own.logprobs, logprobs)
+
+
 def test_the_ratio_starts_at_the_learners_own_logprobs_where_a_sample_has_them(model_dir: Path):
     """The first part's ratio is 1, whatever the rollout's log-probabilities were."""
     engine = make_engine(model_dir, lr=1e-6)
@@ -608,7 +625,7 @@ def test_a_gradient_that_is_not_finite_ends_training_before_the_weights_change(m
         engine.train_batch(SAMPLES, LossSpec())
     # the engine takes no further call, so its one rank is asked
     batch = build_microbatch([scoring_sample(SAMPLES[0].token_ids, 1.0)], [0], layout="shared")
-    found = group.engine.score(("policy", [batch]))[0]
+    found, _entropies = group.engine.score(("policy", [batch]))[0]
     np.testing.assert_array_equal(found, before)
 
 

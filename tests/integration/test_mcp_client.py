@@ -22,7 +22,8 @@ from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.loading import load_tool
 from agent_r1.tools.mcp.client import McpTool
-from agent_r1_proto.tools import CallReply, ImagePart, TextPart, ToolResult, ToolSpec
+from agent_r1_proto.parts import ImagePart, TextPart
+from agent_r1_proto.tools import CallReply, ToolResult, ToolSpec
 
 SERVER = Path(__file__).resolve().parents[1] / "support" / "mcp_notes_server.py"
 WAIT_S = 60.0

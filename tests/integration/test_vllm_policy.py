@@ -94,6 +94,15 @@ def test_scores_are_those_of_a_transformers_forward(engine: LiveEngine, length: 
     assert engine.run(engine.policy.score(later)) == pytest.approx(expected, abs=PARITY)
 
 
+def test_scores_from_a_token_on_are_those_of_the_whole_prompt(engine: LiveEngine):
+    [tokens] = random_prompts([50], seed=3)
+    expected = model_logprobs(engine.models[engine.policy.policy_version], tokens)
+    # Blocks have 16 tokens: from the second time on, 48 are cached, fewer than 49 but over 40.
+    for first in (20, 49, 40, 1):
+        scores = engine.run(engine.policy.score(tokens, first))
+        assert scores == pytest.approx(expected[first - 1 :], abs=PARITY)
+
+
 def test_a_cached_prefix_is_not_scored_with_the_weights_before(engine: LiveEngine):
     [tokens] = random_prompts([100], seed=2)
     before = engine.run(engine.policy.score(tokens))

@@ -6,9 +6,23 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1_proto.rewards import Reward, ScoredTrajectory
+from agent_r1.text.reading import TurnReader
+from agent_r1_proto.rewards import Reward, ScoredTrajectory, ScoreReply, ScoreTurn
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
-from agent_r1_proto.trajectory import Status, ToolCallRecord, Trajectory, Turn, VersionSpan
+from agent_r1_proto.trajectory import (
+    Lineage,
+    Status,
+    ToolCallRecord,
+    Trajectory,
+    Turn,
+    VersionSpan,
+)
+
+
+def read_turn(text: str, *results: str) -> ScoreTurn:
+    """Return a turn that says what it is, and what tools answered."""
+    replies = [ScoreReply(role="tool", content=result) for result in results]
+    return TurnReader().read_turn(ScoreTurn(text=text, replies=replies or None))
 
 
 def rollout_task(
@@ -95,6 +109,38 @@ def two_segments() -> dict[str, Any]:
         "turns": [
             Turn(start=2, end=5, text="<think>hm</think>look", finish_reason="stop"),
             Turn(start=8, end=10, text="Ada", finish_reason="stop", process_reward=0.5),
+        ],
+    }
+
+
+def three_lineages() -> dict[str, Any]:
+    """Return fields of a trajectory of a main agent, one that it began, and one that is excluded.
+
+    The main one has a prompt of 2 tokens and samples 2; the second has 2 and samples 3, the last
+    two turns of it with a process reward in the first; the third has 1 and samples 1.
+    """
+    mask = np.array([0, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1], bool)
+    return {
+        "num_sampled": 9,
+        "token_ids": np.arange(11, dtype=np.int32),
+        "action_mask": mask,
+        "rollout_logprobs": np.where(mask, -1.0, 0.0).astype(np.float32),
+        "segment_starts": [4, 9],
+        "lineages": [
+            Lineage(name="main", first_segment=0),
+            Lineage(name="search", first_segment=1, parent=0),
+            Lineage(name="judge", first_segment=2, parent=0, excluded="another model"),
+        ],
+        "version_spans": [
+            VersionSpan(policy_version=4, start=2, end=4),
+            VersionSpan(policy_version=5, start=6, end=9),
+            VersionSpan(policy_version=1, start=10, end=11),
+        ],
+        "turns": [
+            Turn(start=2, end=4, text="ask", finish_reason="stop"),
+            Turn(start=6, end=7, text="look", finish_reason="stop", process_reward=0.5),
+            Turn(start=7, end=9, text="found", finish_reason="stop"),
+            Turn(start=10, end=11, text="good", finish_reason="stop"),
         ],
     }
 

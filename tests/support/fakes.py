@@ -22,7 +22,8 @@ from agent_r1.rollout.policy import (
     PromptTooLongError,
     WeightsRefusedError,
 )
-from agent_r1_proto.tools import CallReply, CallRequest, TextPart, ToolCall, ToolResult, ToolSpec
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolResult, ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
 from agent_r1_service.http.token import RunToken
@@ -241,9 +242,9 @@ class FakePolicy:
         self.loaded.append(manifest.policy_version)
         return LoadTiming(fetch_s=0.25, pause_s=0.125)
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def score(self, token_ids: list[int], first: int = 1) -> list[float]:
         self._check_alive()
-        return [-float(token) for token in token_ids[1:]]
+        return [-float(token) for token in token_ids[first:]]
 
     async def probe(self) -> None:
         self._check_alive()

@@ -22,7 +22,13 @@ import numpy.typing as npt
 from aiohttp import web
 
 from agent_r1.learner.config import DataConfig, EvaluationConfig, LearnerConfig
-from agent_r1.learner.engine.interface import EngineError, LossSpec, Model, TrainSample
+from agent_r1.learner.engine.interface import (
+    EngineError,
+    LossSpec,
+    Model,
+    Predictions,
+    TrainSample,
+)
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.run_spec import RunSpec, make_run_spec
 from agent_r1.learner.server import LearnerServer
@@ -131,6 +137,12 @@ class FakeEngine:
     ) -> list[npt.NDArray[np.float32]]:
         value = fake_logprob(self.steps if model == "policy" else 0)
         return [np.where(s.loss_mask, value, 0.0).astype(np.float32) for s in samples]
+
+    def predictions(self, samples: Sequence[TrainSample]) -> list[Predictions]:
+        return [
+            Predictions(logprobs, np.where(sample.loss_mask, 0.5, 0.0).astype(np.float32))
+            for sample, logprobs in zip(samples, self.token_logprobs(samples), strict=True)
+        ]
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[npt.NDArray[np.float32]]:
         return [np.zeros(s.num_tokens, np.float32) for s in samples]
@@ -332,7 +344,7 @@ class FakeServices:
         body = CanaryRequest.model_validate_json(await request.read())
         if self.refuse_canary:
             return web.Response(status=422, text="3 log-probabilities for a prompt of 9 tokens")
-        count = 1 if self.short_canary else len(body.token_ids) - 1
+        count = 1 if self.short_canary else sum(len(p.wanted) for p in body.prompts())
         logprobs = [fake_logprob(self.weights)] * count
         reply = CanaryReply(policy_version=self.version, logprobs=logprobs)
         return web.Response(body=reply.model_dump_json(), content_type="application/json")

@@ -21,9 +21,10 @@ from typing import Any
 
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.rewards import ScoreRequest
 from agent_r1_proto.tasks import Decoding, Task
-from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_proto.tools import ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.branching import COMPONENT, Write, searching
 from tests.support.builders import rollout_task
@@ -142,7 +143,7 @@ def exact_scorer(residents: Sequence[Resident]) -> Callable[[ScoreRequest], floa
     towns = {resident.name: resident.town for resident in residents}
 
     def score(interaction: ScoreRequest) -> float:
-        (name,) = _ASKED.findall(interaction.prompt[-1].content)
+        (name,) = _ASKED.findall(interaction.prompt[-1].text())
         last = interaction.turns[-1]
         return float(towns[name] in last.text + " ".join(call.text for call in last.calls))
 

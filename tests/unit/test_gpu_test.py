@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.parsing import parse_turn
+from agent_r1.text.reading import parse_turn
 from scripts.gpu_test import __main__ as main
 from scripts.gpu_test import engine, learner, loop, machine, model, parts, report
 from scripts.gpu_test.every_turn_searches import EveryTurnSearches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any, cast
 
 VERL_COLUMNS = {
@@ -34,14 +35,14 @@ def task_fields(row: Mapping[str, Any], columns: Mapping[str, str], number: int)
         number: of the row, from 1; it makes the id where no column does.
 
     Raises:
-        ValueError: a column is missing, or holds no answers.
+        ValueError: a column is missing, or holds no id or answers.
     """
     task: dict[str, Any] = {"id": f"row-{number}"}
     for target, column in columns.items():
         value = _value(row, column)
         table, _, name = target.partition(".")
         if target == "id":
-            task["id"] = str(value)
+            task["id"] = _id(value, column)
         elif target == "answers":
             payload = task.setdefault("payload", {})
             payload["answers"] = _answers(value, column)
@@ -51,11 +52,26 @@ def task_fields(row: Mapping[str, Any], columns: Mapping[str, str], number: int)
             task[table] = {**task.get(table, {}), **_table(value, column)}
         else:
             task[table] = value
-    return without_empty_columns(task)
+    return _without_empty_columns(task)
 
 
-def without_empty_columns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what a table of columns holds only because other rows need it."""
+def without_padding(value: Any) -> Any:
+    """Return a value of Arrow's without the fields that a struct has only for other rows.
+
+    Arrow gives every row all fields that any row has, and writes null into those that a row lacks.
+    So at every depth, a null in a struct is taken for a missing field. A null in a list is kept:
+    nothing but the row itself puts it there.
+    """
+    if isinstance(value, Mapping):
+        fields = cast("Mapping[str, Any]", value)
+        return {name: without_padding(held) for name, held in fields.items() if held is not None}
+    if isinstance(value, list):
+        return [without_padding(one) for one in cast("list[Any]", value)]
+    return value
+
+
+def _without_empty_columns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out parts of a task, and fields of its messages, that are null."""
     kept = {name: value for name, value in row.items() if value is not None}
     if isinstance(kept.get("prompt"), list):
         messages = cast("list[Any]", kept["prompt"])
@@ -81,26 +97,59 @@ def _value(row: Mapping[str, Any], column: str) -> Any:
     if value is _MISSING:  # not the name of a column: of a field in one
         value = row
         for name in column.split("."):
-            value = (_as_table(value) or {}).get(name, _MISSING)
+            # In Parquet a struct without any field is null, and so is each of its fields.
+            value = None if value is None else (_as_table(value) or {}).get(name, _MISSING)
     if value is _MISSING:
         raise ValueError(f"there is no column {column!r}; the columns are {', '.join(sorted(row))}")
     return value
 
 
 def _table(value: Any, column: str) -> Mapping[str, Any]:
-    table = _as_table(value)
+    table = dict[str, Any]() if value is None else _as_table(value)
     if table is None:
         raise ValueError(f"column {column!r} ({value!r:.80}) must hold a table of values")
     return table
 
 
+def _id(value: Any, column: str) -> str:
+    text = _text(value)
+    if text is None:
+        raise ValueError(
+            f"column {column!r} ({value!r:.80}) must hold the id of every row: a text or a number; "
+            "fill it in, or leave id out of columns"
+        )
+    return text
+
+
 def _answers(value: Any, column: str) -> list[str]:
     """Return the accepted answers as texts; Search-R1 keeps them as `{"target": [...]}`."""
     held: Any = (_as_table(value) or {}).get("target", value)
-    answers = cast("list[Any]", held) if isinstance(held, list) else [held]
-    if not answers or not all(isinstance(one, str | int | float) for one in answers):
+    answers = [
+        _text(one) for one in (cast("list[Any]", held) if isinstance(held, list) else [held])
+    ]
+    known = [text for text in answers if text is not None]
+    if not known or len(known) < len(answers):
         raise ValueError(
             f"column {column!r} ({held!r:.80}) must hold the accepted answers: a text, a number "
-            "or a list of them"
+            "or a list of them; fill them in, or remove the row"
         )
-    return [str(one) for one in answers]
+    return known
+
+
+def _text(value: Any) -> str | None:
+    """Return a text, or a number as people write it; None for nothing, NaN and anything else.
+
+    A column of floats holds 72 as 72.0 and large numbers as 1e+16: these are 72 and
+    10000000000000000 here. A truth value is written as in JSON: true.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if not isinstance(value, float | Decimal) or not Decimal(value).is_finite():
+        return None
+    digits = f"{Decimal(str(value)):f}"
+    whole = digits.rstrip("0").rstrip(".") if "." in digits else digits
+    return "0" if value == 0 else whole

@@ -22,7 +22,8 @@ MAGIC = {
     b"version https://git-lfs": "a Git LFS pointer and not the file itself",
 }
 REMEDIES = {
-    b"PAR1": 'convert it: pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True)',
+    b"PAR1": 'convert it: pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True); '
+    "if it holds tasks, give its name the suffix .parquet instead",
     b"ARROW1": 'convert it: pandas.read_feather(FILE).to_json(OUT, orient="records", lines=True)',
     b"\x1f\x8b": "rename it to .gz",
     b"\x28\xb5\x2f\xfd": "unpack it: zstd -d FILE",

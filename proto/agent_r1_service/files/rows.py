@@ -61,10 +61,42 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-                yield from batch.to_pylist()
+                yield from _as_written(batch).to_pylist(maps_as_pydicts="lossy")
     except (OSError, ValueError) as exc:  # what pyarrow raises is a ValueError
         why = getattr(exc, "strerror", None) or exc
         raise TaskFileError(f"{path}: the Parquet file cannot be read: {why}") from exc
+
+
+def _as_written(batch: Any) -> Any:
+    """Return a batch of Arrow's whose floats of 32 bits mean what was written: 0.1 stays 0.1.
+
+    As a float of 64 bits, the nearest one of 32 bits is 0.10000000149011612.
+    """
+    pyarrow = import_extra("pyarrow", EXTRA, "reading floats")
+
+    def schema(leaf: Any) -> Any:
+        fields = [
+            field.with_type(_with_floats(pyarrow, field.type, leaf)) for field in batch.schema
+        ]
+        return pyarrow.schema(fields)
+
+    as_texts = schema(pyarrow.string())
+    if as_texts.equals(batch.schema):
+        return batch
+    return batch.cast(as_texts).cast(schema(pyarrow.float64()))
+
+
+def _with_floats(pyarrow: Any, kind: Any, leaf: Any) -> Any:
+    """Return a type of Arrow's with `leaf` for each float of 32 bits, also in structs and lists."""
+    if pyarrow.types.is_float32(kind):
+        return leaf
+    if pyarrow.types.is_struct(kind):
+        return pyarrow.struct(
+            [field.with_type(_with_floats(pyarrow, field.type, leaf)) for field in kind]
+        )
+    if pyarrow.types.is_list(kind):
+        return pyarrow.list_(_with_floats(pyarrow, kind.value_type, leaf))
+    return kind
 
 
 def _hub_rows(source: DataSource) -> Iterator[dict[str, Any]]:

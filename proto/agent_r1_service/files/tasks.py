@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.columns import default_columns, task_fields, without_empty_columns
+from agent_r1_service.files.columns import default_columns, task_fields, without_padding
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.rows import TaskFileError, lines_of, rows_of
 from agent_r1_service.files.writing import hash_file
@@ -37,7 +37,8 @@ def _lines(source: DataSource) -> Iterator[tuple[str, Task]]:
     for number, (where, line) in enumerate(lines_of(source.source), start=1):
         try:
             if source.columns:
-                yield where, _from_columns(from_json(line), source.columns, number)
+                fields = _from_columns(from_json(line), source.columns, number)
+                yield where, Task.model_validate(fields)
             else:
                 yield where, Task.model_validate_json(line)
         except ValueError as exc:
@@ -51,10 +52,8 @@ def _rows(source: DataSource) -> Iterator[tuple[str, Task]]:
         if number == 1 and columns is None:
             columns = default_columns(row)
         try:
-            if columns is not None:
-                yield where, _from_columns(row, columns, number)
-            else:
-                yield where, Task.model_validate(without_empty_columns(row))
+            fields = row if columns is None else _from_columns(row, columns, number)
+            yield where, Task.model_validate(without_padding(fields))
         except ValueError as exc:
             remedy = (
                 "" if columns else f"; its columns must be {TASK_FIELDS}, or be named in columns"
@@ -62,10 +61,10 @@ def _rows(source: DataSource) -> Iterator[tuple[str, Task]]:
             raise TaskFileError(f"{where}: {_problem(exc)}{remedy}") from exc
 
 
-def _from_columns(row: Any, columns: Mapping[str, str], number: int) -> Task:
+def _from_columns(row: Any, columns: Mapping[str, str], number: int) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise ValueError("it is not an object with columns")
-    return Task.model_validate(task_fields(row, columns, number))  # pyright: ignore[reportUnknownArgumentType]
+    return task_fields(row, columns, number)  # pyright: ignore[reportUnknownArgumentType]
 
 
 def numbered_tasks(source: DataSource | Path) -> Iterator[tuple[str, Task]]:

@@ -146,9 +146,7 @@ def _finish(cell: PlannedCell, evaluation: EvaluationRun) -> str:
         return f"!! {cell.place.name}: {failed} of {len(answers)} questions failed: " + "; ".join(
             evaluation.failures()
         )
-    found = measure(
-        answers, cell.family, cell.settings, candidates=candidates, compared=cell.compared
-    )
+    found = measure(answers, cell.family, cell.settings, candidates=candidates)
     write_cell(cell.file, found)
     return (
         f"{cell.place.name}: {cell.family.measure} {found.score[0]:.3f} "

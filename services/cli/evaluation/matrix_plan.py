@@ -80,8 +80,6 @@ class PlannedCell:
     """All that can change an answer or a score, without paths."""
     choice: Choice | None = None
     """How answers of the pool are chosen; None: each answer is taken as it is."""
-    compared: bool = False
-    """Whether the score of every question is kept."""
 
 
 @dataclass(frozen=True)
@@ -184,14 +182,10 @@ class _Planner:
 
     def _own_cell(self, place: CellKey, decode: DecodeEntry, source: DataSource) -> PlannedCell:
         config = self._models[place.model]
-        compared = any(
-            place.set in entry.sets and place.decode in (entry.first, entry.second)
-            for entry in self._matrix.comparisons
-        )
         services = (place.model, OWN.title, AS_THEY_ARE)
         cell = self._planned(place, decode, config, self._source(source), services, OWN)
         settings = {**cell.settings, "max_questions": cell.questioning.max_questions}
-        return replace(cell, compared=compared, settings=settings)
+        return replace(cell, settings=settings)
 
     def _published(self) -> Iterator[tuple[CellKey, PlannedCell | str]]:
         for name in SET_NAMES:

@@ -40,7 +40,7 @@ from agent_r1.cli.evaluation.table_plan import (
 )
 from agent_r1.config.packages import installed_version
 from agent_r1.config.run import Config, ConfigError
-from agent_r1.evaluation.answers import read_answers, write_json
+from agent_r1.evaluation.answers import key_of, write_json
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.summary import summary_lines
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH, Baseline
@@ -312,10 +312,11 @@ def _seed_scores(
 ) -> SeedScores:
     sets = plan.base.evaluation.sets
     of_set = {name: [line for line in lines if line["set"] == name] for name in sets}
+    scores = {
+        name: [_score(line, plan.measure) for line in members] for name, members in of_set.items()
+    }
     scored = {
-        name: [
-            (line, score) for line in members if (score := _score(line, plan.measure)) is not None
-        ]
+        name: [line for line, score in zip(members, scores[name], strict=True) if score is not None]
         for name, members in of_set.items()
     }
     failed = {
@@ -324,15 +325,15 @@ def _seed_scores(
         for name, members in of_set.items()
     }
     f1 = {
-        name: [line["f1"] for line, _ in found if line["f1"] is not None]
+        name: [line["f1"] for line in found if line["f1"] is not None]
         for name, found in scored.items()
     }
     return SeedScores(
         seed,
-        scores={name: [score for _, score in found] for name, found in scored.items()},
+        scores=scores,
         f1={name: fmean(values) for name, values in f1.items() if values},
         calls={
-            name: fmean(sum(line["calls"].values()) for line, _ in found)
+            name: fmean(sum(line["calls"].values()) for line in found)
             for name, found in scored.items()
             if found
         },
@@ -349,13 +350,15 @@ def _score(line: Mapping[str, Any], measure: str) -> float | None:
 def _baseline_runs(plan: TablePlan, name: Baseline) -> list[SeedScores]:
     """Return the one run of a baseline; none unless every question has its answer."""
     baseline = plan.baseline(name)
-    if not plan.answers(name).exists() or _evaluation(plan, name, overwrite=False).left:
+    evaluation = None
+    if plan.answers(name).exists():
+        evaluation = _evaluation(plan, name, overwrite=False)
+    if evaluation is None or evaluation.left:
         cell = read_cell(plan, baseline)
         return [] if cell is None else [cell.seed_scores()]
-    answers = read_answers(plan.answers(name))
+    # In the order of the questions, as runs have them, so that both are compared by question.
+    answers = [evaluation.file.answers[key_of(task)] for task in evaluation.questions]
     lines = [{**vars(answer), "calls": answer.calls} for answer in answers]
-    # The order answers came in must not change the interval.
-    lines.sort(key=lambda line: (line["set"], line["id"]))
     wall_s = read_json(_wall_file(plan, name)).get("wall_s")
     scores = replace(_seed_scores(plan, lines, None), wall_s=wall_s)
     return [write_cell(plan, baseline, scores, ())]

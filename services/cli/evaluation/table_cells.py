@@ -8,7 +8,7 @@ part.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -24,7 +24,7 @@ from agent_r1.cli.evaluation.table_plan import (
 from agent_r1.config.run import ConfigError
 from agent_r1.evaluation.answers import differences
 from agent_r1.evaluation.table.config import BASELINE_TITLES, EXACT_MATCH
-from agent_r1.evaluation.table.run import SeedScores
+from agent_r1.evaluation.table.run import Scores, SeedScores
 from agent_r1.reward.components import ASKING
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.writing import write_atomically
@@ -52,8 +52,11 @@ class TableCell(StrictMessage):
     measure: str = EXACT_MATCH
     """The reward component that `scores` and `curve` are of."""
     # Cells of older versions call it `em`.
-    scores: Annotated[dict[str, list[float]], Field(validation_alias=AliasChoices("scores", "em"))]
-    """The measure of every question that was scored, by set."""
+    scores: Annotated[
+        dict[str, list[float | None]], Field(validation_alias=AliasChoices("scores", "em"))
+    ]
+    """The measure of every question, by set, in the order of its file; None where it failed. Cells
+    of older versions leave out what failed."""
     f1: dict[str, float]
     """Mean F1 of the same questions, by set; of none where the task has no F1."""
     calls: dict[str, float]
@@ -100,14 +103,16 @@ def write_cell(
         settings=_settings(run),
         in_domain=list(in_domain),
         measure=plan.measure,
-        scores=_rounded(found.scores),
+        scores={name: _rounded(values) for name, values in found.scores.items()},
         f1={name: round(value, 4) for name, value in found.f1.items()},
         calls={name: round(value, 4) for name, value in found.calls.items()},
         failed=dict(found.failed),
         wall_s=found.wall_s,
         curve=[round(value, 4) for value in found.curve],
         tokens=list(found.tokens),
-        components=_rounded(found.components),
+        components={
+            name: [round(value, 4) for value in values] for name, values in found.components.items()
+        },
     )
     file = _file(plan, run)
     if file is None:
@@ -176,5 +181,5 @@ def _portable(value: JsonValue) -> JsonValue:
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
 
 
-def _rounded(lists: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    return {name: [round(value, 4) for value in values] for name, values in lists.items()}
+def _rounded(scores: Scores) -> list[float | None]:
+    return [None if score is None else round(score, 4) for score in scores]

@@ -31,8 +31,8 @@ from agent_r1.learner.checkpoints.checkpoint import (
     complete_steps,
     read_scores,
 )
-from agent_r1.rollout.tool_formats import load_tool_format
 from agent_r1.rollout.vllm.adapter import MAX_RANKS
+from agent_r1.text.tool_formats import load_tool_format
 from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import LoraConfig
@@ -93,15 +93,23 @@ def write_critic(config: Config, checkpoint: Path, out: Path) -> None:
     """Write the critic of a checkpoint as a model directory.
 
     Raises:
-        ConfigError: the run has none.
+        ConfigError: the run has none, or one that has learned too few states to be asked.
         ValueError: its model cannot be served as one.
         DiskFullError: there is no room; nothing is left behind.
     """
     if not config.learner.has_critic:
         raise ConfigError(
             f"the run of {checkpoint} has no critic: learner.advantage is "
-            f"{config.learner.advantage!r}, and only gae and turn_gae train one; name a run of "
-            'learner.algorithm = "ppo"'
+            f"{config.learner.advantage!r}, and only gae trains one that can be asked; name "
+            'a run of learner.algorithm = "ppo"'
+        )
+    if config.learner.advantage == "turn_gae":
+        raise ConfigError(
+            f"the critic of {checkpoint} has learned only the states in which turns begin "
+            "(learner.advantage = 'turn_gae'), and the component critic also asks for the value of "
+            "an interaction that has ended or whose last turn has just been written, of which it "
+            'knows nothing; name a run of learner.algorithm = "ppo", whose critic learns every '
+            "state, or train a reward model (agent-r1 train-reward)"
         )
     with quick_imports():
         from agent_r1.learner.engine.checkpoint import CRITIC_FILE

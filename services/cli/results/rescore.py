@@ -19,8 +19,10 @@ from typing import Any
 from agent_r1.cli.results.stored import read_records, step_files
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_config
+from agent_r1.learner.reporting.trajectory_log import score_turn
 from agent_r1.reward.scorer import ComponentError, Scorer
-from agent_r1_proto.rewards import Reward, ScoreCall, ScoreRequest, ScoreTurn
+from agent_r1.text.reading import TurnReader
+from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.run_folder import CONFIG_FILE
 from agent_r1_service.files.writing import write_atomically
@@ -68,14 +70,16 @@ def rescore(arguments: argparse.Namespace) -> int:
 
 
 async def _score_all(config: Config, records: Sequence[dict[str, Any]]) -> list[Rescored]:
-    scorer = Scorer(config.reward, config.env.answer_pattern)
+    reader = TurnReader.of(config.env.tool_format, config.env.answer_pattern)
+    scorer = Scorer(config.reward, reader)
     places = asyncio.Semaphore(config.reward.max_concurrent)
 
     async def score(record: dict[str, Any]) -> Rescored:
         before = Reward.model_validate(record["reward"])
+        request = reader.read_request(request_of(record), anew=True)
         async with places:
             try:
-                return Rescored(record, before, await scorer.score(request_of(record)))
+                return Rescored(record, before, await scorer.score(request))
             except (ComponentError, ValueError) as exc:
                 return Rescored(record, before, None, f"{record['rollout_id']}: {exc}")
 
@@ -87,21 +91,10 @@ async def _score_all(config: Config, records: Sequence[dict[str, Any]]) -> list[
 
 def request_of(record: dict[str, Any]) -> ScoreRequest:
     """Return a stored trajectory as the components see it."""
-    turns = [
-        ScoreTurn(
-            text=turn["text"],
-            num_calls=len(turn["calls"]),
-            calls=[
-                ScoreCall(**{key: call[key] for key in ScoreCall.model_fields})
-                for call in turn["calls"]
-            ],
-        )
-        for turn in record["turns"]
-    ]
     return ScoreRequest(
         prompt=record["prompt"],
         payload=record["payload"],
-        turns=turns or [ScoreTurn(text="")],
+        turns=list(map(score_turn, record["turns"])) or [ScoreTurn(text="")],
         status=record["status"],
     )
 

@@ -6,14 +6,18 @@ Reads `trajectories/*.jsonl` of a run folder, which the learner writes; writes t
 from __future__ import annotations
 
 import argparse
+import json
+import re
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.stored import eval_files, read_records, step_files
 from agent_r1.cli.results.transcript import SAMPLED_STYLE, TOOL_STYLE, heading, print_transcript
 from agent_r1.config.sources import ConfigError
+from agent_r1_service.control_tokens import control_pattern
 
 
 def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
@@ -41,11 +45,22 @@ def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
     return [steps[number] for number in sorted(steps, reverse=True)]
 
 
+def _control_tokens(run_folder: Path) -> re.Pattern[str] | None:
+    """Return what matches the control tokens of the model; None where its tokenizer is not here."""
+    try:
+        file = Path(run_config(run_folder).model.path) / "tokenizer.json"
+        tokens = json.loads(file.read_text(encoding="utf-8"))["added_tokens"]
+        return control_pattern(token["content"] for token in tokens if token["special"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def show(arguments: argparse.Namespace) -> int:
     """Print the chosen trajectories."""
     if arguments.limit < 1:
         raise ConfigError(f"--limit ({arguments.limit}) must be >= 1; leave it out for 8")
     console = Console(highlight=False, markup=False, emoji=False)
+    control = _control_tokens(arguments.run_folder)
     shown = left = 0
     for path in _chosen_files(arguments):
         for record in read_records(path):
@@ -61,7 +76,7 @@ def show(arguments: argparse.Namespace) -> int:
                 console.print(legend.append("  text a tool returned", style=TOOL_STYLE))
             shown += 1
             console.rule(Text(heading(record)), align="left")
-            print_transcript(record, console)
+            print_transcript(record, console, control)
     if shown == 0:
         console.print(f"no stored trajectory of {arguments.run_folder} matches")
     elif left:

@@ -8,10 +8,18 @@ tools returned have different colours, and different marks where there are no co
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich.console import Console
 from rich.text import Text
+
+from agent_r1_proto.parts import Content, shown_text
+
+_CONTENT: TypeAdapter[Content] = TypeAdapter(Content)
 
 SAMPLED_STYLE = "green"
 TOOL_STYLE = "cyan"
@@ -86,19 +94,54 @@ def outcome(record: dict[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def print_transcript(record: dict[str, Any], console: Console) -> None:
-    """Print one trajectory."""
+def _seen(replies: Sequence[dict[str, Any]], call: int) -> list[str]:
+    """Return what the model read of a call's result."""
+    return [_text(reply["content"]) for reply in replies if reply["call"] == call]
+
+
+def _text(content: str | list[dict[str, Any]]) -> str:
+    return shown_text(_CONTENT.validate_python(content))
+
+
+def _spelled_out(console: Console, text: str, control: re.Pattern[str] | None) -> None:
+    """Say which control tokens stand in a text from outside, and were none for the model."""
+    found = Counter(control.findall(text)) if control is not None else {}
+    if found:
+        tokens = ", ".join(f"{token} x {count}" for token, count in sorted(found.items()))
+        _line(console, f"       [spelled out in ordinary tokens: {tokens}]", NOTE_STYLE)
+
+
+def print_transcript(
+    record: dict[str, Any], console: Console, control: re.Pattern[str] | None = None
+) -> None:
+    """Print one trajectory.
+
+    Args:
+        record: of `trajectories/*.jsonl`.
+        console: prints.
+        control: matches the control tokens of the model; None where they are not known.
+    """
     for message in record["prompt"]:
-        _block(console, f"{message['role']}: {message['content']}", PROMPT_STYLE)
+        text = _text(message["content"])
+        _block(console, f"{message['role']}: {text}", PROMPT_STYLE)
+        _spelled_out(console, text, control)
     answers = (record.get("payload") or {}).get("answers")
     if answers:
         _line(console, f"       expected: {answers}", NOTE_STYLE)
     for turn in record["turns"]:
         _block(console, turn["text"], SAMPLED_STYLE)
-        for call in turn["calls"]:
+        replies = turn.get("replies")
+        for i, call in enumerate(turn["calls"]):
             _line(console, f"       [{_call_note(call)}]", NOTE_STYLE)
-            if call["text"]:
-                _block(console, call["text"], TOOL_STYLE)
+            seen = [call["text"]] if replies is None else _seen(replies, i)
+            for text in filter(None, seen):
+                _block(console, text, TOOL_STYLE)
+                _spelled_out(console, text, control)
+        for reply in replies or ():
+            if reply["call"] is None:
+                text = _text(reply["content"])
+                _block(console, f"{reply['role']}: {text}", TOOL_STYLE)
+                _spelled_out(console, text, control)
         if turn.get("process_reward") is not None:
             _line(
                 console, f"       process reward of the turn {turn['process_reward']:g}", NOTE_STYLE

@@ -18,7 +18,7 @@ import httpx
 from agent_r1.config.sources import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, PromptMessage, Rendered
 from agent_r1.rollout.policy import PolicyError
-from agent_r1.rollout.tool_formats import HERMES, ToolFormat
+from agent_r1.text.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.http import MAX_DETAIL_CHARS
@@ -150,7 +150,7 @@ class DialogueChat(ChatFormat):
         """Render the prompt, and begin the dialogue with it."""
         asked = [m for m in messages if isinstance(m, ChatMessage)]
         dialogue = self._dialogue
-        dialogue.messages = [{"role": m.role, "content": m.content} for m in asked]
+        dialogue.messages = [{"role": m.role, "content": m.text()} for m in asked]
         dialogue.tools = [tool.as_function() for tool in tools]
         dialogue.add_replies([m for m in messages if isinstance(m, OutsideMessage)])
         return super().render_prompt(messages, tools)

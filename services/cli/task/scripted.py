@@ -18,9 +18,10 @@ from agent_r1.config.run import Config
 from agent_r1.evaluation.config import ScriptedPolicyConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.envs import CallResult, ModelTurn, ToolEnv, load_env_class
-from agent_r1.rollout.parsing import ParsedCall, parse_turn
+from agent_r1.text.reading import ParsedCall, TurnReader
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1.tools.loading import load_tool
+from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.tools import ToolResult
@@ -45,7 +46,8 @@ class Stage:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._env_class = load_env_class(config.env.type, set(config.env.options))
-        self._scorer = Scorer(config.reward, config.env.answer_pattern)
+        self._reader = TurnReader.of(config.env.tool_format, config.env.answer_pattern)
+        self._scorer = Scorer(config.reward, self._reader)
         self._tools: dict[str, Tool] = {
             name: load_tool(name, tool) for name, tool in config.tools.items()
         }
@@ -83,7 +85,7 @@ class Stage:
         observations: Sequence[str] = ()
         for number in range(self._config.env.max_turns):
             text = policy.turn(observations)
-            read = parse_turn(text)
+            read = self._reader.read(text)
             context = CallContext(rollout_id, number, task.tool_context, timeout_s=60.0)
             results = [await self._call(call, context) for call in read.calls]
             calls = [
@@ -91,10 +93,11 @@ class Stage:
                 for r in results
             ]
             turns.append(ScoreTurn(text=text, num_calls=len(calls), calls=calls))
-            step = await env.step(ModelTurn(number, text, read.thought, read.answer), results)
+            turn = ModelTurn(number, text, read.thought, read.answer, read.said)
+            step = await env.step(turn, results)
             if step.done:
                 break
-            observations = step.observations
+            observations = list(map(shown_text, step.observations))
         return turns
 
     async def _call(self, call: ParsedCall, context: CallContext) -> CallResult:

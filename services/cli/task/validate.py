@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +23,12 @@ from agent_r1.config.packages import TOOLS, missing_packages_problem
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError, at_hand
 from agent_r1.learner.groups import total_reward
+from agent_r1.reward.components import NEEDS_ANSWERS
+from agent_r1.reward.config import RewardConfig
+from agent_r1.reward.math_forms import is_number
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.rollout.envs import load_env_class
+from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import ScoredTrajectory, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_service.exit_status import EXIT_FAILED
@@ -33,6 +39,7 @@ EMPTY_ANSWER = "<think></think><answer></answer>"
 """Leads a component to what it compares answers with."""
 SHOWN = 5
 """Most problems of one kind that are printed."""
+_PLACE = re.compile(r"(?::|, row )\d+$")
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ def data_looks(config: Config, tasks: Sequence[Line]) -> Iterator[Look]:
     """Yield what is found by reading: repeated questions, and what environment and reward need."""
     trained = sum(line.trains for line in tasks)
     found = f"{trained} to train on, {len(tasks) - trained} to evaluate with"
-    yield Look("tasks", found, list(_limited(repeated(tasks))))
+    notes = list(number_notes(config.reward, tasks))
+    yield Look("tasks", found, list(_limited(repeated(tasks))), notes)
     yield Look("environment", config.env.type, list(_limited(_env_problems(config, tasks))))
 
 
@@ -129,7 +137,7 @@ def repeated(tasks: Iterable[Line]) -> Iterator[str]:
     for line in tasks:
         question = json.dumps(
             [
-                [[m.role, " ".join(m.content.casefold().split())] for m in line.task.messages()],
+                [[m.role, " ".join(m.text().casefold().split())] for m in line.task.messages()],
                 line.task.payload,
                 line.task.tool_context,
             ],
@@ -142,6 +150,28 @@ def repeated(tasks: Iterable[Line]) -> Iterator[str]:
             yield f"{line} leaks: {earlier} trains on the same question; remove one of them"
         else:
             yield f"{line} repeats {earlier}; remove one of them"
+
+
+def number_notes(reward: RewardConfig, tasks: Iterable[Line]) -> Iterator[str]:
+    """Yield the files whose answers are mostly numbers, where the reward compares words."""
+    weights = {"exact_match": 1.0} if reward.rule == "paper" else reward.components
+    comparing = [name for name, weight in weights.items() if weight and name in NEEDS_ANSWERS]
+    files: dict[str, list[Line]] = defaultdict(list)
+    for line in tasks if comparing else ():
+        files[_PLACE.sub("", line.where)].append(line)
+    for file, lines_of_file in files.items():
+        numeric = [line for line in lines_of_file if _has_number(line.task)]
+        if 2 * len(numeric) >= len(lines_of_file):
+            yield (
+                f"{file}: the answers of {len(numeric)} of {len(lines_of_file)} tasks are numbers, "
+                f"which {' and '.join(comparing)} compares without points and signs: 35 equals "
+                '3.5, and 5 equals -5; use the component math_equal, with rule = "weighted"'
+            )
+
+
+def _has_number(task: Task) -> bool:
+    answers = task.payload.get("answers")
+    return isinstance(answers, list) and any(isinstance(a, str) and is_number(a) for a in answers)
 
 
 def _env_problems(config: Config, tasks: Iterable[Line]) -> Iterator[str]:
@@ -191,7 +221,10 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[L
             yield Look(f"tools.{name}", f"version {spec.version}: {name}({parameters})")
         yield _prompt_look(served, runner, tasks)
         # Not of language models, which would be asked about every line.
-        scorer = Scorer(served.reward.without_asking(), served.env.answer_pattern)
+        scorer = Scorer(
+            served.reward.without_asking(),
+            TurnReader.of(served.env.tool_format, served.env.answer_pattern),
+        )
         problems = [problem async for problem in _reward_problems(scorer, tasks)]
         yield Look("reward", ", ".join(served.reward.components), list(_limited(problems)))
         async for look in episode_looks(served, runner, tasks):

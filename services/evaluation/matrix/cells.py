@@ -41,7 +41,8 @@ class Cell(StrictMessage):
     candidates: int | None = None
     """Answers of a pool that were chosen from."""
     scores: dict[str, float] = {}
-    """Score of each question by its id, where cells are compared."""
+    """Score of each question by its id, so that cells can be paired; empty in cells of older
+    versions that were in no comparison."""
 
 
 def measure(
@@ -50,7 +51,6 @@ def measure(
     settings: Facts,
     *,
     candidates: int | None = None,
-    compared: bool = False,
 ) -> Cell:
     """Return the numbers of a cell.
 
@@ -59,7 +59,6 @@ def measure(
         family: of the data set.
         settings: of the cell.
         candidates: answers of a pool that each was chosen from.
-        compared: keep the score of every question.
 
     Raises:
         ValueError: no question was scored.
@@ -82,7 +81,7 @@ def measure(
         seconds=_rounded([a.seconds or 0.0 for a in scored]),
         scorer_tokens=_rounded(asked) if asked else None,
         candidates=candidates,
-        scores={a.id: a.components[family.component] for a in scored} if compared else {},
+        scores={a.id: a.components[family.component] for a in scored},
     )
 
 

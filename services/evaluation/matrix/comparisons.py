@@ -37,9 +37,15 @@ def compare(
             for way in (entry.first, entry.second)
             if way not in ways
         ],
+        "without_scores": [
+            f"{model}: {way}"
+            for model, ways in cells.items()
+            for way in (entry.first, entry.second)
+            if way in ways and not ways[way].scores
+        ],
         "reached": None,
     }
-    if found["missing"]:
+    if found["missing"] or found["without_scores"]:
         return found
     pairs = {model: (ways[entry.first], ways[entry.second]) for model, ways in cells.items()}
     for model, (first, second) in pairs.items():

@@ -17,8 +17,8 @@ from agent_r1_proto.tools import ToolSpec
 NATIVE, REACT, CODE_BLOCK = "native", "react", "code_block"
 """How a model writes calls: as its chat template has it, as ReAct's lines, as a fenced block."""
 TEXT_FORMATS = {
-    REACT: "agent_r1.rollout.tool_formats.react:ReactFormat",
-    CODE_BLOCK: "agent_r1.rollout.tool_formats.code_block:CodeBlockFormat",
+    REACT: "agent_r1.text.tool_formats.react:ReactFormat",
+    CODE_BLOCK: "agent_r1.text.tool_formats.code_block:CodeBlockFormat",
 }
 """`env.tool_format` of the ways that no chat template knows."""
 TEXT_ENV = "agent_r1.rollout.envs.text_env:TextEnv"

@@ -25,7 +25,8 @@ COMPARISON_COLUMNS = (
 COMPARED = (
     "The matrix file fixed these before the first run; nothing else on this page is tested. "
     "Differences are of exact match, question by question; a resample draws questions, each with "
-    "what all models made of it."
+    "what all models made of it. So an interval is about other questions for these same models: it "
+    "says nothing of models that were trained with other seeds."
 )
 EXTRA_TITLES = {"f1": "F1", "tests_passed": "tests passed"}
 
@@ -169,6 +170,12 @@ def _comparison(found: Mapping[str, Any]) -> str:
     )
     if found["missing"]:
         return f"{head}. Not run: {', '.join(found['missing'])}."
+    if found.get("without_scores"):  # a report of an older version has no such cell
+        return (
+            f"{head}. Not compared, because these cells are of an older version and keep no score "
+            f"of each question: {', '.join(found['without_scores'])}. Remove their files, and the "
+            "command asks them again."
+        )
     lines = [_row(COMPARISON_COLUMNS), _row(["---"] * len(COMPARISON_COLUMNS))]
     for row in found["rows"]:
         mean, low, high = row["difference"]
@@ -214,7 +221,19 @@ def _table(name: str, members: Sequence[Mapping[str, Any]]) -> str:
         shown.append(f"{cell['calls'][0]:.1f}")
         shown += [f"{cell['seconds'][0]:.2f}", f"{cell['n']}{failed}"]
         lines.append(_row(shown))
-    return "\n".join(lines)
+    return "\n".join([*lines, *_without_scores(members)])
+
+
+def _without_scores(members: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the ways whose cells are too old to be paired with others."""
+    old = [cell["decode"] for cell in members if not cell["missing"] and not cell.get("scores")]
+    if not old:
+        return []
+    return [
+        "",
+        f"Cells of an older version keep no score of each question: {', '.join(dict.fromkeys(old))}"
+        ". Their differences from others cannot be paired, so they have no interval here.",
+    ]
 
 
 def points_of(cells: Mapping[CellKey, Cell | str]) -> list[Point]:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
+from agent_r1.evaluation.statistics import MAX_FLIPPED
 from agent_r1_service.config import StrictConfig
 
 Baseline = Literal["naive_rag", "base_tool_call"]
@@ -107,4 +108,17 @@ class TableFile(StrictConfig):
                         f"contrasts names {name!r}, and the trained methods are {sorted(trained)}; "
                         "name one of them"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _check_contrasts(self) -> Self:
+        seeds = {method.name: {*(method.seeds or self.seeds)} for method in self.methods}
+        for contrast in self.contrasts:
+            shared = len(seeds[contrast.first] & seeds[contrast.second])
+            if shared > MAX_FLIPPED:
+                raise ValueError(
+                    f"contrasts compares {contrast.first!r} and {contrast.second!r} over {shared} "
+                    f"seeds, and the exact sign-flip test takes at most {MAX_FLIPPED}; give one of "
+                    "them fewer seeds"
+                )
         return self

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from agent_r1.evaluation.statistics import holm, sign_flip_exact
-from agent_r1.evaluation.table.run import SeedScores
+from agent_r1.evaluation.table.run import Scores, SeedScores
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,15 @@ def seed_differences(
 ) -> list[float]:
     """Return the mean score of second minus first over some sets, by seed."""
     means = [
-        {run.seed: fmean(fmean(run.scores[name]) for name in sets) for run in runs}
+        {run.seed: fmean(_mean(run.scores[name]) for name in sets) for run in runs}
         for runs in (first, second)
     ]
     shared = [seed for seed in means[0] if seed in means[1]]
     return [means[1][seed] - means[0][seed] for seed in shared]
+
+
+def _mean(scores: Scores) -> float:
+    return fmean(score for score in scores if score is not None)
 
 
 def judge_contrasts(pairs: Sequence[tuple[str, str, str, list[float]]]) -> list[Contrast]:

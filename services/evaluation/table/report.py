@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,13 @@ from typing import Any, get_args
 from pydantic import JsonValue
 
 from agent_r1.evaluation.answers import write_json
-from agent_r1.evaluation.statistics import LEVEL, RESAMPLES, SEED, Estimate
+from agent_r1.evaluation.statistics import (
+    LEVEL,
+    RESAMPLES,
+    SEED,
+    Estimate,
+    least_sign_flip_p,
+)
 from agent_r1.evaluation.table import paper
 from agent_r1.evaluation.table.chart import line_chart
 from agent_r1.evaluation.table.config import EXACT_MATCH, ContrastConfig, Part, measure_title
@@ -27,6 +34,7 @@ from agent_r1.evaluation.table.run import (
     estimate_row,
     goal_sentences,
     interval,
+    listed,
     mean_curve,
     share,
 )
@@ -34,6 +42,9 @@ from agent_r1_service.files.writing import write_atomically
 
 HEADINGS: dict[Part, str] = {"methods": "Methods", "ablation": "Ablation of the masks"}
 NOT_RUN = "not run"
+METHOD = "percentile bootstrap over seeds, and over questions that all seeds and rows share"
+TOO_NARROW = "percentile bootstrap over seeds, then questions within each"
+"""The method of older versions: with S seeds, intervals are up to sqrt(S) times too narrow."""
 NOT_KNOWN = (
     "The table file does not say which choices, such as the learning rate, were made while looking "
     "at these questions (`chosen_on`); scores on questions that influenced choices are too high."
@@ -133,7 +144,7 @@ def record(results: Results, pictures: Mapping[str, str]) -> dict[str, Any]:
         ],
         "estimates": [_estimates(row, found, results) for row, found in rows],
         "interval": {
-            "method": "percentile bootstrap over seeds, then questions within each",
+            "method": METHOD,
             "level": LEVEL,
             "resamples": RESAMPLES,
             "seed": SEED,
@@ -186,7 +197,7 @@ def _mean_over_sets(runs: Sequence[Mapping[str, float]], results: Results) -> fl
 
 
 def _scores(row: Row, run: SeedScores, name: str) -> dict[str, Any]:
-    scores = run.scores[name]
+    scores = [score for score in run.scores[name] if score is not None]
     return {
         "method": row.method,
         "table": row.table,
@@ -197,6 +208,8 @@ def _scores(row: Row, run: SeedScores, name: str) -> dict[str, Any]:
         "calls": run.calls.get(name),
         "n": len(scores),
         "failed": run.failed.get(name, 0),
+        # A cell of an older version leaves out what failed, so its list is shorter.
+        "failed_known": run.scores[name].count(None) >= run.failed.get(name, 0),
         "wall_s": None if run.wall_s is None else round(run.wall_s, 1),
     }
 
@@ -215,8 +228,8 @@ def report(found: Mapping[str, Any]) -> str:
         if part in found["pictures"]:
             shown = f"{_capital(found)} in the training rollouts per step, mean over seeds"
             blocks.append(f"![{shown}]({found['pictures'][part]})")
-    if found["goals"]:
-        blocks += ["## What the numbers say", "\n".join(f"- {goal}" for goal in found["goals"])]
+    if said := [*found["goals"], *_least_p(_nums_seeds(found))]:
+        blocks += ["## What the numbers say", "\n".join(f"- {sentence}" for sentence in said)]
     blocks += _contrasts(found)
     # A table written by an older version has none.
     blocks += ["## Remarks", found["remarks"]] if found.get("remarks") else []
@@ -273,6 +286,8 @@ def _contrasts(found: Mapping[str, Any]) -> list[str]:
         "p is that of the exact sign-flip test over seeds (two-sided), and its last column is "
         "adjusted for the number of contrasts by Holm's procedure."
     )
+    tested = {n for contrast in found["contrasts"] if (n := len(contrast["differences"]))}
+    text = " ".join([text, *_least_p(tested)])
     return ["## Contrasts", text, "\n".join(lines), *_not_told_apart(found["contrasts"])]
 
 
@@ -290,12 +305,64 @@ def _not_told_apart(contrasts: Sequence[Mapping[str, Any]]) -> list[str]:
 def _opening(found: Mapping[str, Any]) -> str:
     seeds = ", ".join(map(str, found["seeds"])) or "none"
     bootstrap = found["interval"]
-    return (
+    drawn = (
+        "each resample draws seeds, and questions once for all seeds and rows, so the interval is "
+        "about other seeds and other questions; that of one seed is about other questions only"
+    )
+    if bootstrap["method"] == TOO_NARROW:
+        drawn = "over seeds and over the questions within each"
+    text = (
         f"Written by `agent-r1 table`. {_capital(found)} on held-out questions; in brackets a "
         f"{bootstrap['level'] * 100:.0f} % interval (percentile bootstrap, "
-        f"{bootstrap['resamples']:,} resamples, over seeds and over the questions within each). "
+        f"{bootstrap['resamples']:,} resamples: {drawn}). "
         f"Seeds: {seeds}; baselines do not depend on the seed and have one run. {found['budget']}"
     )
+    return " ".join([text, *_too_narrow(found)])
+
+
+def _nums_seeds(found: Mapping[str, Any]) -> set[int]:
+    """Return the numbers of seeds that trained rows have."""
+    seeds = {(row["method"], row["seed"]) for row in found["rows"] if row["seed"] is not None}
+    return {*Counter(method for method, _ in seeds).values()}
+
+
+def _least_p(nums_seeds: set[int]) -> list[str]:
+    """Say how small a p-value over seeds can be, and where that tells nothing apart."""
+    if not nums_seeds:
+        return []
+    least = {number: least_sign_flip_p(number) for number in sorted(nums_seeds)}
+    each = [f"{_power(p)} with {_seeds(number)}" for number, p in least.items()]
+    text = f"The exact sign-flip test over n seeds has no p-value below 2^(1-n): {listed(each)}"
+    few = [_seeds(number) for number, p in least.items() if p > 1 - LEVEL]
+    if few:
+        text += (
+            f". So no difference over {listed(few)} is significant at {1 - LEVEL:.2f}, whatever "
+            "its interval"
+        )
+    return [f"{text}."]
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed{'' if number == 1 else 's'}"
+
+
+def _power(p: float) -> str:
+    """Render a power of one half with two digits that count: `.25`, `.0078`."""
+    text = f"{p:.2g}"
+    return text[1:] if text.startswith("0.") else text
+
+
+def _too_narrow(found: Mapping[str, Any]) -> list[str]:
+    """Warn of the intervals of an older version, which kept no answers to mend them with."""
+    most = max(_nums_seeds(found), default=1)
+    if found["interval"]["method"] != TOO_NARROW or most == 1:
+        return []
+    return [
+        "**These intervals are too narrow.** An older version of the command drew questions anew "
+        "for each seed, although all seeds answered the same ones. The right intervals need the "
+        f"answers, which this page does not have; with {most} seeds they are up to "
+        f"{most**0.5:.1f} times as wide."
+    ]
 
 
 def _chosen(found: Mapping[str, Any]) -> str:
@@ -364,8 +431,17 @@ def _failed(rows: Sequence[Mapping[str, Any]], members: Sequence[Mapping[str, An
     for row in rows:
         seed = "" if row["seed"] is None else f" seed {row['seed']}"
         if row["failed"]:
-            parts.append(f"{titles[row['method']]}{seed}: {row['failed']} of {row['set']}")
-    return [f"Questions that failed, and count in no mean: {'; '.join(parts)}."] if parts else []
+            which = "" if row.get("failed_known", True) else " (the cell does not say which)"
+            parts.append(f"{titles[row['method']]}{seed}: {row['failed']} of {row['set']}{which}")
+    if not parts:
+        return []
+    text = f"Questions that failed, and count in no mean: {'; '.join(parts)}."
+    if not all(row.get("failed_known", True) for row in rows):
+        text += (
+            " Where a cell does not say which, its later answers are paired with other questions, "
+            "and intervals may be too narrow."
+        )
+    return [text]
 
 
 def _cells(member: Mapping[str, Any], sets: Sequence[str]) -> list[str]:

@@ -17,10 +17,10 @@ from pydantic import JsonValue
 
 from agent_r1.evaluation.statistics import (
     LEVEL,
-    MAX_DRAWS,
     RESAMPLES,
     SEED,
     Estimate,
+    crossed_means,
     percentile_interval,
 )
 from agent_r1.evaluation.table.config import Part
@@ -28,6 +28,10 @@ from agent_r1.evaluation.table.config import Part
 NEVER_RIGHT = 0.01
 """A set on which every row has a lower mean is said to tell nothing."""
 MASKS = ("learner.advantage_mask", "learner.loss_mask")
+Scores = Sequence[float | None]
+"""[N] one value a question, in the order of the set's file; None where it failed."""
+Means = npt.NDArray[np.float64]
+"""[R] one mean a resample."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,8 @@ class SeedScores:
 
     seed: int | None
     """None for a baseline: nothing in it is drawn."""
-    scores: Mapping[str, Sequence[float]]
-    """[N] the table's measure of every question that was scored, by set."""
+    scores: Mapping[str, Scores]
+    """The table's measure of every question, by set."""
     f1: Mapping[str, float] = field(default_factory=dict)
     """Mean F1 of the same questions, by set; of none where the task has no F1."""
     calls: Mapping[str, float] = field(default_factory=dict)
@@ -69,12 +73,14 @@ class Row:
 
 
 def bootstrap_seeds(
-    values: Sequence[Sequence[Sequence[float]]], *, level: float = LEVEL, seed: int = SEED
+    values: Sequence[Sequence[Scores]], *, level: float = LEVEL, seed: int = SEED
 ) -> Estimate:
-    """Estimate a mean over seeds and sets, with the interval of a two-stage bootstrap.
+    """Estimate a mean over seeds and sets, with a bootstrap interval over seeds and questions.
 
-    Each resample draws S seeds with replacement, and within each drawn seed, from every set, as
-    many questions as it has. A seed weighs the same as another, and so does a set.
+    The interval is about other questions of the same kind, answered by runs with other seeds. Each
+    resample draws S seeds with replacement and, once for all seeds, as many questions of every set
+    as it has: all seeds answer the same questions. A seed weighs the same as another, and so does
+    a set. One seed tells nothing of others: its interval is about other questions only.
 
     Args:
         values: per set, per seed, one value a question; every set has the same S seeds.
@@ -87,40 +93,58 @@ def bootstrap_seeds(
     Raises:
         ValueError: there is no set, no seed or no question, or the sets differ in their seeds.
 
-    Source: Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8.
+    Source: Owen, The pigeonhole bootstrap, Annals of Applied Statistics 1 (2007).
     """
     num_seeds = {len(of_set) for of_set in values}
     if len(num_seeds) != 1 or num_seeds == {0}:
         raise ValueError(f"the sets have {sorted(num_seeds)} seeds; give every set the same, >= 1")
-    if not all(len(answers) for of_set in values for answers in of_set):
+    scores = [score_array(of_set) for of_set in values]
+    mean = float(np.mean([_mean(of_set) for of_set in scores]))
+    means_R = resampled_means(scores, range(num_seeds.pop()), seed=seed)
+    return percentile_interval(mean, np.mean(means_R, axis=0), level)
+
+
+def score_array(values_S: Sequence[Scores]) -> npt.NDArray[np.float64]:
+    """Return the scores of one set as [S, N]; NaN where a question failed.
+
+    Raises:
+        ValueError: a seed has no question.
+    """
+    if not all(any(value is not None for value in scores) for scores in values_S):
         raise ValueError("a seed has no question of a set; an interval needs at least one")
-    mean = float(np.mean([np.mean([np.mean(a) for a in of_set]) for of_set in values]))
-    rng = np.random.default_rng(seed)
-    drawn_RS = rng.integers(0, num_seeds.pop(), size=(RESAMPLES, len(values[0])))
-    means_R = np.mean([_resampled(of_set, drawn_RS, rng) for of_set in values], axis=0)
-    return percentile_interval(mean, means_R, level)
+    # A run of an older version left out what failed, so its list is shorter.
+    scores_SN = np.full((len(values_S), max(map(len, values_S))), np.nan)
+    for row, scores in zip(scores_SN, values_S, strict=True):
+        row[: len(scores)] = [np.nan if value is None else value for value in scores]
+    return scores_SN
 
 
-def _resampled(
-    values_SN: Sequence[Sequence[float]], drawn_RS: npt.NDArray[np.int64], rng: np.random.Generator
-) -> npt.NDArray[np.float64]:
-    """Return [R] means of one set, over the drawn seeds and questions drawn within each."""
-    sizes = np.array([len(answers) for answers in values_SN])
-    padded = np.zeros((len(values_SN), sizes.max()))
-    for row, answers in zip(padded, values_SN, strict=True):
-        row[: len(answers)] = answers
-    means_R = np.zeros(len(drawn_RS))
-    rows = max(1, MAX_DRAWS // int(sizes.max()))
-    for start in range(0, len(drawn_RS), rows):
-        part = slice(start, start + rows)
-        for seed_R in drawn_RS[part].T:
-            size_R = sizes[seed_R][:, None]
-            index = (rng.random((len(seed_R), padded.shape[1])) * size_R).astype(np.intp)
-            # A seed in which questions failed has fewer of them.
-            counted = np.arange(padded.shape[1]) < size_R
-            answers = np.where(counted, padded[seed_R[:, None], index], 0.0)
-            means_R[part] += answers.sum(axis=1) / size_R[:, 0]
-    return means_R / drawn_RS.shape[1]
+def _mean(scores_SN: npt.NDArray[np.float64]) -> float:
+    return float(np.mean(np.nanmean(scores_SN, axis=1)))
+
+
+def resampled_means(
+    scores: Sequence[npt.NDArray[np.float64]], seeds: Sequence[int | None], *, seed: int = SEED
+) -> list[Means]:
+    """Return the resampled means of each set.
+
+    The draws depend on nothing but the place of a set, its number of questions and the seeds. So
+    all rows of a table meet the same questions in each resample, and rows with the same seeds the
+    same seeds: differences between rows are paired.
+
+    Args:
+        scores: [S, N] per set.
+        seeds: S values of `run.seed`; None for a baseline.
+        seed: of the draws.
+    """
+    names = [(name or 0) % 2**64 for name in seeds]  # seeds may be negative, and a key may not
+    drawn_RS = np.random.default_rng([seed, 0, *names]).integers(
+        0, len(names), size=(RESAMPLES, len(names))
+    )
+    return [
+        crossed_means(of_set, drawn_RS, np.random.default_rng([seed, place, of_set.shape[1]]))
+        for place, of_set in enumerate(scores, start=1)
+    ]
 
 
 @dataclass(frozen=True)
@@ -130,6 +154,24 @@ class RowEstimates:
     sets: Mapping[str, Estimate]
     average: Estimate
     """Over the sets whose kind of question was trained on."""
+    resampled: Mapping[str, Means] = field(repr=False)
+    """The resampled means of each set; resample i has the same questions in every row."""
+    resampled_average: Means = field(repr=False)
+
+    def above(self, other: RowEstimates, name: str | None = None) -> Estimate:
+        """Estimate by how much this row is above another one, question by question.
+
+        Args:
+            other: of the same table.
+            name: the set; None takes the average.
+        """
+        if name is None:
+            mean = self.average.mean - other.average.mean
+            apart_R = self.resampled_average - other.resampled_average
+        else:
+            mean = self.sets[name].mean - other.sets[name].mean
+            apart_R = self.resampled[name] - other.resampled[name]
+        return percentile_interval(mean, apart_R, LEVEL)
 
 
 def estimate_row(
@@ -138,10 +180,18 @@ def estimate_row(
     """Estimate the mean score of a row; None where it has not been run."""
     if not row.runs:
         return None
-    values = {name: [list(run.scores[name]) for run in row.runs] for name in sets}
+    scores = {name: score_array([run.scores[name] for run in row.runs]) for name in sets}
+    means = {name: _mean(of_set) for name, of_set in scores.items()}
+    drawn = resampled_means(list(scores.values()), [run.seed for run in row.runs])
+    means_R = dict(zip(sets, drawn, strict=True))
+    averaged = in_domain or sets
+    averages_R = np.mean([means_R[name] for name in averaged], axis=0)
+    average = float(np.mean([means[name] for name in averaged]))
     return RowEstimates(
-        sets={name: bootstrap_seeds([values[name]]) for name in sets},
-        average=bootstrap_seeds([values[name] for name in in_domain or sets]),
+        sets={name: percentile_interval(means[name], means_R[name], LEVEL) for name in sets},
+        average=percentile_interval(average, averages_R, LEVEL),
+        resampled=means_R,
+        resampled_average=averages_R,
     )
 
 
@@ -170,15 +220,15 @@ def _baseline_goal(rows: Estimated, in_domain: Sequence[str]) -> list[str]:
         return []
     question = (
         f"Does every trained row beat {listed([row.title for row, _ in baselines])} on "
-        f"{listed(in_domain)}, with intervals that do not overlap? "
+        f"{listed(in_domain)}, by a difference whose interval is above 0? "
     )
     exceptions = [
-        f"{row.title} against {other.title} on {name} ({interval(found.sets[name])} and "
-        f"{interval(least.sets[name])})"
+        f"{row.title} against {other.title} on {name} ({share(found.sets[name].mean)} and "
+        f"{share(least.sets[name].mean)}, difference {signed(above)})"
         for row, found in trained
         for other, least in baselines
         for name in in_domain
-        if found.sets[name].low <= least.sets[name].high
+        if (above := found.above(least, name)).low <= 0
     ]
     missing = [row.title for row, found in rows if row.table == "methods" and found is None]
     note = f" Not run: {', '.join(missing)}." if missing else ""
@@ -204,13 +254,12 @@ def _mask_goals(rows: Estimated) -> list[str]:
         )
         if full is None or found is None or full[1] is None:
             continue
-        with_masks, without = full[1].average, found.average
-        apart = with_masks.low > without.high or without.low > with_masks.high
+        difference = full[1].above(found)
+        apart = difference.low > 0 or difference.high < 0
         sentences.append(
-            f"{full[0].title} against {row.title}, average: "
-            f"{with_masks.mean:.3f} against {without.mean:.3f}, difference "
-            f"{with_masks.mean - without.mean:+.3f}; the intervals "
-            f"{'do not overlap' if apart else 'overlap'}."
+            f"{full[0].title} against {row.title}, average: {full[1].average.mean:.3f} against "
+            f"{found.average.mean:.3f}, difference {signed(difference)}; the interval "
+            f"{'does not hold' if apart else 'holds'} 0."
         )
     return sentences
 
@@ -220,21 +269,26 @@ def _without_masks(row: Row) -> dict[str, JsonValue]:
 
 
 def _best(rows: Estimated) -> list[str]:
-    """Name the best row where its interval is above every other's, else those that may be it."""
-    found = [(row, e.average) for row, e in rows if row.table == "methods" and e is not None]
+    """Name the best row where it is above every other one, else those that may be it."""
+    found = [(row, e) for row, e in rows if row.table == "methods" and e is not None]
     if len(found) < 2:
         return []
-    best_row, best = max(found, key=lambda pair: pair[1].mean)
-    close = [(row, average) for row, average in found if average.high >= best.low]
-    if len(close) == 1:
+    best_row, best = max(found, key=lambda pair: pair[1].average.mean)
+    above = [(row, best.above(e)) for row, e in found if row is not best_row]
+    close = [row for row, difference in above if difference.low <= 0]
+    if not close:
+        nearest, least = min(above, key=lambda pair: pair[1].mean)
         return [
-            f"The highest average is that of {best_row.title}, {interval(best)}; no other interval "
-            "reaches it."
+            f"The highest average is that of {best_row.title}, {interval(best.average)}; the "
+            "interval of its difference from every other row is above 0. From the next one, "
+            f"{nearest.title}, it differs by {signed(least)}."
         ]
-    means = [average.mean for _, average in close]
+    among = [(row, e.average.mean) for row, e in found if row is best_row or row in close]
+    means = [mean for _, mean in among]
     return [
-        f"No row is clearly the best: the averages of {', '.join(row.title for row, _ in close)} "
-        f"are from {share(min(means))} to {share(max(means))}, and their intervals overlap."
+        f"No row is clearly the best: the averages of {', '.join(row.title for row, _ in among)} "
+        f"are from {share(min(means))} to {share(max(means))}, and their differences from the "
+        "highest have intervals that hold 0."
     ]
 
 
@@ -272,6 +326,11 @@ def listed(names: Sequence[str]) -> str:
 def interval(estimate: Estimate) -> str:
     """Render an estimate as `.954 [.930, .972]`."""
     return f"{share(estimate.mean)} [{share(estimate.low)}, {share(estimate.high)}]"
+
+
+def signed(difference: Estimate) -> str:
+    """Render a difference as `+0.020 [-0.004, +0.043]`."""
+    return f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
 
 
 def share(value: float) -> str:

@@ -96,6 +96,21 @@ def is_zero_without_advantage(name: str) -> bool:
     return getattr(find_policy_loss(name), "zero_without_advantage", False) is True
 
 
+def check_equal_groups(policy_loss: str) -> None:
+    """Check that groups of equal rewards, whose advantages are 0, teach a policy loss nothing.
+
+    Raises:
+        ValueError: it may have a gradient there, or is not to be had, as in `find_policy_loss`.
+    """
+    if not is_zero_without_advantage(policy_loss):
+        raise ValueError(
+            "learner.drop_equal_groups = true leaves out groups whose advantages are all 0, and "
+            f'learner.policy_loss ("{policy_loss}") does not say that it has no gradient there; '
+            "set the function's attribute zero_without_advantage = True if it has none, or set "
+            "drop_equal_groups = false"
+        )
+
+
 def is_per_token(name: str) -> bool:
     """Whether a policy loss looks at each token by itself, and so never at a whole trajectory.
 

@@ -145,6 +145,16 @@ class LossSpec:
     None is those taken so far."""
 
 
+@dataclass(frozen=True)
+class Predictions:
+    """How the policy predicts the trained tokens of one sample, in nats; 0.0 elsewhere."""
+
+    logprobs: FloatArray
+    """[T] log-probability of each token, under all before it."""
+    entropies: FloatArray
+    """[T] entropy of the distribution that each token was drawn from."""
+
+
 class PolicyEngine(Protocol):
     """The policy and its optimizer, over one or more ranks; every call is blocking.
 
@@ -196,6 +206,10 @@ class PolicyEngine(Protocol):
             samples: scored where loss_mask is True, at their own temperature.
             model: "reference" is the configured model, and needs an engine made with it.
         """
+        ...
+
+    def predictions(self, samples: Sequence[TrainSample]) -> list[Predictions]:
+        """Return [S] the policy's log-probabilities and entropies, as `token_logprobs` asks."""
         ...
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:

@@ -16,7 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from agent_r1.learner.engine import checkpoint as checkpoint_io
-from agent_r1.learner.engine.interface import FloatArray, LossSpec, Model, PolicyEngine, TrainSample
+from agent_r1.learner.engine.interface import (
+    FloatArray,
+    LossSpec,
+    Model,
+    PolicyEngine,
+    Predictions,
+    TrainSample,
+)
 from agent_r1.learner.engine.layout import build_microbatch, build_value_batch, value_mask
 from agent_r1.learner.engine.lora import export_adapter
 from agent_r1.learner.engine.microbatches import (
@@ -148,16 +155,29 @@ class DeepSpeedPolicyEngine(PolicyEngine):
     ) -> list[FloatArray]:
         if model == "reference" and not self._setup.with_reference:
             raise ValueError("the reference was asked of an engine that was made without one")
+        return self._scores(samples, model)[0]
+
+    def predictions(self, samples: Sequence[TrainSample]) -> list[Predictions]:
+        return [
+            Predictions(*of_one) for of_one in zip(*self._scores(samples, "policy"), strict=True)
+        ]
+
+    def _scores(self, samples: Sequence[TrainSample], model: Model) -> list[list[FloatArray]]:
+        """Return [2][S][T] log-probabilities and entropies of the trained tokens, 0.0 elsewhere."""
         if not samples:
-            return []
+            return [[], []]
         batch, layout = SegmentBatch(samples), self._config.layout
         cut = [
             [build_microbatch(batch.segments, indices, layout=layout) for indices in share]
             for share in cut_evenly(batch.segments, range(len(batch.segments)), self._config)
         ]
         orders: list[tuple[Model, list[MicroBatch]]] = [(model, batches) for batches in cut]
-        flat = self._group.call("score", orders)
-        return batch.join(scatter_back(cut, flat, [s.loss_mask for s in batch.segments]))
+        scores = self._group.call("score", orders)
+        masks = [segment.loss_mask for segment in batch.segments]
+        return [
+            batch.join(scatter_back(cut, [[pair[row] for pair in rank] for rank in scores], masks))
+            for row in range(2)
+        ]
 
     def token_values(self, samples: Sequence[TrainSample]) -> list[FloatArray]:
         batch, layout = SegmentBatch(samples), self._config.layout

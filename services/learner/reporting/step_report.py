@@ -81,6 +81,7 @@ def _push_metrics(push: PushReport | None) -> dict[str, float]:
         "push/pause_s": push.pause_s,
         "push/write_s": push.write_s,
         "push/fetch_s": push.fetch_s,
+        "push/canary_s": push.predict_s + push.score_s,
         "push/servers": float(push.servers),
         "push/size_bytes": float(push.size_bytes),
         "push/bytes_sent": float(push.bytes_sent),

@@ -1,21 +1,24 @@
 """Readable trajectories: step_report.py, evaluation.py --ScoredTrajectory--> a JSON object a line.
 
 `agent-r1 show` reads these files. Sampled text and tool text stay apart: a turn's `text` is what
-the policy sampled, a call's `text` what the tool answered.
+the policy sampled, a call's `text` what the tool answered; `replies`, where it is not null, is what
+the model read of that.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from agent_r1.learner.groups import process_reward
-from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.trajectory import ToolCallRecord, Turn
+from agent_r1_proto.messages import Message
+from agent_r1_proto.parts import shown_text
+from agent_r1_proto.rewards import ScoreCall, ScoredTrajectory, ScoreTurn
+from agent_r1_proto.trajectory import Reply, ToolCallRecord, Turn
 
 
 def mask_spans(mask: npt.NDArray[np.bool_]) -> list[list[int]]:
@@ -52,7 +55,30 @@ def _turn(turn: Turn) -> dict[str, Any]:
         "calls": [_call(call) for call in turn.calls],
         "process_reward": turn.process_reward,
         "state_key": turn.state_key,
+        "well_formed": turn.well_formed,
+        "thought": turn.thought,
+        "said": turn.said,
+        "answer": turn.answer,
+        "replies": None if turn.replies is None else list(map(_reply, turn.replies)),
+        "data": turn.data,
     }
+
+
+def _reply(reply: Reply) -> dict[str, Any]:
+    return {"role": reply.role, "content": shown_text(reply.parts), "call": reply.call}
+
+
+def score_turn(stored: Mapping[str, Any]) -> ScoreTurn:
+    """Return a stored turn as reward components see it; old ones do not say what they are."""
+    calls = [_of(ScoreCall, call) for call in stored["calls"]]
+    return ScoreTurn.model_validate(
+        _of(ScoreTurn, stored) | {"calls": calls, "num_calls": len(calls)}
+    )
+
+
+def _of(message: type[Message], stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is stored of a message's fields."""
+    return {name: stored[name] for name in message.model_fields if name in stored}
 
 
 def readable(
@@ -94,6 +120,7 @@ def readable(
         "token_digest": hashlib.blake2b(trajectory.token_ids.tobytes(), digest_size=8).hexdigest(),
         "prompt_length": trajectory.prompt_length,
         "segment_starts": trajectory.segment_starts,
+        "lineages": [lineage.model_dump() for lineage in trajectory.lineages],
         "mask_spans": mask_spans(trajectory.action_mask),
         "temperature": trajectory.temperature,
         "seed": trajectory.seed,

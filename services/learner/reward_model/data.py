@@ -11,31 +11,25 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import TrainSample
+from agent_r1.learner.reporting.trajectory_log import score_turn
 from agent_r1.learner.sft.data import SftData
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
-from agent_r1_proto.rewards import Reward
+from agent_r1.text.reading import TurnReader
+from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_service.files.run_folder import TRAJECTORIES_DIR
-from agent_r1_service.verdicts import BAD, GOOD, VerdictTurn, verdict_dialogue
+from agent_r1_service.verdicts import BAD, GOOD, verdict_dialogue
 
 TOTAL = "total"
-
-
-class _Call(BaseModel):
-    text: str
-    status: str
-
-
-class _Turn(BaseModel):
-    text: str
-    calls: list[_Call]
+_READER = TurnReader()
+"""Reads turns of older versions, of which only the thoughts matter here."""
 
 
 class _Record(BaseModel):
@@ -44,7 +38,7 @@ class _Record(BaseModel):
     task_id: str
     status: str
     prompt: list[ChatMessage]
-    turns: list[_Turn]
+    turns: list[Annotated[ScoreTurn, BeforeValidator(score_turn)]]
     reward: Reward | None
 
 
@@ -55,7 +49,7 @@ class JudgedEpisode:
     task_id: str
     status: str
     prompt: list[ChatMessage]
-    turns: list[VerdictTurn]
+    turns: list[ScoreTurn]
     statuses: list[str]
     """Of every call."""
     label: float
@@ -180,7 +174,7 @@ def _episode(record: _Record, label: str) -> JudgedEpisode | None:
         task_id=record.task_id,
         status=record.status,
         prompt=record.prompt,
-        turns=[VerdictTurn(turn.text, [c.text for c in turn.calls]) for turn in record.turns],
+        turns=_READER.read_request(ScoreRequest(payload={}, turns=record.turns)).turns,
         statuses=[call.status for turn in record.turns for call in turn.calls],
         label=value,
     )

@@ -15,6 +15,8 @@ import numpy.typing as npt
 
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.reward_model.data import JudgedEpisode, VerdictEncoder
+from agent_r1_proto.parts import shown_text
+from agent_r1_proto.rewards import ScoreTurn
 from agent_r1_service.verdicts import BAD, GOOD
 
 Floats = npt.NDArray[np.float64]
@@ -139,13 +141,17 @@ def calibration_error(scores: Floats, labels: Floats) -> float | None:
     return float(np.sum(errors) / len(scores))
 
 
+def _shown(turn: ScoreTurn) -> list[str]:
+    return [shown_text(reply.content) for reply in turn.shown()]
+
+
 def _features(episodes: Sequence[JudgedEpisode]) -> Floats:
     """Return [N, 6] a constant, and what can be seen without reading."""
     rows = [
         (
             1.0,
             np.log1p(sum(len(turn.text) for turn in episode.turns)),
-            np.log1p(sum(len(text) for turn in episode.turns for text in turn.results)),
+            np.log1p(sum(len(text) for turn in episode.turns for text in _shown(turn))),
             len(episode.turns),
             len(episode.statuses),
             sum(status == "ok" for status in episode.statuses),

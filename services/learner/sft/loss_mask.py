@@ -7,10 +7,15 @@ The template renders one message more at a time. What an assistant message adds,
 end-of-turn token, is said by the policy; everything else is given to it. Each stretch is tokenized
 apart, and so is the text of each message between two turns, exactly as a rollout puts a trajectory
 together, so the warm start trains on the token boundaries that reinforcement learning will meet.
+
+No message and no tool becomes a control token: where one has the text of such a token, a word that
+nothing else has is put into it, and what is rendered is encoded in pieces without that word.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +26,15 @@ import numpy.typing as npt
 from transformers import AutoTokenizer, GenerationConfig
 
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_service.control_tokens import MARKUP, control_pattern, spell_out
+from agent_r1_service.control_tokens import (
+    MARKUP,
+    control_pattern,
+    map_texts,
+    spell_out,
+    unused_word,
+)
+
+_CUT = "Cut-7f3a"
 
 
 @dataclass(frozen=True)
@@ -63,11 +76,23 @@ class DialogueEncoder:
         self._backend = self._tokenizer.backend_tokenizer
         self._kwargs = dict(template_kwargs or {})
         self._ends = self._end_of_turn_texts(model_path)
-        self._control = control_pattern(
-            token.content
-            for token in self._tokenizer.added_tokens_decoder.values()
-            if token.special or MARKUP.match(token.content)
-        )
+        self._cut = _CUT
+        added = self._tokenizer.added_tokens_decoder.values()
+        control = [t.content for t in added if t.special or MARKUP.match(t.content)]
+        self._control = control_pattern(control)
+        self._between = control_pattern({*self._between_turns(control), *self._ends})
+
+    def _between_turns(self, control: Sequence[str]) -> set[str]:
+        """Return the control tokens that no turn and no instruction holds.
+
+        Others may be tags of calls, of a format that is not known here.
+        """
+        question = [ChatMessage(role="user", content="x")]
+        named = [t for t in self._tokenizer.special_tokens_map.values() if isinstance(t, str)]
+        shown = "\n".join([*self._ends, *named])
+        with contextlib.suppress(ValueError):  # the dialogue will say what the template refuses
+            shown += self._render(question, None, prompt=False)
+        return {token for token in control if token in shown}
 
     def _end_of_turn_texts(self, model_path: str) -> list[str]:
         """Return the tokens at which the policy stops, as text."""
@@ -100,6 +125,10 @@ class DialogueEncoder:
             raise ValueError(
                 "the dialogue must end with an assistant message; drop what follows the last one"
             )
+        texts = [*(message.text() for message in messages), json.dumps(tools)]
+        self._cut = unused_word(_CUT, texts)
+        messages = [self._cut_message(message) for message in messages]
+        tools = map_texts(list(tools), self._cut_outside) if tools else None
         token_ids: list[int] = []
         mask: list[bool] = []
         consumed = ""
@@ -134,7 +163,7 @@ class DialogueEncoder:
 
         try:
             return self._tokenizer.apply_chat_template(
-                [{"role": message.role, "content": message.content} for message in messages],
+                [{"role": message.role, "content": message.text()} for message in messages],
                 tools=list(tools) if tools else None,
                 add_generation_prompt=prompt,
                 tokenize=False,
@@ -147,17 +176,37 @@ class DialogueEncoder:
             ) from exc
 
     def _through_end_of_turn(self, turn: str) -> str:
-        """Cut a rendered turn after its end-of-turn token."""
-        ends = [turn.rfind(end) + len(end) for end in self._ends if end in turn]
+        """Cut a rendered turn after its end-of-turn token: the first, which nothing in it can be.
+
+        A template may write another one behind a turn that no message follows.
+        """
+        ends = [turn.find(end) + len(end) for end in self._ends if end in turn]
         if not ends:
             raise ValueError(
                 f"the chat template ends an assistant turn with {turn[-20:]!r}, which holds none "
                 f"of the model's end-of-turn tokens {self._ends}; list that token under "
                 "eos_token_id in the model's generation_config.json"
             )
-        return turn[: max(ends)]
+        return turn[: min(ends)]
+
+    def _cut_message(self, message: ChatMessage) -> ChatMessage:
+        """Return a message whose control tokens are cut in two.
+
+        A turn and an instruction may hold the tags of thoughts and calls.
+        """
+        given = message.role in ("user", "tool")
+        control = self._control if given else self._between
+        text = self._cut.join(spell_out(message.text(), control))
+        return ChatMessage(role=message.role, content=text)
+
+    def _cut_outside(self, text: str) -> str:
+        return self._cut.join(spell_out(text, self._control))
 
     def _encode(self, text: str) -> list[int]:
+        pieces = text.split(self._cut)
+        return [token for piece in pieces for token in self._encode_piece(piece)]
+
+    def _encode_piece(self, text: str) -> list[int]:
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def _encode_reply(self, given: str, between: Sequence[ChatMessage]) -> list[int]:
@@ -165,7 +214,7 @@ class DialogueEncoder:
         token_ids: list[int] = []
         for message in between:
             # A template may strip a message's text.
-            body = message.content if message.content in given else message.content.strip()
+            body = message.text() if message.text() in given else message.text().strip()
             before, found, given = given.partition(body)
             if body and not found:
                 raise ValueError(
@@ -173,13 +222,8 @@ class DialogueEncoder:
                     "was written; use a template that does"
                 )
             token_ids += self._encode(before)
-            token_ids += self._encode_outside_text(body)
+            token_ids += self._encode(body)
         return token_ids + self._encode(given)
-
-    def _encode_outside_text(self, text: str) -> list[int]:
-        """Encode a message so that nothing in it becomes a control token, as a rollout does."""
-        pieces = spell_out(text, self._control)
-        return [token for piece in pieces for token in self._encode(piece)]
 
 
 def _rewrites(index: int, longer: str, shorter: str) -> str:

@@ -20,11 +20,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-import numpy as np
-import numpy.typing as npt
-
 from agent_r1.learner.checkpoints.ledger import Ledger
-from agent_r1.learner.engine.interface import PolicyEngine
+from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.shutdown import cancel_and_wait
@@ -33,8 +30,10 @@ from agent_r1.learner.weights.canary import (
     MEAN_DLOGP,
     CanaryBounds,
     CanaryError,
+    CanaryPrompt,
     CanaryReading,
-    CanaryTokens,
+    canary_request,
+    choose_tokens,
     compare,
     judge,
 )
@@ -43,7 +42,6 @@ from agent_r1.learner.weights.transports import make_transport
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
-    CanaryRequest,
     LoadReply,
     LoadRequest,
     NewestVersion,
@@ -63,13 +61,6 @@ MAX_REFUSALS = 3
 """A push that servers answered with an error so often, and never loaded, ends the run."""
 
 
-@dataclass(frozen=True)
-class _Canary:
-    tokens: CanaryTokens
-    logprobs: npt.NDArray[np.float32]
-    """[T-1] the learner's."""
-
-
 @dataclass
 class PushReport:
     """One push, and what it took."""
@@ -77,8 +68,8 @@ class PushReport:
     policy_version: int
     started: float = field(default_factory=time.monotonic)
     """`time.monotonic` when it began."""
-    canary: _Canary | None = None
-    """What its servers are compared on."""
+    canary: Sequence[CanaryPrompt] = ()
+    """What its servers are compared on; empty is no comparison."""
     canary_floor: float | None = None
     """Mean |difference| at version 0, in nats; None: not measured."""
     size_bytes: int = 0
@@ -94,6 +85,10 @@ class PushReport:
     servers: int = 0
     """Servers that had the version when the learner went on."""
     readings: list[CanaryReading] = field(default_factory=list)
+    predict_s: float = 0.0
+    """Time the learner took to compute the canary's tokens."""
+    score_s: float = 0.0
+    """Longest time a server took to score them."""
 
 
 def prepare_weights_dir(spec: RunSpec, snapshot_bytes: int) -> None:
@@ -170,19 +165,19 @@ class WeightPublisher:
         """Set the newest version in Redis (again, if Redis lost it)."""
         await self._registry.set_newest_version(self.newest)
 
-    async def push(self, canary_tokens: CanaryTokens | None = None) -> PushReport:
+    async def push(self, canary: Sequence[TrainSample] = ()) -> PushReport:
         """Publish the engine's weights as the next version and bring them to the servers.
 
         Raises:
             RunFailedError, CanaryError, DiskFullError: as `publish` and `deliver`.
         """
-        return await self.deliver(await self.publish(canary_tokens))
+        return await self.deliver(await self.publish(canary))
 
-    async def publish(self, canary_tokens: CanaryTokens | None = None) -> PushReport:
+    async def publish(self, canary: Sequence[TrainSample] = ()) -> PushReport:
         """Publish the engine's weights as the next version; then the engine may train on.
 
         Args:
-            canary_tokens: tokens to compare log-probabilities on; None skips the canary.
+            canary: of `canary_samples`, to compare log-probabilities on; none is no canary.
 
         Raises:
             CanaryError: a server that took long to load an earlier version is out of bounds.
@@ -193,8 +188,10 @@ class WeightPublisher:
         await self._registry.set_newest_version(newest)
         self.newest = newest
         self._pushes += 1
-        if canary_tokens and self._pushes % self._config.canary_every == 0:
-            report.canary = await self._learner_canary(canary_tokens)
+        if canary and self._pushes % self._config.canary_every == 0:
+            started = time.monotonic()
+            report.canary = await self._choose_tokens(canary)
+            report.predict_s = time.monotonic() - started
         return report
 
     async def deliver(self, report: PushReport) -> PushReport:
@@ -204,7 +201,7 @@ class WeightPublisher:
             RunFailedError: no server took the version in time.
             CanaryError: a server's log-probabilities are out of bounds and the action is `fail`.
         """
-        await self._deliver(report, report.canary)
+        await self._deliver(report)
         await asyncio.to_thread(self._delete_old)
         report.total_s = time.monotonic() - report.started
         report.bytes_sent = self.transport.take_bytes_sent()
@@ -235,21 +232,20 @@ class WeightPublisher:
         report.write_s = time.monotonic() - report.started
         return report, newest
 
-    async def _learner_canary(self, tokens: CanaryTokens) -> _Canary:
-        array = np.asarray(tokens.token_ids, dtype=np.int32)
-        logprobs = await asyncio.get_running_loop().run_in_executor(
-            self._engine_thread, self._engine.logprobs, [array]
+    async def _choose_tokens(self, samples: Sequence[TrainSample]) -> list[CanaryPrompt]:
+        predictions = await asyncio.get_running_loop().run_in_executor(
+            self._engine_thread, self._engine.predictions, samples
         )
-        return _Canary(tokens, logprobs[0])
+        return choose_tokens(samples, predictions, self._config.canary_tokens)
 
-    async def _deliver(self, report: PushReport, canary: _Canary | None) -> None:
+    async def _deliver(self, report: PushReport) -> None:
         deadline = time.monotonic() + self._config.stall_timeout_s
         next_word = time.monotonic() + LOUD_S
         problems: dict[str, str] = {}
         refusals = 0
         while True:
             servers = await self._registry.rollout_servers()
-            errors = await self._load_on(servers, report, canary)
+            errors = await self._load_on(servers, report)
             if report.servers:
                 return
             problems |= {name: str(error) for name, error in errors.items()}
@@ -271,7 +267,7 @@ class WeightPublisher:
             await asyncio.sleep(POLL_S)
 
     async def _load_on(
-        self, servers: Sequence[RolloutServer], report: PushReport, canary: _Canary | None
+        self, servers: Sequence[RolloutServer], report: PushReport
     ) -> dict[str, ServerError]:
         """POST the new version to all servers at once; return once one has it and all had a chance.
 
@@ -280,7 +276,7 @@ class WeightPublisher:
         """
         names: dict[asyncio.Task[CanaryReading | None], str] = {}
         for server in servers:
-            task = asyncio.create_task(self._load_one(server, report, canary))
+            task = asyncio.create_task(self._load_one(server, report))
             names[task] = server.server_id
         pending = set(names)
         errors: dict[str, ServerError] = {}
@@ -317,9 +313,7 @@ class WeightPublisher:
             elif error is not None:
                 raise error
 
-    async def _load_one(
-        self, server: RolloutServer, report: PushReport, canary: _Canary | None
-    ) -> CanaryReading | None:
+    async def _load_one(self, server: RolloutServer, report: PushReport) -> CanaryReading | None:
         location = self.newest.manifest_location
         assert location is not None
         version = report.policy_version
@@ -332,20 +326,25 @@ class WeightPublisher:
             )
         report.fetch_s = max(report.fetch_s, reply.fetch_s)
         report.pause_s = max(report.pause_s, reply.pause_s)
-        return None if canary is None else await self._ask_canary(server, canary, version)
+        if not report.canary:
+            return None
+        started = time.monotonic()
+        reading = await self._ask_canary(server, report.canary, version)
+        report.score_s = max(report.score_s, time.monotonic() - started)
+        return reading
 
-    async def check_canary(self, tokens: CanaryTokens) -> list[CanaryReading]:
+    async def check_canary(self, samples: Sequence[TrainSample]) -> list[CanaryReading]:
         """Compare every server that holds the newest version with the learner, without a push.
 
         Raises:
             CanaryError: a reading is out of bounds and the action is `fail`.
         """
-        canary = await self._learner_canary(tokens)
+        prompts = await self._choose_tokens(samples)
         version = self.newest.policy_version
         servers = await self._registry.rollout_servers()
         current = [server for server in servers if server.policy_version == version]
         answers = await asyncio.gather(
-            *(self._ask_canary(server, canary, version) for server in current),
+            *(self._ask_canary(server, prompts, version) for server in current),
             return_exceptions=True,
         )
         readings: list[CanaryReading] = []
@@ -361,15 +360,15 @@ class WeightPublisher:
         return readings
 
     async def _ask_canary(
-        self, server: RolloutServer, canary: _Canary, version: int
+        self, server: RolloutServer, prompts: Sequence[CanaryPrompt], version: int
     ) -> CanaryReading | None:
-        request = CanaryRequest(token_ids=canary.tokens.token_ids)
+        request = canary_request(prompts)
         reading: CanaryReading | None = None
         try:
             reply = await self._servers.post(server, "/weights/canary", request, CanaryReply)
             if reply.policy_version != version:
                 return None  # the server has moved on to newer weights
-            reading = compare(canary.logprobs, reply.logprobs, canary.tokens.sampled[1:])
+            reading = compare(prompts, reply.logprobs)
         except CanaryError as exc:
             verdict, text = "fail", str(exc)
         except ServerError as exc:

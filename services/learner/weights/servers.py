@@ -16,6 +16,9 @@ from agent_r1_service.http.token import RunToken, token_headers
 
 R = TypeVar("R", bound=StrictMessage)
 
+KEEP_ALIVE_S = 2.0
+"""How long an idle connection may be used again: a server closes it after 5 s."""
+
 
 class ServerError(RuntimeError):
     """One rollout server could not be reached, or refused a request."""
@@ -31,7 +34,7 @@ class ServerClient:
     def __init__(self, config: LearnerConfig, token: RunToken | None) -> None:
         self._timeout_s = config.push_timeout_s
         self._client = httpx.AsyncClient(
-            transport=AiohttpTransport(),
+            transport=AiohttpTransport(limits=httpx.Limits(keepalive_expiry=KEEP_ALIVE_S)),
             timeout=httpx.Timeout(config.push_timeout_s, connect=config.push_connect_timeout_s),
             headers=token_headers(token),
         )

@@ -12,6 +12,12 @@ from typing import Literal
 
 from pydantic import JsonValue
 
+from agent_r1_proto.parts import StoredImage, TextPart
+
+Part = TextPart | StoredImage
+
+Observation = str | Sequence[Part]
+"""What the model is shown: text, or parts (`agent_r1.TextPart`, images)."""
 CallStatus = Literal["ok", "error", "malformed", "unknown_tool", "over_limit"]
 
 
@@ -29,6 +35,13 @@ class CallResult:
     """Text of the result, already cut to the limits of `[env]`."""
     data: JsonValue = None
     """What the tool sent beside its text, for the environment only."""
+    parts: Sequence[Part] = ()
+    """The result in parts, where it is more than text."""
+
+    @property
+    def observation(self) -> Observation:
+        """What the model sees of it, unless the environment says otherwise."""
+        return self.parts or self.text
 
 
 @dataclass(frozen=True)
@@ -40,18 +53,20 @@ class ModelTurn:
     text: str
     """The whole turn, decoded."""
     thought: str | None
-    """Inside its first `<think>` block; None without one."""
+    """Inside the `<think>` block with which it begins; None without one."""
     answer: str | None
     """Inside its last `<answer>` block, or what `env.answer_pattern` finds; None without one."""
+    said: str | None = None
+    """The turn without its thoughts; None where that is all of it."""
 
 
 @dataclass(frozen=True)
 class EnvStep:
     """The environment's reaction to one turn."""
 
-    observations: Sequence[str] = ()
-    """What the model sees of each call: one text per call, in call order, or none where `message`
-    shows the results. Cut to the limits."""
+    observations: Sequence[Observation] = ()
+    """What the model sees of each call: one per call, in call order, or none where `message` shows
+    the results. Cut to the limits."""
     process_rewards: Sequence[float | None] = ()
     """Reward of each call, placed on the token that closes it; empty: none."""
     turn_reward: float | None = None
@@ -60,9 +75,12 @@ class EnvStep:
     """Names the state that the turn led to, for estimators that compare turns taken in the same
     state (advantage "gigpo"): trajectories of a group with equal keys are in the same state. "" is
     a state like no other."""
-    message: str | None = None
-    """Text shown as a message of role user after the observations; see `ToolEnv.sends_messages`."""
+    message: Observation | None = None
+    """Shown as a message of role user after the observations; see `ToolEnv.sends_messages`."""
     done: bool = False
     """True ends the trajectory as COMPLETED; the observations are then not shown."""
     reason: str = field(default="")
     """Why it is done, in a word or two: "answer", "solved"."""
+    data: JsonValue = None
+    """Anything for reward components (`ScoreTurn.data`) and logs, never shown to the model; not
+    recorded where it is over 16 KiB as JSON."""

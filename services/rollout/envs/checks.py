@@ -6,12 +6,14 @@ so the texts name the class, what it returned, and what it must return.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from numbers import Real
 
 from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.envs.tool_env import ToolEnv
+from agent_r1_proto.parts import StoredImage, TextPart
 from agent_r1_service.user_code import kind_of
 
 
@@ -45,10 +47,10 @@ def check_step(env: ToolEnv, step: object, num_calls: int) -> EnvStep:
 
 
 def _check_kinds(name: str, step: EnvStep) -> None:
-    if not _is_list(step.observations) or not all(isinstance(o, str) for o in step.observations):
+    if not _is_list(step.observations) or not all(map(_is_observation, step.observations)):
         raise WrongStepError(
             f"{name} returned observations = {_shown(step.observations)}; they must be a list of "
-            "texts, one per call"
+            "texts (or lists of parts), one per call"
         )
     if not _is_list(step.process_rewards) or not all(map(_is_reward, step.process_rewards)):
         raise WrongStepError(
@@ -64,9 +66,15 @@ def _check_kinds(name: str, step: EnvStep) -> None:
         raise WrongStepError(
             f"{name} returned state_key = {_shown(step.state_key)}; it must be a text"
         )
-    if not isinstance(step.message, str | None):
+    if step.message is not None and not _is_observation(step.message):
         raise WrongStepError(
-            f"{name} returned message = {_shown(step.message)}; it must be a text or None"
+            f"{name} returned message = {_shown(step.message)}; it must be a text (or a list of "
+            "parts) or None"
+        )
+    if not _is_json(step.data):
+        raise WrongStepError(
+            f"{name} returned data = {_shown(step.data)}; it must be JSON: None, numbers, texts, "
+            "lists and dicts of them"
         )
     if not isinstance(step.reason, str):
         raise WrongStepError(f"{name} returned reason = {_shown(step.reason)}; it must be a text")
@@ -95,6 +103,20 @@ def _check_reply(name: str, env: ToolEnv, step: EnvStep, num_calls: int) -> None
 
 def _is_list(value: object) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str | bytes)
+
+
+def _is_observation(value: object) -> bool:
+    if isinstance(value, str):
+        return True
+    return _is_list(value) and all(isinstance(p, TextPart | StoredImage) for p in value)  # pyright: ignore[reportGeneralTypeIssues]
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def _is_reward(value: object) -> bool:

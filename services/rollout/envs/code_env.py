@@ -46,7 +46,9 @@ class CodeEnv(ToolEnv):
         tested = [share for share in shares if share is not None]
         if tested and tested[-1] == 1.0:  # the last one: it is what the reward counts
             return EnvStep(done=True, reason="tests_passed", process_rewards=rewards)
-        return EnvStep(observations=[result.text for result in results], process_rewards=rewards)
+        return EnvStep(
+            observations=[result.observation for result in results], process_rewards=rewards
+        )
 
     def _reward(self, share: float | None) -> float | None:
         if share is None:

@@ -14,7 +14,7 @@ from agent_r1.rollout.envs.base import CallResult, EnvStep, ModelTurn
 from agent_r1.rollout.envs.tool_env import ToolEnv
 from agent_r1_proto.tasks import Task
 
-_ANSWER = re.compile(r"\\(?:boxed|fbox)\s*\{|####\s*\S")
+_ANSWER = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*\S|####\s*\S")
 _NUMBER = re.compile(r"\d")
 
 
@@ -32,13 +32,13 @@ class MathEnv(ToolEnv):
     async def step(self, turn: ModelTurn, results: Sequence[CallResult]) -> EnvStep:
         """Show results, or end."""
         if results:
-            return EnvStep(observations=[result.text for result in results])
+            return EnvStep(observations=[result.observation for result in results])
         return EnvStep(done=True, reason="answer" if self._answers(turn) else "no_answer")
 
     def _answers(self, turn: ModelTurn) -> bool:
         if turn.answer is not None:
             return bool(turn.answer.strip())
-        said = turn.text.rpartition("</think>")[2]
+        said = turn.text if turn.said is None else turn.said
         if _ANSWER.search(said):
             return True
         return self._number_will_do and bool(_NUMBER.search(said))

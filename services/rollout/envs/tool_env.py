@@ -53,7 +53,7 @@ class ToolEnv:
         """
         if not results:
             return EnvStep(done=True, reason="answer")
-        return EnvStep(observations=[result.text for result in results])
+        return EnvStep(observations=[result.observation for result in results])
 
     def fork(self) -> Self:
         """Return a copy that goes on by itself, for another branch of the interaction.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,17 +16,14 @@ from pydantic import JsonValue
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, CallStatus
 from agent_r1.rollout.outside_text import TRUNCATION_MARKER
-from agent_r1.rollout.parsing import ParsedCall, TurnText
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
+from agent_r1.rollout.trajectory_builder import recorded_data
+from agent_r1.text.reading import ParsedCall, TurnText
+from agent_r1_proto.parts import ImagePart, Part, ResultPart, StoredImage, TextPart
 from agent_r1_proto.tasks import RolloutTask
-from agent_r1_proto.tools import ImagePart, ResultPart, TextPart, ToolSpec
+from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import ANSWERED, ToolCallRecord, Turn
 from agent_r1_service.tracing import span
-
-IMAGE_PLACEHOLDER = "[image]"
-MAX_DATA_CHARS = 16 * 1024
-"""Longest `ToolResult.data` that is recorded, in characters of its JSON."""
-
 
 _PastCall = tuple[int, dict[str, JsonValue]]
 """Turn and arguments of a call."""
@@ -216,10 +212,16 @@ class CallRunner:
             attempt=reply.attempt,
             latency_ms=reply.latency_ms,
             parts=parts,
-            data=_recorded(reply.result.data),
+            data=recorded_data(reply.result.data),
         )
+        images = any(isinstance(part, StoredImage) for part in parts)
         result = CallResult(
-            parsed.name, parsed.arguments, reply.result.status, text, reply.result.data
+            parsed.name,
+            parsed.arguments,
+            reply.result.status,
+            text,
+            reply.result.data,
+            parts if images else (),
         )
         return CallOutcome(record, result)
 
@@ -237,15 +239,15 @@ class CallRunner:
                 deadline=self.deadline,
             )
 
-    def _shown(self, parts: Sequence[ResultPart]) -> tuple[str, list[ResultPart]]:
-        """Return a result as text within the limit, and the parts that are kept of it."""
-        texts = [p.text if isinstance(p, TextPart) else IMAGE_PLACEHOLDER for p in parts]
-        text = "\n".join(texts)
+    def _shown(self, parts: Sequence[ResultPart]) -> tuple[str, list[Part]]:
+        """Return the text of a result within the limit, and the parts that are kept of it."""
+        kept: list[Part] = [StoredImage.of(p) if isinstance(p, ImagePart) else p for p in parts]
+        text = "\n".join(part.text for part in kept if isinstance(part, TextPart))
         limit = self.env.max_tool_response_chars
         if len(text) <= limit:
-            return text, list(parts)
+            return text, kept
         text = text[: limit - len(TRUNCATION_MARKER)] + TRUNCATION_MARKER
-        return text, [TextPart(text=text), *(p for p in parts if isinstance(p, ImagePart))]
+        return text, [TextPart(text=text), *(p for p in kept if isinstance(p, StoredImage))]
 
 
 def _answered(name: str, turns: Sequence[Turn]) -> list[_PastCall]:
@@ -256,8 +258,3 @@ def _answered(name: str, turns: Sequence[Turn]) -> list[_PastCall]:
         for call in turn.calls
         if call.tool == name and call.status in ANSWERED
     ]
-
-
-def _recorded(data: JsonValue) -> JsonValue:
-    """Return what a tool sent beside its text, or None where a trajectory should not carry it."""
-    return data if len(json.dumps(data)) <= MAX_DATA_CHARS else None

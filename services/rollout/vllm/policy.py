@@ -208,18 +208,18 @@ class VllmPolicy(Policy):
             for process in engine_processes(self.engine):
                 process.kill()  # ends a stopped process too, which SIGTERM does not
 
-    async def score(self, token_ids: list[int]) -> list[float]:
+    async def score(self, token_ids: list[int], first: int = 1) -> list[float]:
         check_prompt(token_ids, self.max_context, self._model().vocab_size, min_tokens=2)
         after_cached, cached = await self._score(token_ids, reads_cache=True)
-        if not cached:
-            return after_cached
+        if cached < first:
+            return after_cached[first - 1 - cached :]
         computed, cached_again = await self._score(token_ids, reads_cache=False)
         if cached_again:
             raise PolicyError(
                 f"the engine took {cached_again} tokens of a prompt from its cache, and was to "
                 "compute all of them; set run.deterministic = true, which has no cache"
             )
-        return computed[:cached] + after_cached
+        return computed[first - 1 : cached] + after_cached
 
     async def _score(self, token_ids: list[int], *, reads_cache: bool) -> tuple[list[float], int]:
         """Return the log-probabilities after the cached prefix, and the length of that prefix."""

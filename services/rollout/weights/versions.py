@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent_r1.rollout.policy import Policy, WeightsRefusedError
 from agent_r1.rollout.weights.fetcher import Fetcher
 from agent_r1_proto.registry import Registry
-from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion
+from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion, ScoredPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -139,11 +139,16 @@ class WeightVersions:
         self.on_load(self._last_load)
         self.changed.set()
 
-    async def score(self, token_ids: list[int]) -> tuple[int, list[float]]:
-        """Return the version in use and its [T-1] log-probabilities of the tokens."""
+    async def score(self, prompts: Sequence[ScoredPrompt]) -> tuple[int, list[float]]:
+        """Return the version in use and its log-probabilities of the wanted tokens, in order."""
         async with self._swap_lock:
-            logprobs = await self._policy.score(token_ids)
-            return self.held, logprobs
+            scores = await asyncio.gather(*(self._score(prompt) for prompt in prompts))
+            return self.held, [logprob for scored in scores for logprob in scored]
+
+    async def _score(self, prompt: ScoredPrompt) -> list[float]:
+        first = prompt.wanted[0]
+        logprobs = await self._policy.score(prompt.token_ids, first)
+        return [logprobs[position - first] for position in prompt.wanted]
 
     async def newest(self) -> NewestVersion | None:
         """Return the version that the registry calls the newest; None before there is one.

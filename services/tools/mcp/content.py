@@ -22,7 +22,8 @@ from mcp_types import (
 )
 
 from agent_r1.tools.base import error_result
-from agent_r1_proto.tools import ImagePart, ResultPart, TextPart, ToolResult
+from agent_r1_proto.parts import ImagePart, ResultPart, TextPart
+from agent_r1_proto.tools import ToolResult
 
 MAX_RESULT_CHARS = 4 << 20
 """A larger answer is an error text for the model, which may ask for less."""

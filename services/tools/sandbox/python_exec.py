@@ -18,7 +18,8 @@ from agent_r1.tools.sandbox.run import RunResult
 from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError
-from agent_r1_proto.tools import TextPart, ToolResult
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import ToolResult
 
 
 class PythonSettings(SandboxSettings):

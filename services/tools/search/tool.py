@@ -16,7 +16,8 @@ from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableErr
 from agent_r1.tools.search.backend import Found, Hit, SearchBackend
 from agent_r1.tools.search.batching import BatchedSearch
 from agent_r1.tools.search.config import SearchConfig
-from agent_r1_proto.tools import TextPart, ToolResult
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import ToolResult
 
 _CUT_MARK = "…"
 

@@ -56,6 +56,22 @@ def test_what_is_missing_is_named(folder: Path, options: list[str], expected: st
     assert expected in problems(folder, *options)
 
 
+def test_the_first_task_of_each_kind_of_dialogue_is_kept(folder: Path):
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
+    lines = [
+        task_line("a"),
+        task_line("b"),
+        task_line("c", prompt=said),
+        task_line("d", tools=[]),
+        task_line("e", prompt=said),
+    ]
+    (folder / "train.jsonl").write_text("".join(lines))
+    kinds: config_checks.Kinds = {}
+    assert config_checks.problems(load(folder), "train", kinds) == []
+    found = [(where.rpartition("/")[2], task.id) for where, task in kinds.values()]
+    assert found == [("train.jsonl:1", "a"), ("train.jsonl:3", "c"), ("train.jsonl:4", "d")]
+
+
 @pytest.mark.parametrize(
     ("script", "command"),
     [
@@ -182,7 +198,7 @@ def test_purposes_need_different_tables(folder: Path):
 
 def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
     # (1 + 1) x 64 x 32 trajectories of training, and 512 of evaluation
-    wanted = (2 * 64 * 32 + 512) * (16_384 + 16 * 512)  # samples and questions, bytes of each
+    wanted = (2 * 64 * 32 + 512) * (16_384 + 20 * 512)  # samples and questions, bytes of each
     options = [
         "learner.max_staleness=1",
         "learner.groups_per_batch=64",
@@ -199,7 +215,7 @@ def test_the_worst_case_in_flight_must_fit_the_memory_of_redis(folder: Path):
     segments = 'env.rewritten_history="segments"'
     config = load(folder, *options, segments)
     of_run = config.learner, config.evaluation, config.model.max_context, config.max_segments
-    assert worst_case_redis_bytes(*of_run) == (2 * 64 * 32 + 512) * (16_384 + 16 * 512 * 5)
+    assert worst_case_redis_bytes(*of_run) == (2 * 64 * 32 + 512) * (16_384 + 20 * 512 * 5)
     text = problems(folder, *options, segments, "redis.maxmemory_mb=128")
     assert "trajectories of env.max_turns 5 segments of model.max_context 512 tokens" in text
 

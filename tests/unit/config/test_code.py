@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,13 @@ def write(folder: Path, name: str, text: str) -> None:
     (folder / "mine" / f"{name}.py").write_text(text)
 
 
-def loaded(folder: Path, *options: str, model: bool = False, machine: bool = False) -> Findings:
+def loaded(
+    folder: Path,
+    *options: str,
+    model: bool = False,
+    machine: bool = False,
+    prompts: Mapping[str, Task] | None = None,
+) -> Findings:
     """Load what the configuration names; only the code, unless the model is asked for."""
     config = load_config(folder / "run.toml", options, {}).config
     config_checks.use_plugins(config)
@@ -62,6 +69,7 @@ def loaded(folder: Path, *options: str, model: bool = False, machine: bool = Fal
         model=model,
         machine=machine,
         task=Task(id="t", prompt="Where?"),
+        prompts=prompts,
     )
 
 
@@ -258,6 +266,49 @@ def test_a_template_with_other_calls_is_found(folder: Path):
     assert '{"name":"search","parameters":{"text"' in problem
     assert '<tool_call>{"name": ..., "arguments": {...}}</tool_call>' in problem
     assert 'set env.tool_format = "llama3_json"' in problem
+
+
+def refusing(folder: Path, condition: str, words: str) -> None:
+    """Let the template of the model refuse a dialogue."""
+    file = folder / "model" / "chat_template.jinja"
+    template = file.read_text()
+    file.unlink()
+    raising = f"{{%- if {condition} -%}}{{{{ raise_exception('{words}') }}}}{{%- endif -%}}"
+    file.write_text(raising + template)
+
+
+def test_a_system_prompt_that_the_template_refuses_is_found(folder: Path):
+    refusing(folder, "messages[0].role == 'system'", "no system message please")
+    assert loaded(folder, model=True).problems == []
+    (problem,) = loaded(folder, "env.system_prompt=Be brief.", model=True).problems
+    assert "env.system_prompt: the chat template cannot render a dialogue of the roles" in problem
+    assert "no system message please; leave it out, put its text into the prompts" in problem
+
+
+def test_prompts_that_the_template_refuses_are_named(folder: Path):
+    refusing(
+        folder, "messages[:2] | map(attribute='role') | list == ['user', 'user']", "take turns"
+    )
+    said = [{"role": "user", "content": "Here is a text."}, {"role": "user", "content": "Who?"}]
+    prompts = {
+        "train.jsonl:1": Task(id="a", prompt="Where?"),
+        "train.jsonl:7": Task.model_validate({"id": "b", "prompt": said}),
+    }
+    (problem,) = loaded(folder, model=True, prompts=prompts).problems
+    assert problem.startswith("train.jsonl:7: the chat template cannot render a dialogue of the ")
+    assert "user, user: take turns; correct the prompt, or put a chat_template.jinja" in problem
+
+
+def test_a_message_behind_a_result_that_the_template_refuses_is_found(folder: Path):
+    write(
+        folder,
+        "talking",
+        "from agent_r1 import ToolEnv\n\nclass Talking(ToolEnv):\n    sends_messages = True\n",
+    )
+    refusing(folder, "messages[-2:] | map(attribute='role') | list == ['tool', 'user']", "no user")
+    assert loaded(folder, model=True).problems == []
+    (problem,) = loaded(folder, "env.type=talking:Talking", model=True).problems
+    assert "the roles user, assistant, tool, user: no user" in problem
 
 
 def test_a_head_size_without_a_kernel_is_a_fault_of_this_machine(folder: Path):

@@ -14,7 +14,9 @@ from agent_r1.evaluation import statistics
 from agent_r1.evaluation.statistics import (
     Estimate,
     bootstrap_mean,
+    crossed_means,
     holm,
+    least_sign_flip_p,
     mcnemar_exact,
     paired_difference,
     pass_all,
@@ -84,6 +86,66 @@ def test_draws_in_parts_are_the_same_draws(monkeypatch: pytest.MonkeyPatch):
 def test_what_has_no_mean_is_refused(values: list[float], message: str):
     with pytest.raises(ValueError, match=message):
         bootstrap_mean(values)
+
+
+# --- seeds that answer the same questions -------------------------------------------------------
+
+
+def crossed(scores: list[list[float]], resamples: int = 4_000) -> np.ndarray:
+    """Return the resampled means of [S, N] scores."""
+    drawn = np.random.default_rng(1).integers(0, len(scores), size=(resamples, len(scores)))
+    return crossed_means(np.array(scores), drawn, np.random.default_rng(2))
+
+
+def test_a_question_that_is_drawn_is_drawn_for_every_seed():
+    # One of two seeds answers one of two questions. The mean is the share of draws that took that
+    # seed (0, 1/2, 1 with 1/4, 1/2, 1/4) times the share that took that question (the same):
+    # 0 has 1 - 3/4 * 3/4 = 7/16, 1/4 has 1/4, 1/2 has 2 * 1/2 * 1/4 = 1/4, and 1 has 1/16.
+    means = crossed([[1.0, 0.0], [0.0, 0.0]])
+    shares = [np.mean(means == value) for value in (0.0, 0.25, 0.5, 1.0)]
+    assert shares == pytest.approx([7 / 16, 1 / 4, 1 / 4, 1 / 16], abs=0.025)
+
+
+def test_equal_seeds_are_no_more_questions_than_one():
+    # 100 questions, half right: 1/2 -+ sqrt(1/4 / 100) = 0.05, however many seeds say the same.
+    for num_seeds in (1, 8):
+        means = crossed([[0.0, 1.0] * 50] * num_seeds)
+        assert np.std(means) == pytest.approx(0.05, rel=0.05)
+
+
+def test_a_failed_question_counts_in_no_mean_of_its_seed_and_leaves_the_others_paired():
+    # What is left of seed 0 is always 1, also where only the failed question is drawn. Seed 1 is
+    # always 0. So only the seeds vary: 0, 1/2 and 1 with 1/4, 1/2 and 1/4.
+    means = crossed([[math.nan, 1.0], [0.0, 0.0]])
+    shares = [np.mean(means == value) for value in (0.0, 0.5, 1.0)]
+    assert shares == pytest.approx([1 / 4, 1 / 2, 1 / 4], abs=0.025)
+
+
+def test_questions_in_parts_are_the_same_questions(monkeypatch: pytest.MonkeyPatch):
+    scores = [[float(i) for i in range(20)], [float(i % 3) for i in range(20)]]
+    whole = crossed(scores, 50)
+    monkeypatch.setattr(statistics, "MAX_DRAWS", 20 * 8)
+    assert crossed(scores, 50) == pytest.approx(whole)
+
+
+def test_intervals_over_seeds_and_questions_hold_the_mean_as_often_as_they_say():
+    # 100 questions, which 20 % or 80 % of all runs answer, by 8 seeds that are 10 % better or
+    # worse than others: the mean over all questions and seeds is 1/2. Of 300 intervals of 95 %,
+    # 285 hold it, with a standard deviation of sqrt(300 * .95 * .05) = 3.8.
+    rng = np.random.default_rng(0)
+    held = held_apart = 0
+    for _ in range(300):
+        chance = rng.choice([0.2, 0.8], 100) + rng.choice([-0.1, 0.1], (8, 1))
+        scores = (rng.random(chance.shape) < chance).astype(float)
+        drawn = rng.integers(0, 8, size=(400, 8))
+        low, high = np.quantile(crossed_means(scores, drawn, rng), [0.025, 0.975])
+        held += low <= 0.5 <= high
+        # Drawn anew for each seed, the questions seem to be 800.
+        apart = [np.mean(rng.choice(seed, (400, 100)), axis=1) for seed in scores]
+        low, high = np.quantile(np.mean(apart, axis=0), [0.025, 0.975])
+        held_apart += low <= 0.5 <= high
+    assert 270 <= held <= 297
+    assert held_apart < 200
 
 
 # --- paired difference --------------------------------------------------------------------------
@@ -171,6 +233,12 @@ def test_pass_rates_are_shares_of_all_draws(k: int):
 def test_eight_differences_of_one_sign_have_the_smallest_p_value():
     # Only all plus and all minus are as far from 0: 2 of 2^8 patterns.
     assert sign_flip_exact([0.1] * 8) == 2 / 256
+
+
+@pytest.mark.parametrize(("num_seeds", "p"), [(1, 1.0), (2, 0.5), (3, 0.25), (8, 0.0078125)])
+def test_no_differences_of_so_many_seeds_have_a_smaller_p_value(num_seeds: int, p: float):
+    # Of 2^S patterns, two are as far from 0 as all of one sign: 2 / 2^S.
+    assert least_sign_flip_p(num_seeds) == p == sign_flip_exact([0.1] * num_seeds)
 
 
 def test_a_sign_flip_counts_the_patterns_at_least_as_far_from_zero():

@@ -101,6 +101,24 @@ def test_the_gain_by_a_learned_reward_is_a_share_of_that_by_labels(
     assert shares == pytest.approx({0: 1.0, 1: 1.0, 2: 0.75, 3: 1.0, 4: 1.0})
 
 
+def test_the_share_of_the_gain_is_as_uncertain_as_the_questions_that_all_runs_share(
+    deep_world: SimpleNamespace, tmp_path: Path
+):
+    def write(name: str, rights: int) -> None:
+        scores = [1.0] * rights + [0.0] * (100 - rights)
+        cell = {"scores": dict.fromkeys(deep_world.unlabelled.SETS, scores)}
+        (tmp_path / f"{name}.json").write_text(json.dumps(cell))
+
+    write("methods_base_tool_call", 0)
+    for seed in range(5):
+        write(f"true_labels_seed{seed}", 100)
+        write(f"learned_reward_kl_seed{seed}", 50)
+    # Equal seeds leave the questions: 4 sets of 100, so 1/2 -+ 1.96 * sqrt(1/4 / 400) = 0.049.
+    found = deep_world.unlabelled.share_of_the_gain(tmp_path)
+    assert found.mean == pytest.approx(0.5)
+    assert (found.low, found.high) == pytest.approx((0.451, 0.549), abs=0.004)
+
+
 def test_learned_and_true_reward_of_a_long_run_are_means_of_the_last_ten_steps(
     deep_world: SimpleNamespace, tmp_path: Path
 ):

@@ -16,6 +16,7 @@ from agent_r1.tools.base import CallContext
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.tasks import read_task_file
+from tests.support.builders import read_turn
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "deep_world"
 OFFLINE = {"unavailable": True}
@@ -85,7 +86,7 @@ def test_a_right_answer_over_budget_is_worth_nothing(deep_world: SimpleNamespace
         calls = [ScoreCall(tool="read", data=item) for item in data]
         turns = [
             ScoreTurn(text="", num_calls=len(calls), calls=calls),
-            ScoreTurn(text="<answer> Belan Abrak I</answer>"),
+            read_turn("<answer> Belan Abrak I</answer>"),
         ]
         request = ScoreRequest(payload=a_task(budget=2).payload, turns=turns)
         return deep_world.catalogue.right_within_budget(request)

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from agent_r1.cli.task.scripted import play_all
 from agent_r1.config.checks import use_plugins
 from agent_r1.config.run import load_config
-from agent_r1.rollout.parsing import parse_turn
+from agent_r1.text.reading import parse_turn
 from agent_r1.tools.base import CallContext, ToolUnavailableError
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
@@ -138,7 +138,7 @@ async def test_demonstrations_say_what_the_sandbox_says(
     try:
         for task in asked(tiny_code_files, "repair.jsonl"):
             _, first, answer = task.messages()
-            code: Any = {"code": code_in(first.content)}
+            code: Any = {"code": code_in(first.text())}
             ran = await tool.call(code, context(task.tool_context))
             assert (ran.status, ran.text()) == ("ok", answer.content)
     finally:
@@ -245,6 +245,19 @@ def test_an_agent_repairs_the_mean_over_its_seeds(tiny_code: SimpleNamespace, tm
     assert (found["grpo"]["repair"].low, found["grpo"]["repair"].high) == (0.0, 1.0)
     assert {found[name]["repair"].mean for name in ("base", "grpo_silent")} == {0.0}
     assert found["base"]["in_domain"].mean == 0.5
+
+
+def test_exercises_are_paired_however_their_answers_came(
+    tiny_code: SimpleNamespace, tmp_path: Path
+):
+    for names in tiny_code.repair.AGENTS.values():
+        for name in names:
+            write_repairs(tmp_path, name, dict.fromkeys(tiny_code.repair.SETS, [0.0, 1.0] * 50))
+    lines = (tmp_path / "grpo_seed1.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "grpo_seed1.jsonl").write_text("".join(reversed(lines)))
+    found = tiny_code.repair.estimates(tmp_path)["grpo"]["repair"]
+    # Three equal seeds are 100 exercises: 1/2 -+ 1.96 * sqrt(1/4 / 100) = 0.098.
+    assert (found.low, found.high) == pytest.approx((0.402, 0.598), abs=0.015)
 
 
 def test_an_agent_that_has_not_been_asked_is_named(tiny_code: SimpleNamespace, tmp_path: Path):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 
-from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES
+from agent_r1.learner.algorithms import ADVANTAGES, POLICY_LOSSES, check_equal_groups
+from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.objective import GROUP_ADVANTAGES, PRESETS, Algorithm
+from agent_r1.learner.objective import PRESETS, ZERO_ADVANTAGES, Algorithm
 
 
 def test_presets_name_what_is_in_the_tables():
@@ -73,7 +76,10 @@ def test_a_null_cap_of_an_earlier_version_is_no_cap():
     assert LearnerConfig.model_validate({"importance_cap": None}).importance_cap == "none"
 
 
-@pytest.mark.parametrize("advantage", ["gae", "reinforce_pp", "remax", "mt_grpo", "gigpo"])
+TEACHING = [name for name in (*ADVANTAGES, "mine:advantages") if name not in ("grpo", "rloo")]
+
+
+@pytest.mark.parametrize("advantage", TEACHING)
 def test_groups_of_equal_rewards_are_not_dropped_where_they_teach(advantage: str):
     with pytest.raises(ValueError, match=rf'those teach with learner.advantage "{advantage}"'):
         LearnerConfig.model_validate({"advantage": advantage, "drop_equal_groups": True})
@@ -84,7 +90,9 @@ def test_groups_of_equal_rewards_are_not_dropped_where_they_teach(advantage: str
     [
         ({"kl": "reward"}, r'before the KL is taken off \(learner.kl = "reward"\)'),
         ({"process_rewards": "batch"}, "before process rewards are scaled"),
-        ({"advantage": "mine:advantages", "group_size": 1}, r"at least 2 \(group_size is 1\)"),
+        ({"kl": "loss"}, 'those teach with learner.kl = "loss", .* or kl = "none"'),
+        ({"entropy_coef": 0.01}, r"learner.entropy_coef = 0.01, .* or entropy_coef = 0.0"),
+        ({"algorithm": "dapo", "entropy_coef": 0.01}, "learner.entropy_coef = 0.01"),
     ],
 )
 def test_equal_is_what_the_advantage_compares(values: dict[str, Any], message: str):
@@ -92,9 +100,47 @@ def test_equal_is_what_the_advantage_compares(values: dict[str, Any], message: s
         LearnerConfig.model_validate({"drop_equal_groups": True, **values})
 
 
-@pytest.mark.parametrize("advantage", [*GROUP_ADVANTAGES, "mine:advantages"])
-def test_groups_of_equal_rewards_may_be_dropped_where_groups_are_compared(advantage: str):
-    LearnerConfig.model_validate({"advantage": advantage, "drop_equal_groups": True, "kl": "loss"})
+@pytest.mark.parametrize("advantage", ["grpo", "rloo"])
+@pytest.mark.parametrize("policy_loss", [*POLICY_LOSSES, "mine:loss"])
+def test_groups_of_equal_rewards_may_be_dropped_where_they_teach_nothing(
+    advantage: str, policy_loss: str
+):
+    values = {"advantage": advantage, "policy_loss": policy_loss, "drop_equal_groups": True}
+    LearnerConfig.model_validate(values)
+
+
+@pytest.mark.parametrize("name", ADVANTAGES)
+def test_the_advantages_that_are_0_in_a_group_of_equal_rewards(name: str):
+    # The first group's rewards are both 2, given in turn 1 and 2, or in turn 2 alone. Centered
+    # rewards are 0 on its 5 tokens, -1/2 on 2 tokens and 1/2 on 5: their mean is 1.5 / 12, no 0.
+    rewards = [[1.0, 1.0], [0.0, 0.0, 2.0], [0.0, 0.0], [0.0, 0.0, 0.0, 0.0, 1.0]]
+    batch = AdvantageBatch(
+        group_ids=[0, 0, 1, 1],
+        token_rewards=list(map(np.array, rewards)),
+        credit_masks=[np.ones(len(row), np.bool_) for row in rewards],
+        values=[np.full(len(row), 0.25) for row in rewards],
+        greedy_rewards=[np.array([0.5])] * 4,
+        turn_starts=[np.array([0, 1])] * 4,
+        state_keys=[["", "a"]] * 4,
+    )
+    found = ADVANTAGES[name](batch, AdvantageOptions()).advantages
+    teaches = [bool(np.any(advantages)) for advantages in found]
+    assert any(teaches[2:])
+    assert any(teaches[:2]) == (name not in ZERO_ADVANTAGES)
+
+
+def test_a_loss_of_ones_own_says_that_equal_groups_teach_it_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "own_losses.py").write_text(
+        "def silent(inputs, options): ...\n\ndef loud(inputs, options): ...\n\n"
+        "silent.zero_without_advantage = True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    check_equal_groups("own_losses:silent")
+    check_equal_groups("ppo")
+    with pytest.raises(ValueError, match=r'"own_losses:loud"\) does not say that it has no grad'):
+        check_equal_groups("own_losses:loud")
 
 
 def test_cispo_bounds_its_weights_above_only():

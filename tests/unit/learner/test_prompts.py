@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -214,3 +215,23 @@ def test_the_system_message_counts_and_without_a_limit_nothing_does(tmp_path: Pa
         PromptOrder.of(data, 0, read=fitting_reader(data, talkative))
     unlimited = long_and_short(tmp_path)
     assert len(PromptOrder.of(unlimited, 0, read=fitting_reader(unlimited, talkative))) == 2
+
+
+def test_a_prompt_that_the_chat_template_refuses_is_named_by_its_line(tmp_path: Path):
+    model = tmp_path / "model"
+    shutil.copytree(TINY_BASE, model)
+    alternating = (
+        "{%- if messages | length > 1 -%}{{ raise_exception('roles must take turns') }}"
+        "{%- endif -%}{{ messages[0].content }}"
+    )
+    (model / "chat_template.jinja").write_text(alternating)
+    said = [{"role": "user", "content": "Here."}, {"role": "user", "content": "Who?"}]
+    lines = [{"id": "one", "prompt": "Where?"}, {"id": "two", "prompt": said}]
+    file = write(tmp_path / "d.jsonl", *map(json.dumps, lines))
+    data = DataConfig.model_validate({"train": [file], "max_prompt_tokens": 64})
+    with pytest.raises(TaskFileError) as caught:
+        PromptOrder.of(data, 0, read=fitting_reader(data, PromptFormat(str(model), None, {})))
+    assert str(caught.value).startswith(
+        f"{tmp_path / 'd.jsonl'}:2: the chat template cannot render"
+    )
+    assert "roles user, user: roles must take turns; correct the prompt" in str(caught.value)

@@ -9,7 +9,7 @@ import pytest
 
 from agent_r1.learner.stop_rules import FailureMonitor, RunFailedError
 from agent_r1_proto.failures import Failure, failure, reason_kind
-from agent_r1_proto.tools import TextPart
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 from tests.support.builders import trajectory
 

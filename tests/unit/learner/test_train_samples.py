@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import FloatArray, Model, TrainSample
-from agent_r1.learner.groups import Group, Slot
+from agent_r1.learner.groups import Group, Slot, failure_reason, staleness
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import (
@@ -23,7 +23,7 @@ from agent_r1.learner.train_samples import (
 )
 from agent_r1_proto.rewards import Reward, ScoredTrajectory
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
-from tests.support.builders import rollout_task, scored, two_segments
+from tests.support.builders import rollout_task, scored, three_lineages, two_segments
 
 
 def group(group_id: int, *rewards: float) -> Group:
@@ -461,3 +461,102 @@ def test_the_first_steps_of_ppo_can_train_the_critic_alone():
         True,
         True,
     ]
+
+
+# -- lineages: [0, 4) main, [4, 9) begun by it, [9, 11) excluded ----------------------------------
+
+
+def lineages(index: int, total: float, **changes: Any) -> ScoredTrajectory:
+    return scored(rollout_task(sample_index=index), total=total, **(three_lineages() | changes))
+
+
+def test_excluded_tokens_leave_the_loss_mask_and_never_the_action_mask():
+    sample = build(pair(lineages(0, 1.0), lineages(1, 0.0))).samples[0]
+    assert np.flatnonzero(sample.loss_mask).tolist() == [2, 3, 6, 7, 8]
+    assert np.flatnonzero(lineages(0, 1.0).trajectory.action_mask).tolist() == [2, 3, 6, 7, 8, 10]
+
+
+def test_credit_never_passes_from_one_lineage_to_another():
+    group = pair(lineages(0, 1.0), lineages(1, 0.0))
+    sample = build(group, Scorer(), algorithm="ppo", gamma=0.5, lam=1.0).samples[0]
+    # Values are 0, so returns are discounted rewards: the outcome of 1 on the last token of each
+    # lineage, and 0.5 on token 6. 6: 0.5 + 0.25 x 1.
+    assert sample.returns is not None
+    assert sample.returns.tolist() == [0, 0, 0.5, 1, 0, 0, 0.75, 0.5, 1, 0, 0]
+    assert sample.value_mask is not None
+    assert np.flatnonzero(sample.value_mask).tolist() == [2, 3, 6, 7, 8]
+
+
+def test_a_lineage_ends_with_value_0():
+    group = pair(lineages(0, 1.0), lineages(1, 0.0))
+    sample = build(group, Scorer(value=2.0), algorithm="ppo", gamma=1.0, lam=0.0).samples[0]
+    # With lambda 0 the return is r + V of the next token: 2 within a lineage, 0 at its end.
+    assert sample.returns is not None
+    assert sample.returns[[2, 3]].tolist() == [2, 1]
+    assert sample.returns[[6, 7, 8]].tolist() == [2.5, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("keys", "better"),
+    [
+        # 1 + 0.5 against 0: the outcome counts once. The mean is 0.75.
+        ({"advantage": "grpo", "normalize_std": False}, 0.75),
+        ({"advantage": "rloo"}, 1.5),
+    ],
+)
+def test_a_group_counts_a_trajectory_once(keys: dict[str, Any], better: float):
+    plain = [turn.model_copy(update={"process_reward": None}) for turn in three_lineages()["turns"]]
+    group = pair(lineages(0, 1.0), lineages(1, 0.0, turns=plain))
+    prepared = build(group, **keys)
+    for sample, expected in zip(prepared.samples, (better, -better), strict=True):
+        assert sample.advantages.tolist() == [expected if m else 0.0 for m in sample.loss_mask]
+    assert prepared.advantages == [better, -better]
+
+
+def test_turns_are_compared_within_their_lineage():
+    worse = [turn.model_copy(update={"process_reward": None}) for turn in three_lineages()["turns"]]
+    group = pair(lineages(0, 1.0), lineages(1, 1.0, turns=worse))
+    sample = build(group, advantage="mt_grpo", normalize_std=False).samples[0]
+    # Equal outcomes; the first turn of the second lineage has 0.5 against 0, so 0.25 more than the
+    # mean. The main lineage has one turn, which is its last.
+    assert sample.advantages.tolist() == [0, 0, 0, 0, 0, 0, 0.25, 0, 0, 0, 0]
+
+
+def test_the_same_agent_begun_twice_is_two_lineages():
+    fields = three_lineages()
+    fields["lineages"] = [fields["lineages"][0]] * 1 + [
+        lineage.model_copy(update={"name": "search", "excluded": ""})
+        for lineage in fields["lineages"][1:]
+    ]
+    sample = build(pair(lineages(0, 1.0, **fields), lineages(1, 0.0))).samples[0]
+    assert np.flatnonzero(sample.advantages).tolist() == [2, 3, 6, 7, 8, 10]
+
+
+def test_a_greedy_answer_is_met_lineage_by_lineage():
+    group = pair(lineages(0, 1.0), lineages(1, 1.0), greedy=lineages(2, 1.0))
+    sample = build(group, algorithm="remax").samples[0]
+    assert sample.advantages.tolist() == [0.0] * 11
+
+
+def test_a_lineage_without_trained_tokens_is_legal_and_a_trajectory_without_is_not():
+    fields = three_lineages()
+    excluded = [
+        lineage.model_copy(update={"excluded": "scripted"}) for lineage in fields["lineages"]
+    ]
+    assert failure_reason(lineages(0, 1.0)) is None
+    nothing = lineages(0, 1.0, lineages=excluded)
+    assert failure_reason(nothing) == "every lineage is excluded (scripted)"
+    with pytest.raises(ValueError, match="no token to train"):
+        build(pair(nothing, lineages(1, 0.0)))
+
+
+def test_staleness_is_that_of_the_oldest_trained_token():
+    # Main is of version 4, the second lineage of 5, the excluded one of 1.
+    assert staleness(lineages(0, 1.0).trajectory, 6) == 2
+
+
+def test_a_batch_of_plain_trajectories_and_lineages_treats_the_plain_ones_as_ever():
+    alone = build(pair(turned(0, 1.0, 0.5), turned(1, 0.0)), normalize_std=False)
+    mixed = build(pair(turned(0, 1.0, 0.5), lineages(1, -0.5)), normalize_std=False)
+    # Totals 1.5 and 0, both times: -0.5 and a process reward of 0.5.
+    assert mixed.samples[0].advantages.tolist() == alone.samples[0].advantages.tolist()

@@ -46,7 +46,7 @@ def test_a_field_of_a_newer_minor_is_ignored_even_inside_a_task():
 
 
 def test_a_newer_major_asks_for_an_upgrade():
-    fields = encode_entry(rollout_task()) | {b"schema": b"rollout_task/2.0"}
+    fields = encode_entry(rollout_task()) | {b"schema": b"rollout_task/3.0"}
     with pytest.raises(NewerSchemaError, match="upgrade this service"):
         decode_entry(RolloutTask, fields)
 

@@ -14,12 +14,11 @@ from agent_r1.reward.config import JudgeConfig, RewardConfig
 from agent_r1.reward.judge import Judge, places_of
 from agent_r1.reward.model_server import ServerAwayError
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
-from agent_r1.reward.scoring import extract_answer
-from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.rewards import ScoreRequest
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
-from tests.support.builders import trajectory
+from tests.support.builders import read_turn, trajectory
 from tests.support.scripted_server import ScriptedServer
 
 PROMPT = "Question: $question\nAnswer: $answer\nExpected: $answers\nScore it from 0 to 10."
@@ -40,10 +39,6 @@ def config(server: ScriptedServer, **changes: Any) -> JudgeConfig:
     return JudgeConfig.model_validate({"url": server.url, "model": "m", "prompt": PROMPT} | changes)
 
 
-def answer_of(request: ScoreRequest) -> str | None:
-    return extract_answer(request.turns[-1].text)
-
-
 MakeJudge = Callable[..., Judge]
 
 
@@ -53,7 +48,7 @@ async def judge_of(server: ScriptedServer) -> AsyncIterator[MakeJudge]:
     made: list[Judge] = []
 
     def make(patience_s: float = 5.0, **changes: Any) -> Judge:
-        made.append(Judge(config(server, **changes), patience_s, answer_of))
+        made.append(Judge(config(server, **changes), patience_s))
         return made[-1]
 
     yield make
@@ -68,7 +63,7 @@ def asked(answer: str = "Paris") -> ScoreRequest:
             ChatMessage(role="user", content="Capital of France?"),
         ],
         payload={"answers": ["Paris"]},
-        turns=[ScoreTurn(text=f"<answer>{answer}</answer>")],
+        turns=[read_turn(f"<answer>{answer}</answer>")],
     )
 
 
@@ -181,10 +176,10 @@ def test_the_transcript_has_the_turns_and_what_tools_answered():
         Turn(start=3, end=4, text="<answer>Paris</answer>", finish_reason="stop"),
     ]
     request = request_of(trajectory(turns=turns))
-    assert places_of(request, None)["transcript"] == (
+    assert places_of(request)["transcript"] == (
         "assistant: Let me look.\nsearch (ok): It is Paris.\nassistant: <answer>Paris</answer>"
     )
-    assert places_of(request, None)["question"] == request.prompt[-1].content
+    assert places_of(request)["question"] == request.prompt[-1].content
 
 
 @pytest.mark.parametrize(
@@ -223,7 +218,7 @@ def test_a_prompt_file_that_cannot_be_used_is_refused_at_the_start(
     if text is not None:
         file.write_text(text)
     with pytest.raises(ValueError, match=message):
-        Judge(config(server, prompt=None, prompt_file=file), 1.0, answer_of)
+        Judge(config(server, prompt=None, prompt_file=file), 1.0)
 
 
 async def test_what_asks_a_model_can_be_left_out(server: ScriptedServer):

@@ -17,6 +17,7 @@ from agent_r1.reward.math_equal import MathWorkers, math_answer, math_equal
 from agent_r1.reward.math_worker import same_mathematics
 from agent_r1.reward.scorer import Scorer
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
+from tests.support.builders import read_turn
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def workers() -> Iterator[MathWorkers]:
 
 def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
     values: dict[str, Any] = {"answers": [*answers], **payload}
-    return ScoreRequest(payload=values, turns=[ScoreTurn(text=text)])
+    return ScoreRequest(payload=values, turns=[read_turn(text)])
 
 
 # -- finding the answer ----------------------------------------------------------------------------
@@ -55,10 +56,25 @@ def request(text: str, *answers: str, **payload: Any) -> ScoreRequest:
         (r"<think>\boxed{1}", None),  # a thought that never ended
         (r"<think>\boxed{1}</think>\boxed{2}", "2"),
         (r"2}\boxed{3}<|im_end|>", "3"),
+        (r"so \boxed 42.", "42"),
+        (r"so $\boxed42$", "42"),
+        ("so \\boxed \u22123 apples", "-3"),
+        (r"so \fbox 11 5/6", "11 5/6"),
+        (r"so \boxed B", "B"),
+        (r"\boxed 1, or \boxed{2}", "2"),  # braces say more
+        (r"\boxed 1, or \boxed 2", "2"),
+        (r"put it in \boxed please", None),
+        (r"\boxedx 42", None),
+        ("<answer>**73**</answer>", "73"),
+        (r"<answer>**$\boxed{73}$**</answer>", "73"),
+        ("<answer>`73`</answer>", "73"),
+        ("<answer>```\n73\n```</answer>", "73"),
+        (r"\boxed{__73__}", "73"),
+        ("#### **73**", "73"),
     ],
 )
 def test_the_answer_is_the_last_one_outside_the_thought(text: str, answer: str | None):
-    assert math_answer(text) == answer
+    assert math_answer(read_turn(text)) == answer
 
 
 @pytest.mark.parametrize(
@@ -73,12 +89,30 @@ def test_the_answer_is_the_last_one_outside_the_thought(text: str, answer: str |
     ],
 )
 def test_the_last_number_will_do_where_the_task_asks_for_one(text: str, answer: str | None):
-    assert math_answer(text, number=True) == answer
+    assert math_answer(read_turn(text), number=True) == answer
 
 
 # -- comparing -------------------------------------------------------------------------------------
 
 EQUAL = [
+    ("71/6", "11 5/6"),
+    (r"\frac{71}{6}", "11\u00a05/6"),
+    ("11 5/6", r"11\frac{5}{6}"),
+    ("-71/6", "-11 5/6"),
+    ("1.5", "1\u00bd"),
+    ("0.75", "\u00be"),
+    ("1000000", "1e6"),
+    ("1e6", "10^6"),
+    ("0.0015", "1.5e-3"),
+    ("1500", "1.5x10^3"),
+    ("73", "\uff17\uff13"),
+    ("-3.5", "\uff0d\uff13\uff0e\uff15"),
+    *(("-3", f"{minus}3") for minus in "\u2212\u2010\u2011\u2012\u2013\u2014\ufe63"),
+    ("\u22123", "-3"),
+    ("x-3", "x \u2013 3"),
+    ("2020-2024", "2020\u20132024"),
+    ("12345", "12_345"),
+    ("73", "\u20ac73"),
     (r"\frac{1}{2}", "0.5"),
     (r"\frac{1}{2}", "1/2"),
     (r"\frac12", r"\dfrac{1}{2}"),
@@ -105,6 +139,20 @@ EQUAL = [
     (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
 ]
 DIFFERENT = [
+    ("55/6", "11 5/6"),
+    ("5/6", "11 5/6"),
+    ("115/6", "11 5/6"),
+    ("2/3", "1\u00bd"),
+    ("6", "1e6"),
+    ("1", "1e6"),
+    ("1000000", "1e5"),
+    ("0.015", "1.5e-3"),
+    ("37", "\uff17\uff13"),
+    *(("3", f"{minus}3") for minus in "\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d"),
+    ("-4", "2020\u20132024"),
+    ("4", "2020\u20132024"),
+    ("2024", "2020\u20132024"),
+    ("345", "12_345"),
     (r"\frac{1}{2}", "0.51"),
     ("1/3", "0.333"),
     (r"3\pi", "9.42"),
@@ -219,6 +267,49 @@ async def test_the_component_scores_the_last_turn():
     assert (await scorer.score(number)).total == 1.0
 
 
+NUMBERS = [
+    # gold, text, score
+    ("73", "<answer>The answer is 73.</answer>", 1.0),
+    ("73", "<answer>73 (seventy-three)</answer>", 1.0),
+    ("73", r"\boxed{The answer is 73}", 1.0),
+    ("73", "<answer>USD 73</answer>", 1.0),
+    ("73", "<answer>It is **73**, not 72.</answer>", 0.0),  # the last number counts
+    ("72", "<answer>The answer is 73.</answer>", 0.0),
+    ("3", "<answer>The answer is -3.</answer>", 0.0),
+    ("-3", "<answer>The answer is \u2212 3.</answer>", 1.0),
+    ("7", "<answer>7 or 8</answer>", 0.0),
+    ("8", "<answer>7 or 8</answer>", 0.0),
+    ("19", "<answer>It is COVID-19.</answer>", 0.0),
+    ("5", "<answer>It is 3-5.</answer>", 0.0),
+    ("-5", "<answer>It is 3-5.</answer>", 0.0),
+    ("2", "<answer>sqrt(2)</answer>", 0.0),
+    ("2", r"<answer>\sqrt{2}\text{ cm}</answer>", 0.0),
+    ("7", "<answer>3+4</answer>", 1.0),
+    ("4", "<answer>3+4</answer>", 0.0),
+    ("3", "the answer is \u20133", 0.0),
+    ("-3", "the answer is \u20133", 1.0),
+    ("2024", "the years 2020\u20132024", 0.0),
+    ("3", "the answer is 1.5 \u00d7 10^3", 0.0),
+    ("1500", "the answer is 1.5 \u00d7 10^3", 1.0),
+    ("5/6", "the answer is 11 5/6", 0.0),
+    ("71/6", "the answer is 11 5/6", 1.0),
+    ("0.5", r"the answer is $\frac{1}{2}$", 1.0),
+    ("2", r"the answer is $\frac{1}{2}$", 0.0),
+]
+
+
+@pytest.mark.parametrize(("gold", "text", "score"), NUMBERS)
+def test_where_a_number_is_asked_for_the_last_one_counts_with_its_sign(
+    gold: str, text: str, score: float
+):
+    assert math_equal(request(text, gold, answer_type="number")) == score
+
+
+@pytest.mark.parametrize("text", ["<answer>The answer is 73.</answer>", "so 73", "it is **73**"])
+def test_where_none_is_asked_for_an_answer_in_words_stays_one(text: str):
+    assert math_equal(request(text, "73")) == 0.0
+
+
 async def test_it_is_reported_only_where_it_is_named():
     reward = await Scorer(RewardConfig()).score(request(r"\boxed{1}", "1"))
     assert "math_equal" not in reward.components
@@ -246,6 +337,6 @@ def test_every_gold_answer_of_math500_and_gsm8k_equals_itself(real_data_dir: Pat
     assert len(answers) == 660 + 7473 + 251
     assert all(answers)
     for answer in answers:
-        assert math_answer(rf"It is \boxed{{{answer}}}.") == answer
+        assert math_answer(read_turn(rf"It is \boxed{{{answer}}}.")) == answer
     # As mathematics too, where the same text alone would do; 5 s for all, so in this process.
     assert [answer for answer in sorted(set(answers)) if not same_mathematics(answer, answer)] == []

@@ -17,6 +17,7 @@ from agent_r1.reward.app import create_app
 from agent_r1.reward.components import BUILT_IN
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer, request_of
+from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import ToolCallRecord
 from tests.support.builders import rollout_task, trajectory
@@ -85,7 +86,7 @@ async def test_only_the_last_turn_answers():
 
 async def test_the_answer_is_what_the_pattern_of_the_environment_finds():
     turn = "<answer>no</answer> So the answer is: Babbage.\nThe answer is: Ada Lovelace."
-    scorer = Scorer(RewardConfig(), answer_pattern=r"answer is:\s*([^.]+)\.")
+    scorer = Scorer(RewardConfig(), TurnReader(answer_pattern=r"answer is:\s*([^.]+)\."))
     reward = await scorer.score(request(turn))
     assert reward.prediction == "Ada Lovelace"
     assert reward.total == 1.0
@@ -110,6 +111,33 @@ async def test_a_payload_without_usable_answers_is_named(answers: Any):
     payload = {} if answers is None else {"answers": answers}
     with pytest.raises(ValueError, match="payload has answers = "):
         await Scorer(RewardConfig()).score(request(answered("x"), payload=payload))
+
+
+UNFIT: list[Any] = [None, [], [42], {"a": 1}, "x", 3, [["a", "b"]], ["x", None]]
+
+
+@pytest.mark.parametrize("answers", UNFIT)
+async def test_what_nobody_named_is_not_measured_where_the_payload_does_not_fit(answers: Any):
+    scorer = Scorer(RewardConfig(components={"answered": 1.0}))
+    reward = await scorer.score(request(answered("x"), payload={"answers": answers}))
+    assert reward.total == 1.0
+    assert set(reward.components) == set(BUILT_IN) - {"exact_match", "f1", "substring_match"}
+
+
+@pytest.mark.parametrize("answers", UNFIT)
+@pytest.mark.parametrize("name", ["exact_match", "f1", "substring_match"])
+async def test_what_is_named_fails_there_even_with_weight_0(name: str, answers: Any):
+    scorer = Scorer(RewardConfig(components={"answered": 1.0, name: 0.0}))
+    with pytest.raises(ValueError, match="payload has answers = "):
+        await scorer.score(request(answered("x"), payload={"answers": answers}))
+
+
+@pytest.mark.parametrize("rule", ["paper", "weighted"])
+async def test_an_empty_answer_earns_nothing_where_the_right_choice_is_a(rule: Any):
+    scorer = Scorer(RewardConfig(rule=rule))
+    payload = {"answers": ["A"]}
+    for answer, total in (("", 0.0), ("the", 0.0), ("B", 0.0), ("A", 1.0), ("(A)", 1.0)):
+        assert (await scorer.score(request(answered(answer), payload=payload))).total == total
 
 
 async def test_tasks_without_answers_score_by_the_components_that_need_none():
@@ -326,7 +354,7 @@ async def test_other_requests_are_answered_while_a_long_text_is_scored(
 ):
     others_answered = threading.Event()
 
-    def measure(_: ScoreRequest, answer: str | None) -> float:
+    def measure(_: ScoreRequest) -> float:
         return float(others_answered.wait(30.0))
 
     monkeypatch.setitem(BUILT_IN, "answered", measure)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from agent_r1.reward.scoring import (
     exact_match,
-    extract_answer,
     f1,
     format_score,
     normalize_answer,
@@ -19,13 +18,16 @@ from agent_r1.reward.scoring import (
     substring_match,
     useful_share,
 )
+from tests.support.builders import read_turn
 
 
 @pytest.mark.parametrize(
     ("text", "normalized"),
     [
         ("The Beatles", "beatles"),
-        ("the  THE a an", ""),
+        ("the  THE a an", "the the a an"),  # nothing would be left: the articles stay
+        ("A", "a"),
+        ("(A)", "a"),
         ("U.S.", "us"),  # punctuation is removed, not replaced by a blank
         ("well-known", "wellknown"),
         ("a-ha", "aha"),  # the article test comes after: "aha" holds no word "a"
@@ -39,7 +41,9 @@ from agent_r1.reward.scoring import (
         ("'quoted'", "quoted"),
         ("東京", "東京"),
         ("", ""),
-        ("!?", ""),
+        (" \n", ""),
+        ("!?", "!?"),  # nothing would be left: the punctuation stays
+        ("+ -", "+ -"),
     ],
 )
 def test_normalize_answer(text: str, normalized: str):
@@ -61,7 +65,16 @@ def test_normalizing_twice_changes_nothing(text: str):
         ("no", ["yes"], 0.0),
         (None, ["x"], 0.0),
         ("", ["x"], 0.0),
-        ("", ["The"], 1.0),  # as the official script has it: both normalize to nothing
+        ("", ["The"], 0.0),  # 1.0 in the official script: both normalize to nothing there
+        ("the", ["A"], 0.0),
+        (".", ["A"], 0.0),
+        ("(a)", ["A"], 1.0),
+        ("", ["?"], 0.0),
+        ("-", ["+"], 0.0),
+        ("+", ["+"], 1.0),
+        ("", [""], 1.0),  # the data says that the answer is empty
+        (" ", [""], 1.0),
+        ("?", [""], 0.0),
         (None, ["The"], 0.0),  # no answer at all is never right
     ],
 )
@@ -88,7 +101,13 @@ def test_exact_match(prediction: str | None, answers: list[str], score: float):
         # the rule looks at the whole normalized text, not at its words
         ("no country for old men", ["No Country for Old Men (film)"], 2 * 5 / (5 + 6)),
         ("", ["x"], 0.0),
-        ("the", ["an"], 0.0),  # no words to share
+        ("the", ["an"], 0.0),
+        ("A", ["A"], 1.0),  # 0.0 in the official script: no words are left there
+        ("", ["A"], 0.0),
+        ("-", ["-"], 1.0),
+        ("+", ["-"], 0.0),
+        # shared {a: 1}; precision 1/2, recall 1/1: 2/3
+        ("the a", ["a"], 2 / 3),
         (None, ["x"], 0.0),
     ],
 )
@@ -105,7 +124,10 @@ def test_f1(prediction: str | None, answers: list[str], score: float):
         ("the end", ["end"], 1.0),
         ("x", ["y", "x"], 1.0),
         ("anything", ["The"], 0.0),  # an empty answer is not inside everything
-        ("", ["The"], 1.0),
+        ("", ["The"], 0.0),
+        ("", ["+"], 0.0),
+        ("the", ["A"], 0.0),
+        ("(A)", ["A"], 1.0),
         (None, ["x"], 0.0),
     ],
 )
@@ -143,8 +165,8 @@ def test_no_accepted_answer_is_an_error():
         ("", None),
     ],
 )
-def test_extract_answer(text: str, answer: str | None):
-    assert extract_answer(text) == answer
+def test_the_answer_of_a_turn_is_its_last_block(text: str, answer: str | None):
+    assert read_turn(text).answer == answer
 
 
 CALL = '<think>look</think>\n<tool_call>{"name": "search", "arguments": {}}</tool_call><|im_end|>'
@@ -185,14 +207,15 @@ ANSWER = "<think>done</think><answer>Ada</answer><|im_end|>"
     ],
 )
 def test_format_score(turns: list[str], score: float):
-    assert format_score(turns) == score
+    assert format_score(list(map(read_turn, turns))) == score
 
 
 def test_format_score_is_fast_on_hostile_text():
     # Linear: 200,000 characters of tags and blanks that never match take well under the timeout.
     hostile = "<think>" * 10_000 + " " * 100_000 + "<answer>" * 5_000
-    assert format_score([hostile, hostile]) == 0.0
-    assert extract_answer(hostile) is None
+    turn = read_turn(hostile)
+    assert format_score([turn, turn]) == 0.0
+    assert turn.answer is None
 
 
 @pytest.mark.parametrize(
@@ -205,8 +228,8 @@ def test_paper_reward(exact: float, form: float, reward: float):
 
 def test_a_thought_is_a_block_with_text_at_the_start_of_the_turn():
     turns = ["<think>a</think>x", " <think> b\n</think>", "<think> </think>", "x<think>a</think>"]
-    assert reasoning_share(turns) == 0.5
-    assert reasoning_share(["<think>a<think>b</think>"]) == 0.0
+    assert reasoning_share(list(map(read_turn, turns))) == 0.5
+    assert reasoning_share([read_turn("<think>a<think>b</think>")]) == 0.0
     assert reasoning_share([]) == 0.0
 
 

@@ -9,8 +9,8 @@ from pydantic import JsonValue
 
 from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.scorer import ComponentError, Scorer
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest, ScoreTurn
-from agent_r1_proto.tools import TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from tests.support.builders import trajectory
 

@@ -13,12 +13,15 @@ from agent_r1.rollout.outside_text import TRUNCATION_MARKER
 from agent_r1.rollout.policy import EngineDeadError
 from agent_r1.rollout.trajectory_builder import derive_seed
 from agent_r1_proto.messages import decode_entry, encode_entry
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage, SamplingParameters, Task
-from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_proto.tools import ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.builders import rollout_task
 from tests.support.fakes import (
+    HERMES_TEMPLATE,
     FakeToolServer,
+    build_tokenizer,
     call_text,
 )
 from tests.unit.rollout.loops import ANSWER, agent_loop, sampled, spoken
@@ -158,6 +161,33 @@ async def test_own_system_message_stands(chat: ChatFormat, end_id: int):
     assert "Mine." in text
     assert "Yours." not in text
     assert "secret" not in text
+
+
+@pytest.mark.parametrize(
+    ("condition", "prompt"),
+    [
+        ("messages[0].role == 'system'", "who?"),
+        (
+            "messages | length == 2 and messages[1].role == 'user'",
+            [ChatMessage(role="user", content="a")] * 2,
+        ),
+    ],
+)
+async def test_a_prompt_that_the_template_refuses_fails_the_attempt(
+    end_id: int, condition: str, prompt: str | list[ChatMessage]
+):
+    raising = f"{{%- if {condition} %}}{{{{ raise_exception('no, thanks') }}}}{{% endif -%}}"
+    tokenizer = build_tokenizer(template=raising + HERMES_TEMPLATE)
+    chat = ChatFormat(tokenizer, end_of_turn_ids=[end_id])
+    env = {"system_prompt": "Be brief."} if isinstance(prompt, str) else {}
+    async with agent_loop(chat, end_id, [ANSWER], env=env) as built:
+        task = Task(id="t", prompt=prompt)
+        trajectory = await built.loop.run(rollout_task().model_copy(update={"task": task}))
+        with pytest.raises(ValueError, match="no, thanks"):
+            built.loop.prompt_tokens(task)
+    assert trajectory.status == "FAILED"
+    assert trajectory.reason.startswith("chat_template_error: the chat template cannot render")
+    assert built.policy.requests == []
 
 
 async def test_task_chooses_its_tools(chat: ChatFormat, end_id: int):

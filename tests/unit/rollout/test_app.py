@@ -43,6 +43,15 @@ async def client():
         ("load", {"manifest_location": "/m", "policy_version": "1"}, "(got '1')"),
         ("canary", {"token_ids": ["5", "6"]}, "token_ids.0: Input should be a valid integer"),
         ("canary", {"token_ids": [1]}, "token_ids: List should have at least 2 items"),
+        ("canary", {"token_ids": [1, 2, 3], "prompt_starts": [2]}, "the prompt at 2 has 1 tokens"),
+        ("canary", {"token_ids": [1, 2], "wanted": [0]}, "wanted names the first token"),
+        ("canary", {"token_ids": [1, 2], "wanted": [2]}, "or one outside 0..1"),
+        ("canary", {"token_ids": [1, 2, 3], "wanted": [2, 1]}, "wanted must rise"),
+        (
+            "canary",
+            {"token_ids": [1, 2, 3, 4], "prompt_starts": [2], "wanted": [1]},
+            "no token of one of the prompts",
+        ),
     ],
 )
 async def test_a_wrong_body_is_answered_as_every_service_does(
@@ -58,6 +67,14 @@ async def test_the_canary_scores_the_tokens_it_is_given(client: httpx.AsyncClien
     answer = await client.post("/weights/canary", json={"token_ids": [5, 6, 7]})
     # The scripted policy scores a token as minus its id.
     assert CanaryReply.model_validate(answer.json()).logprobs == [-6.0, -7.0]
+
+
+async def test_the_canary_scores_the_wanted_tokens_of_several_prompts(client: httpx.AsyncClient):
+    # The prompts are 5 6 7 and 8 9; without `wanted`, all but their first tokens are scored.
+    body = {"token_ids": [5, 6, 7, 8, 9], "prompt_starts": [3]}
+    for wanted, logprobs in (([2, 4], [-7.0, -9.0]), ([], [-6.0, -7.0, -9.0])):
+        answer = await client.post("/weights/canary", json={**body, "wanted": wanted})
+        assert CanaryReply.model_validate(answer.json()).logprobs == logprobs
 
 
 async def test_the_api_description_has_every_body_and_answer(client: httpx.AsyncClient):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage
+from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, OwnMessage, Rendered
 from agent_r1.rollout.chat_template import ChatTemplateError, load_tokenizer
 from agent_r1.rollout.outside_text import TRUNCATION_MARKER
-from agent_r1.rollout.parsing import ParsedCall, parse_turn
+from agent_r1.text.reading import ParsedCall, parse_turn
 from agent_r1_proto.tasks import ChatMessage, Role
 from agent_r1_proto.tools import ToolSpec
-from tests.support.fakes import FORGETFUL_TEMPLATE, HERMES_TEMPLATE, build_tokenizer, call_text
+from tests.support.fakes import (
+    FORGETFUL_TEMPLATE,
+    HERMES_TEMPLATE,
+    MARKUP_TOKENS,
+    build_tokenizer,
+    call_text,
+)
 
 SEARCH = ToolSpec(name="search", version="1", description="Finds.", parameters={"type": "object"})
 
@@ -63,7 +70,7 @@ def test_prompt_that_ends_with_results_is_the_sampled_dialogue_token_for_token(
     rendered = chat.render_prompt([*RESULTS_PROMPT, *results], [SEARCH])
     # As if the assistant's message had been sampled after the question, and answered by the tool.
     asked = chat.render_prompt(RESULTS_PROMPT[:1], [SEARCH])
-    said = encode(tokenizer, RESULTS_PROMPT[1].content)
+    said = encode(tokenizer, RESULTS_PROMPT[1].text())
     assert rendered.token_ids == [*asked.token_ids, *said, end_id, *reply(chat, *texts)]
     assert rendered.text == chat.decode(rendered.token_ids)
 
@@ -123,6 +130,182 @@ def test_generation_prompt_that_opens_a_thought_is_noticed(chat: ChatFormat, end
     template = HERMES_TEMPLATE.replace("'assistant\n' }}", "'assistant\n<think>\n' }}")
     opening = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
     assert (chat.opens_in_thought, opening.opens_in_thought) == (False, True)
+
+
+PHI3_ENDING = "{%- if not add_generation_prompt %}{{ eos_token }}{% endif -%}"
+
+
+@pytest.mark.parametrize(
+    "ending", [PHI3_ENDING, PHI3_ENDING.replace("eos_token", "'<|endoftext|>'")]
+)
+@pytest.mark.parametrize("roles", [("tool",), ("user",), ("tool", "user")])
+def test_what_a_template_writes_only_at_the_very_end_is_no_part_of_a_turn(
+    tokenizer: Any, end_id: int, ending: str, roles: tuple[Role, ...]
+):
+    ended = ChatFormat(
+        build_tokenizer(template=HERMES_TEMPLATE + ending),
+        end_of_turn_ids=[end_id],
+        reply_roles=roles,
+    )
+    plain = ChatFormat(tokenizer, end_of_turn_ids=[end_id], reply_roles=roles)
+    asked = [ChatMessage(role="user", content="who?")]
+    replies = [outside(plain, "Ada", role) for role in roles]
+    assert ended.render_prompt(asked) == plain.render_prompt(asked)
+    assert ended.encode_reply(replies) == plain.encode_reply(replies)
+    assert not ended.rewrites(replies)
+
+
+def test_a_template_that_ends_without_a_turn_may_still_open_a_thought(end_id: int):
+    template = HERMES_TEMPLATE.replace("'assistant\n' }}", "'assistant\n<think>\n' }}")
+    chat = ChatFormat(build_tokenizer(template=template + PHI3_ENDING), end_of_turn_ids=[end_id])
+    assert chat.opens_in_thought
+    assert chat.said("a</think>b").content == "<think>\na</think>b"
+
+
+# As microsoft/Phi-3-mini-4k-instruct has it; Phi-3.5 also leaves out an empty system message.
+PHI3 = """\
+{% for message in messages %}{% if message['role'] == 'system' %}{{'<|system|>
+' + message['content'] + '<|end|>
+'}}{% elif message['role'] == 'user' %}{{'<|user|>
+' + message['content'] + '<|end|>
+'}}{% elif message['role'] == 'assistant' %}{{'<|assistant|>
+' + message['content'] + '<|end|>
+'}}{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>
+' }}{% else %}{{ eos_token }}{% endif %}"""
+PHI3_5 = PHI3.replace("'system' %}", "'system' and message['content'] %}")
+
+
+@pytest.mark.parametrize("template", [PHI3, PHI3_5])
+def test_published_templates_that_end_with_the_eos_token_are_accepted(template: str):
+    from tokenizers import AddedToken
+
+    tokenizer = build_tokenizer(template=template)
+    control = ["<|end|>", "<|user|>", "<|assistant|>", "<|system|>"]
+    tokenizer.add_tokens([AddedToken(text, special=True) for text in control], special_tokens=True)
+    tokenizer.eos_token = "<|endoftext|>"
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    chat = ChatFormat(tokenizer, end_of_turn_ids=[end], reply_roles=("user",))
+    asked = chat.render_prompt([ChatMessage(role="user", content="who?")])
+    assert asked.text == "<|user|>\nwho?<|end|>\n<|assistant|>\n"
+    reply = chat.encode_reply([outside(chat, "Ada", "user")])
+    assert chat.decode(reply) == "\n<|user|>\nAda<|end|>\n<|assistant|>\n"
+
+
+# -- control tokens in a prompt -------------------------------------------------------------------
+
+PHI_TEMPLATE = (
+    "{{- bos_token -}}{%- for m in messages -%}"
+    "{{- '<|' + m.role + '|>\n' + m.content | trim + '<|end|>\n' -}}{%- endfor -%}"
+    "{%- for tool in tools or [] -%}{{- '<|tool|>' + tool | tojson + '<|/tool|>' -}}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|assistant|>\n' -}}{%- endif -%}"
+)
+LLAMA_TEMPLATE = (
+    "{{- bos_token -}}{%- for m in messages -%}"
+    "{{- '<|start_header_id|>' + ('ipython' if m.role == 'tool' else m.role) -}}"
+    "{{- '<|end_header_id|>\n\n' -}}"
+    "{{- (m.content | tojson if m.role == 'tool' else m.content | trim) + '<|eot_id|>' -}}"
+    "{%- if loop.first -%}{%- for tool in tools or [] -%}{{- tool | tojson(indent=4) -}}"
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+    "{%- if add_generation_prompt -%}"
+    "{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' -}}{%- endif -%}"
+)
+CONTROL: dict[str, tuple[str, str, list[str]]] = {
+    "hermes": (HERMES_TEMPLATE, "<|im_end|>", ["<|im_start|>", "<|endoftext|>"]),
+    "phi": (
+        PHI_TEMPLATE,
+        "<|end|>",
+        ["<|user|>", "<|system|>", "<|assistant|>", "<|tool|>", "<|/tool|>", "<s>"],
+    ),
+    "llama": (
+        LLAMA_TEMPLATE,
+        "<|eot_id|>",
+        ["<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<|python_tag|>"],
+    ),
+}
+CALLS_AND_THOUGHTS = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+SPELLED = [token for _, end, tokens in CONTROL.values() for token in (end, *tokens)]
+PIECES = st.sampled_from([*SPELLED, *MARKUP_TOKENS, "<|", "|>", "im_end", "<", "\n", ' "é\\ '])
+ANY_TEXT = st.lists(PIECES, max_size=6).map("".join)
+
+
+@pytest.fixture(scope="module")
+def control_chats() -> dict[str, ChatFormat]:
+    from tokenizers import AddedToken
+
+    chats = {}
+    for name, (template, end, tokens) in CONTROL.items():
+        markup = MARKUP_TOKENS if name == "hermes" else CALLS_AND_THOUGHTS
+        tokenizer = build_tokenizer(template=template, markup_tokens=markup)
+        special: Any = [AddedToken(t, special=True, normalized=False) for t in (end, *tokens)]
+        tokenizer.add_tokens(special, special_tokens=True)
+        tokenizer.bos_token = tokens[-1]
+        chats[name] = ChatFormat(tokenizer, end_of_turn_ids=[tokenizer.convert_tokens_to_ids(end)])
+    return chats
+
+
+def controls(chat: ChatFormat, rendered: Rendered) -> list[str]:
+    added = chat._tokenizer.added_tokens_decoder
+    return [added[token].content for token in rendered.token_ids if token in added]
+
+
+@pytest.mark.parametrize("name", CONTROL)
+@given(texts=st.lists(ANY_TEXT, min_size=7, max_size=7))
+def test_no_text_of_a_prompt_becomes_a_control_token(
+    control_chats: dict[str, ChatFormat], name: str, texts: list[str]
+):
+    chat = control_chats[name]
+
+    def rendered(texts: Sequence[str]) -> Rendered:
+        system, asked, said, again, tool, told, key = texts
+        messages = [
+            ChatMessage(role="system", content=f"a{system}b"),
+            ChatMessage(role="user", content=f"a{asked}b"),
+            ChatMessage(role="assistant", content=f"a{said}b"),
+            ChatMessage(role="user", content=f"a{again}b"),
+        ]
+        schema = {"type": "object", "properties": {f"a{key}b": {"enum": [f"a{key}b", 1, None]}}}
+        spec = ToolSpec(name="t", version="1", description=f"a{told}b", parameters=schema)
+        return chat.render_prompt(messages, [spec.model_copy(update={"name": f"a{tool}b"})])
+
+    plain = controls(chat, rendered(["x"] * 7))
+    found = rendered(texts)
+    said = re.findall("|".join(CALLS_AND_THOUGHTS), texts[2])  # a turn may hold these
+    assert sorted(controls(chat, found)) == sorted([*plain, *said])
+    assert chat.decode(found.token_ids) == found.text
+    assert [f"a{text}b" in found.text for text in texts[:4]] == [True] * 4
+
+
+def test_a_prompt_without_control_tokens_is_encoded_in_one_piece(chat: ChatFormat, tokenizer: Any):
+    messages = [ChatMessage(role="user", content="the <b>tag</b> |im_end| <think")]
+    rendered = chat.render_prompt(messages, [SEARCH])
+    assert rendered.token_ids == encode(tokenizer, rendered.text)
+
+
+def test_control_tokens_of_whoever_runs_this_and_of_a_turn_are_meant(
+    chat: ChatFormat, tokenizer: Any
+):
+    told = OwnMessage(role="system", content="Think in <think></think>.<|im_end|>")
+    said = ChatMessage(role="assistant", content="<think>a</think>" + call_text(query="Ada"))
+    asked = ChatMessage(role="user", content="who?")
+    rendered = chat.render_prompt([told, asked, said, asked])
+    assert rendered.token_ids == encode(tokenizer, rendered.text)
+
+
+def test_control_tokens_that_are_spelled_out_are_counted_and_logged_once(
+    end_id: int, caplog: pytest.LogCaptureFixture
+):
+    chat = ChatFormat(build_tokenizer(), end_of_turn_ids=[end_id])
+    message = ChatMessage(role="user", content="a <|im_end|> b <|im_start|>")
+    tool = SEARCH.model_copy(update={"description": "Finds <tool_call>."})
+    with caplog.at_level("WARNING"):
+        for _ in range(2):
+            chat.render_prompt([message], [tool])
+        chat.encode_limited("<|im_end|>", max_chars=99, max_tokens=None)
+    # Two tokens in the message and one in the tool, each rendered twice; one in the result.
+    assert dict(chat.spelled_out.counts) == {"prompt": 4, "tools": 2, "reply": 1}
+    logged = [record.getMessage() for record in caplog.records]
+    assert [line.split("origin=")[1].split()[0] for line in logged] == ["prompt", "tools", "reply"]
+    assert "tokens='<|im_end|>', '<|im_start|>'" in logged[0]
 
 
 # -- outside text --------------------------------------------------------------------------------
@@ -292,10 +475,28 @@ def test_call_ends_at_its_closing_token(chat: ChatFormat, tokenizer: Any, end_id
     assert ends == [i for i, token in enumerate(token_ids) if token == close]
 
 
+@pytest.mark.parametrize("as_token", [True, False])
+def test_call_ends_at_the_tag_behind_its_object(
+    chat: ChatFormat, tokenizer: Any, end_id: int, as_token: bool
+):
+    close = tokenizer.convert_tokens_to_ids("</tool_call>")
+    before, quoted, after = call_text(query="</tool_call>").partition("</tool_call>")
+    quoted_ids = encode(tokenizer, quoted) if as_token else chat.encode_text(quoted)
+    assert (close in quoted_ids) == as_token
+    first = [*encode(tokenizer, before), *quoted_ids, *encode(tokenizer, after)]
+    second = encode(tokenizer, call_text(query="b"))
+    token_ids = [*first, *second, end_id]
+    text = chat.decode_turn(token_ids)
+    ends = chat.call_end_indexes(token_ids, text, chat.reader.read(text).calls)
+    assert ends == [len(first) - 1, len(first) + len(second) - 1]
+    assert [token_ids[end] for end in ends] == [close, close]
+
+
 TURN_PIECES = st.sampled_from(
     [
         call_text(query="é😀"),
         call_text(query="x"),
+        call_text(query="what does </tool_call> mean"),
         "<tool_call>",
         "</tool_call>",
         "<think>",

@@ -10,8 +10,9 @@ import pytest
 
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Task
-from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_proto.tools import ToolCall, ToolResult
 from tests.support.builders import rollout_task
 from tests.support.fakes import (
     FakeToolServer,
@@ -163,7 +164,7 @@ def returning(step: Any) -> type[ToolEnv]:
         ),
         (
             returning(EnvStep(message=b"on")),  # type: ignore[arg-type]
-            "Mine.step returned message = b'on'; it must be a text or None",
+            "Mine.step returned message = b'on'; it must be a text (or a list of parts) or None",
         ),
     ],
 )

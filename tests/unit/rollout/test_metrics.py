@@ -8,6 +8,7 @@ from pathlib import Path
 from agent_r1.rollout import agent_loop
 from agent_r1.rollout import metrics as rollout_metrics
 from agent_r1.rollout.metrics import FAILURE_KINDS, RolloutMetrics
+from agent_r1.rollout.outside_text import SpelledOut
 from agent_r1.rollout.policy import EngineWork
 from agent_r1.rollout.tool_calls.discovery import ToolDirectory
 from agent_r1_proto.tools import ToolSpec
@@ -29,7 +30,9 @@ def make_metrics() -> tuple[RolloutMetrics, ToolDirectory]:
     directory = ToolDirectory(clock=lambda: 0.0)
     directory.add_fixed("search", "http://one", spec())
     metrics = RolloutMetrics()
-    metrics.watch(policy, directory, in_flight=lambda: 4, max_concurrent=32)
+    spelled_out = SpelledOut()
+    spelled_out.note("tools", ["<|im_end|>", "<|im_end|>"])
+    metrics.watch(policy, directory, spelled_out, in_flight=lambda: 4, max_concurrent=32)
     return metrics, directory
 
 
@@ -49,6 +52,13 @@ def call(status: str, version: str = "", latency_ms: float = 0.0) -> ToolCallRec
             "latency_ms": latency_ms,
         }
     )
+
+
+def test_control_tokens_that_were_spelled_out_are_counted_by_where_they_stood() -> None:
+    found = values(make_metrics()[0])
+    name = "agent_r1_rollout_spelled_out_tokens_total"
+    counts = [found[f'{name}{{origin="{origin}"}}'] for origin in ("prompt", "tools", "reply")]
+    assert counts == [0, 2, 0]
 
 
 def test_a_trajectory_is_counted_with_its_tokens_and_calls() -> None:

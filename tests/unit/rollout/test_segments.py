@@ -7,11 +7,13 @@ import pytest
 
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1_proto.messages import decode_entry, encode_entry
-from agent_r1_proto.tools import TextPart, ToolResult
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.builders import rollout_task
 from tests.support.fakes import (
     FORGETFUL_TEMPLATE,
+    HERMES_TEMPLATE,
     FakeToolServer,
     build_tokenizer,
     call_text,
@@ -105,6 +107,25 @@ async def test_a_history_that_the_template_cannot_render_fails_the_attempt(end_i
     async with (
         FakeToolServer() as server,
         agent_loop(chat, end_id, [call_text(query="Ada")], server) as built,
+    ):
+        trajectory = await built.loop.run(rollout_task())
+    assert trajectory.status == "FAILED"
+    assert trajectory.reason.startswith("chat_template_error: the chat template cannot render")
+
+
+async def test_a_reply_that_the_template_cannot_render_fails_the_attempt(end_id: int):
+    # Three results in one reply; what was checked at the start are two.
+    template = HERMES_TEMPLATE.replace(
+        "{%- for message in messages -%}",
+        "{%- if messages|selectattr('role', 'equalto', 'tool')|list|length > 2 -%}"
+        "{{ raise_exception('too many') }}{%- endif -%}"
+        "{%- for message in messages -%}",
+        1,
+    )
+    chat = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id], segments=True)
+    async with (
+        FakeToolServer() as server,
+        agent_loop(chat, end_id, [call_text(query="Ada") * 3], server) as built,
     ):
         trajectory = await built.loop.run(rollout_task())
     assert trajectory.status == "FAILED"

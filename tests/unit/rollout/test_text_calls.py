@@ -8,10 +8,10 @@ import pytest
 
 from agent_r1.rollout.chat_format import ChatFormat, reply_roles
 from agent_r1.rollout.envs.text_env import TextEnv
-from agent_r1.rollout.parsing import parse_turn
-from agent_r1.rollout.tool_formats import ToolFormat
-from agent_r1.rollout.tool_formats.code_block import CodeBlockFormat
-from agent_r1.rollout.tool_formats.react import ReactFormat
+from agent_r1.text.reading import parse_turn
+from agent_r1.text.tool_formats import ToolFormat
+from agent_r1.text.tool_formats.code_block import CodeBlockFormat
+from agent_r1.text.tool_formats.react import ReactFormat
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakeToolServer
 from tests.unit.rollout.loops import ANSWER, agent_loop

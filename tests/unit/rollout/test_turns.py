@@ -9,9 +9,10 @@ import pytest
 
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.outside_text import TRUNCATION_MARKER
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import SamplingParameters
 from agent_r1_proto.tool_pool import ToolInstance, ToolState
-from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_proto.tools import ToolCall, ToolResult
 from tests.support.builders import rollout_task
 from tests.support.fakes import (
     FakeToolServer,

@@ -17,7 +17,7 @@ LINE = b'{"id": "a", "prompt": "Where?"}\n'
     ("name", "data", "expected"),
     [
         ("a.data", b"PAR1\x15\x04", "is a Parquet file and not JSON lines; convert it: pandas."),
-        ("a.jsonl", b"PAR1\x15\x04", "is a Parquet file"),
+        ("a.jsonl", b"PAR1\x15\x04", "if it holds tasks, give its name the suffix .parquet"),
         ("a.jsonl.gz", gzip.compress(b"PAR1\x15\x04", mtime=0), "is a Parquet file"),
         ("a.jsonl", gzip.compress(LINE, mtime=0), "a gzip file without the suffix .gz"),
         ("a.xlsx", b"PK\x03\x04\0\0", "a zip archive or an Excel file"),

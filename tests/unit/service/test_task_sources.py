@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,6 +66,13 @@ def test_columns_of_json_lines_are_mapped(tmp_path: Path):
         (3, ["3"]),
         (["a", "b"], ["a", "b"]),
         ({"target": ["a", "b"]}, ["a", "b"]),  # Search-R1's
+        # A column of floats has 72 as 72.0; `str` would make 1e+16 and 1e-07 of the last two.
+        (72.0, ["72"]),
+        (-0.0, ["0"]),
+        ([3.0, 0.5], ["3", "0.5"]),
+        (1e16, ["10000000000000000"]),
+        (1e-7, ["0.0000001"]),
+        (True, ["true"]),  # as JSON writes it
     ],
 )
 def test_answers_are_texts_however_they_are_kept(tmp_path: Path, value: Any, answers: list[str]):
@@ -80,6 +88,10 @@ def test_answers_are_texts_however_they_are_kept(tmp_path: Path, value: Any, ans
         ({"q": "?"}, "there is no column 'a'; the columns are q"),
         ({"q": "?", "a": []}, "must hold the accepted answers"),
         ({"q": "?", "a": {"b": 1}}, "must hold the accepted answers"),
+        ({"q": "?", "a": None}, "(None) must hold the accepted answers"),
+        ({"q": "?", "a": math.nan}, "(nan) must hold the accepted answers"),
+        ({"q": "?", "a": ["x", None]}, "fill them in, or remove the row"),
+        ({"q": "?", "a": [[1]]}, "must hold the accepted answers"),
         ({"q": 5, "a": "x"}, "prompt"),
         ([1], "not an object with columns"),
     ],
@@ -148,6 +160,126 @@ def test_a_parquet_file_may_have_the_fields_of_a_task(tmp_path: Path):
     ]
     file = write_parquet(tmp_path / "d.parquet", rows)
     assert [task.tools for task in read_task_file(file)] == [["search"], None]
+
+
+PADDED: list[dict[str, Any]] = [
+    {
+        "id": "tests",
+        "prompt": "Double x.",
+        "payload": {"answers": ["x"], "steps": [{"do": "a"}, {"say": "b"}]},
+        "tool_context": {"tests": ["assert double(2) == 4"], "limits": {"calc": {"calls": 1}}},
+        "metadata": {"type": "code", "from": {"book": 1}},
+    },
+    {
+        "id": "check",
+        "prompt": [{"role": "user", "content": "Triple x."}],
+        "payload": {"level": 3},
+        "tool_context": {"check": "def check(f): ...", "limits": {"search": {"index": "wiki"}}},
+        "metadata": {"type": "code", "from": {}},
+    },
+    {"id": "none", "prompt": "Halve x.", "payload": {"answers": ["a"], "steps": []}},
+]
+"""Rows of which no two have the same fields: Arrow fills each struct with nulls."""
+
+
+def padded_rows() -> list[dict[str, Any]]:
+    # One kind of prompt a column, as Arrow has it.
+    return [row | {"prompt": [{"role": "user", "content": row["id"]}]} for row in PADDED]
+
+
+def test_the_same_rows_are_the_same_tasks_from_json_lines_and_from_parquet(tmp_path: Path):
+    lines = read_task_file(write_lines(tmp_path / "d.jsonl", *padded_rows()))
+    assert read_task_file(write_parquet(tmp_path / "d.parquet", padded_rows())) == lines
+    assert lines[1].tool_context == PADDED[1]["tool_context"]
+    assert lines[2].tool_context is None
+
+
+def test_mapped_columns_are_padded_no_more_than_a_tasks_own(tmp_path: Path):
+    columns = {
+        "prompt": "prompt",
+        "payload": "payload",
+        "tool_context": "tool_context",
+        "metadata.limits": "tool_context.limits",
+    }
+    file = write_parquet(tmp_path / "d.parquet", padded_rows())
+    tasks = read_task_file(source(file, columns=columns))
+    assert [task.payload for task in tasks] == [row["payload"] for row in PADDED]
+    assert [task.metadata for task in tasks] == [
+        {"limits": {"calc": {"calls": 1}}},
+        {"limits": {"search": {"index": "wiki"}}},
+        {},
+    ]
+
+
+def test_verls_settings_of_one_tool_are_not_padded_with_anothers(tmp_path: Path):
+    kwargs = [{"calc": {"create_kwargs": {"n": "4"}}}, {"search": {"create_kwargs": {"k": 3}}}]
+    rows = [
+        {**verl_row(i), "extra_info": {"index": i, "tools_kwargs": one}}
+        for i, one in enumerate(kwargs)
+    ]
+    tasks = read_task_file(write_parquet(tmp_path / "d.parquet", rows))
+    expected = [{"index": i, "tools_kwargs": one} for i, one in enumerate(kwargs)]
+    assert [task.payload["extra_info"] for task in tasks] == expected
+
+
+def test_a_null_that_somebody_wrote_stays(tmp_path: Path):
+    # In JSON lines every null; in Parquet those in lists, where Arrow pads nothing.
+    row: dict[str, Any] = {"id": "1", "prompt": "?", "payload": {"a": [1, None], "b": None}}
+    (line,) = read_task_file(write_lines(tmp_path / "d.jsonl", row))
+    assert line.payload == {"a": [1, None], "b": None}
+    (task,) = read_task_file(write_parquet(tmp_path / "d.parquet", [row]))
+    assert task.payload == {"a": [1, None]}
+
+
+def test_a_map_of_parquet_is_an_object(tmp_path: Path):
+    pyarrow = importlib.import_module("pyarrow")
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.int64())
+    table = pyarrow.table(
+        {"id": ["1"], "prompt": ["?"], "payload": pyarrow.array([[("a", 1)]], kind)}
+    )
+    file = tmp_path / "d.parquet"
+    importlib.import_module("pyarrow.parquet").write_table(table, file)
+    assert read_task_file(file)[0].payload == {"a": 1}
+
+
+def test_numbers_in_columns_of_floats_are_written_as_people_write_them(tmp_path: Path):
+    # pandas makes floats of whole numbers as soon as one of them is missing.
+    rows = [{"q": "6 * 12?", "a": 72.0, "n": 1.0}, {"q": "2 / 4?", "a": 0.5, "n": 2.0}]
+    file = write_parquet(tmp_path / "d.parquet", rows)
+    tasks = read_task_file(source(file, columns={"prompt": "q", "answers": "a", "id": "n"}))
+    assert [(task.id, task.payload["answers"]) for task in tasks] == [("1", ["72"]), ("2", ["0.5"])]
+
+
+def test_floats_of_32_bits_mean_what_was_written(tmp_path: Path):
+    # As a float of 64 bits, the 0.1 of 32 bits is 0.10000000149011612.
+    pyarrow = importlib.import_module("pyarrow")
+    single = pyarrow.float32()
+    inner = pyarrow.struct([("x", single), ("more", pyarrow.list_(single)), ("n", pyarrow.int8())])
+    values = [{"x": 0.1, "more": [72.1, None], "n": 1}, None]
+    columns = {
+        "q": ["a?", "b?"],
+        "a": pyarrow.array([0.1, 72.0], single),
+        "s": pyarrow.array(values, inner),
+    }
+    file = tmp_path / "d.parquet"
+    importlib.import_module("pyarrow.parquet").write_table(pyarrow.table(columns), file)
+    names = {"prompt": "q", "answers": "a", "payload.s": "s"}
+    first, second = read_task_file(source(file, columns=names))
+    assert first.payload == {"answers": ["0.1"], "s": values[0]}
+    assert second.payload == {"answers": ["72"]}
+
+
+@pytest.mark.parametrize("missing", [None, math.nan])
+def test_a_row_whose_answer_or_id_is_missing_is_refused(tmp_path: Path, missing: float | None):
+    rows = [{"q": "?", "a": 72.0, "n": 1.0}, {"q": "?", "a": missing, "n": missing}]
+    file = write_parquet(tmp_path / "d.parquet", rows)
+    for part, column, said in (
+        ("answers", "a", "must hold the accepted answers"),
+        ("id", "n", "must hold the id of every row"),
+    ):
+        with pytest.raises(TaskFileError) as caught:
+            read_task_file(source(file, columns={"prompt": "q", part: column}))
+        assert str(caught.value).startswith(f"{file}, row 2: column {column!r} ({missing}) {said}")
 
 
 def test_a_bad_row_of_a_parquet_file_is_named_by_file_and_row(tmp_path: Path):
@@ -223,6 +355,17 @@ def test_the_library_itself_reads_a_data_set(tmp_path: Path, monkeypatch: pytest
     assert (second.prompt, second.payload) == ("1?", {"answers": ["1"]})
     with pytest.raises(TaskFileError, match="the data set cannot be loaded: Unknown split"):
         read_task_file(source("hf:owner/name:test"))
+
+
+def test_a_data_set_of_the_hub_is_not_padded_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "owner" / "name"
+    folder.mkdir(parents=True)
+    write_parquet(folder / "train.parquet", padded_rows())
+    monkeypatch.chdir(tmp_path)
+    lines = read_task_file(write_lines(tmp_path / "d.jsonl", *padded_rows()))
+    assert read_task_file(source("hf:owner/name:train")) == lines
 
 
 @pytest.mark.usefixtures("asked")

@@ -16,7 +16,8 @@ from pydantic import JsonValue
 
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
-from agent_r1_proto.tools import CallReply, TextPart, ToolHealth, ToolResult, ToolSpec
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import CallReply, ToolHealth, ToolResult, ToolSpec
 from tests.support.fakes import LeavingClient
 
 WAIT_S = 10.0

@@ -4,6 +4,9 @@ train_samples.py --AdvantageBatch, AdvantageOptions--> an estimator here --Advan
 
 Dimension key: N = trajectories of one batch, T = tokens of one trajectory, P = the tokens of one
 trajectory where its credit mask is True ("packed"), G = group size.
+
+A trajectory of several lineages has a row for each one that is trained: N then counts rows, and
+credit never passes from one to another, and a group counts a trajectory once.
 """
 
 from __future__ import annotations
@@ -14,6 +17,18 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+
+class LineageRow(NamedTuple):
+    """A row that is one lineage of a trajectory."""
+
+    trajectory: int
+    """Number of the trajectory in the batch."""
+    name: str
+    """Of the lineage, as no other one of the trajectory is called."""
+    outcome: float
+    """What its token rewards have of the trajectory's outcome, which each of its lineages has and
+    the trajectory has earned once."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,9 @@ class AdvantageBatch:
     state_keys: Sequence[Sequence[str]] | None = None
     """[N][K] names the state in which the turn was taken; "" is a state like no other. All
     trajectories of a group take their first turn in the same state."""
+    lineages: Sequence[LineageRow] | None = None
+    """[N] which part of a trajectory each row is; those of one trajectory stand side by side, its
+    first lineage first. None: every row is a trajectory."""
 
     def __post_init__(self) -> None:
         self._check_counts()
@@ -76,6 +94,8 @@ class AdvantageBatch:
             counts["lists of turns"] = len(self.turn_starts)
         if self.state_keys is not None:
             counts["lists of state keys"] = len(self.state_keys)
+        if self.lineages is not None:
+            counts["lineages"] = len(self.lineages)
         if len(set(counts.values())) != 1:
             found = ", ".join(f"{count} {name}" for name, count in counts.items())
             raise ValueError(f"an advantage batch has {found}; there must be one per trajectory")

@@ -16,9 +16,12 @@ from collections.abc import Hashable
 import numpy as np
 
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
-from agent_r1.learner.algorithms.advantages.groups import apply_by_group
+from agent_r1.learner.algorithms.advantages.groups import (
+    compare_trajectories,
+    trajectory_rewards,
+)
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
-from agent_r1.learner.algorithms.advantages.packing import rewards_to_go, total_rewards
+from agent_r1.learner.algorithms.advantages.packing import rewards_to_go
 from agent_r1.learner.algorithms.advantages.turns import (
     compare_turns,
     spread_turns,
@@ -47,8 +50,7 @@ def gigpo_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Advant
     def relative(rewards_G: list[float]) -> list[float]:
         return group_relative_advantages(rewards_G, normalize_std=options.normalize_std)
 
-    totals = total_rewards(batch.token_rewards, batch.credit_masks)
-    episodes = apply_by_group(relative, totals, batch.group_ids)
+    episodes = compare_trajectories(relative, trajectory_rewards(batch), batch)
     returns = [
         rewards_to_go(np.array(rewards_K), options.gamma).tolist()
         for rewards_K in turn_rewards(batch, starts)
@@ -70,9 +72,15 @@ def _state(batch: AdvantageBatch, i: int, k: int) -> tuple[Hashable, ...]:
     """Return what identifies the state in which trajectory i takes its turn k."""
     assert batch.state_keys is not None
     key = batch.state_keys[i][k]
-    if k == 0:
+    if k == 0 and _begins(batch, i):
         return (batch.group_ids[i], "start")
     return (batch.group_ids[i], "key", key) if key else (batch.group_ids[i], "unnamed", i, k)
+
+
+def _begins(batch: AdvantageBatch, i: int) -> bool:
+    """Whether row i begins with the prompt that all trajectories of its group have."""
+    rows = batch.lineages
+    return rows is None or i == 0 or rows[i - 1].trajectory != rows[i].trajectory
 
 
 def _shared_states(states: list[tuple[Hashable, ...]]) -> dict[str, float]:

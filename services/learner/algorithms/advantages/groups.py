@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 
+from agent_r1.learner.algorithms.advantages import AdvantageBatch
+from agent_r1.learner.algorithms.advantages.packing import total_rewards
+
 
 def apply_by_group(
     function: Callable[[list[float]], list[float]],
@@ -21,6 +24,41 @@ def apply_by_group(
         for i, result in zip(indices, found, strict=True):
             results[i] = result
     return results
+
+
+def compare_trajectories(
+    function: Callable[[list[float]], list[float]],
+    rewards_N: Sequence[float],
+    batch: AdvantageBatch,
+) -> list[float]:
+    """Return [N] `function` of each group's rewards, one per trajectory: that of its first row.
+
+    Every row of a trajectory gets what the trajectory gets.
+    """
+    if batch.lineages is None:
+        return apply_by_group(function, rewards_N, batch.group_ids)
+    first_row: dict[int, int] = {}
+    for i, row in enumerate(batch.lineages):
+        first_row.setdefault(row.trajectory, i)
+    found = apply_by_group(
+        function,
+        [rewards_N[i] for i in first_row.values()],
+        [batch.group_ids[i] for i in first_row.values()],
+    )
+    by_trajectory = dict(zip(first_row, found, strict=True))
+    return [by_trajectory[row.trajectory] for row in batch.lineages]
+
+
+def trajectory_rewards(batch: AdvantageBatch) -> list[float]:
+    """Return [N] the sum of all rewards of each row's trajectory; the outcome counts once."""
+    totals = total_rewards(batch.token_rewards, batch.credit_masks)
+    if batch.lineages is None:
+        return totals
+    counted: dict[int, list[float]] = {}
+    for row, total in zip(batch.lineages, totals, strict=True):
+        own = counted.setdefault(row.trajectory, [])
+        own.append(total - row.outcome if own else total)
+    return [math.fsum(counted[row.trajectory]) for row in batch.lineages]
 
 
 def center(rewards_G: Sequence[float]) -> list[float]:

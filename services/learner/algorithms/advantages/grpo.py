@@ -11,8 +11,12 @@ import math
 from collections.abc import Sequence
 
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
-from agent_r1.learner.algorithms.advantages.groups import apply_by_group, center
-from agent_r1.learner.algorithms.advantages.packing import scatter, spread, total_rewards
+from agent_r1.learner.algorithms.advantages.groups import (
+    center,
+    compare_trajectories,
+    trajectory_rewards,
+)
+from agent_r1.learner.algorithms.advantages.packing import scatter, spread
 
 
 def group_relative_advantages(
@@ -52,6 +56,5 @@ def grpo_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Advanta
     def relative(rewards_G: list[float]) -> list[float]:
         return group_relative_advantages(rewards_G, normalize_std=options.normalize_std)
 
-    totals = total_rewards(batch.token_rewards, batch.credit_masks)
-    scalars = apply_by_group(relative, totals, batch.group_ids)
+    scalars = compare_trajectories(relative, trajectory_rewards(batch), batch)
     return Advantages(scatter(spread(scalars, batch.credit_masks), batch.credit_masks))

@@ -8,8 +8,12 @@ Source: REINFORCE++, arXiv:2501.03262.
 from __future__ import annotations
 
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
-from agent_r1.learner.algorithms.advantages.groups import apply_by_group, center
-from agent_r1.learner.algorithms.advantages.packing import scatter, spread, total_rewards, whiten
+from agent_r1.learner.algorithms.advantages.groups import (
+    center,
+    compare_trajectories,
+    trajectory_rewards,
+)
+from agent_r1.learner.algorithms.advantages.packing import scatter, spread, whiten
 
 
 def reinforce_pp_baseline_advantages(
@@ -17,6 +21,5 @@ def reinforce_pp_baseline_advantages(
 ) -> Advantages:
     """Whiten R - mean of the group, over all credited tokens; long trajectories weigh more."""
     del options  # the formula has no settings
-    totals = total_rewards(batch.token_rewards, batch.credit_masks)
-    scalars = apply_by_group(center, totals, batch.group_ids)
+    scalars = compare_trajectories(center, trajectory_rewards(batch), batch)
     return Advantages(scatter(whiten(spread(scalars, batch.credit_masks)), batch.credit_masks))

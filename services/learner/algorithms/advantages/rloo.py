@@ -8,8 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
-from agent_r1.learner.algorithms.advantages.groups import apply_by_group, center
-from agent_r1.learner.algorithms.advantages.packing import scatter, spread, total_rewards
+from agent_r1.learner.algorithms.advantages.groups import (
+    center,
+    compare_trajectories,
+    trajectory_rewards,
+)
+from agent_r1.learner.algorithms.advantages.packing import scatter, spread
 
 
 def leave_one_out_advantages(rewards_G: Sequence[float]) -> list[float]:
@@ -27,6 +31,5 @@ def leave_one_out_advantages(rewards_G: Sequence[float]) -> list[float]:
 def rloo_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Advantages:
     """Give every credited token of a trajectory its leave-one-out advantage."""
     del options  # the formula has no settings
-    totals = total_rewards(batch.token_rewards, batch.credit_masks)
-    scalars = apply_by_group(leave_one_out_advantages, totals, batch.group_ids)
+    scalars = compare_trajectories(leave_one_out_advantages, trajectory_rewards(batch), batch)
     return Advantages(scatter(spread(scalars, batch.credit_masks), batch.credit_masks))

@@ -332,11 +332,12 @@ class RankEngine:
     # Scoring
 
     def score(self, order: tuple[Model, list[MicroBatch]]) -> list[FloatArray]:
-        """Return [N] log-probabilities of each micro-batch under the policy or the reference."""
+        """Return [2, N] log-probabilities and entropies of each micro-batch under a model."""
         which, microbatches = order
         module = self._policy if which == "policy" else self._reference
         with self._explain_out_of_memory(), torch.no_grad():
-            return [self._forward(module, batch)[0].float().cpu().numpy() for batch in microbatches]
+            scores = (torch.stack(self._forward(module, batch)) for batch in microbatches)
+            return [pair.float().cpu().numpy() for pair in scores]
 
     def values(self, batches: Sequence[ValueBatch]) -> list[FloatArray]:
         """Return [N] values of each micro-batch."""

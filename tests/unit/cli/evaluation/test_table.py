@@ -317,6 +317,33 @@ def answer_baseline(folder: Path, em: float, components: Mapping[str, float] | N
         evaluation.file.append(answer.model_copy(update={"failed": False, **scores}))
 
 
+def test_scores_are_in_the_order_of_the_questions_and_say_which_failed(folder: Path):
+    (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
+    plan = read_plan(folder / "table.toml", out=folder / "out")
+    finish(plan.methods[0].runs[0], [1.0, None, 0.0])
+    tasks = [{"id": str(i), "prompt": "Who?", "payload": {"answers": ["a"]}} for i in (10, 9, 8)]
+    held_out = Path(str(plan.base.evaluation.sets["held_out"].source))
+    held_out.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    evaluation = EvaluationRun(
+        sets=plan.base.evaluation.sets,
+        questioning=questioning(plan.base, "base_tool_call"),
+        out=plan.answers("base_tool_call"),
+        facts=evaluation_facts(plan.base),
+    )
+    # Answers come in any order.
+    for task, em in zip(reversed(evaluation.questions), (0.0, 0.5, 1.0), strict=True):
+        answer = make_answer(task, EvalResult(task, None), "base_tool_call")
+        evaluation.file.append(answer.model_copy(update={"failed": False, "em": em, "f1": em}))
+    assert table(folder, "--only", "grpo,base_tool_call", "--seeds", "0") == 0
+    cells = folder / "out" / "cells"
+    assert json.loads((cells / "grpo_seed0.json").read_text())["scores"] == {
+        "held_out": [1.0, None, 0.0]
+    }
+    assert json.loads((cells / "small_base_tool_call.json").read_text())["scores"] == {
+        "held_out": [1.0, 0.5, 0.0]
+    }
+
+
 def test_a_baseline_that_has_a_cell_is_not_asked_again(folder: Path):
     (folder / "table.toml").write_text('cells = "cells"\n' + TABLE_TOML)
     answer_baseline(folder, 1.0)

@@ -21,6 +21,7 @@ from agent_r1.cli.evaluation.table_plan import (
 )
 from agent_r1.config.run import write_config
 from agent_r1.config.sources import ConfigError
+from agent_r1.evaluation.table.config import TableFile
 from agent_r1.evaluation.table.progress import tokens_to
 from tests.support.config_scene import load_nothing, write_scene
 
@@ -84,6 +85,24 @@ def test_a_method_may_have_seeds_of_its_own(folder: Path):
 def test_a_contrast_of_what_the_table_lacks_is_refused(folder: Path, contrast: str, message: str):
     with pytest.raises(ConfigError, match=message):
         plan_of(folder, f"{TABLE_TOML}\n[[contrasts]]\n{contrast}\n")
+
+
+@pytest.mark.parametrize(("num_seeds", "allowed"), [(16, True), (17, False)])
+def test_a_contrast_over_more_seeds_than_its_test_takes_is_refused_beforehand(
+    num_seeds: int, allowed: bool
+):
+    table = {
+        "config": "run.toml",
+        "results": "small",
+        "seeds": list(range(num_seeds)),
+        "methods": [{"name": "ppo"}, {"name": "grpo"}, {"name": "rloo", "seeds": [0, 1]}],
+        "contrasts": [{"first": "ppo", "second": "grpo"}, {"first": "ppo", "second": "rloo"}],
+    }
+    if allowed:
+        assert len(TableFile.model_validate(table).contrasts) == 2
+        return
+    with pytest.raises(ValueError, match=r"'ppo' and 'grpo' over 17 seeds.* takes at most 16"):
+        TableFile.model_validate(table)
 
 
 def test_a_method_may_begin_with_a_model_of_its_own_for_every_seed(folder: Path):
@@ -340,7 +359,8 @@ def test_the_table_of_the_deep_world_takes_the_learning_rates_that_its_rule_chos
         if run.config.learner.algorithm == algorithm:
             cell = read_cell(search, run)
             assert cell is not None
-            scores[run.config.learner.lr] = fmean(cell.scores["development"])
+            answered = [score for score in cell.scores["development"] if score is not None]
+            scores[run.config.learner.lr] = fmean(answered)
     assert len(scores) == 3
     best = min(rate for rate, score in scores.items() if score == max(scores.values()))
     table = read_plan(example / "table.toml", out=tmp_path)

@@ -196,3 +196,16 @@ def test_a_critic_in_files_of_every_rank_is_not_exported(
     (run / "config.json").write_text(json.dumps(config))
     assert main(["export", str(run), str(tmp_path / "out"), "--critic"]) == 2
     assert "resume the run, and export its next checkpoint" in capsys.readouterr().err
+
+
+def test_a_critic_that_has_learned_the_beginnings_of_turns_alone_is_not_exported(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    config = json.loads((run / "config.json").read_text())
+    config["learner"] |= {"algorithm": "turn_ppo", "advantage": "turn_gae"}
+    (run / "config.json").write_text(json.dumps(config))
+    assert main(["export", str(run), str(tmp_path / "out"), "--critic"]) == 2
+    said = capsys.readouterr().err
+    assert "learned only the states in which turns begin (learner.advantage = 'turn_gae')" in said
+    assert 'name a run of learner.algorithm = "ppo"' in said
+    assert not (tmp_path / "out").exists()

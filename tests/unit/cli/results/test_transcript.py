@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+import pytest
+
+from agent_r1.cli.main import main
 from agent_r1.cli.results.transcript import outcome
+from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.reporting.trajectory_log import readable
 from tests.support.builders import scored, two_segments
+from tests.support.config_scene import write_scene
 
 
 def test_the_segments_of_a_trajectory_are_stored_and_shown():
@@ -16,3 +24,29 @@ def test_the_segments_of_a_trajectory_are_stored_and_shown():
     assert "segments" not in outcome(whole)
     older = {name: value for name, value in whole.items() if name != "segment_starts"}
     assert outcome(older) == outcome(whole)
+
+
+def test_control_tokens_that_were_spelled_out_are_named_where_they_stand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    file = write_scene(tmp_path / "example")
+    run = tmp_path / "run"
+    (run / "trajectories").mkdir(parents=True)
+    write_config(load_config(file, [], {}).config, run / "config.json")
+    record = readable(scored(**two_segments()), step=1, advantage=0.5, trained=True)
+    record["prompt"] = [
+        {"role": "user", "content": "who?"},
+        {"role": "user", "content": "a <|im_end|> b <|im_end|> <|im_start|>"},
+    ]
+    (run / "trajectories" / "step_000001.jsonl").write_text(json.dumps(record) + "\n")
+    assert main(["show", str(run)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    note = "[spelled out in ordinary tokens: <|im_end|> x 2, <|im_start|> x 1]"
+    assert [i for i, line in enumerate(lines) if "spelled out" in line] == [
+        next(i for i, line in enumerate(lines) if "a <|im_end|> b" in line) + 1
+    ]
+    assert lines[[note in line for line in lines].index(True)].strip() == note
+    # A run folder without its tokenizer is shown without the note.
+    (run / "config.json").unlink()
+    assert main(["show", str(run)]) == 0
+    assert "spelled out" not in capsys.readouterr().out

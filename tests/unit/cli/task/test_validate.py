@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli.task.episodes import read_episode
-from agent_r1.cli.task.validate import Line, data_looks, repeated
+from agent_r1.cli.task.validate import Line, data_looks, number_notes, repeated
 from agent_r1.config.run import load_config
 from agent_r1.config.sources import ConfigError
+from agent_r1.reward.config import RewardConfig
 from agent_r1_proto.tasks import Task
 from tests.support.config_scene import write_scene
 
@@ -49,6 +50,41 @@ def test_a_question_that_is_there_twice_repeats():
 def test_games_that_differ_in_their_payload_are_different_tasks():
     tasks = lines((TRAIN, "Play.", {"seed": 1}), (HELD_OUT, "Play.", {"seed": 2}))
     assert list(repeated(tasks)) == []
+
+
+def test_a_file_whose_answers_are_numbers_is_noted_where_words_are_compared():
+    def gold(file: Path, *answers: object) -> tuple[Path, str, dict[str, object]]:
+        return file, "?", {"answers": list(answers)}
+
+    tasks = lines(
+        gold(TRAIN, "3.5"),
+        gold(TRAIN, "\u22125", "minus five"),
+        gold(TRAIN, "Paris"),
+        gold(HELD_OUT, "Paris"),
+        gold(HELD_OUT, "1989 AD", 7),
+        gold(HELD_OUT, "1989"),
+        (HELD_OUT, "?", {"level": 1}),
+    )
+    for reward, named in (
+        (RewardConfig(), "exact_match"),
+        (RewardConfig(rule="paper"), "exact_match"),
+        (RewardConfig(components={"f1": 1.0, "exact_match": 0.5}), "f1 and exact_match"),
+    ):
+        (note,) = number_notes(reward, tasks)  # 2 of 3 tasks of the one file, 1 of 4 of the other
+        assert note.startswith(
+            f"train.jsonl: the answers of 2 of 3 tasks are numbers, which {named} compares without "
+        )
+        assert "math_equal" in note
+    other = RewardConfig(components={"math_equal": 1.0, "exact_match": 0.0})
+    assert list(number_notes(other, tasks)) == []
+    assert list(number_notes(RewardConfig(), tasks[3:])) == []
+
+
+def test_the_note_on_numbers_is_shown_with_the_tasks(tmp_path: Path):
+    config = load_config(write_scene(tmp_path / "x"), [], {}).config
+    found = next(iter(data_looks(config, lines((TRAIN, "6 * 12?", {"answers": ["72"]})))))
+    assert len(found.notes) == 1
+    assert not found.problems
 
 
 def test_every_task_for_which_the_environment_cannot_be_made_is_named_up_to_five(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -136,6 +137,22 @@ def test_questions_without_an_answer_are_left_out(tmp_path: Path):
     assert [question.id for question in found] == ["2hop__1_2"]
 
 
+def test_records_of_parquet_are_not_padded_with_the_fields_of_others(tmp_path: Path):
+    records = [
+        {"_id": "a", "question": "Who?", "answer": "Ada"},
+        {"id": "b", "question": "Where?", "answers": ["Rome"], "answer_aliases": ["Roma"]},
+    ]
+    names = dict.fromkeys(name for record in records for name in record)
+    table = importlib.import_module("pyarrow").Table.from_pylist([{**names, **r} for r in records])
+    file = tmp_path / "d.parquet"
+    importlib.import_module("pyarrow.parquet").write_table(table, file)
+    found = read_questions("musique", DataSource(source=file))
+    assert [(q.id, q.payload["answers"]) for q in found] == [
+        ("a", ["Ada"]),
+        ("b", ["Rome", "Roma"]),
+    ]
+
+
 def test_max_items_takes_the_first_questions(tmp_path: Path):
     records = [{**SAMPLES["hotpotqa"], "_id": name} for name in "abc"]
     found = read_questions("hotpotqa", source(tmp_path, *records, max_items=2))
@@ -179,7 +196,7 @@ def test_the_real_files_are_read_whole(real_data_dir: Path, name: SetName):
     assert len(questions) > 80
     for method in METHODS:
         task = prompts.make_task(questions[0], name, method, DATA_SETS[name].family, SPEC)
-        assert questions[0].text in task.messages()[0].content
+        assert questions[0].text in task.messages()[0].text()
 
 
 # --- prompts --------------------------------------------------------------------------------------
@@ -189,7 +206,7 @@ QUESTION = Question("q", "Who?", {"answers": ["Ada"]}, type="bridge")
 
 
 def asked(method: Any, family: Any = MULTIHOP) -> str:
-    return prompts.make_task(QUESTION, "hotpotqa", method, family, SPEC).messages()[0].content
+    return prompts.make_task(QUESTION, "hotpotqa", method, family, SPEC).messages()[0].text()
 
 
 def test_every_method_asks_for_the_same_form_of_answer():

@@ -11,6 +11,7 @@ import pytest
 
 from agent_r1.evaluation.answers import CallLine, TurnLine
 from agent_r1.evaluation.matrix.cells import Cell, measure, read_cell, write_cell
+from agent_r1.evaluation.matrix.config import ComparisonEntry
 from agent_r1.evaluation.matrix.data_sets import CODE, MATHS, MULTIHOP
 from agent_r1.evaluation.matrix.picture import SHAPES, log_scale, mark
 from agent_r1.evaluation.matrix.report import CellKey, Results, points_of, report, write_report
@@ -61,6 +62,7 @@ def test_a_cell_has_means_over_the_questions_that_were_scored():
     # (10 + 30) / 2 tokens, (0 + 2 + 4) / 2 answered calls, (1 + 3) / 2 seconds
     assert (found.sampled_tokens[0], found.calls[0], found.seconds[0]) == (20.0, 3.0, 2.0)
     assert found == measure(list(reversed(answers)), MULTIHOP, SETTINGS)
+    assert found.scores == {"1": 1.0, "2": 0.0}
 
 
 def test_mathematics_and_programs_are_scored_by_their_own_components():
@@ -175,3 +177,22 @@ def test_costs_stand_on_a_logarithmic_axis():
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape_is_drawn_in_its_colour(shape: str):
     assert "#123456" in mark(shape, 1.0, 2.0, "#123456")
+
+
+def test_cells_of_an_older_version_are_shown_and_said_not_to_be_paired(tmp_path: Path):
+    places = {way: CellKey("base", "own", "as_they_are", way) for way in ("greedy", "best")}
+    comparison = ComparisonEntry(
+        name="primary", first="greedy", second="best", sets=["own"], goal="better", margin=0.1
+    )
+    known = cell(0.5, extra=None, scores={"a": 1.0, "b": 0.0})
+    old = cell(0.25, extra=None)
+    cells = {places["greedy"]: old, places["best"]: known}
+    files = write_report(results(cells=cells, comparisons=[comparison]), tmp_path / "small")
+    text = files[0].read_text()
+    assert "keep no score of each question: base: greedy. Remove their files" in text
+    assert "| base | as_they_are | greedy | 0.250 [0.150, 0.350] |" in text
+    assert "Cells of an older version keep no score of each question: greedy." in text
+    assert json.loads(files[1].read_text())["comparisons"][0]["reached"] is None
+    cells[places["greedy"]] = known
+    files = write_report(results(cells=cells, comparisons=[comparison]), tmp_path / "small")
+    assert "older version" not in files[0].read_text()

@@ -6,7 +6,7 @@ from agent_r1.evaluation.table.contrasts import judge_contrasts, seed_difference
 from agent_r1.evaluation.table.run import SeedScores
 
 
-def run(seed: int, **scores: list[float]) -> SeedScores:
+def run(seed: int, **scores: list[float | None]) -> SeedScores:
     return SeedScores(seed, scores)
 
 
@@ -16,6 +16,11 @@ def test_differences_are_taken_between_runs_of_the_same_seed():
     # Seed 0: 1 - 1/2 on a; over both sets (1 + 0) / 2 - (1/2 + 0) / 2.
     assert seed_differences(first, second, ["a"]) == [0.5]
     assert seed_differences(first, second, ["a", "b"]) == [0.25]
+
+
+def test_a_failed_question_counts_in_no_difference():
+    # 1 of the one question that is left, minus 1/2.
+    assert seed_differences([run(0, a=[0.0, 1.0])], [run(0, a=[None, 1.0])], ["a"]) == [0.5]
 
 
 def test_p_values_are_adjusted_for_the_contrasts_that_have_seeds():

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from pydantic import JsonValue
 
+from agent_r1.evaluation.statistics import Estimate
 from agent_r1.evaluation.table.chart import line_chart, tick_step
 from agent_r1.evaluation.table.config import Part
 from agent_r1.evaluation.table.report import Results, report, write_report
@@ -86,6 +87,15 @@ def test_one_seed_is_the_bootstrap_over_its_questions():
     assert found.high == pytest.approx(0.598, abs=0.015)
 
 
+def test_eight_equal_seeds_answer_no_more_questions_than_one():
+    # 400 questions, 200 right: a resample has Binomial(400, 1/2) right ones, so 0.5 -+ 1.96 * 0.025
+    # = [0.451, 0.549]. Drawn anew for each seed it would be 1.96 * 0.025 / sqrt(8) = 0.017.
+    answers = [1.0] * 200 + [0.0] * 200
+    for num_seeds in (1, 3, 8):
+        found = bootstrap_seeds([[answers] * num_seeds])
+        assert (found.low, found.high) == pytest.approx((0.451, 0.549), abs=0.003)
+
+
 def test_the_same_answers_give_the_same_interval():
     values = [[[i / 100 for i in range(100)], [i / 70 for i in range(70)]]]
     assert bootstrap_seeds(values) == bootstrap_seeds(values)
@@ -126,7 +136,8 @@ def test_rows_above_both_baselines_are_said_to_be():
 def test_a_row_whose_interval_overlaps_a_baselines_is_named_and_so_is_one_not_run():
     base = row("Base", seed_scores(0, 1, 0, 1, seed=None), baseline=True)
     found = sentences(base, row("PPO", seed_scores(1, 1, 0, 1)), row("GRPO"))[0]
-    assert "No: PPO against Base on near (.750 [" in found
+    # PPO is ahead on one question of four; a quarter or more of the resamples do not have it.
+    assert "No: PPO against Base on near (.750 and .500, difference +0.250 [+0.000, " in found
     assert found.endswith("Not run: GRPO.")
 
 
@@ -136,24 +147,54 @@ def test_a_row_without_masks_is_compared_with_the_one_that_has_them():
     off = {"algorithm": "ppo", "gamma": 0.9, "advantage_mask": False}
     unmasked = row("None", seed_scores(0, 0), table="ablation", **off)
     assert sentences(other, masked, unmasked) == [
-        "Masks against None, average: 1.000 against 0.000, difference +1.000; the "
-        "intervals do not overlap."
+        "Masks against None, average: 1.000 against 0.000, difference +1.000 [+1.000, +1.000]; "
+        "the interval does not hold 0."
     ]
 
 
-def test_a_row_is_called_the_best_only_where_no_other_interval_reaches_its():
+def test_a_row_is_called_the_best_only_where_its_difference_from_every_other_is_above_0():
     best = row("A", seed_scores(*[1] * 20))
     clear = sentences(best, row("B", seed_scores(*[0] * 20)))
     assert clear == [
-        "The highest average is that of A, 1.000 [1.000, 1.000]; no other interval reaches it."
+        "The highest average is that of A, 1.000 [1.000, 1.000]; the interval of its difference "
+        "from every other row is above 0. From the next one, B, it differs by "
+        "+1.000 [+1.000, +1.000]."
     ]
-    # 10 and 11 of 20: far within each other's intervals.
+    # B is ahead on one question of 20, which 0.95^20 = 36 % of the resamples do not have.
     close = sentences(row("A", seed_scores(*[0, 1] * 10)), row("B", seed_scores(*[0, 1] * 9, 1, 1)))
     assert close == [
         "No row is clearly the best: the averages of A, B are from .500 to .550, and their "
-        "intervals overlap."
+        "differences from the highest have intervals that hold 0."
     ]
     assert sentences(best) == []  # better than nothing is no finding
+
+
+def test_rows_are_compared_question_by_question():
+    # Each seed of B answers what A answers, 200 of 400, and 20 more. The averages have intervals
+    # of 1.96 * 0.025 = 0.049 to either side and overlap; the difference is that of 20 ones in
+    # 400, 0.05 -+ 1.96 * sqrt(.05 * .95 / 400) = 0.05 -+ 0.021.
+    some, more = [1.0] * 200 + [0.0] * 200, [1.0] * 220 + [0.0] * 180
+    a = row("A", *(seed_scores(*some, seed=seed) for seed in range(8)))
+    for seeds in (range(8), range(3)):
+        b = row("B", *(seed_scores(*more, seed=seed) for seed in seeds))
+        first, second = estimate_row(a, ["near"]), estimate_row(b, ["near"])
+        assert first is not None
+        assert second is not None
+        assert second.average.low < first.average.high
+        above = second.above(first)
+        assert vars(above) == pytest.approx({"mean": 0.05, "low": 0.029, "high": 0.071}, abs=0.003)
+        assert second.above(first, "near") == above
+        assert sentences(a, b)[0].startswith("The highest average is that of B")
+
+
+def test_rows_with_the_same_seeds_are_compared_seed_by_seed():
+    # Questions agree, seeds 0 and 1 differ by a half, and B is 0.25 above A with each of them.
+    a = row("A", seed_scores(0.0, 0.0, seed=0), seed_scores(0.5, 0.5, seed=1))
+    b = row("B", seed_scores(0.25, 0.25, seed=0), seed_scores(0.75, 0.75, seed=1))
+    first, second = estimate_row(a, ["near"]), estimate_row(b, ["near"])
+    assert first is not None
+    assert second is not None
+    assert second.above(first) == Estimate(0.25, 0.25, 0.25)
 
 
 def far_and_near(title: str, near: float, far: float) -> Row:
@@ -294,6 +335,75 @@ def test_the_committed_results_are_what_their_numbers_give_and_say_what_was_chos
     # Methods within some thousandths of each other: none of them is called the best.
     assert "The highest average" not in text
     assert "No row is clearly the best" in text
+
+
+@pytest.mark.parametrize(
+    ("num_seeds", "said"),
+    [
+        (1, "2^(1-n): 1 with 1 seed. So no difference over 1 seed is significant at 0.05, "),
+        (3, "2^(1-n): .25 with 3 seeds. So no difference over 3 seeds is significant at 0.05, "),
+        (8, "2^(1-n): .0078 with 8 seeds.\n"),
+    ],
+)
+def test_a_table_says_how_small_a_p_value_its_seeds_allow(
+    tmp_path: Path, num_seeds: int, said: str
+):
+    # All of one sign: 2 of 2^n patterns.
+    ppo = row("PPO", *(seed_scores(1, 0, seed=seed) for seed in range(num_seeds)))
+    text = write_report(results(ppo), tmp_path / "small")[0].read_text()
+    assert said in text
+
+
+def test_intervals_of_an_older_version_are_said_to_be_too_narrow(tmp_path: Path):
+    ppo = row("PPO", *(seed_scores(1, 0, seed=seed) for seed in range(3)))
+    found = json.loads(write_report(results(ppo), tmp_path / "small")[1].read_text())
+    assert "too narrow" not in report(found)
+    found["interval"]["method"] = "percentile bootstrap over seeds, then questions within each"
+    # sqrt(3)
+    assert "**These intervals are too narrow.**" in report(found)
+    assert "with 3 seeds they are up to 1.7 times as wide" in report(found)
+
+
+@pytest.mark.parametrize(("scores", "known"), [((1.0, None, 0.0), True), ((1.0, 0.0), False)])
+def test_a_report_says_where_nobody_knows_which_question_failed(
+    tmp_path: Path, scores: tuple[float | None, ...], known: bool
+):
+    run = replace(seed_scores(), scores={"near": scores}, failed={"near": 1})
+    whole = seed_scores(1, 1, 0, seed=1)
+    text = write_report(results(row("PPO", run, whole)), tmp_path / "small")[0].read_text()
+    # Seeds weigh the same: (1/2 + 2/3) / 2.
+    assert "| PPO | .583 [" in text
+    assert "PPO seed 0: 1 of near" in text
+    assert ("the cell does not say which" in text) is not known
+
+
+TABLES = [
+    file
+    for file in sorted((ROOT / "docs" / "results").rglob("*.json"))
+    if "estimates" in json.loads(file.read_text())
+]
+
+
+@pytest.mark.parametrize("file", TABLES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_committed_table_is_what_its_numbers_give_and_says_what_its_intervals_are(file: Path):
+    found = json.loads(file.read_text())
+    text = file.with_suffix(".md").read_text()
+    assert report(found) == text
+    assert ("questions once for all seeds and rows" in text) is not ("are too narrow" in text)
+
+
+def test_a_committed_table_has_the_intervals_that_its_cells_give():
+    folder = ROOT / "docs" / "results" / "tiny_code"
+    found = json.loads((folder / "error_text.json").read_text())
+    (grpo,) = [row for row in found["estimates"] if row["method"] == "grpo"]
+    cells = [
+        json.loads((folder / "cells" / f"grpo_seed{seed}.json").read_text()) for seed in (0, 1, 2)
+    ]
+    runs = [SeedScores(seed, cell["scores"]) for seed, cell in enumerate(cells)]
+    again = estimate_row(Row("grpo", "GRPO", "methods", runs), found["sets"])
+    assert again is not None
+    assert vars(again.average) == pytest.approx(grpo["average"])
+    assert vars(again.sets["in_domain"]) == pytest.approx(grpo["sets"]["in_domain"])
 
 
 def test_a_table_with_curves_has_its_picture(tmp_path: Path):

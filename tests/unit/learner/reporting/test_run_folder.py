@@ -18,7 +18,7 @@ from agent_r1.learner.reporting.loggers import open_loggers
 from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step_lines
-from agent_r1_proto.tools import ImagePart, TextPart
+from agent_r1_proto.parts import ImagePart, StoredImage, TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from agent_r1_service.files.writing import DiskFullError
 from tests.support.builders import scored
@@ -198,13 +198,14 @@ def test_mask_spans_are_half_open_ranges(mask: list[int], spans: list[list[int]]
 
 
 def test_a_readable_trajectory_keeps_sampled_text_and_tool_text_apart():
+    image = ImagePart(media_type="image/png", data_base64="")
     call = ToolCallRecord(
         end_token_index=4,
         tool="search",
         arguments={"query": "Ada"},
         status="ok",
         version="7",
-        parts=[TextPart(text="born 1815"), ImagePart(media_type="image/png", data_base64="")],
+        parts=[TextPart(text="born 1815"), StoredImage.of(image)],
         process_reward=0.25,
     )
     turn = Turn(
@@ -221,7 +222,7 @@ def test_a_readable_trajectory_keeps_sampled_text_and_tool_text_apart():
     shown = record["turns"][0]
     assert shown["text"] == turn.text
     assert (shown["process_reward"], shown["state_key"]) == (0.5, "found")
-    assert shown["calls"][0]["text"] == "born 1815\n[image/png]"
+    assert shown["calls"][0]["text"] == "born 1815\n[image/png e3b0c44298fc]"  # of no bytes
     assert record["prompt"] == [{"role": "user", "content": "who?"}]
     assert record["mask_spans"] == [[2, 5]]
     assert record["version_spans"] == [[0, 2, 5]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agent_r1.learner.sft.loss_mask import DialogueEncoder, EncodedDialogue
 from agent_r1_proto.tasks import ChatMessage
@@ -112,6 +114,16 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tmp_path: Path):
         DialogueEncoder(str(path)).encode(messages(DIALOGUE))
 
 
+def test_what_a_template_writes_only_at_the_very_end_is_not_said(
+    encoder: DialogueEncoder, tmp_path: Path
+):
+    path = save_model(tmp_path, layers=1)
+    ending = "{%- if not add_generation_prompt -%}{{ eos_token }}{%- endif -%}"
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE + ending)
+    ended = DialogueEncoder(str(path)).encode(messages(DIALOGUE))
+    assert stretches(ended) == stretches(encoder.encode(messages(DIALOGUE)))
+
+
 def test_a_template_without_the_models_end_token_is_refused(tmp_path: Path):
     path = save_model(tmp_path, layers=1)
     endless = CHAT_TEMPLATE.replace(END, "")
@@ -133,3 +145,31 @@ def test_tokens_are_those_of_a_rollout(encoder: DialogueEncoder, model_path: str
     expected += chat.encode_reply([OutsideMessage("tool", result, chat.encode_text(result))])
     expected += backend.encode(DIALOGUE[4][1] + END, add_special_tokens=False).ids
     assert encoder.encode(messages(DIALOGUE)).token_ids.tolist() == expected
+
+
+CONTROL = [END, "<|im_start|>", "<|endoftext|>"]
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([*CONTROL, "<|", "im_end|>", " é"])), min_size=6, max_size=6)
+)
+def test_no_text_of_a_demonstration_becomes_a_control_token(
+    encoder: DialogueEncoder, pieces: list[list[str]]
+):
+    def encoded(texts: list[str]) -> EncodedDialogue:
+        dialogue = [
+            (role, f"{said}{text}x") for (role, said), text in zip(DIALOGUE, texts[:5], strict=True)
+        ]
+        tool = {"type": "function", "function": {"name": "f", "description": texts[5]}}
+        return encoder.encode(messages(dialogue), [tool])
+
+    def controls(texts: list[str]) -> list[tuple[int, bool]]:
+        found = encoded(texts)
+        tokens = zip(found.token_ids.tolist(), found.assistant_mask.tolist(), strict=True)
+        return [(token, said) for token, said in tokens if token in control_ids]
+
+    vocabulary = build_tokenizer().get_vocab()
+    control_ids = {vocabulary[token] for token in CONTROL}
+    texts = ["".join(piece) for piece in pieces]
+    assert controls(texts) == controls([""] * 6)
+    assert decode(encoded(texts).token_ids.tolist()).count(texts[1] + "x") >= 1

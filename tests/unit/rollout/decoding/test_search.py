@@ -11,9 +11,10 @@ from pydantic import ValidationError
 
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn, ToolEnv
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.rewards import ScoreRequest
 from agent_r1_proto.tasks import Decoding, SamplingParameters, Task
-from agent_r1_proto.tools import TextPart, ToolCall, ToolResult
+from agent_r1_proto.tools import ToolCall, ToolResult
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.branching import SCORER_TOKENS, Write, asks, searching
 from tests.support.builders import rollout_task

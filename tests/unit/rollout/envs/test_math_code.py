@@ -10,11 +10,12 @@ from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.envs import CallResult, ModelTurn, load_env_class
 from agent_r1.rollout.envs.code_env import CodeEnv
 from agent_r1.rollout.envs.math_env import MathEnv
+from agent_r1.text.reading import parse_turn
 from agent_r1_proto.tasks import Task
 
 
 def turn(text: str = "x", answer: str | None = None) -> ModelTurn:
-    return ModelTurn(number=0, text=text, thought=None, answer=answer)
+    return ModelTurn(0, text, thought=None, answer=answer, said=parse_turn(text).said)
 
 
 def task(**payload: Any) -> Task:
@@ -56,6 +57,8 @@ async def test_a_math_turn_with_calls_goes_on_even_when_it_gives_an_answer():
     ("text", "answer", "payload", "reason"),
     [
         (r"so \boxed{3}", None, {}, "answer"),
+        (r"so \boxed 3", None, {}, "answer"),
+        (r"so \boxedx 3", None, {}, "no_answer"),
         ("so\n#### 3", None, {}, "answer"),
         ("", "3", {}, "answer"),
         ("", " ", {}, "no_answer"),

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
-from agent_r1_proto.tools import CallRequest, TextPart, ToolCall, ToolResult
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tools import CallRequest, ToolCall, ToolResult
 from agent_r1_service.http.token import RunToken
 from tests.support.fakes import FakeToolServer
 

@@ -17,7 +17,8 @@ from pydantic import JsonValue
 from agent_r1.tools.app import ToolService, create_app
 from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
 from agent_r1.tools.mcp.route import mcp_router
-from agent_r1_proto.tools import ImagePart, TextPart, ToolResult
+from agent_r1_proto.parts import ImagePart, TextPart
+from agent_r1_proto.tools import ToolResult
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.http.guard import HttpGuard
 

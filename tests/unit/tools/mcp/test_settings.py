@@ -15,7 +15,8 @@ from mcp_types import (
 
 from agent_r1.tools.mcp.content import to_mcp_result, to_tool_result
 from agent_r1.tools.mcp.settings import parse_settings
-from agent_r1_proto.tools import ImagePart, TextPart, ToolResult
+from agent_r1_proto.parts import ImagePart, TextPart
+from agent_r1_proto.tools import ToolResult
 
 COMMAND: dict[str, Any] = {"tool": "search", "command": ["python", "server.py"]}
 URL: dict[str, Any] = {"tool": "search", "url": "http://wiki:8000/mcp"}

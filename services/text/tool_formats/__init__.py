@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from agent_r1.rollout.tool_formats.base import CallBlock, NoCalls, ParsedCall, ToolFormat
-from agent_r1.rollout.tool_formats.hermes import HermesFormat
-from agent_r1.rollout.tool_formats.llama3_json import Llama3JsonFormat
-from agent_r1.rollout.tool_formats.mistral import MistralFormat
+from agent_r1.text.tool_formats.base import CallBlock, NoCalls, ParsedCall, ToolFormat
+from agent_r1.text.tool_formats.hermes import HermesFormat
+from agent_r1.text.tool_formats.llama3_json import Llama3JsonFormat
+from agent_r1.text.tool_formats.mistral import MistralFormat
 from agent_r1_service.user_code import import_named
 
 __all__ = [

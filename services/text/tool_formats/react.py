@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from agent_r1.rollout.tool_formats.base import (
+from agent_r1.text.tool_formats.base import (
     CallBlock,
     ParsedCall,
     ToolFormat,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agent_r1.rollout.tool_formats.base import (
+from agent_r1.text.tool_formats.base import (
     CallBlock,
     ParsedCall,
     ToolFormat,

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from agent_r1.rollout.tool_formats.base import (
+from agent_r1.text.tool_formats.base import (
     CallBlock,
     ParsedCall,
     ToolFormat,
+    end_of_object,
     json_call,
     malformed,
     read_call,
@@ -18,7 +19,7 @@ from agent_r1.rollout.tool_formats.base import (
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 OBJECT = '{"name": ..., "arguments": {...}}'
 """What stands between the tags, as the model is told."""
-_BLOCK = re.compile(rf"{OPEN}(.*?)(?:{CLOSE}|\Z)", re.DOTALL)
+_OPENING = re.compile(rf"{OPEN}\s*")
 
 
 class HermesFormat(ToolFormat):
@@ -32,12 +33,14 @@ class HermesFormat(ToolFormat):
 
     def find(self, text: str, start: int) -> CallBlock | None:
         """Return the next call; one that is never closed ends with the text."""
-        block = _BLOCK.search(text, start)
-        if block is None:
+        opening = _OPENING.search(text, start)
+        if opening is None:
             return None
-        is_closed = block.group().endswith(CLOSE)
-        call = _read(block[1], block.end(), is_closed=is_closed)
-        return CallBlock(block.start(), block.end(), [call])
+        # Behind the object: a tag that a string in it quotes closes nothing.
+        closing = text.find(CLOSE, end_of_object(text, opening.end()))
+        end = len(text) if closing < 0 else closing + len(CLOSE)
+        call = _read(text[opening.end() : end].removesuffix(CLOSE), end, is_closed=closing >= 0)
+        return CallBlock(opening.start(), end, [call])
 
     def write(self, calls: Sequence[tuple[str, str]]) -> str:
         """Write each call between tags of its own."""
@@ -47,12 +50,11 @@ class HermesFormat(ToolFormat):
 def _read(body: str, end: int, *, is_closed: bool) -> ParsedCall:
     if not is_closed:
         return malformed(end, f"the tool call is not closed by {CLOSE}")
-    first = len(body) - len(body.lstrip())
     try:
-        call, last = read_json(body, first)
+        call, last = read_json(body)
     except ValueError as exc:
         return malformed(end, exc)
     if body[last:].strip():
-        where = f"Extra data at character {last - first}"
+        where = f"Extra data at character {last}"
         return malformed(end, f"the tool call is not valid JSON: {where}")
     return read_call(call, end, example=OBJECT)

@@ -115,6 +115,8 @@ def _reject_constant(name: str) -> float:
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_reject_constant)
+# Numbers stay text: one that is out of range has an end all the same.
+_LENIENT_DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
@@ -135,6 +137,16 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
         raise ValueError(_REPEATED) from exc
     except (ValueError, RecursionError) as exc:
         raise ValueError(OUT_OF_RANGE) from exc
+
+
+def end_of_object(text: str, start: int) -> int:
+    """Return one past the JSON object at `start`, whatever its values; `start` where none ends."""
+    if not text.startswith("{", start):
+        return start
+    try:
+        return _LENIENT_DECODER.raw_decode(text, start)[1]
+    except (ValueError, RecursionError):
+        return start
 
 
 def malformed(end: int, reason: object) -> ParsedCall:

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1 import CallBlock, ParsedCall, ToolFormat
-from agent_r1.rollout.parsing import parse_turn
-from agent_r1.rollout.tool_formats import BUILTIN_FORMATS, NO_CALLS, load_tool_format
+from agent_r1.text.reading import parse_turn
+from agent_r1.text.tool_formats import BUILTIN_FORMATS, NO_CALLS, load_tool_format
+from agent_r1.text.tool_formats.react import ReactFormat
 
 LLAMA = '{"name": "search", "parameters": {"query": "Ada"}}'
 NAMED = '[TOOL_CALLS]search[ARGS]{"query": "Ada"}'
@@ -148,6 +149,35 @@ def test_calls_that_are_written_are_read_again(name: str):
     ]
 
 
+MARKUP = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<answer>", "</answer>", "]", "}"]
+MARKUP += ["[TOOL_CALLS]", "[ARGS]", "<|python_tag|>", "; ", '{"name": "a", "parameters": {}}']
+FORMATS = {**BUILTIN_FORMATS, "react": ReactFormat()}
+
+
+def written(name: str, query: str) -> str:
+    if name == "react":
+        return f"Action: search\nAction Input: {json.dumps({'query': query})}"
+    return FORMATS[name].write([("search", json.dumps({"query": query}))])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@given(quoted=st.lists(st.sampled_from(MARKUP), min_size=1, max_size=3).map("".join))
+def test_markup_in_an_argument_is_text(name: str, quoted: str):
+    call = written(name, quoted)
+    for opening in ("", "<think>so</think>\n"):
+        turn = parse_turn(opening + call, tool_format=FORMATS[name])
+        assert [(c.name, c.arguments) for c in turn.calls] == [("search", {"query": quoted})]
+        assert [c.end for c in turn.calls] == [len(opening + call)]
+        assert turn.answer is None
+    in_thought = f"<think>maybe\n{call}\n</think><answer>1</answer>"
+    turn = parse_turn(in_thought, tool_format=FORMATS[name])
+    assert (turn.calls, turn.answer) == ((), "1")
+    turn = parse_turn(in_thought[7:], tool_format=FORMATS[name], opens_in_thought=True)
+    assert (turn.calls, turn.answer) == ((), "1")
+    turn = parse_turn(f"<think>so\n{call}", tool_format=FORMATS[name])
+    assert [c.arguments for c in turn.calls] == [{"query": quoted}]
+
+
 @pytest.mark.parametrize("name", BUILTIN_FORMATS)
 def test_where_no_tool_is_offered_nothing_is_a_call(name: str):
     text = {"hermes": "<tool_call>{}</tool_call>", "llama3_json": LLAMA, "mistral": NAMED}[name]
@@ -221,6 +251,6 @@ def test_a_format_that_goes_nowhere_is_an_error_and_no_endless_loop(own_module: 
 
 
 def test_user_code_finds_the_classes_in_the_package():
-    assert ToolFormat.__module__.startswith("agent_r1.rollout.tool_formats")
+    assert ToolFormat.__module__.startswith("agent_r1.text.tool_formats")
     assert CallBlock(0, 1, [ParsedCall("a", {}, 1)]).calls[0].name == "a"
     assert json.loads(LLAMA)["name"] == "search"

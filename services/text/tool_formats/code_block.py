@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from agent_r1.rollout.tool_formats.base import CallBlock, ToolFormat, read_call
+from agent_r1.text.tool_formats.base import CallBlock, ToolFormat, read_call
 from agent_r1_proto.tools import TESTS_TOOL
 
 EXAMPLE = "```python\nPROGRAM\n```"

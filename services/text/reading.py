@@ -1,0 +1,302 @@
+"""What the model wrote in one turn: its thought, its answer and its tool calls.
+
+The only place where a model's text is parsed. Rollout reads every turn once and records what it
+says (`Turn`); reward and evaluation go by that, and read here only turns that nobody has read:
+those of older versions, of `POST /score`, and with another `env.answer_pattern`. Text is only ever
+read, never re-encoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from agent_r1.text.tool_formats import HERMES, CallBlock, ParsedCall, ToolFormat, load_tool_format
+from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
+
+THINK_OPEN = "<think>"
+THINK_CLOSE = "</think>"
+ANSWER_OPEN = "<answer>"
+ANSWER_CLOSE = "</answer>"
+MARKUP = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
+
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# What tokenizers write at the end of a turn: <|im_end|>, <|eot_id|>, </s>. Backwards, since a
+# search from the front would begin anew at each of many.
+_ENDS_OF_TURN_REVERSED = re.compile(r"\s*(?:(?:>\|[^<>|\s]+\|<|>s/<)\s*)*")
+
+
+@dataclass(frozen=True)
+class TurnText:
+    """One turn of the model, read."""
+
+    text: str
+    """The whole turn, without its end-of-turn token."""
+    thought: str | None
+    """What the closed thought says with which the turn begins; None without one."""
+    said: str
+    """The turn without its thoughts."""
+    answer: str | None
+    """Inside the last `<answer>` block, or what the answer pattern finds; None without one. What
+    stands in a thought or a call is none."""
+    calls: tuple[ParsedCall, ...]
+    """Tool calls, in order; those inside a thought or an answer do not count."""
+    well_formed: bool
+    """The turn is one closed thought, then calls or one answer, and nothing else."""
+
+
+@dataclass(frozen=True)
+class _Block:
+    kind: Literal["thought", "answer", "calls"]
+    start: int
+    end: int
+    content: str = ""
+    calls: Sequence[ParsedCall] = ()
+    closed: bool = True
+
+
+@dataclass(frozen=True)
+class TurnReader:
+    """Reads the turns of one run.
+
+    Args:
+        tool_format: how the model writes calls.
+        answer_pattern: `env.answer_pattern`; None: the answer is the last `<answer>` block.
+        opens_in_thought: the generation prompt ends with `<think>`, so every turn begins inside.
+    """
+
+    tool_format: ToolFormat = HERMES
+    answer_pattern: str | None = None
+    opens_in_thought: bool = False
+
+    @classmethod
+    def of(cls, tool_format: str, answer_pattern: str | None) -> TurnReader:
+        """Return the reader of a configuration: `env.tool_format` and `env.answer_pattern`.
+
+        Raises:
+            ValueError: there is no such format.
+        """
+        return cls(load_tool_format(tool_format), answer_pattern)
+
+    def read(self, text: str) -> TurnText:
+        """Read one turn.
+
+        Whichever of thought, answer and call begins first hides what begins inside it. A tag that
+        an argument of a call quotes closes nothing. A thought that is never closed ends with the
+        first call in it, or with the turn.
+
+        Args:
+            text: the decoded turn, without its end-of-turn token.
+        """
+        blocks = list(self._blocks(text))
+        thoughts = [block for block in blocks if block.kind == "thought"]
+        return TurnText(
+            text=text,
+            thought=_opening_thought(text, blocks),
+            said=_without(text, thoughts),
+            answer=self._answer(text, blocks),
+            calls=tuple(call for block in blocks for call in block.calls),
+            well_formed=self._is_well_formed(text, blocks),
+        )
+
+    def read_request(self, request: ScoreRequest, *, anew: bool = False) -> ScoreRequest:
+        """Return an interaction whose turns say what they are.
+
+        Args:
+            request: of a client, which may leave that to the service, or stored by any version.
+            anew: also turns that somebody has read, perhaps with another pattern.
+        """
+        unread = [anew or turn.well_formed is None for turn in request.turns]
+        if not any(unread):
+            return request
+        reader = self
+        if _opens_in_thought(request.turns):
+            reader = replace(self, opens_in_thought=True)
+        turns = [
+            reader.read_turn(turn) if is_unread else turn
+            for turn, is_unread in zip(request.turns, unread, strict=True)
+        ]
+        return request.model_copy(update={"turns": turns})
+
+    def read_turn(self, turn: ScoreTurn) -> ScoreTurn:
+        """Return a turn that says what it is."""
+        read = self.read(turn.text)
+        counted = "num_calls" in turn.model_fields_set
+        calls = {} if counted else {"num_calls": len(read.calls)}
+        return turn.model_copy(update=fields_of(read) | calls)
+
+    def _blocks(self, text: str) -> Iterator[_Block]:
+        """Yield the thoughts, answers and calls of a turn, in order."""
+        position = 0
+        if self.opens_in_thought:
+            thought = self._thought(text, 0, 0)
+            yield thought
+            position = thought.end
+        answer = self._find_answer(text, position)
+        found = find_calls(self.tool_format, text, position)
+        opened = text.find(THINK_OPEN, position)
+        while True:
+            starts = (
+                len(text) if answer is None else answer.start,
+                len(text) if found is None else found.start,
+                len(text) if opened < 0 else opened,
+            )
+            first = min(starts)
+            if first == len(text):
+                return
+            if answer is not None and first == starts[0]:
+                block = answer
+            elif found is not None and first == starts[1]:
+                block = _Block("calls", first, found.end, calls=found.calls)
+            else:
+                block = self._thought(text, first, first + len(THINK_OPEN))
+            yield block
+            position = block.end
+            # Each is looked for again only where it was passed: text is read once, however long.
+            if answer is not None and answer.start < position:
+                answer = self._find_answer(text, position)
+            if found is not None and found.start < position:
+                found = find_calls(self.tool_format, text, position)
+            if 0 <= opened < position:
+                opened = text.find(THINK_OPEN, position)
+
+    def _find_answer(self, text: str, position: int) -> _Block | None:
+        """Return the next answer; of nested ones the innermost."""
+        opened = text.find(ANSWER_OPEN, position)
+        if opened < 0:
+            return None
+        closed = self._find_closing(text, ANSWER_CLOSE, opened + len(ANSWER_OPEN))
+        if closed < 0:
+            return None
+        start = text.rindex(ANSWER_OPEN, opened, closed)
+        content = text[start + len(ANSWER_OPEN) : closed]
+        return _Block("answer", start, closed + len(ANSWER_CLOSE), content)
+
+    def _find_closing(self, text: str, tag: str, start: int) -> int:
+        """Return where a closing tag begins that no string of a readable call quotes, or -1."""
+        closing = text.find(tag, start)
+        # A call is looked for in the whole text only where one begins: text is read once.
+        while closing >= 0 and self.tool_format.find(text[start:closing], 0) is not None:
+            found = find_calls(self.tool_format, text, start)
+            if found is None:
+                break
+            read = [call.end for call in found.calls if not call.error]
+            quoted = '"' in _STRING.sub("", text[found.start : closing])
+            if read and closing < read[-1] and quoted:
+                closing = text.find(tag, read[-1])
+            start = max(found.start + 1, read[-1] if read else found.end)
+        return closing
+
+    def _thought(self, text: str, start: int, content: int) -> _Block:
+        closed = self._find_closing(text, THINK_CLOSE, content)
+        if closed >= 0:
+            return _Block("thought", start, closed + len(THINK_CLOSE), text[content:closed])
+        call = find_calls(self.tool_format, text, content)
+        end = len(text) if call is None else call.start
+        return _Block("thought", start, end, text[content:end], closed=False)
+
+    def _answer(self, text: str, blocks: Sequence[_Block]) -> str | None:
+        if self.answer_pattern is None:
+            answers = [block.content for block in blocks if block.kind == "answer"]
+            return answers[-1].strip() if answers else None
+        hidden = [block for block in blocks if block.kind != "answer"]
+        found = list(re.finditer(self.answer_pattern, _without(text, hidden), re.DOTALL))
+        if not found:
+            return None
+        # A pattern with a group means what the group matches.
+        return (found[-1][found[-1].re.groups] or "").strip()
+
+    def _is_well_formed(self, text: str, blocks: Sequence[_Block]) -> bool:
+        kinds = [block.kind for block in blocks]
+        forms = (["thought", "answer"], ["thought", *["calls"] * (len(kinds) - 1)])
+        if len(kinds) < 2 or kinds not in forms:
+            return False
+        if not all(self._is_whole(text, block) for block in blocks):
+            return False
+        return not _without_end_of_turn(_without(text, blocks)).strip()
+
+    def _is_whole(self, text: str, block: _Block) -> bool:
+        """Whether a block ends as it should, and holds no tag that would begin or end another."""
+        if block.kind != "calls":
+            tags = (*MARKUP, *self.tool_format.markup)
+            return block.closed and not any(tag in block.content for tag in tags)
+        # A call that can be read may have any text in its strings. One that cannot has the right
+        # form where its tags are right.
+        if not any(call.error for call in block.calls):
+            return True
+        written = text[block.start : block.end]
+        last = self.tool_format.closing_tag
+        single = all(written.count(tag) <= 1 for tag in self.tool_format.markup)
+        bare = not any(tag in written for tag in MARKUP)
+        return bool(last) and written.endswith(last) and single and bare
+
+
+def parse_turn(
+    text: str, *, tool_format: ToolFormat = HERMES, opens_in_thought: bool = False
+) -> TurnText:
+    """Read one turn; see `TurnReader.read`."""
+    return TurnReader(tool_format, opens_in_thought=opens_in_thought).read(text)
+
+
+def fields_of(turn: TurnText) -> dict[str, object]:
+    """Return what a `Turn` or a `ScoreTurn` says of itself."""
+    return {
+        "thought": turn.thought,
+        "said": None if turn.said == turn.text else turn.said,
+        "answer": turn.answer,
+        "well_formed": turn.well_formed,
+    }
+
+
+def find_calls(tool_format: ToolFormat, text: str, start: int) -> CallBlock | None:
+    """Return the first block of calls at or after `start`, and check what a user's class returned.
+
+    Raises:
+        ValueError: it is no block of that text.
+    """
+    found = tool_format.find(text, start)
+    if found is not None and not (start <= found.start < found.end <= len(text) and found.calls):
+        raise ValueError(
+            f"{type(tool_format).__name__}.find(text, {start}) returned {found}; a block of calls "
+            f"lies between {start} and {len(text)}, is not empty and has at least one call"
+        )
+    return found
+
+
+def _opening_thought(text: str, blocks: Sequence[_Block]) -> str | None:
+    first = blocks[0] if blocks else None
+    if first is None or first.kind != "thought" or not first.closed:
+        return None
+    inside = THINK_OPEN in first.content or text[: first.start].strip()
+    return None if inside else first.content.strip()
+
+
+def _opens_in_thought(turns: Sequence[ScoreTurn]) -> bool:
+    """Whether turns begin inside a thought: some close one that they did not open, and none opens
+    one at its beginning."""
+    begins = any(turn.text.lstrip().startswith(THINK_OPEN) for turn in turns)
+    return not begins and any(map(_closes_only, turns))
+
+
+def _closes_only(turn: ScoreTurn) -> bool:
+    closed = turn.text.find(THINK_CLOSE)
+    if THINK_OPEN in (turn.text if closed < 0 else turn.text[:closed]):
+        return False
+    return closed >= 0 if turn.well_formed is None else turn.said is not None
+
+
+def _without(text: str, blocks: Iterable[_Block]) -> str:
+    """Return a text without some blocks; what was around one makes no new tag."""
+    pieces: list[str] = []
+    last = 0
+    for block in blocks:
+        pieces.append(text[last : block.start])
+        last = block.end
+    return " ".join([*pieces, text[last:]]) if pieces else text
+
+
+def _without_end_of_turn(text: str) -> str:
+    ends = _ENDS_OF_TURN_REVERSED.match(text[::-1])
+    return text[: len(text) - (ends.end() if ends else 0)]

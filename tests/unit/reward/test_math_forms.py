@@ -1,0 +1,275 @@
+"""Forms of numbers: the last number of a text with its sign, and answers as LaTeX."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from agent_r1.reward.math_forms import (
+    as_latex,
+    last_number,
+    leading_number,
+    number_of,
+    plain_characters,
+    without_emphasis,
+)
+
+MINUS_FORMS = [
+    "-",
+    "\u2212",  # minus
+    "\u2010",  # hyphen
+    "\u2011",  # hyphen that does not break
+    "\u2012",  # figure dash
+    "\u2013",  # en dash
+    "\u2014",  # em dash
+    "\u2015",  # bar
+    "\u02d7",  # modifier
+    "\u2796",  # heavy minus
+    "\ufe58",  # small em dash
+    "\ufe63",  # small hyphen-minus
+    "\uff0d",  # wide hyphen-minus
+]
+
+
+@pytest.mark.parametrize("minus", MINUS_FORMS)
+@pytest.mark.parametrize("blank", ["", " ", "\u00a0"])
+def test_a_dash_before_a_number_is_its_sign(minus: str, blank: str):
+    for text in ("the answer is {}3", "the answer is: {}3.", "x = {}3", "({}3)", "{}3", "**{}3**"):
+        assert last_number(text.format(minus + blank)) == "-3"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("-$3", "-$3"),
+        ("$-3", "-3"),
+        (r"it lost -\$3", r"-\$3"),
+        ("it lost -€3.50", "-€3.50"),
+        ("it is -**3**", "-3"),
+        ("it is $-3$", "-3"),
+        ("-.5", "-.5"),
+        (r"so $-\frac{1}{2}$", r"-\frac{1}{2}"),
+        ("minus 3", "-3"),
+        ("The answer is negative 3.", "-3"),
+        ("+3", "3"),
+        ("\uff0b\uff13", "3"),
+        ("-1.5e-3", "-1.5e-3"),
+        (r"-2 \times 10^{-3}", r"-2 \times 10^{-3}"),
+    ],
+)
+def test_a_number_is_never_taken_without_its_sign(text: str, number: str):
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize("dash", MINUS_FORMS)
+def test_a_dash_between_two_numbers_joins_them_and_neither_is_the_answer(dash: str):
+    for text in ("3{}5", "2020 {} 2024", "10{} 7", "$5 {} $3", "50% {} 3", "1{}2{}3"):
+        assert last_number(f"it is {text.format(*[dash] * 2)}.") is None
+    assert last_number(f"5 boxes, 3{dash}4 a day") == "5"
+    assert last_number(f"10 {dash} 7 = 3") == "3"
+    assert last_number(f"10 minus 7 is 3, and 4{dash}1 too") == "3"
+
+
+@pytest.mark.parametrize("dash", MINUS_FORMS)
+def test_a_number_in_a_word_is_none(dash: str):
+    assert last_number(f"COVID{dash}19") is None
+    assert last_number(f"7 cases of COVID{dash}19") == "7"
+    assert last_number(f"f(x){dash}3") is None
+    assert last_number(f"a 12{dash}inch ruler") == "12"
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("- 3 apples", "3"),
+        ("We have:\n- 3 apples\n  - **4** pears", "4"),
+        ("\u2022 3 apples", "3"),
+        ("* 3 apples", "3"),
+        ("- $3 each", "$3"),
+        ("- 3", "-3"),  # no words: the line is the number
+        ("-3 degrees", "-3"),  # no blank
+        ("it is - 3 degrees", "-3"),  # not the beginning of a line
+    ],
+)
+def test_a_dash_that_begins_a_line_with_words_is_a_bullet(text: str, number: str):
+    assert last_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("11 5/6", "11 5/6"),
+        ("it is 11\u00bd", "11 1/2"),
+        ("it is \u00be of it", "3/4"),
+        (r"it is 11\frac{5}{6}", r"11\frac{5}{6}"),
+        ("it is 1e6", "1e6"),
+        ("it is 1.5 \u00d7 10^3", "1.5 \u00d7 10^3"),
+        ("it is 10^6", "10^6"),
+        ("73 m^2", "73"),
+        ("73 m^{2}", "73"),
+        (r"73 and \sqrt{2}", "73"),
+        (r"\frac{x}{2}", None),
+        ("\u221a2", None),
+        ("\u00b13", None),
+        (r"\pm 3", None),
+        ("3 + 4", None),
+        ("3 * 4", None),
+        ("12:30", None),
+        ("(1,2)", None),
+        ("1,73", None),
+        ("Python 3.11.2", None),
+        ("5/6/2024", None),
+        ("__73__", "73"),
+        ("_73_", "73"),
+        ("`73`", "73"),
+        ("\uff17\uff13", "73"),
+        ("\u0667\u0663", "73"),  # Arabic digits
+        ("50 %", "50 %"),
+        ("x9", None),
+        ("0.6 or 60%", "60%"),
+        ("12 kg, or 12kg", "12"),
+        ("1.2*60 = 72Mb", "72"),
+        ("73cm\u00b2", "73"),
+        ("so 1 234 567", "1 234 567"),
+        ("so 1\u202f234", "1 234"),
+        ("so 1'234", "1'234"),
+        ("so 1_234", "1_234"),
+        ("so 1{,}234", "1{,}234"),
+        (r"so 1\,234", r"1\,234"),
+        ("so 1 2345", "2345"),
+        ("in 2020 300 came", "300"),
+        ("10\u207b\u00b3", None),
+        ("\u207b3", None),
+        ("4x", None),
+    ],
+)
+def test_the_last_number_stands_alone_and_is_whole(text: str, number: str | None):
+    assert last_number(text) == number
+
+
+def test_a_long_text_takes_no_time():
+    started = time.process_time()
+    for part in (
+        "-",
+        "- ",
+        "1",
+        "1 ",
+        "(",
+        ") ",
+        "*a ",
+        "_",
+        "`",
+        "\u2014",
+        "1-",
+        "a-",
+        "$",
+        "- 1\n",
+    ):
+        last_number(part * (50_000 // len(part)) + "x")
+    assert time.process_time() - started < 20  # a second or two; minutes, were it quadratic
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        (" 42 is", "42"),
+        ("42", "42"),
+        (" \u22123", "-3"),
+        (" - 3", "-3"),
+        ("11 5/6.", "11 5/6"),
+        (r"\frac{1}{2}", r"\frac{1}{2}"),
+        (". 42", None),
+        ("42x", None),
+    ],
+)
+def test_the_number_that_a_text_begins_with(text: str, number: str | None):
+    assert leading_number(text) == number
+
+
+@pytest.mark.parametrize(
+    ("answer", "number"),
+    [
+        ("The answer is 73.", "73"),
+        ("73 (seventy-three)", "73"),
+        ("73 apples", "73"),
+        ("USD 73", "73"),
+        ("The answer is \u221273", "-73"),
+        # Expressions stay what they are.
+        ("x = 73", "x = 73"),
+        ("3-5", "3-5"),
+        ("sqrt(2)", "sqrt(2)"),
+        ("3 pi", "3 pi"),
+        (r"\sqrt{2}\text{ cm}", r"\sqrt{2}\text{ cm}"),
+        # No number, or no one number.
+        ("COVID-19", "COVID-19"),
+        ("7 or 8", "7 or 8"),
+        ("from 3 to 5", "from 3 to 5"),
+        ("5 feet or 60 inches", "60"),
+        ("= 73,", "73"),
+        ("\u201c73\u201d", "73"),
+        ("73!", "73!"),
+        ("|-3|", "|-3|"),
+        ("none", "none"),
+    ],
+)
+def test_of_an_answer_in_words_the_last_number_counts(answer: str, number: str):
+    assert number_of(answer) == number
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("**73**", "73"),
+        ("*73*", "73"),
+        ("***73***", "73"),
+        ("__73__", "73"),
+        ("**_73_**", "73"),
+        ("`73`", "73"),
+        ("**73** apples", "73 apples"),
+        ("a_1 + b_1", "a_1 + b_1"),
+        ("2**3**2", "2**3**2"),
+        ("2 * 3 * 4", "2 * 3 * 4"),
+        ("x*y*z", "x*y*z"),
+        ("(2)**(3)**(2)", "(2)**(3)**(2)"),
+        ("x_{1}_", "x_{1}_"),
+    ],
+)
+def test_marks_of_emphasis_go_and_operators_stay(text: str, bare: str):
+    assert without_emphasis(text) == bare
+
+
+def test_wide_characters_and_signs_become_ascii():
+    assert (
+        plain_characters("\uff0d\uff17\uff13\uff0e\uff15\uff05 \u22121 x \u2013 3")
+        == "-73.5% -1 x - 3"
+    )
+    assert plain_characters("2020\u20132024 10\u00b2 \u03c0") == "2020\u20132024 10\u00b2 \u03c0"
+    assert plain_characters("1\u00bd") == "1 1/2"
+
+
+@pytest.mark.parametrize(
+    ("answer", "latex"),
+    [
+        ("11 5/6", r"11\frac{5}{6}"),
+        ("-11 5/6 cm", r"-11\frac{5}{6} cm"),
+        ("11\u00a05/6", r"11\frac{5}{6}"),
+        (r"11~\frac{5}{6}", r"11 \frac{5}{6}"),
+        ("5/6", "5/6"),
+        ("1, 5/6", "1, 5/6"),
+        ("1 5/6/7", "1 5/6/7"),
+        ("1e6", r"1\times 10^{6}"),
+        ("1.5e-3", r"1.5\times 10^{-3}"),
+        ("2E+05", r"2\times 10^{5}"),
+        ("1e9999", "1e9999"),  # too large to be a number that anybody means
+        ("2e", "2e"),
+        ("x1e6", "x1e6"),
+        ("1.5x10^3", r"1.5\times 10^3"),
+        ("12_345", "12345"),
+        ("x_123", "x_123"),
+        ("\u20ac73", "73"),
+        ("73 \u20ac", "73 "),
+    ],
+)
+def test_numbers_become_latex(answer: str, latex: str):
+    assert as_latex(answer).rstrip() == latex.rstrip()
