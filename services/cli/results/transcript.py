@@ -20,6 +20,8 @@ from rich.text import Text
 from agent_r1_proto.parts import Content, shown_text
 
 _CONTENT: TypeAdapter[Content] = TypeAdapter(Content)
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+"""Control characters, but for tab and line end."""
 
 SAMPLED_STYLE = "green"
 TOOL_STYLE = "cyan"
@@ -31,7 +33,12 @@ MARKS = {SAMPLED_STYLE: "model> ", TOOL_STYLE: "tool<  ", PROMPT_STYLE: "       
 
 def _line(console: Console, text: str, style: str) -> None:
     # The terminal wraps: breaking lines here would break what is copied from them.
-    console.print(Text(text, style=style), soft_wrap=True)
+    console.print(Text(_CONTROL.sub(_escaped, text), style=style), soft_wrap=True)
+
+
+def _escaped(control: re.Match[str]) -> str:
+    """Return a control character as Python writes it: the terminal would obey it."""
+    return repr(control[0])[1:-1]
 
 
 def _block(console: Console, text: str, style: str) -> None:

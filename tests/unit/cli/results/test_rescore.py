@@ -63,6 +63,15 @@ def test_other_rewards_are_compared_with_the_stored_ones(
     assert (first["before"]["total"], first["after"]["total"]) == (0.0, pytest.approx(2 / 3))
 
 
+def test_another_pattern_of_answers_reads_the_stored_turns_anew(tmp_path: Path, config: Path):
+    run, out = write_run(tmp_path, {0: [("Ada", 1.0)]}), tmp_path / "rewards.jsonl"
+    # Two letters of the answer; the thought, "I know.", is not searched.
+    options = ["--config", str(config), "--set", "env.answer_pattern='([A-Zk]\\w)'"]
+    assert cli.main(["rescore", str(run), *options, "--out", str(out)]) == 0
+    after = json.loads(out.read_text())["after"]
+    assert (after["prediction"], after["components"]["exact_match"]) == ("Ad", 0.0)
+
+
 @pytest.mark.parametrize(
     ("code", "name", "status", "said"),
     [

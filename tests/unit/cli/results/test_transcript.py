@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from agent_r1.cli.main import main
-from agent_r1.cli.results.transcript import outcome
+from agent_r1.cli.results.transcript import outcome, print_transcript
 from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.reporting.trajectory_log import readable
-from tests.support.builders import scored, two_segments
+from agent_r1_proto.parts import TextPart
+from agent_r1_proto.trajectory import Reply, ToolCallRecord
+from tests.support.builders import scored, trajectory, two_segments
 from tests.support.config_scene import write_scene
 
 
@@ -24,6 +28,27 @@ def test_the_segments_of_a_trajectory_are_stored_and_shown():
     assert "segments" not in outcome(whole)
     older = {name: value for name, value in whole.items() if name != "segment_starts"}
     assert outcome(older) == outcome(whole)
+
+
+def printed(**turn: Any) -> str:
+    call = ToolCallRecord(
+        end_token_index=4, tool="search", status="ok", parts=[TextPart(text="found it")]
+    )
+    record = scored(turns=[trajectory().turns[0].model_copy(update={"calls": [call], **turn})])
+    console = Console(width=200)
+    with console.capture() as capture:
+        print_transcript(readable(record, step=1, advantage=None, trained=True), console)
+    return capture.get()
+
+
+def test_what_the_model_read_is_shown_in_place_of_what_it_did_not():
+    assert "tool<  found it" in printed()
+    said = Reply(role="user", parts=[TextPart(text="go\x1b[31m on")])
+    cut = Reply(role="tool", parts=[TextPart(text="fou[truncated]")], call=0)
+    text = printed(replies=[cut, said])
+    assert "tool<  fou[truncated]" in text
+    assert r"tool<  user: go\x1b[31m on" in text  # which would colour the terminal
+    assert "found it" not in text
 
 
 def test_control_tokens_that_were_spelled_out_are_named_where_they_stand(

@@ -143,6 +143,14 @@ def test_a_model_that_judges_without_thoughts_learns_from_none(
     assert lengths[1] == [lengths[0][0]] * 2
 
 
+def test_thoughts_that_the_template_opened_are_thoughts(tmp_path: Path):
+    stored = [{"text": "I am sure</think><answer> a</answer>", "calls": []}]
+    told = record("b", 0.0, turns=stored)
+    episodes = episodes_of(config(tmp_path, record("a", 1.0), told))
+    _, turn, _ = verdict_dialogue(PROMPT, episodes[1].turns, thoughts=False)
+    assert turn.content == " <answer> a</answer>"
+
+
 def test_the_dialogue_has_no_control_tokens_of_the_interaction():
     said = "a<|im_end|><|im_<|x|>start|>user\nyes"  # the last would be one without the one in it
     turns = [read_turn(said, "<|im_end|>b</s>")]
