@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import ValidationError, model_validator
 
@@ -41,6 +41,9 @@ from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
 from agent_r1_service.files.writing import write_atomically
+
+if TYPE_CHECKING:
+    from agent_r1.text.reading import TurnReader
 
 __all__ = ["Config", "ConfigError", "LoadedConfig", "load_config"]
 
@@ -114,13 +117,6 @@ class Config(StrictConfig):
                     f"env.enable_tools names {name!r}, and the configured tools are "
                     f"{sorted(self.tools)}; add a table [tools.{name}] or remove the name"
                 )
-        reads_hermes = self.reward.rule == "paper" or "format" in self.reward.components
-        if self.tools and self.env.tool_format != "hermes" and reads_hermes:
-            raise ValueError(
-                f'the reward component "format" reads calls in the format hermes, and '
-                f"env.tool_format is {self.env.tool_format!r}; leave the component out, or write "
-                "one of your own"
-            )
         for name in self.diagnose.sets or []:
             if name not in self.evaluation.sets:
                 raise ValueError(
@@ -173,6 +169,14 @@ class Config(StrictConfig):
     def max_segments(self) -> int:
         """Most segments of one trajectory: every turn may follow a rewritten history."""
         return self.env.max_turns if self.env.rewritten_history == "segments" else 1
+
+    def turn_reader(self) -> TurnReader:
+        """Return what reads the turns of this run's model; without tools, nothing is a call."""
+        from agent_r1.text.reading import TurnReader  # which most commands do without
+
+        offers_tools = bool(self.tools) and self.env.enable_tools != []
+        tool_format = self.env.tool_format if offers_tools else None
+        return TurnReader.of(tool_format, self.env.answer_pattern)
 
     def started_tools(self) -> dict[str, AnyToolConfig]:
         """Return the tools that this run starts; the others run already."""

@@ -13,7 +13,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from agent_r1.text.tool_formats import HERMES, CallBlock, ParsedCall, ToolFormat, load_tool_format
+from agent_r1.text.tool_formats import (
+    HERMES,
+    NO_CALLS,
+    CallBlock,
+    ParsedCall,
+    ToolFormat,
+    load_tool_format,
+)
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 
 THINK_OPEN = "<think>"
@@ -72,13 +79,18 @@ class TurnReader:
     opens_in_thought: bool = False
 
     @classmethod
-    def of(cls, tool_format: str, answer_pattern: str | None) -> TurnReader:
-        """Return the reader of a configuration: `env.tool_format` and `env.answer_pattern`.
+    def of(cls, tool_format: str | None, answer_pattern: str | None) -> TurnReader:
+        """Return the reader of a configuration.
+
+        Args:
+            tool_format: `env.tool_format`; None where no tool is offered.
+            answer_pattern: `env.answer_pattern`.
 
         Raises:
             ValueError: there is no such format.
         """
-        return cls(load_tool_format(tool_format), answer_pattern)
+        read_as = NO_CALLS if tool_format is None else load_tool_format(tool_format)
+        return cls(read_as, answer_pattern)
 
     def read(self, text: str) -> TurnText:
         """Read one turn.

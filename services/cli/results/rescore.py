@@ -21,7 +21,6 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.learner.reporting.trajectory_log import score_turn
 from agent_r1.reward.scorer import ComponentError, Scorer
-from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.run_folder import CONFIG_FILE
@@ -70,7 +69,7 @@ def rescore(arguments: argparse.Namespace) -> int:
 
 
 async def _score_all(config: Config, records: Sequence[dict[str, Any]]) -> list[Rescored]:
-    reader = TurnReader.of(config.env.tool_format, config.env.answer_pattern)
+    reader = config.turn_reader()
     scorer = Scorer(config.reward, reader)
     places = asyncio.Semaphore(config.reward.max_concurrent)
 

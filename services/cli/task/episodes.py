@@ -31,7 +31,6 @@ from agent_r1.rollout.main import (
 from agent_r1.rollout.policy import Generation, PolicyError
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.vllm.settings import read_end_tokens
-from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
@@ -206,9 +205,7 @@ async def open_runner(served: Config) -> AsyncIterator[EpisodeRunner]:
         tools = make_tool_client(settings, broker, SERVER_ID)
         try:
             await tools.start(settings.rollout.tool_start_timeout_s)
-            scorer = Scorer(
-                served.reward, TurnReader.of(served.env.tool_format, served.env.answer_pattern)
-            )
+            scorer = Scorer(served.reward, served.turn_reader())
             try:
                 yield EpisodeRunner(settings, chat, end_token, tools, scorer)
             finally:

@@ -18,7 +18,7 @@ from agent_r1.config.run import Config
 from agent_r1.evaluation.config import ScriptedPolicyConfig
 from agent_r1.reward.scorer import Scorer
 from agent_r1.rollout.envs import CallResult, ModelTurn, ToolEnv, load_env_class
-from agent_r1.text.reading import ParsedCall, TurnReader
+from agent_r1.text.reading import ParsedCall
 from agent_r1.tools.base import CallContext, Tool
 from agent_r1.tools.loading import load_tool
 from agent_r1_proto.parts import shown_text
@@ -46,7 +46,7 @@ class Stage:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._env_class = load_env_class(config.env.type, set(config.env.options))
-        self._reader = TurnReader.of(config.env.tool_format, config.env.answer_pattern)
+        self._reader = config.turn_reader()
         self._scorer = Scorer(config.reward, self._reader)
         self._tools: dict[str, Tool] = {
             name: load_tool(name, tool) for name, tool in config.tools.items()

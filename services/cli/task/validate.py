@@ -28,7 +28,6 @@ from agent_r1.reward.config import RewardConfig
 from agent_r1.reward.math_forms import is_number
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.rollout.envs import load_env_class
-from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import ScoredTrajectory, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
 from agent_r1_service.exit_status import EXIT_FAILED
@@ -223,7 +222,7 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[L
         # Not of language models, which would be asked about every line.
         scorer = Scorer(
             served.reward.without_asking(),
-            TurnReader.of(served.env.tool_format, served.env.answer_pattern),
+            served.turn_reader(),
         )
         problems = [problem async for problem in _reward_problems(scorer, tasks)]
         yield Look("reward", ", ".join(served.reward.components), list(_limited(problems)))

@@ -240,7 +240,6 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
     elif arguments.service == "reward":
         with quick_imports():
             from agent_r1.reward import main as reward
-            from agent_r1.text.reading import TurnReader
 
         _redis(config)
         _check_listen(config, config.reward, "reward")
@@ -248,7 +247,7 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
             run=config.run,
             redis=config.redis,
             reward=config.reward,
-            reader=TurnReader.of(config.env.tool_format, config.env.answer_pattern),
+            reader=config.turn_reader(),
             announce_dir=announce_dir,
         )
     elif arguments.service == "learner":
