@@ -213,17 +213,20 @@ def _counted() -> Iterator[list[int]]:
 
 
 def request_of(trajectory: Trajectory, *, tokens: bool = False) -> ScoreRequest:
-    """Return a trajectory as the components see it.
+    """Return a trajectory as the components see it: what its main agent wrote and read.
 
     Args:
         trajectory: all of it.
         tokens: whether one of them reads token ids; that takes milliseconds for a long trajectory.
     """
-    token_ids = trajectory.token_ids.tolist() if tokens else []
+    _, end = trajectory.lineage_bounds()[0]
+    turns = [turn for turn in trajectory.turns if turn.start < end]
+    token_ids = trajectory.token_ids[:end].tolist() if tokens else []
+    segment_starts = [start for start in trajectory.segment_starts if start < end]
     return ScoreRequest(
         prompt=trajectory.rollout.task.messages(),
         payload=trajectory.rollout.task.payload,
-        turns=score_turns(trajectory.turns),
+        turns=score_turns(turns),
         status=trajectory.status,
-        token_ids=valued_tokens(token_ids, trajectory.segment_starts, trajectory.turns),
+        token_ids=valued_tokens(token_ids, segment_starts, turns),
     )

@@ -20,7 +20,7 @@ from agent_r1.reward.scorer import ComponentError, Scorer, request_of
 from agent_r1.text.reading import TurnReader
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_proto.trajectory import ToolCallRecord
-from tests.support.builders import rollout_task, trajectory
+from tests.support.builders import rollout_task, three_lineages, trajectory
 
 CALL = "<think>look</think><tool_call>{}</tool_call>"
 
@@ -420,3 +420,9 @@ async def test_one_component_scores_a_branch_that_has_not_ended(plugin: str):
     # What compares with the right answer knows it, and what is not configured is not run.
     for refused in answers[2:]:
         assert f"those of reward.components that can: {name}, tool_calls" in refused.text
+
+
+def test_what_is_scored_of_several_agents_is_what_the_main_one_wrote():
+    several = request_of(trajectory(**three_lineages()), tokens=True)
+    assert [turn.text for turn in several.turns] == ["ask"]
+    assert several.token_ids == [0, 1, 2]  # the state before its last token
