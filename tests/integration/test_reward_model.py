@@ -48,7 +48,7 @@ NAMES = (" Daran", " Harim", " Joreo", " Kalix", " Lorud", " Marok", " Nelan", "
 def record(task: int, sample: int, *, good: bool) -> dict[str, Any]:
     """Return a stored trajectory; all are equally long, and only the answer tells them apart."""
     name, city = NAMES[task % len(NAMES)], GOOD_CITY if good else BAD_CITY
-    call = {"text": f"{name} Abak", "status": "ok"}
+    call = {"tool": "search", "text": f"{name} Abak", "status": "ok"}
     return {
         "task_id": f"t{task}",
         "sample_index": sample,

@@ -307,7 +307,7 @@ async def test_deliveries_alone_never_dead_letter(broker: Broker):
 async def test_a_newer_major_stays_pending_and_is_reported_once(
     broker: Broker, caplog: pytest.LogCaptureFixture
 ):
-    fields = dict(encode_entry(rollout_task())) | {b"schema": b"rollout_task/2.0"}
+    fields = dict(encode_entry(rollout_task())) | {b"schema": b"rollout_task/3.0"}
     await broker.redis.xadd(broker.keys.tasks, fields)
     with caplog.at_level(logging.ERROR):
         async with tasks_consumer(broker, "a") as consumer:

@@ -42,6 +42,8 @@ from agent_r1.evaluation.table.config import (
     TableFile,
 )
 
+CANARY = "learner.canary_"
+"""How keys begin that say how closely pushes are watched."""
 ROW_KEYS = ("learner.", "evaluation.", "run.seed", "run.dir", "model.path")
 """What may differ between runs: nothing that a service which stays up needs. Each learner pushes
 the weights of its own model."""
@@ -275,7 +277,8 @@ def differences_since(
 ) -> list[str]:
     """Say in what the settings of an earlier run differ from those of a planned one.
 
-    A key that is newer than the earlier run was at its default then.
+    A key that is newer than the earlier run was at its default then. Keys of the canary, which
+    watches a run and changes none, may differ.
 
     Args:
         there: settings of the earlier run by dotted key.
@@ -284,7 +287,11 @@ def differences_since(
     """
     changed = dict(flat_leaves(config.model_dump(mode="json", exclude_defaults=True)))
     kept = {key: value for key, value in here.items() if key in there or key in changed}
-    return differences(there, kept)
+    return differences(_without_canary(there), _without_canary(kept))
+
+
+def _without_canary(settings: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    return {key: value for key, value in settings.items() if not key.startswith(CANARY)}
 
 
 @contextmanager

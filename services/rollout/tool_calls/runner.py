@@ -1,6 +1,6 @@
 """The tool calls of one turn: refused with a text for the model, or run, each with its record.
 
-turns.py hands in what parsing.py read; calls go out through client.py.
+turns.py hands in what reading.py read; calls go out through client.py.
 """
 
 from __future__ import annotations

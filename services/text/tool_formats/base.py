@@ -1,6 +1,6 @@
 """How models write tool calls: what every format shares, and the class that users extend.
 
-parsing.py asks a `ToolFormat` for the calls of a turn; chat_format.py asks it for its tags.
+reading.py asks a `ToolFormat` for the calls of a turn; chat_format.py asks it for its tags.
 """
 
 from __future__ import annotations

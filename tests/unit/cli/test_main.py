@@ -98,7 +98,10 @@ def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]):
         assert command in text
 
 
-def test_config_check_says_ok(file: Path, capsys: pytest.CaptureFixture[str]):
+def test_config_check_says_ok(
+    file: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(file.parent)  # where there is no run yet, unlike in a clone that ran the demo
     assert cli.main(["config", "check", str(file)]) == 0
     assert "run.toml: ok" in capsys.readouterr().out
 
