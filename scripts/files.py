@@ -18,7 +18,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 MAX_BYTES = 6_000_000  # a committed base model is the largest file
 PRIVATE_KEY = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY-----")
 # Written by tools, or texts that are kept as they came.
-KEPT_AS_IT_CAME = re.compile(r"^(LICENSE$|examples/.*/base/|tests/contract/(golden|run_0_1_0)/)")
+KEPT_AS_IT_CAME = re.compile(r"^(LICENSE$|examples/.*/base/|tests/contract/(golden|run_\w+)/)")
 SOURCE = re.compile(
     r"\.(py|md|toml|ya?ml|json|sh|txt|jinja|Dockerfile)$|^(Makefile|(scripts|deploy/docker)/[\w-]+)$"
 )

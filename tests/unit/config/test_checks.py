@@ -17,7 +17,8 @@ from tests.support.config_scene import task_line, write_scene
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)  # where there is no run yet, unlike in a clone that ran the demo
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")  # without a run, unlike a clone that ran the demo
     return write_scene(tmp_path / "example").parent
 
 
