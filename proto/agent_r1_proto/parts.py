@@ -65,7 +65,7 @@ ResultPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
 def _stored(part: object) -> object:
-    """Return a part that holds an image itself, as versions before 2.2 kept it, by its hash."""
+    """Return a part that holds an image itself, as versions before 4.0 kept it, by its hash."""
     if isinstance(part, dict) and "data_base64" in part:
         part = ImagePart.model_validate(part)
     return StoredImage.of(part) if isinstance(part, ImagePart) else cast(object, part)

@@ -122,10 +122,12 @@ class Turn(Message):
     @property
     def says_more(self) -> bool:
         """Whether it has what versions before 2.2 lack."""
-        new = (self.well_formed, self.replies, self.data)
-        return any(value is not None for value in new) or any(
-            isinstance(part, StoredImage) for call in self.calls for part in call.parts
-        )
+        return any(value is not None for value in (self.well_formed, self.replies, self.data))
+
+    @property
+    def has_images(self) -> bool:
+        """Whether a tool sent an image, which versions before 4.0 kept in another way."""
+        return any(isinstance(part, StoredImage) for call in self.calls for part in call.parts)
 
 
 class Lineage(Message):
@@ -302,7 +304,8 @@ class Trajectory(StreamMessage):
 
     def written_version(self) -> str:
         """Return the oldest version that says all of it."""
-        if self.lineages or self.rollout.says_more:
+        images = any(turn.has_images for turn in self.turns)
+        if self.lineages or images or self.rollout.says_more:
             return self.SCHEMA_VERSION
         says_more = any(turn.says_more for turn in self.turns)
         return self.WITHOUT_LINEAGES[bool(self.segment_starts)][says_more]
@@ -316,6 +319,15 @@ class Trajectory(StreamMessage):
         starts = [0, *self.segment_starts]
         firsts = [starts[lineage.first_segment] for lineage in self.lineages] or [0]
         return list(itertools.pairwise([*firsts, len(self.token_ids)]))
+
+    def trained_turns(self) -> list[Turn]:
+        """Return the turns of the lineages that are trained, in order."""
+        excluded = [
+            bounds
+            for lineage, bounds in zip(self.lineages, self.lineage_bounds(), strict=False)
+            if lineage.excluded
+        ]
+        return [t for t in self.turns if not any(a <= t.start < b for a, b in excluded)]
 
     def trained_mask(self) -> npt.NDArray[np.bool_]:
         """Return [T] True where the policy sampled a token that may be trained."""

@@ -171,12 +171,10 @@ class Config(StrictConfig):
         return self.env.max_turns if self.env.rewritten_history == "segments" else 1
 
     def turn_reader(self) -> TurnReader:
-        """Return what reads the turns of this run's model; without tools, nothing is a call."""
+        """Return what reads turns of this run's model that nobody has read."""
         from agent_r1.text.reading import TurnReader  # which most commands do without
 
-        offers_tools = bool(self.tools) and self.env.enable_tools != []
-        tool_format = self.env.tool_format if offers_tools else None
-        return TurnReader.of(tool_format, self.env.answer_pattern)
+        return TurnReader.of(self.env.tool_format, self.env.answer_pattern)
 
     def started_tools(self) -> dict[str, AnyToolConfig]:
         """Return the tools that this run starts; the others run already."""

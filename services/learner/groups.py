@@ -116,7 +116,7 @@ def total_reward(scored: ScoredTrajectory) -> float:
 
 def process_reward(scored: ScoredTrajectory) -> float:
     """Return the sum of the process rewards that ToolEnv gave to turns and calls."""
-    turns = scored.trajectory.turns
+    turns = scored.trajectory.trained_turns()
     rewarded = [*turns, *(call for turn in turns for call in turn.calls)]
     return sum(one.process_reward or 0.0 for one in rewarded)
 

@@ -14,8 +14,9 @@ MAX_QUESTIONS_IN_FLIGHT = 512
 SERVER_MAXMEMORY = "maxmemory of the Redis at redis.url"
 """What messages call the limit of a server that runs already."""
 BYTES_PER_TOKEN = 20
-"""Worst case of one token in an entry: 8 bytes of arrays with its mask bit, and its text three
-times, as of an answer: in the turn, in what it says beside thoughts, and as its answer."""
+"""Most that one token of four bytes of text takes in an entry: 8 bytes of arrays with its mask bit,
+and its text three times, as of an answer: in the turn, in what it says beside thoughts, and as its
+answer."""
 BYTES_PER_ENTRY = 16_384
 """Worst case of everything in an entry that does not grow with its tokens."""
 

@@ -53,9 +53,9 @@ class Prepared:
 
 def process_rewards(scored: ScoredTrajectory) -> npt.NDArray[np.float64]:
     """Return [T] the process reward of each call on the sampled token that closes it, and that of
-    each turn on its last one."""
+    each turn on its last one; excluded lineages have none."""
     rewards = np.zeros(len(scored.trajectory.token_ids), dtype=np.float64)
-    for turn in scored.trajectory.turns:
+    for turn in scored.trajectory.trained_turns():
         rewards[turn.end - 1] += turn.process_reward or 0.0
         for call in turn.calls:
             rewards[call.end_token_index] += call.process_reward or 0.0
@@ -265,7 +265,9 @@ class _Batch:
         everyone = [*self._scored, *greedy]
         # Scaled together, so that a sample and a greedy answer of equal worth stay equal.
         rewards = normalize_process_rewards(
-            [process_rewards(scored) for scored in everyone], config.process_rewards
+            [process_rewards(scored) for scored in everyone],
+            config.process_rewards,
+            [scored.trajectory.lineage_bounds() for scored in everyone],
         )
         for row, scored, outcome in zip(rewards, everyone, outcomes, strict=True):
             for last in _last_tokens(scored.trajectory):
@@ -308,7 +310,7 @@ class _Batch:
                 for r, of_row in zip(rows, turns, strict=True)
             ],
             state_keys=[[turn.state_key for turn in of_row] for of_row in turns],
-            lineages=[LineageRow(r.sample, r.name, outcomes[r.sample]) for r in rows]
+            lineages=[LineageRow(r.sample, r.name, outcomes[r.sample], r.start == 0) for r in rows]
             if several
             else None,
         )

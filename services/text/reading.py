@@ -15,7 +15,6 @@ from typing import Literal
 
 from agent_r1.text.tool_formats import (
     HERMES,
-    NO_CALLS,
     CallBlock,
     ParsedCall,
     ToolFormat,
@@ -79,18 +78,13 @@ class TurnReader:
     opens_in_thought: bool = False
 
     @classmethod
-    def of(cls, tool_format: str | None, answer_pattern: str | None) -> TurnReader:
-        """Return the reader of a configuration.
-
-        Args:
-            tool_format: `env.tool_format`; None where no tool is offered.
-            answer_pattern: `env.answer_pattern`.
+    def of(cls, tool_format: str, answer_pattern: str | None) -> TurnReader:
+        """Return the reader of a configuration: `env.tool_format` and `env.answer_pattern`.
 
         Raises:
             ValueError: there is no such format.
         """
-        read_as = NO_CALLS if tool_format is None else load_tool_format(tool_format)
-        return cls(read_as, answer_pattern)
+        return cls(load_tool_format(tool_format), answer_pattern)
 
     def read(self, text: str) -> TurnText:
         """Read one turn.
@@ -227,7 +221,8 @@ class TurnReader:
             return False
         if not all(self._is_whole(text, block) for block in blocks):
             return False
-        return not _without_end_of_turn(_without(text, blocks)).strip()
+        between = _without_end_of_turn(_without(text, blocks))
+        return not between.replace(self.tool_format.separator, " ").strip()
 
     def _is_whole(self, text: str, block: _Block) -> bool:
         """Whether a block ends as it should, and holds no tag that would begin or end another."""
@@ -286,10 +281,11 @@ def _opening_thought(text: str, blocks: Sequence[_Block]) -> str | None:
 
 
 def _opens_in_thought(turns: Sequence[ScoreTurn]) -> bool:
-    """Whether turns begin inside a thought: some close one that they did not open, and none opens
-    one at its beginning."""
+    """Whether turns begin inside a thought: one that was read says so; of others, some close a
+    thought that they did not open, and none opens one at its beginning."""
+    read = [turn for turn in turns if turn.well_formed is not None]
     begins = any(turn.text.lstrip().startswith(THINK_OPEN) for turn in turns)
-    return not begins and any(map(_closes_only, turns))
+    return any(map(_closes_only, read)) or (not begins and any(map(_closes_only, turns)))
 
 
 def _closes_only(turn: ScoreTurn) -> bool:

@@ -51,7 +51,7 @@ READ_TURN = Turn(
     end=5,
     text="<think>hm</think>look",
     finish_reason="stop",
-    calls=[CALL.model_copy(update={"parts": [TextPart(text="Ada"), IMAGE]})],
+    calls=[CALL],
     well_formed=False,
     thought="hm",
     said="look",
@@ -61,6 +61,13 @@ READ_TURN = Turn(
         Reply(role="user", parts=[TextPart(text="go on")]),
     ],
     data={"seen": 1},
+)
+SEEN_TURN = READ_TURN.model_copy(
+    update={
+        "start": 2,
+        "end": 4,
+        "calls": [CALL.model_copy(update={"end_token_index": 3, "parts": [IMAGE]})],
+    }
 )
 READ_SEGMENTS: dict[str, Any] = two_segments() | {"turns": [READ_TURN]}
 BEAM = Decoding(method="beam", candidates=4, keep=2, max_calls="budget", scorer="reward_model")
@@ -79,7 +86,7 @@ EXAMPLES: dict[str, StreamMessage] = {
     "trajectory-2.2": trajectory(policy_version=4, turns=[READ_TURN]),
     "trajectory-3.0": trajectory(**two_segments()),
     "trajectory-3.1": trajectory(**READ_SEGMENTS),
-    "trajectory-4.0": trajectory(**three_lineages()),
+    "trajectory-4.0": trajectory(**(three_lineages() | {"turns": [SEEN_TURN]})),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
     "scored_trajectory-1.2": scored(rollout_task(traceparent=TRACEPARENT), total=0.25),

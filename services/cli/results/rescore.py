@@ -21,6 +21,7 @@ from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_config
 from agent_r1.learner.reporting.trajectory_log import score_turn
 from agent_r1.reward.scorer import ComponentError, Scorer
+from agent_r1_deploy.local_result import read_json
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.run_folder import CONFIG_FILE
@@ -55,7 +56,7 @@ def rescore(arguments: argparse.Namespace) -> int:
             f"{folder} has no stored trajectory with a reward; learner.trajectories_per_step says "
             "how many of each batch are stored"
         )
-    scored = asyncio.run(_score_all(config, records))
+    scored = asyncio.run(_score_all(folder, config, records))
     for line in comparison_lines(scored):
         print(line)
     if arguments.out is not None:
@@ -68,14 +69,22 @@ def rescore(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _score_all(config: Config, records: Sequence[dict[str, Any]]) -> list[Rescored]:
-    reader = config.turn_reader()
+def _reads_otherwise(folder: Path, config: Config) -> bool:
+    """Whether a configuration finds answers in another way than the run did."""
+    env = read_json(folder / CONFIG_FILE).get("env") or {}
+    return env.get("answer_pattern") != config.env.answer_pattern
+
+
+async def _score_all(
+    folder: Path, config: Config, records: Sequence[dict[str, Any]]
+) -> list[Rescored]:
+    reader, anew = config.turn_reader(), _reads_otherwise(folder, config)
     scorer = Scorer(config.reward, reader)
     places = asyncio.Semaphore(config.reward.max_concurrent)
 
     async def score(record: dict[str, Any]) -> Rescored:
         before = Reward.model_validate(record["reward"])
-        request = reader.read_request(request_of(record), anew=True)
+        request = reader.read_request(request_of(record), anew=anew)
         async with places:
             try:
                 return Rescored(record, before, await scorer.score(request))

@@ -15,7 +15,13 @@ from rich.text import Text
 
 from agent_r1.cli.live_run import run_config
 from agent_r1.cli.results.stored import eval_files, read_records, step_files
-from agent_r1.cli.results.transcript import SAMPLED_STYLE, TOOL_STYLE, heading, print_transcript
+from agent_r1.cli.results.transcript import (
+    SAMPLED_STYLE,
+    TOOL_STYLE,
+    escaped,
+    heading,
+    print_transcript,
+)
 from agent_r1.config.sources import ConfigError
 from agent_r1_service.control_tokens import control_pattern
 
@@ -75,7 +81,7 @@ def show(arguments: argparse.Namespace) -> int:
                 legend = Text("text the model sampled", style=SAMPLED_STYLE)
                 console.print(legend.append("  text a tool returned", style=TOOL_STYLE))
             shown += 1
-            console.rule(Text(heading(record)), align="left")
+            console.rule(Text(escaped(heading(record))), align="left")
             print_transcript(record, console, control)
     if shown == 0:
         console.print(f"no stored trajectory of {arguments.run_folder} matches")

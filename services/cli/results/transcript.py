@@ -33,12 +33,12 @@ MARKS = {SAMPLED_STYLE: "model> ", TOOL_STYLE: "tool<  ", PROMPT_STYLE: "       
 
 def _line(console: Console, text: str, style: str) -> None:
     # The terminal wraps: breaking lines here would break what is copied from them.
-    console.print(Text(_CONTROL.sub(_escaped, text), style=style), soft_wrap=True)
+    console.print(Text(escaped(text), style=style), soft_wrap=True)
 
 
-def _escaped(control: re.Match[str]) -> str:
-    """Return a control character as Python writes it: the terminal would obey it."""
-    return repr(control[0])[1:-1]
+def escaped(text: str) -> str:
+    """Return a text with control characters as Python writes them: a terminal would obey them."""
+    return _CONTROL.sub(lambda control: repr(control[0])[1:-1], text)
 
 
 def _block(console: Console, text: str, style: str) -> None:

@@ -19,7 +19,9 @@ ProcessRewardScope = Literal["none", "batch", "trajectory"]
 
 
 def normalize_process_rewards(
-    rewards: Sequence[npt.NDArray[np.floating]], scope: ProcessRewardScope
+    rewards: Sequence[npt.NDArray[np.floating]],
+    scope: ProcessRewardScope,
+    lineages: Sequence[Sequence[tuple[int, int]]] | None = None,
 ) -> list[npt.NDArray[np.float64]]:
     """Divide process rewards so that no return built from them alone exceeds 1 in size.
 
@@ -27,6 +29,7 @@ def normalize_process_rewards(
         rewards: [N][T] process reward of each token, 0.0 on most of them.
         scope: "batch" divides all trajectories by one number, the largest |reverse cumulative sum|
             of any token; "trajectory" divides each by its own; "none" changes nothing.
+        lineages: [N] half-open token ranges that no return crosses; None: each trajectory is one.
 
     Returns:
         [N][T] new arrays; rewards that are all zero stay zero.
@@ -40,7 +43,11 @@ def normalize_process_rewards(
             raise ValueError(
                 f"trajectory {i} has a process reward that is not finite; look at the environment"
             )
-    peaks = [float(np.max(np.abs(rewards_to_go(array, 1.0)), initial=0.0)) for array in copies]
+    ranges = lineages or [[(0, len(array))] for array in copies]
+    peaks = [
+        max(_peak(array[start:end]) for start, end in bounds)
+        for array, bounds in zip(copies, ranges, strict=True)
+    ]
     match scope:
         case "none":
             return copies
@@ -53,3 +60,7 @@ def normalize_process_rewards(
                 f'scope ("{scope}") is unknown; choose one of: none, batch, trajectory'
             )
     return [array / peak if peak > 0 else array for array, peak in zip(copies, peaks, strict=True)]
+
+
+def _peak(rewards: npt.NDArray[np.float64]) -> float:
+    return float(np.max(np.abs(rewards_to_go(rewards, 1.0)), initial=0.0))

@@ -11,10 +11,14 @@ import math
 from collections.abc import Sequence
 from numbers import Real
 
+from pydantic import JsonValue, TypeAdapter
+
 from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.envs.tool_env import ToolEnv
 from agent_r1_proto.parts import StoredImage, TextPart
 from agent_r1_service.user_code import kind_of
+
+_JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 
 
 class WrongStepError(ValueError):
@@ -113,8 +117,8 @@ def _is_observation(value: object) -> bool:
 
 def _is_json(value: object) -> bool:
     try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
+        json.dumps(_JSON.validate_python(value), allow_nan=False)
+    except (ValueError, RecursionError):
         return False
     return True
 

@@ -64,6 +64,8 @@ class ToolFormat(ABC):
     """Tags of the format. Where one is a token, no text of a tool becomes that token."""
     closing_tag: ClassVar[str] = ""
     """What every call ends with; "" where that differs."""
+    separator: ClassVar[str] = " "
+    """What may stand between calls, beside white space."""
     vllm_parser: ClassVar[str] = ""
     """The tool parser of `vllm serve` that reads the same calls; "" where there is none."""
     in_template: ClassVar[bool] = True

@@ -28,6 +28,7 @@ class Llama3JsonFormat(ToolFormat):
     example = OBJECT
     trace = '"parameters"'
     markup = (PYTHON_TAG,)
+    separator = ";"
     vllm_parser = "llama3_json"
 
     def find(self, text: str, start: int) -> CallBlock | None:

@@ -10,7 +10,7 @@ import pytest
 
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import FloatArray, Model, TrainSample
-from agent_r1.learner.groups import Group, Slot, failure_reason, staleness
+from agent_r1.learner.groups import Group, Slot, failure_reason, staleness, total_reward
 from agent_r1.learner.objective import PRESETS
 from agent_r1.learner.stop_rules import RunFailedError
 from agent_r1.learner.train_samples import (
@@ -520,6 +520,50 @@ def test_turns_are_compared_within_their_lineage():
     # Equal outcomes; the first turn of the second lineage has 0.5 against 0, so 0.25 more than the
     # mean. The main lineage has one turn, which is its last.
     assert sample.advantages.tolist() == [0, 0, 0, 0, 0, 0, 0.25, 0, 0, 0, 0]
+
+
+def rewarded(index: int, total: float, *worth: float | None, **changes: Any) -> ScoredTrajectory:
+    """Return `lineages` with process rewards of its four turns."""
+    turns = [
+        turn.model_copy(update={"process_reward": reward})
+        for turn, reward in zip(three_lineages()["turns"], worth, strict=True)
+    ]
+    return lineages(index, total, turns=turns, **changes)
+
+
+@pytest.mark.parametrize("scope", ["batch", "trajectory"])
+def test_process_rewards_are_scaled_within_their_lineage(scope: str):
+    # No return of a lineage is above 1, and the 9 of the excluded one counts nowhere. So they stay:
+    # 1 on token 3 and on token 6, beside the outcome of 0.
+    one, other = rewarded(0, 0.0, 1.0, 1.0, 0.0, 9.0), rewarded(1, 0.0, None, None, None, None)
+    sample = build(
+        pair(one, other), Scorer(), algorithm="ppo", gamma=0.0, process_rewards=scope
+    ).samples[0]
+    assert sample.returns is not None
+    assert sample.returns.tolist() == [0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0]
+
+
+def test_what_an_excluded_lineage_earned_counts_nowhere():
+    assert total_reward(rewarded(0, 1.0, 0.5, 0.25, None, 9.0)) == 1.75
+
+
+def test_the_last_turn_of_a_lineage_is_compared_with_those_of_the_same_name():
+    group = pair(rewarded(0, 1.0, None, None, 0.5, None), rewarded(1, 1.0, None, None, None, None))
+    sample = build(group, advantage="mt_grpo", normalize_std=False).samples[0]
+    # 1.5 against 1 on the last turn of the second lineage, and equal elsewhere; turn_coef is 1.
+    assert sample.advantages.tolist() == [0, 0, 0, 0, 0, 0, 0.25, 0.25, 0.25, 0, 0]
+
+
+def test_a_sub_agent_does_not_begin_where_the_task_begins():
+    fields = three_lineages()["lineages"]
+    excluded = [fields[0].model_copy(update={"excluded": "scripted"}), *fields[1:]]
+    group = pair(
+        rewarded(0, 0.0, None, 1.0, None, None, lineages=excluded),
+        rewarded(1, 0.0, None, None, None, None),
+    )
+    sample = build(group, advantage="gigpo", normalize_std=False).samples[0]
+    # Totals 1 and 0, so 0.5 for the trajectory; its first turn shares no state with the other's.
+    assert sample.advantages.tolist() == [0, 0, 0, 0, 0, 0, 0.5, 0.5, 0.5, 0, 0]
 
 
 def test_the_same_agent_begun_twice_is_two_lineages():

@@ -11,7 +11,7 @@ from agent_r1_proto.messages import EntryError, decode_entry, encode_entry
 from agent_r1_proto.parts import ImageRefusedError, StoredImage, TextPart, text_of
 from agent_r1_proto.rewards import ScoreTurn
 from agent_r1_proto.tasks import ChatMessage, RolloutTask, Task
-from agent_r1_proto.trajectory import Lineage, Reply
+from agent_r1_proto.trajectory import Lineage, Reply, ToolCallRecord
 from agent_r1_proto.weights import LoadRequest, WeightManifest
 from tests.support.builders import rollout_task, scored, three_lineages, trajectory, two_segments
 
@@ -65,6 +65,8 @@ def test_a_message_is_written_as_the_oldest_version_that_says_all_of_it():
     image = Task(id="t", prompt=[ChatMessage(role="user", content=[IMAGE])])
     assert rollout_task(task=image).written_version() == "2.0"
     assert trajectory(rollout_task(task=image)).written_version() == "4.0"
+    call = ToolCallRecord(end_token_index=4, tool="x", status="ok", parts=[IMAGE])
+    assert trajectory(calls=[call]).written_version() == "4.0"  # which older readers cannot read
 
 
 def test_what_is_not_said_is_not_written():

@@ -130,7 +130,7 @@ async def test_an_environment_that_describes_an_image_shows_text(chat: ChatForma
     assert shown(trajectory) == [("tool", "a cat", 0)]
 
 
-@pytest.mark.parametrize("data", [{1, 2}, float("nan"), object()])
+@pytest.mark.parametrize("data", [{1, 2}, float("nan"), object(), {1: 2}, {"x": (1,)}])
 async def test_data_that_is_no_json_is_refused(chat: ChatFormat, end_id: int, data: Any):
     trajectory = await run(chat, end_id, data=data)
     assert trajectory.status == "FAILED"

@@ -128,6 +128,7 @@ def test_a_well_formed_turn_is_a_thought_and_then_calls_or_an_answer(text: str, 
     ("name", "text"),
     [
         ("llama3_json", '{"name": "search", "parameters": {}}'),
+        ("llama3_json", BUILTIN_FORMATS["llama3_json"].write([("a", "{}"), ("b", "{}")])),
         ("mistral", '[TOOL_CALLS][{"name": "search", "arguments": {}}]'),
     ],
 )
@@ -164,6 +165,17 @@ def test_a_stored_interaction_tells_that_its_template_opened_the_thoughts():
     never = ScoreTurn(text="I never <answer>2</answer>", well_formed=False, said=" ")
     found = TurnReader().read_request(ScoreRequest(payload={}, turns=[never]), anew=True)
     assert found.turns[0].answer is None
+
+
+def test_turns_that_were_read_tell_more_than_how_others_begin():
+    # The template opens the thoughts, and the first turn opens one once more.
+    rollout = TurnReader(opens_in_thought=True)
+    turns = [
+        rollout.read_turn(ScoreTurn(text=text))
+        for text in ("<think>a</think><answer>1</answer>", "I never <answer>2</answer>")
+    ]
+    read = TurnReader().read_request(ScoreRequest(payload={}, turns=turns), anew=True)
+    assert [turn.answer for turn in read.turns] == ["1", None]
 
 
 def test_calls_are_counted_where_the_client_has_not():

@@ -29,6 +29,8 @@ class LineageRow(NamedTuple):
     outcome: float
     """What its token rewards have of the trajectory's outcome, which each of its lineages has and
     the trajectory has earned once."""
+    begins: bool
+    """It begins with the prompt of the task, as one row of every trajectory may."""
 
 
 @dataclass(frozen=True)

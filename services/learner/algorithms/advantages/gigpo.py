@@ -79,8 +79,7 @@ def _state(batch: AdvantageBatch, i: int, k: int) -> tuple[Hashable, ...]:
 
 def _begins(batch: AdvantageBatch, i: int) -> bool:
     """Whether row i begins with the prompt that all trajectories of its group have."""
-    rows = batch.lineages
-    return rows is None or i == 0 or rows[i - 1].trajectory != rows[i].trajectory
+    return batch.lineages is None or batch.lineages[i].begins
 
 
 def _shared_states(states: list[tuple[Hashable, ...]]) -> dict[str, float]:

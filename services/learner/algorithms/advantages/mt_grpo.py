@@ -10,8 +10,13 @@ the last is treated as its first.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from agent_r1.learner.algorithms.advantages import AdvantageBatch, AdvantageOptions, Advantages
-from agent_r1.learner.algorithms.advantages.groups import compare_trajectories
+from agent_r1.learner.algorithms.advantages.groups import (
+    apply_by_group,
+    compare_trajectories,
+)
 from agent_r1.learner.algorithms.advantages.grpo import group_relative_advantages
 from agent_r1.learner.algorithms.advantages.turns import (
     compare_turns,
@@ -37,8 +42,15 @@ def mt_grpo_advantages(batch: AdvantageBatch, options: AdvantageOptions) -> Adva
     def relative(rewards_G: list[float]) -> list[float]:
         return group_relative_advantages(rewards_G, normalize_std=options.normalize_std)
 
-    outcomes = compare_trajectories(relative, [row[-1] for row in rewards], batch)
     names = [""] * len(rewards) if batch.lineages is None else [r.name for r in batch.lineages]
+    kinds = list(zip(batch.group_ids, names, strict=True))
+    outcomes = apply_by_group(relative, [row[-1] for row in rewards], kinds)
+    alone = compare_trajectories(relative, [row[-1] for row in rewards], batch)
+    met = Counter(kinds)
+    outcomes = [
+        mine if met[kind] > 1 else other
+        for mine, other, kind in zip(outcomes, alone, kinds, strict=True)
+    ]
     advantages = [[outcome] * len(row) for outcome, row in zip(outcomes, rewards, strict=True)]
     before_last = [(i, k) for i, rewards_K in enumerate(rewards) for k in range(len(rewards_K) - 1)]
     by_turn = compare_turns(
