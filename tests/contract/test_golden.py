@@ -69,6 +69,7 @@ SEEN_TURN = READ_TURN.model_copy(
         "calls": [CALL.model_copy(update={"end_token_index": 3, "parts": [IMAGE]})],
     }
 )
+SEEN_LINEAGES: dict[str, Any] = three_lineages() | {"turns": [SEEN_TURN]}
 READ_SEGMENTS: dict[str, Any] = two_segments() | {"turns": [READ_TURN]}
 BEAM = Decoding(method="beam", candidates=4, keep=2, max_calls="budget", scorer="reward_model")
 COST = DecodingCost(sampled_tokens=90, calls=7, replayed_calls=1, scores=8, scorer_tokens=400)
@@ -86,7 +87,7 @@ EXAMPLES: dict[str, StreamMessage] = {
     "trajectory-2.2": trajectory(policy_version=4, turns=[READ_TURN]),
     "trajectory-3.0": trajectory(**two_segments()),
     "trajectory-3.1": trajectory(**READ_SEGMENTS),
-    "trajectory-4.0": trajectory(**(three_lineages() | {"turns": [SEEN_TURN]})),
+    "trajectory-4.0": trajectory(**SEEN_LINEAGES),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
     "scored_trajectory-1.2": scored(rollout_task(traceparent=TRACEPARENT), total=0.25),
