@@ -20,7 +20,7 @@ GOOD, BAD = "yes", "no"
 
 _CONTROL = re.compile(
     r"""
-    <[|｜](?:(?!<[|｜])\S)*?[|｜]>           # <|im_end|>, <｜end▁of▁sentence｜>
+    <[|\uff5c](?:(?!<[|\uff5c])\S)*?[|\uff5c]>   # <|im_end|>, and DeepSeek's with wide bars
     | <\|\w+> | <\w+\|>                     # <|turn>, <turn|>
     | </?(?:start|begin|end)_of_\w+>         # <end_of_turn>
     | </?s> | <(?:bos|eos|eop|eot|eod|sop|pad|unk)(?:_token)?>

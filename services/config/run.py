@@ -174,9 +174,12 @@ class Config(StrictConfig):
         """Return what reads the turns of this run's model; without tools, nothing is a call."""
         from agent_r1.text.reading import TurnReader  # which most commands do without
 
+        return TurnReader.of(self._tool_format(), self.env.answer_pattern)
+
+    def _tool_format(self) -> str | None:
+        """Return how calls are written; None where no tool is offered."""
         offers_tools = bool(self.tools) and self.env.enable_tools != []
-        tool_format = self.env.tool_format if offers_tools else None
-        return TurnReader.of(tool_format, self.env.answer_pattern)
+        return self.env.tool_format if offers_tools else None
 
     def started_tools(self) -> dict[str, AnyToolConfig]:
         """Return the tools that this run starts; the others run already."""
@@ -193,7 +196,9 @@ class Config(StrictConfig):
         if self.data is None:
             raise ConfigError("table [data] is missing; the learner needs data.train")
         env = self.env
-        form = PromptFormat(self.model.path, env.system_prompt, env.chat_template_kwargs)
+        form = PromptFormat(
+            self.model.path, env.system_prompt, env.chat_template_kwargs, self._tool_format()
+        )
         return PromptOrder.of(self.data, self.run.seed, read=fitting_reader(self.data, form))
 
     def score_names(self) -> ScoreNames:

@@ -164,7 +164,7 @@ def test_the_dialogue_has_no_control_tokens_of_the_interaction():
 
 CONTROL_TOKENS = [
     *("<|im_end|>", "<|eot_id|>", "<|START_OF_TURN_TOKEN|>", "<|turn>", "<turn|>"),
-    *("<｜end▁of▁sentence｜>", "<｜User｜>", "<start_of_turn>", "<end_of_turn>"),
+    *("<\uff5cend▁of▁sentence\uff5c>", "<\uff5cUser\uff5c>", "<start_of_turn>", "<end_of_turn>"),
     *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "<BOS_TOKEN>", "[gMASK]", "<sop>"),
     *("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[/TOOL_RESULTS]"),
 ]
