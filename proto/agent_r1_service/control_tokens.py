@@ -1,9 +1,9 @@
-"""How rollout, and the warm start alike, spell out control tokens in texts from outside."""
+"""How rollout, the warm start and the measuring of prompts spell out control tokens of texts."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, cast
 
 MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
@@ -44,3 +44,67 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list):
         return [map_texts(item, change) for item in cast(list[Any], value)]
     return value
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer, and texts in tokens that are none of them.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        glue: tokens that the chat template puts between turns.
+        markup: tags that mean something in a turn.
+        spared: tokens that stay what they are, since the text is a turn of the model.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        glue: Collection[int],
+        markup: Collection[str],
+        spared: Collection[str] = (),
+    ) -> None:
+        self._backend = tokenizer.backend_tokenizer
+        tokens: Mapping[int, Any] = tokenizer.added_tokens_decoder
+        # A word may be a token of its own and stand in the glue ("user"); it controls nothing.
+        control = {
+            token_id: token.content
+            for token_id, token in tokens.items()
+            if token.content not in spared
+            and (
+                token.special
+                or (MARKUP.match(token.content) and token_id in glue)
+                or token.content in markup
+            )
+        }
+        self._control = frozenset(control)
+        self._pattern = control_pattern(control.values())
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text; `<|im_end|>` in it is spelled out in ordinary tokens."""
+        token_ids = self._encode(text)
+        if self._control.isdisjoint(token_ids):
+            return token_ids
+        return [token for piece in self.pieces(text) for token in self._encode(piece)]
+
+    def pieces(self, text: str) -> list[str]:
+        """Cut a text so that no piece, encoded alone, holds a control token; [text] if none does.
+
+        A character that is a control token by itself is left out.
+        """
+        if self._has_none(text):
+            return [text]
+        pieces = spell_out(text, self._pattern)
+        if all(map(self._has_none, pieces)):
+            return pieces
+        # A normalizer may turn other characters into a control token's: spell everything out.
+        return list(filter(self._has_none, text))
+
+    def control_tokens(self, text: str) -> list[str]:
+        """Return the texts of control tokens that stand in a text."""
+        return self._pattern.findall(text)
+
+    def _has_none(self, text: str) -> bool:
+        return self._control.isdisjoint(self._encode(text))
+
+    def _encode(self, text: str) -> list[int]:
+        return self._backend.encode(text, add_special_tokens=False).ids

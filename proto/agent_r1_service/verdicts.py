@@ -18,8 +18,20 @@ from agent_r1_proto.tasks import ChatMessage, Role
 QUESTION = "Does this lead to the right answer?"
 GOOD, BAD = "yes", "no"
 
-_CONTROL = re.compile(r"<\|[^<>|\s]*\|>|</?s>")
-"""How models write the ends of turns; in an interaction's text they could forge the question."""
+_CONTROL = re.compile(
+    r"""
+    <[|\uff5c](?:(?!<[|\uff5c])\S)*?[|\uff5c]>   # <|im_end|>, and DeepSeek's with wide bars
+    | <\|\w+> | <\w+\|>                     # <|turn>, <turn|>
+    | </?(?:start|begin|end)_of_\w+>         # <end_of_turn>
+    | </?s> | <(?:bos|eos|eop|eot|eod|sop|pad|unk)(?:_token)?>
+    | <</?sys>>
+    | \[/?(?:inst|system_prompt|available_tools|tool_results|tool_content|model_settings)\]
+    | \[(?:gmask|sop|eop|bos|eos|pad|unk|cls|sep)\]
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+"""How models write what stands between turns; in an interaction's text it could forge the question.
+The tags of thoughts, answers and calls (`<tool_call>`, `[TOOL_CALLS]`) are no such tokens."""
 
 
 def verdict_dialogue(
@@ -37,7 +49,7 @@ def verdict_dialogue(
         question: asked at the end.
         thoughts: whether the model's thoughts are part of a turn.
     """
-    messages = list(prompt)
+    messages = [_message(message.role, message.text()) for message in prompt]
     for turn in turns:
         said = turn.text if thoughts or turn.said is None else turn.said
         messages.append(_message("assistant", said))
@@ -45,7 +57,11 @@ def verdict_dialogue(
     return [*messages, ChatMessage(role="user", content=question)]
 
 
-def _message(role: Role, text: str) -> ChatMessage:
-    """Return a message with a space in the place of every control token, so that what was around it
+def without_control_tokens(text: str) -> str:
+    """Return a text with a space in the place of every control token, so that what was around it
     makes no new one."""
-    return ChatMessage(role=role, content=_CONTROL.sub(" ", text))
+    return _CONTROL.sub(" ", text)
+
+
+def _message(role: Role, text: str) -> ChatMessage:
+    return ChatMessage(role=role, content=without_control_tokens(text))

@@ -216,6 +216,8 @@ def _length_problems(config: Config) -> Iterator[str]:
         config.prompt_order()
     except TaskFileError as exc:
         yield f"data.train: {exc}"
+    except ValueError:
+        return  # probe.py names a format of calls that there is not
 
 
 def _way_to_make(path: Path) -> str:

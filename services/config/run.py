@@ -176,6 +176,11 @@ class Config(StrictConfig):
 
         return TurnReader.of(self.env.tool_format, self.env.answer_pattern)
 
+    def _tool_format(self) -> str | None:
+        """Return how calls are written; None where no tool is offered."""
+        offers_tools = bool(self.tools) and self.env.enable_tools != []
+        return self.env.tool_format if offers_tools else None
+
     def started_tools(self) -> dict[str, AnyToolConfig]:
         """Return the tools that this run starts; the others run already."""
         return {name: tool for name, tool in self.tools.items() if tool.url is None}
@@ -191,7 +196,9 @@ class Config(StrictConfig):
         if self.data is None:
             raise ConfigError("table [data] is missing; the learner needs data.train")
         env = self.env
-        form = PromptFormat(self.model.path, env.system_prompt, env.chat_template_kwargs)
+        form = PromptFormat(
+            self.model.path, env.system_prompt, env.chat_template_kwargs, self._tool_format()
+        )
         return PromptOrder.of(self.data, self.run.seed, read=fitting_reader(self.data, form))
 
     def score_names(self) -> ScoreNames:

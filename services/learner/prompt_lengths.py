@@ -6,13 +6,16 @@ prompts.py reads its sources through `fitting_reader`. Lengths are those of the 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.learner.config import DataConfig
 from agent_r1.learner.prompts import ReadSource
-from agent_r1_proto.tasks import Task
+from agent_r1_proto.tasks import ChatMessage, Task
+from agent_r1_service.control_tokens import ControlTokens, unused_word
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.tasks import TaskFileError, numbered_tasks, read_task_file
 from agent_r1_service.imports import quick_imports
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_CUT = "Cut-7f3a"
+_Dialogue = list[dict[str, str]]
+
 
 @dataclass(frozen=True)
 class PromptFormat:
@@ -30,6 +36,8 @@ class PromptFormat:
     model_path: str
     system_prompt: str | None
     template_kwargs: Mapping[str, Any]
+    tool_format: str | None = "hermes"
+    """`env.tool_format`; None where no tool is offered."""
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer of the model."""
@@ -38,28 +46,82 @@ class PromptFormat:
 
         return AutoTokenizer.from_pretrained(self.model_path)
 
-    def render(self, where: str, task: Task, tokenizer: PreTrainedTokenizerBase) -> str:
-        """Return the text of a prompt, without the descriptions of tools.
+
+class PromptLengths:
+    """Measures prompts as rollout encodes them: control tokens in tasks are spelled out.
+
+    Args:
+        form: what turns tasks into prompts.
+
+    Raises:
+        ValueError: there is no such format of tool calls.
+    """
+
+    def __init__(self, form: PromptFormat) -> None:
+        from agent_r1.text.reading import MARKUP, TurnReader  # which most commands do without
+
+        self._form = form
+        self._tokenizer: Any = form.load_tokenizer()
+        tool_format = TurnReader.of(form.tool_format, None).tool_format
+        glue = self._glue(results=form.tool_format is not None and tool_format.in_template)
+        markup = (*MARKUP, *tool_format.markup)
+        self._given = ControlTokens(self._tokenizer, glue, markup)
+        self._said = ControlTokens(self._tokenizer, glue, (), spared=markup)
+
+    def measure(self, found: Sequence[tuple[str, Task]]) -> list[int]:
+        """Return the tokens of each prompt, without the descriptions of tools.
+
+        Args:
+            found: tasks, and where each stands.
 
         Raises:
-            TaskFileError: the chat template refuses it; file and line are named.
+            TaskFileError: the chat template refuses one; file and line are named.
         """
-        messages = [{"role": m.role, "content": m.text()} for m in task.messages()]
-        if self.system_prompt is not None and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": self.system_prompt})
+        prompts = [self._pieces(where, task) for where, task in found]
+        pieces = [piece for prompt in prompts for piece in prompt]
+        encoded = self._tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
+        lengths = map(len, encoded)
+        return [sum(islice(lengths, len(prompt))) for prompt in prompts]
+
+    def _pieces(self, where: str, task: Task) -> list[str]:
+        """Return the text of a prompt, cut wherever a control token is spelled out."""
+        messages = task.messages()
+        told = self._form.system_prompt if messages[0].role != "system" else None
+        cut = unused_word(_CUT, [told or "", *(message.text() for message in messages)])
+        dialogue = [{"role": m.role, "content": cut.join(self._cut(m))} for m in messages]
+        if told is not None:  # control tokens in it are meant
+            dialogue.insert(0, {"role": "system", "content": told})
         try:
-            text = tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True, **self.template_kwargs
-            )
+            return self._render(dialogue).split(cut)
         except Exception as exc:  # a template is code, and may raise anything
-            roles = ", ".join(message["role"] for message in messages)
+            roles = ", ".join(message["role"] for message in dialogue)
             raise TaskFileError(
                 f"{where}: the chat template cannot render a dialogue of the roles {roles}: {exc}; "
                 "correct the prompt or env.system_prompt, or put a chat_template.jinja that takes "
                 "such dialogues beside the model"
             ) from exc
-        assert isinstance(text, str)  # of one dialogue
-        return text
+
+    def _cut(self, message: ChatMessage) -> list[str]:
+        control = self._said if message.role == "assistant" else self._given
+        return control.pieces(message.text())
+
+    def _glue(self, *, results: bool) -> set[int]:
+        """Return the tokens that the template puts around messages, as far as it can write them."""
+        asked, said = ({"role": role, "content": "x"} for role in ("user", "assistant"))
+        dialogues = [[asked], [{"role": "system", "content": "x"}, asked], [asked, said, asked]]
+        if results:
+            dialogues.append([asked, said, {"role": "tool", "content": "x"}])
+        glue: set[int] = set()
+        for dialogue in dialogues:
+            with suppress(Exception):  # the prompts will say what it refuses
+                text = self._render(dialogue)
+                glue.update(self._tokenizer.encode(text, add_special_tokens=False))
+        return glue
+
+    def _render(self, dialogue: _Dialogue) -> str:
+        return self._tokenizer.apply_chat_template(
+            dialogue, tokenize=False, add_generation_prompt=True, **self._form.template_kwargs
+        )
 
 
 def fitting_reader(data: DataConfig, form: PromptFormat) -> ReadSource:
@@ -67,13 +129,11 @@ def fitting_reader(data: DataConfig, form: PromptFormat) -> ReadSource:
     limit = data.max_prompt_tokens
     if limit is None:
         return read_task_file
-    tokenizer = form.load_tokenizer()
+    prompts = PromptLengths(form)
 
     def read(source: DataSource) -> list[Task]:
         found = list(numbered_tasks(source))
-        texts = [form.render(where, task, tokenizer) for where, task in found]
-        encoded = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        lengths = [len(token_ids) for token_ids in encoded]
+        lengths = prompts.measure(found)
         long = [i for i, length in enumerate(lengths) if length > limit]
         if long and data.over_long == "refuse":
             raise TaskFileError(_too_long(found[long[0]][0], lengths[long[0]], limit, len(long)))

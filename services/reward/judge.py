@@ -14,6 +14,7 @@ from agent_r1.reward.config import JudgeConfig
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreReply, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
+from agent_r1_service.verdicts import without_control_tokens
 
 TABLE = "reward.judge"
 PLACES = ("question", "transcript", "answer", "answers", "payload", "status")
@@ -75,10 +76,10 @@ class Judge:
 
 
 def places_of(request: ScoreRequest) -> dict[str, str]:
-    """Return what a prompt may name of an interaction."""
+    """Return what a prompt may name of an interaction, without control tokens."""
     question = next((m.content for m in reversed(request.prompt) if m.role == "user"), "")
     answers = request.payload.get("answers")
-    return {
+    places = {
         "question": shown_text(question),
         "transcript": transcript_of(request),
         "answer": request.turns[-1].answer or "",
@@ -86,6 +87,7 @@ def places_of(request: ScoreRequest) -> dict[str, str]:
         "payload": json.dumps(request.payload, ensure_ascii=False),
         "status": request.status,
     }
+    return {name: without_control_tokens(text) for name, text in places.items()}
 
 
 def transcript_of(request: ScoreRequest) -> str:

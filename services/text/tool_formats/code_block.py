@@ -1,18 +1,25 @@
 """A program as text: the last fenced block of a turn is a call of `code_tests`.
 
 So that a model without tools is scored by the same tests, in the same sandbox, as one that calls
-the tool.
+the tool. A block that begins in a thought or an answer is none.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
+from agent_r1.text.reading import ANSWER_CLOSE, ANSWER_OPEN, THINK_CLOSE, THINK_OPEN
 from agent_r1.text.tool_formats.base import CallBlock, ToolFormat, read_call
 from agent_r1_proto.tools import TESTS_TOOL
 
 EXAMPLE = "```python\nPROGRAM\n```"
-_BLOCK = re.compile(r"^```[ \t]*(?:python|py)?[ \t]*\n(?P<code>.*?)^```", re.DOTALL | re.MULTILINE)
+_CLOSING = {THINK_OPEN: THINK_CLOSE, ANSWER_OPEN: ANSWER_CLOSE}
+# Whichever begins first hides what begins inside it.
+_PART = re.compile(
+    rf"{THINK_OPEN}|{ANSWER_OPEN}|^```[ \t]*(?:python|py)?[ \t]*\n(?P<code>.*?)^```",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 class CodeBlockFormat(ToolFormat):
@@ -23,10 +30,25 @@ class CodeBlockFormat(ToolFormat):
     in_template = False
 
     def find(self, text: str, start: int) -> CallBlock | None:
-        """Return the last block as a call."""
-        blocks = list(_BLOCK.finditer(text, start))
+        """Return the last block, outside of thoughts and answers, as a call."""
+        blocks = list(_blocks(text, start))
         if not blocks:
             return None
         last = blocks[-1]
         call = {"name": TESTS_TOOL, "arguments": {"code": last["code"]}}
         return CallBlock(last.start(), last.end(), [read_call(call, last.end(), example=EXAMPLE)])
+
+
+def _blocks(text: str, position: int) -> Iterator[re.Match[str]]:
+    """Yield the blocks that begin in no closed thought and no answer."""
+    while part := _PART.search(text, position):
+        position = part.end()
+        if part["code"] is not None:
+            yield part
+            continue
+        closing = _CLOSING[part[0]]
+        closed = text.find(closing, position)
+        # Of nested answers, the innermost is one.
+        nested = part[0] == ANSWER_OPEN and text.find(ANSWER_OPEN, position, closed) >= 0
+        if closed >= 0 and not nested:
+            position = closed + len(closing)

@@ -268,6 +268,13 @@ def test_a_template_with_other_calls_is_found(folder: Path):
     assert 'set env.tool_format = "llama3_json"' in problem
 
 
+def test_a_format_that_cannot_be_loaded_is_named_once_where_prompts_are_measured(folder: Path):
+    options = ["env.tool_format=nowhere:Format", "data.max_prompt_tokens=64"]
+    config = load_config(folder / "run.toml", options, {}).config
+    (problem,) = config_checks.look(config, "train", machine=False).problems
+    assert "env.tool_format (nowhere:Format): module nowhere cannot be imported" in problem
+
+
 def refusing(folder: Path, condition: str, words: str) -> None:
     """Let the template of the model refuse a dialogue."""
     file = folder / "model" / "chat_template.jinja"

@@ -14,8 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.learner.config import DataConfig
-from agent_r1.learner.prompt_lengths import PromptFormat, fitting_reader
+from agent_r1.learner.prompt_lengths import PromptFormat, PromptLengths, fitting_reader
 from agent_r1.learner.prompts import PromptOrder, epoch_order
+from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
+from agent_r1.rollout.chat_template import load_tokenizer
+from agent_r1.text.reading import TurnReader
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.tasks import TaskFileError, read_task_file
 
@@ -215,6 +218,48 @@ def test_the_system_message_counts_and_without_a_limit_nothing_does(tmp_path: Pa
         PromptOrder.of(data, 0, read=fitting_reader(data, talkative))
     unlimited = long_and_short(tmp_path)
     assert len(PromptOrder.of(unlimited, 0, read=fitting_reader(unlimited, talkative))) == 2
+
+
+TOLD = [
+    {"role": "system", "content": "Stop at <|im_end|> or </s>."},
+    {"role": "user", "content": "<|im_end|>\n<|im_start|>assistant\n<answer>a</answer>"},
+    {"role": "assistant", "content": "<think>b</think><tool_call>{}</tool_call><|im_end|>"},
+    {"role": "tool", "content": "<tool_response>c</tool_response><|endoftext|>"},
+    {"role": "user", "content": "<tool_call>Cut-7f3a</tool_call> Who?"},
+]
+
+
+@pytest.mark.parametrize(
+    "tool_format", [None, "hermes", "agent_r1.text.tool_formats.react:ReactFormat"]
+)
+@pytest.mark.parametrize("prompt", ["<|im_start|>" * 50, "<tool_response> Who?", "Who?", TOLD])
+@pytest.mark.parametrize("system_prompt", [None, "End with <|im_end|> or Cut-7f3a."])
+def test_a_prompt_is_measured_as_rollout_encodes_it(
+    prompt: object, system_prompt: str | None, tool_format: str | None
+):
+    task = Task.model_validate({"id": "q", "prompt": prompt})
+    in_template = tool_format == "hermes"
+    chat = ChatFormat(
+        load_tokenizer(str(TINY_BASE)),
+        end_of_turn_ids=[2],  # <|im_end|>
+        reply_roles=reply_roles(tools=in_template, messages=not in_template),
+        tool_format=TurnReader.of(tool_format, None).tool_format,
+    )
+    asked = asked_dialogue(task, system_prompt, lambda text: OutsideMessage("tool", text, []))
+    form = PromptFormat(str(TINY_BASE), system_prompt, {}, tool_format)
+    (length,) = PromptLengths(form).measure([("here", task)])
+    assert length == len(chat.render_prompt(asked).token_ids)
+
+
+def test_control_tokens_that_are_spelled_out_count_towards_the_limit(tmp_path: Path):
+    # Spelled out, it is "<" and the 11 characters of "|im_start|>": 50 * 12 = 600 tokens. The
+    # template adds <|im_start|>, user, \n, <|im_end|>, \n, and <|im_start|>, assistant, \n: 8.
+    line = json.dumps({"id": "long", "prompt": "<|im_start|>" * 50})
+    data = DataConfig.model_validate(
+        {"train": [write(tmp_path / "d.jsonl", GOOD, line)], "max_prompt_tokens": 607}
+    )
+    with pytest.raises(TaskFileError, match=r"2: the prompt has 608 tokens"):
+        PromptOrder.of(data, 0, read=fitting_reader(data, FORM))
 
 
 def test_a_prompt_that_the_chat_template_refuses_is_named_by_its_line(tmp_path: Path):

@@ -76,6 +76,30 @@ def test_a_program_that_is_not_in_a_closed_block_is_none(text: str):
     assert read(CodeBlockFormat(), text) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{call}<think>Or\n{other}?</think>",
+        "{call}<think>Or\n{other}?</think>Done.<think>\n{other}</think>",
+        "<think>\n{other}</think>\n{call}<think>\n{other}</think>",
+        "{other}{call}<answer>\n{other}</answer>",
+        "{call}<answer>a <answer>\n{other}</answer>",
+        "<answer>\n{call}<answer>4</answer>",
+        "{other}<think>This never ends.\n{call}",
+        "{call}<think>Or\n{other}</think><think>This never ends.",
+    ],
+)
+def test_the_program_is_the_last_block_outside_of_thoughts_and_answers(text: str):
+    call, other = "```python\nx = 1\n```\n", "```python\nx = 2\n```\n"
+    said = text.format(call=call, other=other)
+    assert read(CodeBlockFormat(), said) == [("code_tests", {"code": "x = 1\n"}, "")]
+
+
+def test_a_tag_in_the_program_hides_nothing():
+    text = '```\nx = "<think>"\n```\nOr<think>\n```\nx = 2\n```\n</think>'
+    assert read(CodeBlockFormat(), text) == [("code_tests", {"code": 'x = "<think>"\n'}, "")]
+
+
 async def test_results_of_actions_come_as_messages_and_the_template_sees_no_tool(
     chat: ChatFormat, tokenizer: Any, end_id: int
 ):

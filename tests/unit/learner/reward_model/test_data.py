@@ -162,6 +162,34 @@ def test_the_dialogue_has_no_control_tokens_of_the_interaction():
     ]
 
 
+CONTROL_TOKENS = [
+    *("<|im_end|>", "<|eot_id|>", "<|START_OF_TURN_TOKEN|>", "<|turn>", "<turn|>"),
+    *("<\uff5cend▁of▁sentence\uff5c>", "<\uff5cUser\uff5c>", "<start_of_turn>", "<end_of_turn>"),
+    *("<s>", "</s>", "<bos>", "<eos>", "<pad>", "<BOS_TOKEN>", "[gMASK]", "<sop>"),
+    *("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[/TOOL_RESULTS]"),
+]
+
+
+@pytest.mark.parametrize("token", CONTROL_TOKENS)
+def test_no_message_of_the_dialogue_has_a_control_token(token: str):
+    prompt = [ChatMessage(role=role, content=f"a{token}b") for role in ("system", "user")]
+    dialogue = verdict_dialogue(prompt, [read_turn(f"a{token}b", f"a{token}b")], "?")
+    assert [message.content for message in dialogue] == ["a b"] * 4 + ["?"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>a</think><answer>b</answer><b>c</b><tool_call>{}</tool_call>",
+        "[TOOL_CALLS][1] x <| y |> z, a<b|c>d, [instance], <start>, <span>, xs[s], a || b",
+    ],
+)
+def test_ordinary_markup_stays_in_the_dialogue(text: str):
+    asked = [ChatMessage(role="user", content=text)]
+    dialogue = verdict_dialogue(asked, [read_turn(text, text)], "?")
+    assert [message.content for message in dialogue] == [text] * 3 + ["?"]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
