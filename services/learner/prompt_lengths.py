@@ -58,11 +58,12 @@ class PromptLengths:
     """
 
     def __init__(self, form: PromptFormat) -> None:
-        from agent_r1.text.reading import MARKUP, TurnReader  # which most commands do without
+        from agent_r1.text.reading import MARKUP  # which most commands do without
 
         self._form = form
         self._tokenizer: Any = form.load_tokenizer()
-        tool_format = TurnReader.of(form.tool_format, None).tool_format
+        named = form.tool_format
+        tool_format = NO_CALLS if named is None else load_tool_format(named)
         glue = self._glue(results=form.tool_format is not None and tool_format.in_template)
         markup = (*MARKUP, *tool_format.markup)
         self._given = ControlTokens(self._tokenizer, glue, markup)
