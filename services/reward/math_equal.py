@@ -64,7 +64,7 @@ def math_answer(turn: ScoreTurn, *, number: bool = False) -> str | None:
 
 def _last_boxed(text: str) -> str | None:
     """Return the content of the last `\\boxed{}` whose braces close, or else of `\\boxed 42`."""
-    boxes = {match.end() for match in _BOXED.finditer(text)}
+    boxes = {match.end(): match.start() for match in _BOXED.finditer(text)}
     opened: list[int] = []
     last: tuple[int, int] | None = None
     for brace in _BRACE.finditer(text):
@@ -72,7 +72,12 @@ def _last_boxed(text: str) -> str | None:
             opened.append(brace.end())
         elif opened and (start := opened.pop()) in boxes:
             last = max(last or (0, 0), (start, brace.start()))
-    return _last_bare_box(text) if last is None else text[slice(*last)]
+    if last is None:
+        return _last_bare_box(text)
+    start, end = last
+    return math_forms.boxed_with_sign(
+        text[: boxes[start]], text[start:end].strip(), text[end + 1 :]
+    )
 
 
 def _last_bare_box(text: str) -> str | None:
@@ -82,7 +87,10 @@ def _last_bare_box(text: str) -> str | None:
         return None
     inside = text[boxes[-1].end() :][:MAX_ANSWER_CHARS]
     choice = _CHOICE.match(inside)
-    return choice[1] if choice else math_forms.leading_number(inside)
+    if choice:
+        return choice[1]
+    number = math_forms.leading_number(inside)
+    return number and math_forms.boxed_with_sign(text[: boxes[-1].start()], number, "")
 
 
 def _bare(answer: str) -> str:

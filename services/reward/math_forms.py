@@ -23,9 +23,12 @@ _CHARACTERS = {
 }
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _FRACTION = re.compile(r"[\u00bc-\u00be\u2150-\u215e]")
+_SUPERSCRIPT = re.compile(  # of a number, a bracket or a variable; in cm² it belongs to the unit
+    r"(?<=[\d)\]}]|(?<![^\W\d_])[a-zA-Z])([\u207a\u207b]?)([\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+)"
+)
 _MINUS = re.compile(rf"(?<!\d)[{_DASHES}]|[{_DASHES}](?!\d)")
 _EMPHASIS = re.compile(
-    r"""(?<![^\s(\[{$:=,"'>-])(\*{1,3}|_{1,3}|`{1,3})(?=\S)([^\n]{0,200}?\S)\1(?![\w(\\{*_`])"""
+    r"""(?<![^\s(\[{$:=,"'>\u2212\u2010-\u2015\u02d7\u2796\ufe58\ufe63\uff0d-])(\*{1,3}|_{1,3}|`{1,3}|~~)(?=\S)([^\n]{0,200}?\S)\1(?![\w(\\{*_`])"""
 )
 
 _CURRENCY = r"\\?[$€£¥₹￥￡]"
@@ -34,43 +37,70 @@ _UNDERSCORES = re.compile(r"(?<!\w)\d{1,3}(?:_\d{3})+(?!\w)")
 _TIE = re.compile(r"(?<=\d)~+(?=[\d\\])")
 _MIXED = re.compile(r"(?<![\w.,/^])(\d+)(?:\s|\\[ ,;:])+(\d+)\s*/\s*(\d+)(?!\w|[.,]\d|\s*[/^!])")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([-+]?\d{1,3})(?!\w|\.\d)")
-_TIMES = re.compile(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)")
+_TIMES = re.compile(r"(?<=\d)\s*[xX\u00d7\u00b7\u22c5]\s*(?=10\s*\^)")
+_ROOT = re.compile(r"([√∛∜])[ \t]*(?:\(([^()]{0,99})\)|\{([^{}]{0,99})\}|(\d+(?:\.\d+)?|\w))")
+_DEGREES = {"√": "", "∛": "[3]", "∜": "[4]"}
 
 
 def plain_characters(text: str) -> str:
-    """Return a text with the ASCII forms of digits, signs and blanks, and ½ as 1/2."""
+    """Return a text with ASCII digits, signs and blanks, ½ as 1/2, and 10⁶ as 10^{6}."""
     text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
     text = _FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]), text)
+    text = _SUPERSCRIPT.sub(_power, text)
     return _MINUS.sub("-", text.translate(_CHARACTERS))
 
 
+def _power(sign: re.Match[str]) -> str:
+    minus = "-" if sign[1] == "\u207b" else ""
+    return f"^{{{minus}{unicodedata.normalize('NFKC', sign[2])}}}"
+
+
 def without_emphasis(text: str) -> str:
-    """Return a text without Markdown's marks for bold and italic text and for code."""
+    """Return a text without Markdown's marks for bold, italic and struck text and for code."""
     return _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", text))  # one may stand in another
 
 
 def as_latex(answer: str) -> str:
     """Return an answer in the forms of numbers that math-verify reads."""
-    text = _FOREIGN_CURRENCY.sub("", plain_characters(answer))
+    text = _FOREIGN_CURRENCY.sub("", _without_brackets(plain_characters(answer)))
     text = _UNDERSCORES.sub(lambda number: number[0].replace("_", ""), _TIE.sub(" ", text))
     text = _MIXED.sub(r"\1\\frac{\2}{\3}", text)
     text = _SCIENTIFIC.sub(lambda n: rf"{n[1]}\times 10^{{{int(n[2])}}}", text)
-    return _TIMES.sub(r"\\times ", text)
+    return _ROOT.sub(_root, _TIMES.sub(r"\\times ", text))
+
+
+def _root(root: re.Match[str]) -> str:
+    return rf"\sqrt{_DEGREES[root[1]]}{{{root[2] or root[3] or root[4] or ''}}}"
 
 
 # --- The number that a text ends with -------------------------------------------------------------
 
-_POWER = r"\^\s?\{?\s?-?\d+\s?\}?"
+_FUNCTIONS = frozenset({"sqrt", "log", "ln", "exp", "sin", "cos", "tan", "pi", "mod"})
+_NAMES = "|".join(sorted(_FUNCTIONS))
+_POWER = r"\^\s?(?:\{\s?-?\d+\s?\}|-?\d+)"
 _GROUPS = r"\d{1,3}(?:(?:[\ ,'_]|\{,\}|\\,)\d{3})+(?!\d)"
 _PLAIN = rf"""(?:(?:{_GROUPS}|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{{1,3}})?
-    (?:\s?(?:[xX\u00d7*]|\\times|\\cdot)\s?10{_POWER}|{_POWER})?(?:/\d+)?"""
+    (?:\s?(?:[xX\u00d7\u00b7\u22c5*]|\\times|\\cdot)\s?10{_POWER}|{_POWER})?(?:/\d+)?"""
 _UNIT = r"(?:[kcm]?m|[km]?g|m?[lL]|[kKMG]?[bB]|mph|hrs?|min|lbs?|oz|ft)[\u00b2\u00b3]?"
+_JOINED = rf"""(?:\.\d | \s?[)\]]?\s?\^(?!\s?\{{?\s?\\circ)
+    | [ \t]*(?:[-+*/\u00d7\u00b7\u22c5\u00f7]|\\times|\\cdot)?[ \t]*
+        (?: [√∛∜π] | \\(?:[dt]?frac|{_NAMES})(?![a-zA-Z]) | pi\b | (?:{_NAMES})[ ]?\( ) )"""
+"""What makes a number part of an expression: 3√2, 3^x, 3\\sqrt{2}, 3 + √2."""
+_DIGITS = r"(?:[ ]?\d|\{\s?\d+\s?\})"
 _NUMBER = rf"""(?:{_CURRENCY}\s?)?(?:
-    (?:\d+\s?)?\\[dt]?frac\{{\d+\}}\{{\d+\}} | \d+[ ]+\d+/\d+ | {_PLAIN}
-)(?:\s?\\?%)?(?=(?:{_UNIT})?(?![\w\u207a\u207b]))"""
+    (?:\d+\s?)?\\[dt]?frac{_DIGITS}{_DIGITS} | \d+[ ]+\d+/\d+ | {_PLAIN}
+)(?!{_JOINED})(?:\s?\\?%)?(?=(?:{_UNIT})?(?![\w\u207a\u207b]))"""
 _DASH = rf"[-{_DASHES}]"
 _SIGNED = rf"(?:{_DASH}+[ \t]*|\+[ \t]*)?{_NUMBER}"
+_OPERATOR = rf"[ \t]*(?:{_DASH}|[+*\u00d7\u00b7\u22c5÷/]|\\times|\\cdot|\\div)[ \t]*"
 _LEADING = re.compile(rf"\s*({_SIGNED})", re.VERBOSE)
+_OPENING = r"(?:(?:\\left)?(?:\\?[(\[]|(?<!\\)[{|]|\$)|\\(?:text|mathrm|textbf|mathbf)\{)"
+_CLOSING = r"(?:(?:\\right)?(?:\\?[)\]]|[}|]|\$))"
+_BRACKETS = rf"(?P<bracket>{_OPENING})\s*(?P<sign>{_DASH}?)[+]?\s*(?P<inner>{_NUMBER})\s*{_CLOSING}"
+_NESTED = re.compile(rf"(?<=[(\[{{|$]){_BRACKETS}(?=[)\]}}|$]|\\[)\]])", re.VERBOSE)
+_NEGATED = re.compile(
+    rf"(?<![\^_]){_DASH}[ \t]*{_BRACKETS}(?![\w^!(\[{{]|\\[a-zA-Z(\[])", re.VERBOSE
+)
 # Numbers that stand alone are what is left when operands (`more` is what an operator joins to the
 # first), numbers in a formula and numbers in a word are taken out of a text.
 _TOKENS = re.compile(
@@ -78,34 +108,56 @@ _TOKENS = re.compile(
     (?P<operand> (?: (?<=\w) | [)\]}}%][ \t]* ) {_DASH}+ [ \t]* {_NUMBER}
         | (?: [±∓] | \\pm\b | \\mp\b ) [ \t]* {_NUMBER} )
     | (?P<number> (?<![\w.^√)\]}}{_DASHES}\u207b\u208b-]) {_SIGNED}
-        (?P<more> (?: (?: [ \t]*(?:{_DASH}|[+*\u00d7÷/])[ \t]* | [.,:] ) {_SIGNED} )* ) )
-    | (?P<formula> \\(?:[dt]?frac|sqrt)\s?(?:\[\w*\])?(?:\{{[^{{}}]{{0,99}}\}}){{1,2}}
+        (?P<more> (?: (?: {_OPERATOR} | [.,:] ) {_SIGNED} )* ) )
+    | (?P<formula> (?: \\(?:[dt]?frac|sqrt)\s?(?:\[\w*\])?(?:\{{[^{{}}]{{0,99}}\}}|[ ]?\w){{1,2}}
+        | \\?\b(?:{_NAMES})[ ]?\([^()]{{0,99}}\)
+        | {_DASH}[ \t]*{_OPENING}\s*{_SIGNED}
+        | [√∛∜][ \t]*(?:\([^()]{{0,99}}\)|\{{[^{{}}]{{0,99}}\}}|[\d.]+|\w)
         | [_^]\{{[^{{}}]{{0,99}}\}} )
+        (?: {_OPERATOR} {_SIGNED} )* )
     | (?P<word> [^\W\d]\w*(?:{_DASH}\w+)* )
     """,
     re.VERBOSE,
 )
 _BULLET = re.compile(
-    rf"^[ \t]*(?:{_DASH}|[+*•])[ \t]+(?=(?:{_CURRENCY})?\d[^\n]*[^\W\d_]{{2}})", re.MULTILINE
+    rf"^[ \t]*(?:{_DASH}|[+*•])[ \t]+(?=[(\[]?(?:{_CURRENCY})?\d[^\n]*[^\W\d_]{{2}})", re.MULTILINE
 )
-_MINUS_WORD = re.compile(rf"\b(?:minus|negative)[ \t]+(?=(?:{_CURRENCY})?\.?\d)", re.IGNORECASE)
+_MINUS_WORD = re.compile(
+    rf"\b(?:minus|negative)[ \t]+(?={_OPENING}?\s*(?:{_CURRENCY})?\.?\d)", re.IGNORECASE
+)
+_PUNCTUATION = re.compile(
+    rf"((?<![\\\w])[^\W\d_](?:[^\W\d_]|['\u2019])*[^\W\d_][)\]\"'\u201d\u2019]*)"
+    rf"[^\S\n]+[{_DASHES}][^\S\n]+"
+)
+_MAX_LINE = 200
+_MINUS_BEFORE = re.compile(  # behind an operand it subtracts: 10 - \boxed{7}
+    r"(?:(?:^|[^\w\s)\]}%]|(?<![\\\w])[^\W\d_]{2,}[ \t])[ \t]*-|\b(?:minus|negative))[ \t]*[$(]*$",
+    re.IGNORECASE,
+)
+_BULLET_BEFORE = re.compile(r"[ \t]*-[ \t]+")
+_ELLIPSIS = re.compile(r"(?<![\d.])\.{2,}(?=\d)")
 _AROUND = ' \t\n=\u2248:;,.\u2026"\u201c\u201d'
+_BEFORE = re.compile(
+    rf"\A(?:[{_AROUND.replace('.', '')}]|\.{{2,}}|\.(?!\d))+"
+)  # the dot of .5 stays
 _WORD = re.compile(r"[^\W\d_]{2,}")
-_COMMAND = re.compile(r"\\[a-zA-Z]")
-_FUNCTIONS = frozenset({"sqrt", "log", "ln", "exp", "sin", "cos", "tan", "pi", "mod"})
+_COMMAND = re.compile(r"\\(?![dt]?frac)[a-zA-Z]")
 _CHOICE = re.compile(r"\d\W*\s(?:or|to)\s\W*\d")
 
 
 def last_number(text: str) -> str | None:
     """Return the last number that stands alone in a text, with its sign; None without one.
 
-    A dash before a number is its sign, with or without a blank between them. It is none
+    A dash before a number is its sign, with or without a blank between them, and also before
+    brackets around it: -(3). It is none
     - in a word (COVID-19), between two numbers (3-5, 2020\u20132024, 10 - 7) or behind a bracket:
       what such a dash joins is no number, and neither is what another operator joins;
-    - at the beginning of a line, with a blank, where words follow the number: that is a bullet.
+    - at the beginning of a line, with a blank, where words follow the number: that is a bullet;
+    - where it is an en or em dash between blanks behind a word: that is punctuation.
     """
-    text = without_emphasis(plain_characters(text))
-    text = _MINUS_WORD.sub("-", _BULLET.sub("", text))
+    text = _PUNCTUATION.sub(r"\1 ", without_emphasis(text))
+    text = _ELLIPSIS.sub("\u2026", plain_characters(text))
+    text = _without_brackets(_MINUS_WORD.sub("-", _BULLET.sub("", text)))
     tokens = _TOKENS.finditer(text)
     alone = [token["number"] for token in tokens if token["number"] and not token["more"]]
     return _signed(alone[-1]) if alone else None
@@ -115,6 +167,24 @@ def leading_number(text: str) -> str | None:
     """Return the number that a text begins with, with its sign; None without one."""
     found = _LEADING.match(plain_characters(text))
     return _signed(found[1]) if found else None
+
+
+def boxed_with_sign(before: str, boxed: str, after: str) -> str:
+    r"""Return what is in a box, with the minus that stands before it: -\boxed{3} is -3.
+
+    Args:
+        before: the text before the box.
+        boxed: what is in the box.
+        after: the text behind the box; words there make a dash that begins the line a bullet.
+    """
+    line = without_emphasis(before.rpartition("\n")[2][-_MAX_LINE:])
+    line = plain_characters(_PUNCTUATION.sub(r"\1 ", line + " ") if line[-1:].isspace() else line)
+    words = _WORD.search(after.partition("\n")[0][:_MAX_LINE])
+    if not _MINUS_BEFORE.search(line) or (words and _BULLET_BEFORE.fullmatch(line)):
+        return boxed
+    if is_number(boxed):
+        return last_number(f"-({boxed})") or boxed
+    return boxed if line[-1:].isspace() else f"-({boxed})"
 
 
 def is_number(text: str) -> bool:
@@ -127,11 +197,21 @@ def number_of(answer: str) -> str:
 
     An expression stays as it is, and so does an answer that leaves a choice: 3 or 5, 3 to 5.
     """
-    answer = answer.strip(_AROUND)
-    words = {word.lower() for word in _WORD.findall(answer)}
+    answer = _BEFORE.sub("", answer.rstrip(_AROUND))
+    words = {word.lower() for word in _WORD.findall(answer)} - {"frac", "dfrac", "tfrac"}
     if not words or words & _FUNCTIONS or _COMMAND.search(answer) or _CHOICE.search(answer):
         return answer
     return last_number(answer) or answer
+
+
+def _without_brackets(text: str) -> str:
+    """Return a text whose minus signs stand at their numbers: -(3), -\\(3\\) and -{3} are -3."""
+    return _NEGATED.sub(_negated, _NESTED.sub(r"\g<sign>\g<inner>", text))
+
+
+def _negated(number: re.Match[str]) -> str:
+    twice = number["sign"] and "|" not in number["bracket"]
+    return ("+" if twice else "-") + number["inner"]
 
 
 def _signed(number: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import date, time
 from decimal import Decimal
 from typing import Any, cast
 
@@ -17,6 +18,13 @@ VERL_COLUMNS = {
 """Of the Parquet files that verl's examples write."""
 _VERL_MARK = "reward_model"
 _MISSING = object()
+
+
+class Struct(dict[str, Any]):
+    """A row or struct of Arrow's: it has all fields that any row has, null where a row lacks one.
+
+    A table from JSON, or a map of Arrow's, is a plain `dict`, and has the keys that were written.
+    """
 
 
 def default_columns(row: Mapping[str, Any]) -> Mapping[str, str] | None:
@@ -47,27 +55,32 @@ def task_fields(row: Mapping[str, Any], columns: Mapping[str, str], number: int)
             payload = task.setdefault("payload", {})
             payload["answers"] = _answers(value, column)
         elif name:
-            task.setdefault(table, {})[name] = value
+            fields = task.setdefault(table, {})
+            if value is not None or not isinstance(row, Struct):
+                fields[name] = as_json(value)
         elif table in ("payload", "metadata"):
-            task[table] = {**task.get(table, {}), **_table(value, column)}
+            task[table] = {**task.get(table, {}), **as_json(_table(value, column))}
         else:
-            task[table] = value
+            task[table] = as_json(value)
     return _without_empty_columns(task)
 
 
-def without_padding(value: Any) -> Any:
-    """Return a value of Arrow's without the fields that a struct has only for other rows.
+def as_json(value: Any) -> Any:
+    """Return a value of Arrow's as JSON lines have it.
 
-    Arrow gives every row all fields that any row has, and writes null into those that a row lacks.
-    So at every depth, a null in a struct is taken for a missing field. A null in a list is kept:
-    nothing but the row itself puts it there.
+    At every depth, a null in a struct is taken for a missing field, as Arrow writes null into the
+    fields that a row lacks. A null in a list or a map is kept: nothing but the row itself puts it
+    there. Decimals become numbers, dates and times texts after ISO 8601.
     """
     if isinstance(value, Mapping):
         fields = cast("Mapping[str, Any]", value)
-        return {name: without_padding(held) for name, held in fields.items() if held is not None}
+        padded = isinstance(value, Struct)
+        return {k: as_json(v) for k, v in fields.items() if v is not None or not padded}
     if isinstance(value, list):
-        return [without_padding(one) for one in cast("list[Any]", value)]
-    return value
+        return [as_json(one) for one in cast("list[Any]", value)]
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    return value.isoformat() if isinstance(value, date | time) else value
 
 
 def _without_empty_columns(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +153,7 @@ def _text(value: Any) -> str | None:
     """Return a text, or a number as people write it; None for nothing, NaN and anything else.
 
     A column of floats holds 72 as 72.0 and large numbers as 1e+16: these are 72 and
-    10000000000000000 here. A truth value is written as in JSON: true.
+    10000000000000000 here. A truth value is written as in JSON: true; a date after ISO 8601.
     """
     if isinstance(value, str):
         return value
@@ -148,6 +161,8 @@ def _text(value: Any) -> str | None:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
     if not isinstance(value, float | Decimal) or not Decimal(value).is_finite():
         return None
     digits = f"{Decimal(str(value)):f}"

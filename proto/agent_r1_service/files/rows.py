@@ -6,16 +6,21 @@ tasks.py makes a `Task` of each row, and names the row by its `where` when it ca
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from agent_r1_service.extras import import_extra
+from agent_r1_service.files.columns import Struct
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import foreign_format, open_data
 
 EXTRA = "data"
 ROWS_AT_ONCE = 1024
+_NARROW_FLOATS = {"halffloat": np.float16, "float": np.float32}
+"""By Arrow's names of their types."""
 
 
 class TaskFileError(ValueError):
@@ -61,42 +66,42 @@ def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with parquet.ParquetFile(path) as file:
             for batch in file.iter_batches(batch_size=ROWS_AT_ONCE):
-                yield from _as_written(batch).to_pylist(maps_as_pydicts="lossy")
+                for row in batch.to_pylist():
+                    yield _as_struct(row, batch.schema)
     except (OSError, ValueError) as exc:  # what pyarrow raises is a ValueError
         why = getattr(exc, "strerror", None) or exc
         raise TaskFileError(f"{path}: the Parquet file cannot be read: {why}") from exc
 
 
-def _as_written(batch: Any) -> Any:
-    """Return a batch of Arrow's whose floats of 32 bits mean what was written: 0.1 stays 0.1.
+def _as_struct(row: Mapping[str, Any], schema: Any) -> Struct:
+    """Return a row with its structs marked, its maps as tables and its floats as written.
 
-    As a float of 64 bits, the nearest one of 32 bits is 0.10000000149011612.
+    Args:
+        row: as Python has it.
+        schema: the fields of Arrow's that it has; None where they are not known.
     """
-    pyarrow = import_extra("pyarrow", EXTRA, "reading floats")
-
-    def schema(leaf: Any) -> Any:
-        fields = [
-            field.with_type(_with_floats(pyarrow, field.type, leaf)) for field in batch.schema
-        ]
-        return pyarrow.schema(fields)
-
-    as_texts = schema(pyarrow.string())
-    if as_texts.equals(batch.schema):
-        return batch
-    return batch.cast(as_texts).cast(schema(pyarrow.float64()))
+    kinds = {field.name: field.type for field in schema or ()}
+    return Struct({name: _as_written(value, kinds.get(name)) for name, value in row.items()})
 
 
-def _with_floats(pyarrow: Any, kind: Any, leaf: Any) -> Any:
-    """Return a type of Arrow's with `leaf` for each float of 32 bits, also in structs and lists."""
-    if pyarrow.types.is_float32(kind):
-        return leaf
-    if pyarrow.types.is_struct(kind):
-        return pyarrow.struct(
-            [field.with_type(_with_floats(pyarrow, field.type, leaf)) for field in kind]
-        )
-    if pyarrow.types.is_list(kind):
-        return pyarrow.list_(_with_floats(pyarrow, kind.value_type, leaf))
-    return kind
+def _as_written(value: Any, kind: Any) -> Any:
+    if isinstance(value, float):
+        return _as_short_float(value, str(getattr(kind, "value_type", kind)))
+    if isinstance(value, Mapping):
+        fields = getattr(getattr(kind, "value_type", kind), "fields", None)
+        return _as_struct(cast("Mapping[str, Any]", value), fields)
+    if isinstance(value, list):
+        items = cast("list[Any]", value)
+        if hasattr(kind, "item_type"):  # a map
+            return {key: _as_written(held, kind.item_type) for key, held in items}
+        return [_as_written(one, getattr(kind, "value_type", kind)) for one in items]
+    return value
+
+
+def _as_short_float(value: float, kind: str) -> float:
+    """Return what was written: the 0.1 of 32 bits is 0.10000000149011612 as a float of 64."""
+    narrow = _NARROW_FLOATS.get(kind)
+    return value if narrow is None else float(str(narrow(value)))
 
 
 def _hub_rows(source: DataSource) -> Iterator[dict[str, Any]]:
@@ -109,4 +114,6 @@ def _hub_rows(source: DataSource) -> Iterator[dict[str, Any]]:
             f"{source}: the data set cannot be loaded: {exc}; check its name, subset and "
             "split, and that the hub can be reached"
         ) from exc
-    yield from found
+    features = getattr(found, "features", None)
+    for row in found:
+        yield _as_struct(row, features and features.arrow_schema)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from agent_r1_proto.tasks import Task
-from agent_r1_service.files.columns import default_columns, task_fields, without_padding
+from agent_r1_service.files.columns import as_json, default_columns, task_fields
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.rows import TaskFileError, lines_of, rows_of
 from agent_r1_service.files.writing import hash_file
@@ -53,7 +53,7 @@ def _rows(source: DataSource) -> Iterator[tuple[str, Task]]:
             columns = default_columns(row)
         try:
             fields = row if columns is None else _from_columns(row, columns, number)
-            yield where, Task.model_validate(without_padding(fields))
+            yield where, Task.model_validate(as_json(fields))
         except ValueError as exc:
             remedy = (
                 "" if columns else f"; its columns must be {TASK_FIELDS}, or be named in columns"

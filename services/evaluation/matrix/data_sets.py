@@ -13,7 +13,7 @@ from agent_r1.evaluation.matrix import questions
 from agent_r1.evaluation.matrix.config import SetName
 from agent_r1.evaluation.matrix.questions import Question
 from agent_r1_service.extras import MissingPackageError
-from agent_r1_service.files.columns import without_padding
+from agent_r1_service.files.columns import as_json
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.rows import TaskFileError, rows_of
 from agent_r1_service.files.source import SourceError, read_records
@@ -130,6 +130,6 @@ def _records(source: DataSource, remedy: str) -> Iterable[tuple[str, dict[str, A
     if not source.is_hub and not source.is_parquet:
         return read_records(source.source)
     try:
-        return [(place, without_padding(row)) for place, row in rows_of(source)]
+        return [(place, as_json(row)) for place, row in rows_of(source)]
     except (TaskFileError, MissingPackageError) as exc:
         raise NoDataError(str(exc)) from exc

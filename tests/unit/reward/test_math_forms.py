@@ -32,11 +32,54 @@ MINUS_FORMS = [
 ]
 
 
+PUNCTUATION = ["\u2013", "\u2014", "\u2015"]
+
+
 @pytest.mark.parametrize("minus", MINUS_FORMS)
 @pytest.mark.parametrize("blank", ["", " ", "\u00a0"])
 def test_a_dash_before_a_number_is_its_sign(minus: str, blank: str):
-    for text in ("the answer is {}3", "the answer is: {}3.", "x = {}3", "({}3)", "{}3", "**{}3**"):
+    for text in ("the answer is: {}3.", "x = {}3", "({}3)", "{}3", "**{}3**"):
         assert last_number(text.format(minus + blank)) == "-3"
+    if not (blank and minus in PUNCTUATION):
+        assert last_number(f"the answer is {minus}{blank}3") == "-3"
+
+
+@pytest.mark.parametrize("dash", PUNCTUATION)
+def test_a_long_dash_between_blanks_behind_a_word_is_punctuation(dash: str):
+    for text in (
+        "Answer {} 42",
+        "**Answer** {} 42",
+        "It's {} 42",
+        "Cost (in euros) {} **42**",
+        "It is {} $42$.",
+    ):
+        assert last_number(text.format(dash)) in ("42", "$42")
+    assert number_of(f"Answer {dash} 42") == "42"
+    assert last_number(f"Answer {dash}42") == "-42"
+    assert last_number(f"Answer: {dash} 42") == "-42"
+    assert last_number(f"{dash} 42") == "-42"
+
+
+@pytest.mark.parametrize("minus", MINUS_FORMS)
+def test_a_sign_before_brackets_is_the_numbers(minus: str):
+    for text in (
+        "{}(3)",
+        "{}{{3}}",
+        "{}[3]",
+        "{}\\(3\\)",
+        "{}$3$",
+        "{}((3))",
+        "{}\\left(3\\right)",
+    ):
+        assert last_number("so " + text.format(minus)) == "-3"
+        assert last_number(text.format(minus)) == "-3"
+    assert last_number(f"the answer is {minus}**(3)**") == "-3"
+    assert last_number(f"it is {minus}(1/2).") == "-1/2"
+    assert last_number(f"it is {minus}({minus}3)") == "3"
+    assert last_number(f"it is {minus}|{minus}3|") == "-3"
+    assert last_number(f"it is {minus}(3)^2") is None
+    assert last_number(f"10 {minus} (7)") is None
+    assert last_number("negative (3)") == "-3"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +182,33 @@ def test_a_dash_that_begins_a_line_with_words_is_a_bullet(text: str, number: str
         (r"so 1\,234", r"1\,234"),
         ("so 1 2345", "2345"),
         ("in 2020 300 came", "300"),
-        ("10\u207b\u00b3", None),
+        ("10\u207b\u00b3", "10^{-3}"),
+        ("so 10\u2076", "10^{6}"),
+        ("2\u00b3", "2^{3}"),
+        ("it is 1.5\u00d710\u2076", "1.5\u00d710^{6}"),
+        ("it is 1.5\u00b710\u2076", "1.5\u00b710^{6}"),
+        ("2 m\u00b3", "2"),
+        ("3\u221a2", None),
+        ("1.5 \u221a2", None),
+        ("3\\sqrt{2}", None),
+        (r"\sqrt 2", None),
+        ("\u221b(2)", None),
+        ("\u221a2 + 3", None),
+        ("3*sqrt(2)", None),
+        ("3 + \u221a2", None),
+        ("3 \u03c0", None),
+        (r"3\pi", None),
+        ("3^x", None),
+        ("(2)\u00b3", None),
+        (r"6 \cdot 7", None),
+        ("we need 7 log files", "7"),
+        ("1.5x", None),
+        (r"90^\circ", "90"),
+        (r"so \frac12", r"\frac12"),
+        (r"so -\dfrac 1{12}", r"-\dfrac 1{12}"),
+        ("~~73~~", "73"),
+        ("so it is .25", ".25"),
+        ("so it is ...25", "25"),
         ("\u207b3", None),
         ("4x", None),
     ],
@@ -179,6 +248,10 @@ def test_a_long_text_takes_no_time():
         (" - 3", "-3"),
         ("11 5/6.", "11 5/6"),
         (r"\frac{1}{2}", r"\frac{1}{2}"),
+        (r"\frac12", r"\frac12"),
+        (r" -\frac 1 2", r"-\frac 1 2"),
+        (" .5", ".5"),
+        ("10\u2076", "10^{6}"),
         (". 42", None),
         ("42x", None),
     ],
@@ -194,6 +267,13 @@ def test_the_number_that_a_text_begins_with(text: str, number: str | None):
         ("73 (seventy-three)", "73"),
         ("73 apples", "73"),
         ("USD 73", "73"),
+        (".5", ".5"),
+        ("= .5", ".5"),
+        (": .5.", ".5"),
+        ("...5", "5"),
+        ("The answer is .5.", ".5"),
+        (r"The answer is \frac12", r"\frac12"),
+        ("The answer is \u2212(73)", "-73"),
         ("The answer is \u221273", "-73"),
         # Expressions stay what they are.
         ("x = 73", "x = 73"),
@@ -226,6 +306,8 @@ def test_of_an_answer_in_words_the_last_number_counts(answer: str, number: str):
         ("__73__", "73"),
         ("**_73_**", "73"),
         ("`73`", "73"),
+        ("~~73~~", "73"),
+        ("\u2212**73**", "\u221273"),
         ("**73** apples", "73 apples"),
         ("a_1 + b_1", "a_1 + b_1"),
         ("2**3**2", "2**3**2"),
@@ -244,7 +326,8 @@ def test_wide_characters_and_signs_become_ascii():
         plain_characters("\uff0d\uff17\uff13\uff0e\uff15\uff05 \u22121 x \u2013 3")
         == "-73.5% -1 x - 3"
     )
-    assert plain_characters("2020\u20132024 10\u00b2 \u03c0") == "2020\u20132024 10\u00b2 \u03c0"
+    assert plain_characters("2020\u20132024 cm\u00b2 \u03c0") == "2020\u20132024 cm\u00b2 \u03c0"
+    assert plain_characters("10\u00b2 x\u00b3 10\u207b\u00b9\u2070") == "10^{2} x^{3} 10^{-10}"
     assert plain_characters("1\u00bd") == "1 1/2"
 
 
@@ -265,6 +348,14 @@ def test_wide_characters_and_signs_become_ascii():
         ("2e", "2e"),
         ("x1e6", "x1e6"),
         ("1.5x10^3", r"1.5\times 10^3"),
+        ("1.5\u00d710\u2076", r"1.5\times 10^{6}"),
+        ("3\u221a2", r"3\sqrt{2}"),
+        ("\u221b(x+1)", r"\sqrt[3]{x+1}"),
+        (r"-\(3\)", "-3"),
+        ("-{3}", "-3"),
+        ("x-(-3)", "x+3"),
+        ("-(3)^2", "-(3)^2"),
+        ("10^-{3}", "10^-{3}"),
         ("12_345", "12345"),
         ("x_123", "x_123"),
         ("\u20ac73", "73"),

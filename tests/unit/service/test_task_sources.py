@@ -6,6 +6,9 @@ import importlib
 import json
 import math
 import sys
+from datetime import UTC, date, datetime
+from datetime import time as clock
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -242,6 +245,51 @@ def test_a_map_of_parquet_is_an_object(tmp_path: Path):
     assert read_task_file(file)[0].payload == {"a": 1}
 
 
+def write_columns(path: Path, **columns: Any) -> Path:
+    table = importlib.import_module("pyarrow").table(columns)
+    importlib.import_module("pyarrow.parquet").write_table(table, path)
+    return path
+
+
+def test_a_null_in_a_map_of_parquet_stays(tmp_path: Path):
+    # Unlike a struct, a map has only the keys that were written.
+    pyarrow = importlib.import_module("pyarrow")
+    kind = pyarrow.map_(pyarrow.string(), pyarrow.struct([("x", pyarrow.int64())]))
+    payload = pyarrow.array([[("a", None), ("b", {"x": None})]], kind)
+    file = write_columns(tmp_path / "d.parquet", id=["1"], prompt=["?"], payload=payload)
+    for columns in ({}, {"prompt": "prompt", "payload": "payload"}):
+        (task,) = read_task_file(source(file, columns=columns))
+        assert task.payload == {"a": None, "b": {}}
+    (task,) = read_task_file(source(file, columns={"prompt": "prompt", "metadata.m": "payload"}))
+    assert task.metadata == {"m": {"a": None, "b": {}}}
+
+
+def test_decimals_are_numbers_and_dates_are_texts(tmp_path: Path):
+    held = {
+        "whole": Decimal("3.00"),
+        "part": Decimal("0.10"),
+        "day": date(2024, 2, 29),
+        "at": datetime(2024, 2, 29, 12, 30, tzinfo=UTC),
+        "clock": clock(12, 30),
+        "days": [date(2024, 2, 29)],
+    }
+    written = {
+        "whole": 3,
+        "part": 0.1,
+        "day": "2024-02-29",
+        "at": "2024-02-29T12:30:00+00:00",
+        "clock": "12:30:00",
+        "days": ["2024-02-29"],
+    }
+    row = {"id": "1", "prompt": "?", "payload": held, "metadata": held, "a": held["day"]}
+    file = write_parquet(tmp_path / "d.parquet", [row])
+    columns = {"prompt": "prompt", "payload": "payload", "metadata": "metadata"}
+    (task,) = read_task_file(source(file, columns=columns))
+    assert (task.payload, task.metadata) == (written, written)
+    (task,) = read_task_file(source(file, columns={"prompt": "prompt", "answers": "a"}))
+    assert task.payload == {"answers": ["2024-02-29"]}
+
+
 def test_numbers_in_columns_of_floats_are_written_as_people_write_them(tmp_path: Path):
     # pandas makes floats of whole numbers as soon as one of them is missing.
     rows = [{"q": "6 * 12?", "a": 72.0, "n": 1.0}, {"q": "2 / 4?", "a": 0.5, "n": 2.0}]
@@ -267,6 +315,29 @@ def test_floats_of_32_bits_mean_what_was_written(tmp_path: Path):
     first, second = read_task_file(source(file, columns=names))
     assert first.payload == {"answers": ["0.1"], "s": values[0]}
     assert second.payload == {"answers": ["72"]}
+
+
+@pytest.mark.parametrize("bits", ["float16", "float32"])
+def test_short_floats_mean_what_was_written_wherever_they_are(tmp_path: Path, bits: str):
+    pyarrow = importlib.import_module("pyarrow")
+    short, text = getattr(pyarrow, bits)(), pyarrow.string()
+    kinds: dict[str, tuple[Any, Any]] = {
+        "large": (pyarrow.large_list(short), [0.1, None]),
+        "fixed": (pyarrow.list_(short, 2), [0.1, 72.5]),
+        "struct": (pyarrow.struct([("x", pyarrow.large_list(short))]), {"x": [0.1]}),
+        "structs": (pyarrow.large_list(pyarrow.struct([("x", short)])), [{"x": 0.1}]),
+        "map": (pyarrow.map_(text, pyarrow.list_(short)), {"k": [0.1]}),
+        "plain": (short, 0.1),
+    }
+    arrays = {
+        name: pyarrow.array([list(held.items()) if name == "map" else held], kind)
+        for name, (kind, held) in kinds.items()
+    }
+    file = write_columns(tmp_path / "d.parquet", q=["?"], **arrays)
+    columns = {"prompt": "q", "answers": "plain", **{f"payload.{name}": name for name in kinds}}
+    (task,) = read_task_file(source(file, columns=columns))
+    expected = {name: held for name, (_, held) in kinds.items()}
+    assert task.payload == {"answers": ["0.1"], **expected}
 
 
 @pytest.mark.parametrize("missing", [None, math.nan])
@@ -366,6 +437,22 @@ def test_a_data_set_of_the_hub_is_not_padded_either(
     monkeypatch.chdir(tmp_path)
     lines = read_task_file(write_lines(tmp_path / "d.jsonl", *padded_rows()))
     assert read_task_file(source("hf:owner/name:train")) == lines
+
+
+def test_short_floats_of_the_hub_mean_what_was_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    folder = tmp_path / "owner" / "name"
+    folder.mkdir(parents=True)
+    pyarrow = importlib.import_module("pyarrow")
+    single = pyarrow.float32()
+    kind = pyarrow.struct([("x", pyarrow.list_(single))])
+    arrays = {"a": pyarrow.array([0.1], single), "s": pyarrow.array([{"x": [0.1]}], kind)}
+    write_columns(folder / "train.parquet", q=["?"], **arrays)
+    monkeypatch.chdir(tmp_path)
+    columns = {"prompt": "q", "answers": "a", "payload.s": "s"}
+    (task,) = read_task_file(source("hf:owner/name:train", columns=columns))
+    assert task.payload == {"answers": ["0.1"], "s": {"x": [0.1]}}
 
 
 @pytest.mark.usefixtures("asked")
