@@ -75,20 +75,46 @@ vllm.envs VLLM_USE_V2_MODEL_RUNNER
 vllm.envs VLLM_ENGINE_READY_TIMEOUT_S
 vllm.envs VLLM_WORKER_MULTIPROC_METHOD
 vllm.distributed.weight_transfer.base WeightTransferEngine.parse_update_info
+vllm.distributed.weight_transfer.base WeightTransferEngine.finish_weight_update
+vllm.distributed.weight_transfer.base WeightTransferEngine.receive_weights
+vllm.distributed.weight_transfer.base WeightTransferEngine.start_weight_update
 vllm.distributed.weight_transfer.factory WeightTransferEngineFactory._registry
 vllm.distributed.weight_transfer.factory WeightTransferEngineFactory.register_engine
 vllm.v1.core.sched.scheduler Scheduler.update_from_output
 vllm.v1.core.sched.scheduler Scheduler.finish_requests
 vllm.v1.metrics.loggers PrometheusStatLogger.record
+vllm.v1.metrics.loggers PrometheusStatLogger.record_sleep_state
+vllm.v1.metrics.loggers PrometheusStatLogger.record_admission_rejection
+vllm.v1.metrics.loggers PrometheusStatLogger.log_engine_initialized
+vllm.v1.metrics.stats SchedulerStats.num_running_reqs
+vllm.v1.metrics.stats SchedulerStats.num_waiting_reqs
+vllm.v1.metrics.stats SchedulerStats.num_skipped_waiting_reqs
+vllm.v1.metrics.stats SchedulerStats.kv_cache_usage
+vllm.v1.metrics.stats IterationStats.num_generation_tokens
+vllm.v1.metrics.stats IterationStats.prompt_token_stats
+vllm.v1.metrics.stats PromptTokenStats.computed
+vllm.model_executor.models.registry _ModelRegistry.models
+vllm.model_executor.models.registry _ModelRegistry.register_model
+vllm.model_executor.models.registry _BaseRegisteredModel.load_model_cls
 vllm.lora.punica_wrapper.punica_base PunicaWrapperBase.no_lora
 vllm.lora.punica_wrapper.punica_cpu PunicaWrapperCPU.add_lora_linear
 vllm.lora.request LoRARequest.load_inplace
 vllm.v1.worker.cpu_worker CPUWorker.init_device
 vllm.v1.worker.gpu_model_runner GPUModelRunner.input_batch
 vllm.v1.worker.gpu_model_runner GPUModelRunner.requests
+vllm.v1.worker.gpu_input_batch CachedRequestState.output_token_ids
+vllm.v1.worker.gpu_input_batch CachedRequestState.sampling_params
+vllm.v1.worker.gpu_input_batch InputBatch.num_reqs
 vllm.v1.worker.gpu_input_batch InputBatch.num_tokens_no_spec
+vllm.v1.worker.gpu_input_batch InputBatch.req_ids
 vllm.v1.worker.gpu_input_batch InputBatch.num_prompt_tokens
+vllm.v1.worker.gpu_model_runner GPUModelRunner.sampler
+vllm.v1.sample.metadata SamplingMetadata.all_random
 vllm.v1.sample.metadata SamplingMetadata.logitsprocs
+vllm.v1.sample.metadata SamplingMetadata.temperature
+vllm.v1.sample.metadata SamplingMetadata.top_k
+vllm.v1.sample.metadata SamplingMetadata.top_p
+vllm.v1.sample.logits_processor.state LogitsProcessors.argmax_invariant
 vllm.v1.sample.sampler Sampler.apply_temperature
 deepspeed.runtime.engine DeepSpeedEngine.get_global_grad_norm
 deepspeed.runtime.engine DeepSpeedEngine.set_gradient_accumulation_boundary
@@ -194,7 +220,10 @@ class Source:
         for node in ast.walk(owner):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == attribute:
                 return True
-            if isinstance(node, ast.Assign | ast.AnnAssign) and attribute in _targets(node):
+            # A local variable of a method is no attribute.
+            if isinstance(node, ast.Assign | ast.AnnAssign) and attribute in (
+                _targets(node) if node in getattr(owner, "body", []) else _attributes(node)
+            ):
                 return True
         bases = owner.bases if isinstance(owner, ast.ClassDef) else []
         for base in bases:
@@ -233,6 +262,13 @@ def _targets(node: ast.Assign | ast.AnnAssign) -> set[str]:
     parts = [part for target in targets for part in ast.walk(target)]
     names = {part.id for part in parts if isinstance(part, ast.Name)}
     return names | {part.attr for part in parts if isinstance(part, ast.Attribute)}
+
+
+def _attributes(node: ast.Assign | ast.AnnAssign) -> set[str]:
+    """Return the attributes that an assignment sets."""
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    parts = [part for target in targets for part in ast.walk(target)]
+    return {part.attr for part in parts if isinstance(part, ast.Attribute)}
 
 
 def installed_vllm() -> Path:

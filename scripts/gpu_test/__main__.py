@@ -11,18 +11,30 @@ the others run. Writes `report.json` and `report.txt` in any case, to attach to 
 from __future__ import annotations
 
 import argparse
+import functools
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from agent_r1.config.gpu_looks import unused_gpus
 from agent_r1_service.gpus import read_gpus
 from scripts.gpu_test import engine, machine, report
 from scripts.gpu_test.loop import VARIANTS, Variant, run_variant
 from scripts.gpu_test.model import EXAMPLE, SHAPES, make_model
-from scripts.gpu_test.parts import ENGINES, ROOT, Part, left_out, missing, run_process
+from scripts.gpu_test.parts import (
+    ENDED,
+    ENGINES,
+    ROOT,
+    Part,
+    left_out,
+    missing,
+    reason,
+    run_process,
+)
 
 OUT = ROOT / "runs" / "test-gpu"
 LIMIT_S = 570.0
@@ -77,7 +89,7 @@ def plan(
 
 def prepare(out: Path, device: str) -> str | None:
     """Make model and world; return why that is not possible, or None."""
-    if why := missing("torch", "transformers"):
+    if why := missing("torch", "transformers") or (device == "cuda" and unused_gpus()):
         return why
     make_model(out / "model", SHAPES[device])
     generate = [sys.executable, str(EXAMPLE / "generate.py"), "--no-sft", "--out"]
@@ -86,26 +98,57 @@ def prepare(out: Path, device: str) -> str | None:
 
 
 def run_all(device: str, variants: list[str], out: Path, steps: int) -> list[Part]:
-    """Run every part, whatever becomes of the others."""
+    """Run every part, whatever becomes of the others; what ends them all is the last outcome."""
+    parts: list[Part] = []
+    try:
+        for part in each_part(device, variants, out, steps):
+            parts.append(part)
+            print(report.line(part), flush=True)
+            if part.outcome.startswith(ENDED):
+                break
+    except (Exception, KeyboardInterrupt) as exc:  # noqa: BLE001 - the report says so
+        parts.append(Part("diagnosis", reason(exc)))
+    return parts
+
+
+def each_part(device: str, variants: list[str], out: Path, steps: int) -> Iterator[Part]:
+    """Yield every part when it has run."""
     started = time.monotonic()
     limit_s = LIMIT_S + VARIANT_S * len(variants)
-    parts = [machine.look(device)]
-    print(report.line(parts[0]), flush=True)
-    why = prepare(out, device)
+    yield attempt(report.MACHINE, lambda: machine.look(device))
+    try:
+        why = prepare(out, device)
+    except Exception as exc:  # noqa: BLE001 - the report says so
+        yield Part("preparation", reason(exc))
+        why = "the preparation failed"
     for name, part in plan(device, variants, out, steps).items():
         left_s = limit_s - (time.monotonic() - started)
         if why is not None:
-            parts.append(left_out(name, why))
+            yield left_out(name, why)
         elif left_s < LEAST_S:
-            parts.append(left_out(name, f"{left_s:.0f} of {limit_s:.0f} s were left"))
+            yield left_out(name, f"{left_s:.0f} of {limit_s:.0f} s were left")
         else:
             print(f"{name} ...", flush=True)
-            try:
-                parts.append(part(left_s))
-            except Exception as exc:  # noqa: BLE001 - the report says so, and the others run
-                parts.append(Part(name, f"{type(exc).__name__}: {exc}"))
-        print(report.line(parts[-1]), flush=True)
-    return parts
+            yield attempt(name, functools.partial(part, left_s))
+
+
+def attempt(name: str, run: Callable[[], Part]) -> Part:
+    """Run a part; one that fails does not keep the others from running."""
+    try:
+        return run()
+    except Exception as exc:  # noqa: BLE001 - the report says so
+        return Part(name, reason(exc))
+
+
+def end_in_order() -> None:
+    """Let the signals that end a program end it as Ctrl-C does, so that there is a report."""
+
+    def interrupt(number: int, _: object) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, interrupt)
 
 
 def main() -> int:
@@ -127,13 +170,9 @@ def main() -> int:
     device, out = arguments.device, arguments.out.absolute()
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
-    parts: list[Part] = []
-    try:
-        parts = run_all(device, variants, out, arguments.steps)
-    finally:
-        text = report.write(out, device, parts)
-    print(text, end="")
-    print(f"attach {out / report.JSON} to a bug")
+    end_in_order()
+    parts = run_all(device, variants, out, arguments.steps)
+    print(report.write(out, device, parts), end="")
     return 0 if report.passed(parts) else 1
 
 

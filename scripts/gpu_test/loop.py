@@ -26,7 +26,7 @@ from agent_r1.config.estimate import total
 from agent_r1.config.run import load_config
 from agent_r1_service.gpus import read_gpus
 from scripts.gpu_test.model import EXAMPLE
-from scripts.gpu_test.parts import PASSED, ROOT, Part, end, tail
+from scripts.gpu_test.parts import ENDED, PASSED, ROOT, Part, end, reason, tail
 from scripts.process_memory import memory_of
 
 POLL_S = 0.25
@@ -172,6 +172,9 @@ def train(
                     end(process)
                     return f"not done after {timeout_s:.0f} s"
                 ended.wait(POLL_S)
+        except KeyboardInterrupt as exc:
+            end(process)
+            return reason(exc)
         except BaseException:
             end(process)
             raise
@@ -231,6 +234,7 @@ MEDIANS = (
     "push/write_s",
     "push/fetch_s",
     "push/pause_s",
+    "push/canary_s",
     "push/size_bytes",
     "throughput/tokens_per_s",
     "learn/tokens_per_s",
@@ -272,7 +276,7 @@ def run_variant(name: str, out: Path, device: str, steps: int, timeout_s: float)
     first = [str(config), "--run-dir", str(folder), *sets]
     started = time.monotonic()
     outcome = train(first, log, watch, timeout_s, metrics if variant.resumes else None)
-    if variant.resumes and read_steps(metrics):
+    if variant.resumes and not outcome.startswith(ENDED) and read_steps(metrics):
         before = len(read_steps(metrics))
         left = timeout_s - (time.monotonic() - started)
         outcome = train(["--resume", str(folder)], log, watch, left, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from agent_r1.config.gpu_looks import look_at_gpus
+from agent_r1.config.gpu_looks import look_at_gpus, unused_gpus
 from agent_r1.config.machine import describe_disk, describe_gpus
 from agent_r1.config.packages import installed_version
 from agent_r1.config.redis_server import look_at_own_redis
@@ -56,6 +56,7 @@ def look(device: str) -> Part:
     problems: list[str] = []
     if device == "cuda":
         problems += [] if read_gpus() else ["no GPU was found; DEVICE=cpu takes a tiny model"]
+        problems += filter(None, [unused_gpus()])
         for one in look_at_gpus():
             figures[one.name] = one.found or "a problem"
             problems += one.problems

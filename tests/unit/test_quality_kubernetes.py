@@ -21,6 +21,7 @@ from huggingface_hub import constants as hub
 from pydantic import BaseModel
 
 from agent_r1.cli.main import build_parser
+from agent_r1.config.estimate import disk_parts, read_model_size, total, value_bytes
 from agent_r1.config.run import Config, load_config
 from agent_r1.learner.engine.ranks.place import VARIABLES
 from agent_r1.tools.loading import import_tool_class
@@ -29,6 +30,7 @@ from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VAR
 from agent_r1_proto.connection import Keys
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES, EXIT_REASON
 from agent_r1_service.http.guard import OPEN_PATHS
+from tests.support.public_models import SHAPES, write_shape
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 KUBERNETES = REPOSITORY / "deploy" / "k8s"
@@ -134,6 +136,34 @@ def test_the_profile_that_the_sandboxes_name_is_the_one_that_is_put_on_the_nodes
 def test_dashboards_and_alerts_of_the_chart_are_those_of_everybody() -> None:
     assert (CHART / "files" / "alerts.yml").resolve() == OBSERVE / "alerts.yml"
     assert (CHART / "files" / "dashboards").resolve() == OBSERVE / "grafana" / "dashboards"
+
+
+@pytest.mark.parametrize(
+    "name", ["default", *(name for name in VALUES if "run" in values_of(name))]
+)
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
+def test_volumes_hold_what_the_estimate_says(name: str, algorithm: str, tmp_path: Path) -> None:
+    values = {} if name == "default" else values_of(name)
+    file = values.get("run", DEFAULTS["run"])["config"]
+    config = load_config(REPOSITORY / file, [f"learner.algorithm={algorithm}"], environ={}).config
+    folder = Path(config.model.path)
+    if config.model.path in SHAPES:
+        folder = write_shape(config.model.path, tmp_path / "model")
+    size = read_model_size(folder)
+    runs = DEFAULTS["runs"] | values.get("runs", {})
+    if runs["enabled"]:
+        critic = size if config.learner.has_critic else None
+        assert total(disk_parts(config, size, critic)) <= bytes_of(runs["size"])
+    rollout = DEFAULTS["rollout"] | values.get("rollout", {})
+    # Two versions, as values.yaml says.
+    weights = 2 * size.weights * value_bytes(config.model.dtype)
+    assert weights <= bytes_of(rollout["weightsSize"])
+
+
+def bytes_of(quantity: str) -> float:
+    """Return the bytes of a size as Kubernetes writes it."""
+    number, unit = quantity[:-2], quantity[-2:]
+    return float(number) * {"Mi": 2**20, "Gi": 2**30, "Ti": 2**40}[unit]
 
 
 # --- KubeRay -------------------------------------------------------------------------------------

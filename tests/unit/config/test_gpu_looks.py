@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_r1.config import gpu_looks
-from agent_r1.config.gpu_looks import describe, dtype_problem, look_at_gpus
+from agent_r1.config.gpu_looks import describe, dtype_problem, look_at_gpus, unused_gpus
 from agent_r1_deploy.gpu_probe import Probe
 from agent_r1_service.gpu_needs import Finding
 from agent_r1_service.gpus import Device
@@ -16,6 +16,7 @@ from agent_r1_service.gpus import Device
 TORCH = {"version": "2.13.0+cu130", "cuda": "13.0"}
 WORKS = Probe({"torch": TORCH, "cuda": {"gpus": 1}, "triton": {"version": "3.7.1"}})
 DRIVER = Finding("driver", "580.65.06")
+H100 = Device(0, "NVIDIA H100", (9, 0), False)
 
 
 @pytest.fixture
@@ -51,6 +52,23 @@ def test_what_will_not_use_a_gpu_is_not_held_up_by_one(
     machine(DRIVER)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert list(look_at_gpus()) == []
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 GPU:"), (2, "2 GPUs:")])
+def test_packages_for_cpus_are_noted_where_there_are_gpus(
+    machine: Any, monkeypatch: pytest.MonkeyPatch, count: int, said: str
+) -> None:
+    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [H100] * count)
+    assert machine(DRIVER, torch="2.13.0+cpu", vllm="") == ["packages"]
+    (look,) = look_at_gpus()
+    (note,) = look.notes
+    expected = f"the packages are for CPUs and this machine has {said} run `make setup-gpu`"
+    assert (note.startswith(expected), look.problems) == (True, ())
+    assert machine(DRIVER) == ["driver", "CUDA"]
+    assert unused_gpus() is None
+    machine(DRIVER, torch="2.13.0+cpu", vllm="")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    assert (list(look_at_gpus()), unused_gpus()) == ([], None)
 
 
 def test_packages_for_gpus_need_a_driver(machine: Any) -> None:
