@@ -59,6 +59,7 @@ class PromptLengths:
 
     def __init__(self, form: PromptFormat) -> None:
         from agent_r1.text.reading import MARKUP  # which most commands do without
+        from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 
         self._form = form
         self._tokenizer: Any = form.load_tokenizer()

@@ -18,7 +18,7 @@ from agent_r1.learner.prompt_lengths import PromptFormat, PromptLengths, fitting
 from agent_r1.learner.prompts import PromptOrder, epoch_order
 from agent_r1.rollout.chat_format import ChatFormat, OutsideMessage, asked_dialogue, reply_roles
 from agent_r1.rollout.chat_template import load_tokenizer
-from agent_r1.text.reading import TurnReader
+from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.tasks import TaskFileError, read_task_file
 
@@ -243,7 +243,7 @@ def test_a_prompt_is_measured_as_rollout_encodes_it(
         load_tokenizer(str(TINY_BASE)),
         end_of_turn_ids=[2],  # <|im_end|>
         reply_roles=reply_roles(tools=in_template, messages=not in_template),
-        tool_format=TurnReader.of(tool_format, None).tool_format,
+        tool_format=load_tool_format(tool_format) if tool_format else NO_CALLS,
     )
     asked = asked_dialogue(task, system_prompt, lambda text: OutsideMessage("tool", text, []))
     form = PromptFormat(str(TINY_BASE), system_prompt, {}, tool_format)
