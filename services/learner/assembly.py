@@ -181,6 +181,7 @@ def assemble(
             monitor=monitor,
             summary=summary,
             checkpoints=checkpoints,
+            engine_thread=engine_thread,
         ),
         reporter=StepReporter(spec, summary=summary, collector=collector, monitor=monitor),
         summary=summary,

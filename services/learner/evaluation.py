@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +91,7 @@ class Evaluations:
         monitor: FailureMonitor,
         summary: RunSummary,
         checkpoints: Checkpoints,
+        engine_thread: Executor,
     ) -> None:
         self.in_domain = _in_domain_sets(list(spec.eval_sets), spec.prompts.set_names())
         """The sets that the means of the summary run over."""
@@ -99,6 +101,7 @@ class Evaluations:
         self._monitor = monitor
         self._summary = summary
         self._checkpoints = checkpoints
+        self._engine_thread = engine_thread
         self._metrics: dict[str, float] = {}
         self._running: asyncio.Task[None] | None = None
 
@@ -158,7 +161,7 @@ class Evaluations:
             duration_s=time.monotonic() - started,
         )
         _log(evaluation)
-        self._keep(evaluation)
+        await self._keep(evaluation)
 
     async def _ask(self, name: str, step: int, policy_version: int) -> list[EvalResult]:
         config, learner, during = self._spec.evaluation, self._spec.learner, name == "during"
@@ -216,7 +219,7 @@ class Evaluations:
                 f"learner.max_failed_share allows {allowed:.0%}. {self._monitor.explain()}"
             )
 
-    def _keep(self, evaluation: Evaluation) -> None:
+    async def _keep(self, evaluation: Evaluation) -> None:
         folder = self._spec.folder
         score = mean_score(evaluation.sets, self._spec.evaluation.score, self.in_domain)
         self._summary.add_evaluation(evaluation.label, evaluation.record(), score)
@@ -228,7 +231,11 @@ class Evaluations:
         folder.write_trajectories(f"eval_{evaluation.label}", shown)
         if evaluation.name == "after":
             folder.write_answers(map(_answer, evaluation.results))
-        self._checkpoints.record_score(evaluation.step, score)
+        # In the thread that saves: both delete checkpoints. A stop does not lose the score.
+        record = asyncio.get_running_loop().run_in_executor(
+            self._engine_thread, self._checkpoints.record_score, evaluation.step, score
+        )
+        await asyncio.shield(record)
 
 
 def mean_score(sets: dict[str, SetScores], score: str, names: Sequence[str]) -> float | None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agent_r1.learner.checkpoints.checkpoint import Checkpoints
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.engine.interface import EngineError
 from agent_r1.learner.stop_rules import RunFailedError
@@ -673,8 +675,17 @@ async def test_a_broken_reward_stops_the_run_within_seconds_and_shows_its_traceb
 
 
 async def test_training_ends_when_evaluations_no_longer_improve(
-    tmp_path: Path, redis_url: str, run_id: str
+    tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ):
+    threads: dict[str, set[int]] = {"save": set(), "record_score": set()}
+    for name, seen in threads.items():
+        method = getattr(Checkpoints, name)
+
+        def noted(*args: Any, _method: Any = method, _seen: set[int] = seen) -> Any:
+            _seen.add(threading.get_ident())
+            return _method(*args)
+
+        monkeypatch.setattr(Checkpoints, name, noted)
     folder, sets = tmp_path / "run", {"held": write_tasks(tmp_path / "held.jsonl", 2, name="held")}
     evaluation = {"sets": sets, "every": 1, "before": False, "patience": 2, "score": "exact_match"}
     asked: list[RolloutTask] = []
@@ -709,6 +720,11 @@ async def test_training_ends_when_evaluations_no_longer_improve(
         assert result["steps"] == len(metrics_lines(folder)) < 500
         assert "of 500 steps: 2 evaluations in a row were no better" in result["reason"]
         assert "evaluation.score is 'exact_match'" in result["reason"]
+        # A checkpoint and a score may make the same folder surplus: one thread deletes for both.
+        assert threads["save"] == threads["record_score"]
+        assert len(threads["save"]) == 1
+        for seen in threads.values():
+            seen.clear()
     best, last = sorted(path.name for path in (folder / "checkpoints").glob("step_*"))
     assert (best, last) == ("step_000001", f"step_{result['steps']:06d}")
 
