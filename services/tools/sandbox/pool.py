@@ -18,6 +18,7 @@ from dataclasses import replace
 
 from agent_r1.tools.sandbox import bubblewrap
 from agent_r1.tools.sandbox.interpreter import ask_interpreter
+from agent_r1.tools.sandbox.orphans import adopt_orphans
 from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxPlan, SandboxStartError, Worker
 
@@ -56,6 +57,7 @@ class SandboxPool:
             bwrap = bubblewrap.find_bwrap(settings.bwrap)
         else:
             logger.warning('sandbox = "container": programs see all that this container holds')
+            adopt_orphans()
             if not own_user:
                 _hide_from_user()
         interpreter = await ask_interpreter(settings.python)

@@ -80,9 +80,10 @@ def test_long_text_keeps_both_ends():
     assert shorten("a" * 50 + "b" * 50, 10) == "aaaaa\n… [90 characters left out] …\nbbbbb"
 
 
+@pytest.mark.parametrize("private_dev", [True, False])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_every_path_through_the_filter_ends(machine: str):
-    code = compile_filter(machine)
+def test_every_path_through_the_filter_ends(machine: str, private_dev: bool):
+    code = compile_filter(machine, private_dev=private_dev)
     program = [struct.unpack("<HBBI", code[at : at + 8]) for at in range(0, len(code), 8)]
     assert len(program) < 4096  # BPF_MAXINSNS
     for at, (operation, true, false, value) in enumerate(program):
@@ -96,7 +97,7 @@ def test_every_path_through_the_filter_ends(machine: str):
 
 def test_an_unknown_machine_is_named():
     with pytest.raises(ValueError, match="'sparc'"):
-        compile_filter("sparc")
+        compile_filter("sparc", private_dev=True)
 
 
 async def run(tool: PythonExec, code: str, timeout_s: float = 30.0) -> ToolResult:
