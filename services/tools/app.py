@@ -7,7 +7,8 @@ through a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET 
 - 200, result ok or error: the tool's own answer, an exception in the user's `call` included;
 - 409: the call needs a session that is not open here; 422: the request is wrong;
 - 501: the tool's own code is wrong: `call` returned no result, or `open` or `fork` raised;
-- 503: draining, overloaded, or what stands behind the tool is down; 504: the time is up.
+- 429: no place to run was free in time; 503: draining, overloaded, or what stands behind the tool
+  is down; 504: the time is up.
 Everything but 200 is an outage for the caller, never an answer to the model.
 """
 
@@ -24,7 +25,13 @@ from fastapi import FastAPI, HTTPException, Request, Response
 from jsonschema.exceptions import best_match
 from starlette.responses import JSONResponse
 
-from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result
+from agent_r1.tools.base import (
+    CallContext,
+    Tool,
+    ToolBusyError,
+    ToolUnavailableError,
+    error_result,
+)
 from agent_r1.tools.config import MAX_RESULT_BYTES
 from agent_r1.tools.connection import while_connected
 from agent_r1.tools.metrics import ToolMetrics
@@ -60,6 +67,11 @@ _SESSION_ERRORS = {
     "501": "The tool's own code is wrong; the text explains what to correct.",
     "503": "Draining, overloaded, or something behind the tool is down.",
 }
+_CALL_ERRORS = {
+    **_SESSION_ERRORS,
+    "429": "No place to run was free in time; send the call again.",
+    "504": "The time is up.",
+}
 ROUTES = (
     Route("/spec", "get", answer=ToolSpec),
     Route("/healthz", "get", answer=ToolHealth),
@@ -69,7 +81,7 @@ ROUTES = (
         answer=ToolHealth,
         errors={"503": "Draining: trajectories that begin now use other instances."},
     ),
-    Route("/call", "post", CallRequest, CallReply, {**_SESSION_ERRORS, "504": "The time is up."}),
+    Route("/call", "post", CallRequest, CallReply, _CALL_ERRORS),
     Route("/open", "post", SessionRequest, errors=_SESSION_ERRORS),
     Route("/fork", "post", ForkRequest, errors=_SESSION_ERRORS),
     Route("/close", "post", SessionRequest, errors=_SESSION_ERRORS),
@@ -77,6 +89,7 @@ ROUTES = (
 _STATUS_OF: dict[type[Exception], int] = {
     SessionNotOpenError: 409,
     BrokenToolError: 501,
+    ToolBusyError: 429,
     ToolUnavailableError: 503,
 }
 
@@ -395,7 +408,9 @@ def create_app(service: ToolService) -> FastAPI:
         return json_response(None)
 
     async def outage(_: Request, exc: Exception) -> Response:
-        if isinstance(exc, ToolUnavailableError):
+        if isinstance(exc, ToolBusyError):
+            logger.warning("tool busy tool=%s problem=%s", service.spec.name, exc)
+        elif isinstance(exc, ToolUnavailableError):
             logger.error("tool unavailable tool=%s", service.spec.name, exc_info=exc)
         detail = repair_text(str(exc))[:MAX_PROBLEM_CHARS]
         return JSONResponse({"detail": detail}, status_code=_status_of(exc))

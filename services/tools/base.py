@@ -43,6 +43,14 @@ class ToolUnavailableError(Exception):
     """
 
 
+class ToolBusyError(ToolUnavailableError):
+    """Raised in `Tool.call` when the call has found no free place to run.
+
+    The service answers 429, and rollout sends the call again: this waiting takes nothing of the
+    call's time.
+    """
+
+
 @dataclass(frozen=True)
 class CallContext:
     """What a tool knows about a call besides its arguments."""

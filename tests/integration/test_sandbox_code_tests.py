@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.base import CallContext, ToolUnavailableError
+from agent_r1.tools.base import CallContext, ToolBusyError, ToolUnavailableError
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1_proto.tools import CallReply, ToolResult
 
@@ -117,6 +117,20 @@ async def test_a_deadline_shorter_than_the_limits_is_an_outage():
     async with started() as tool:
         with pytest.raises(ToolUnavailableError, match=r"raise env.tool_timeout_s"):
             await judge(tool, "import time\ntime.sleep(9)", SQUARES, timeout_s=1.5)
+
+
+async def test_code_that_hangs_has_failed_however_many_wait():
+    sleeping = "import time\ndef f(x):\n    time.sleep(9)"
+
+    async def call(code: str) -> Any:
+        while True:  # as a rollout server does
+            with contextlib.suppress(ToolBusyError):
+                return (await judge(tool, code, SQUARES, timeout_s=4.5)).data
+
+    async with started(wall_s=1.0, total_s=1.0) as tool:
+        codes = [sleeping] * 4 + ["def f(x):\n    return x * x"]
+        found = await asyncio.gather(*map(call, codes))
+    assert found == [counts(0, 3)] * 4 + [counts(3, 3)]
 
 
 async def test_setup_runs_before_each_test_and_may_use_the_codes_classes():

@@ -15,7 +15,14 @@ from fastapi import FastAPI
 from pydantic import JsonValue
 
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
+from agent_r1.tools.base import (
+    Arguments,
+    CallContext,
+    Tool,
+    ToolBusyError,
+    ToolUnavailableError,
+    error_result,
+)
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import CallReply, ToolHealth, ToolResult, ToolSpec
 from tests.support.fakes import LeavingClient
@@ -54,6 +61,8 @@ class Scripted(Tool):
                 raise TimeoutError("the site was slow")
             case "outage":
                 raise ToolUnavailableError("the database is down")
+            case "full":
+                raise ToolBusyError("all 4 places are taken")
             case "error":
                 return error_result("nothing there")
             case "number":
@@ -224,11 +233,14 @@ async def test_arguments_that_do_not_fit_the_schema_never_reach_the_tool(
     assert len(tool.contexts) == 1
 
 
-async def test_an_outage_is_503_and_no_result():
+@pytest.mark.parametrize(
+    ("do", "status", "detail"),
+    [("outage", 503, "the database is down"), ("full", 429, "all 4 places are taken")],
+)
+async def test_an_outage_is_no_result(do: str, status: int, detail: str):
     async with client_of(Scripted()) as client:
-        response = await post_calls(client, a_call("outage"))
-    assert response.status_code == 503
-    assert response.json()["detail"] == "the database is down"
+        response = await post_calls(client, a_call(do))
+    assert (response.status_code, response.json()) == (status, {"detail": detail})
 
 
 async def test_a_call_beyond_its_time_is_504_and_cancelled():

@@ -273,6 +273,41 @@ async def test_reply_that_breaks_the_contract_is_an_outage(reply: bytes, message
     assert caught.value.reason.startswith("tool_bad_reply: search: ")
 
 
+async def test_waiting_for_a_free_place_takes_neither_retries_nor_time():
+    # The pauses are at least half of 0.1 + 0.2 + 0.4 + 0.8 s: 0.75 s.
+    async with (
+        FakeToolServer(statuses=[429] * 4) as server,
+        client_of(server, timeout_s=0.7, retries=0) as client,
+    ):
+        assert await search(client)
+    assert all(call.timeout_s > 0.6 for call in server.calls)
+
+
+async def test_waiting_for_a_free_place_ends_with_the_trajectory_or_after_a_long_time(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with FakeToolServer(always=429) as server, client_of(server) as client:
+        with pytest.raises(ToolOutageError, match=r"^tool_timeout: search: "):
+            await search(client, deadline=time.monotonic() + 0.3)
+        monkeypatch.setattr("agent_r1.rollout.tool_calls.client.LONGEST_WAIT_S", 0.3)
+        with pytest.raises(ToolOutageError, match=r"^tool_full: search: "):
+            await search(client)
+
+
+async def test_waiting_for_requests_of_others_takes_no_time(monkeypatch: pytest.MonkeyPatch):
+    async def take_time(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(0.4)
+        return ToolResult()
+
+    monkeypatch.setattr("agent_r1.rollout.tool_calls.transport.SLOT_TIMEOUT_S", 0.05)
+    async with (
+        FakeToolServer(answer=take_time, max_batch=1) as server,
+        client_of(server, max_requests=1, timeout_s=1.0, retries=0) as client,
+    ):
+        await asyncio.gather(*(search(client) for _ in range(4)))  # 1.6 s, one after the other
+    assert len(server.calls) == 4
+
+
 async def test_requests_in_flight_are_bounded():
     in_flight, most = 0, 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import tempfile
 import venv
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.base import CallContext, ToolUnavailableError
+from agent_r1.tools.base import CallContext, ToolBusyError
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1.tools.sandbox.python_exec import PythonExec
 from agent_r1.tools.sandbox.report import describe_failure, shorten
@@ -157,12 +158,28 @@ async def test_calls_wait_for_a_sandbox_and_then_give_up():
     try:
         busy = asyncio.create_task(run(tool, "import time\ntime.sleep(2)\nprint('done')"))
         await asyncio.sleep(0.2)
-        with pytest.raises(ToolUnavailableError, match="all 1 sandboxes were busy"):
+        with pytest.raises(ToolBusyError, match="all 1 sandboxes were busy"):
             await run(tool, "1", timeout_s=1.0)
         assert (await run(tool, "1")).text() == "1"
         assert (await busy).text() == "done"
     finally:
         await tool.stop()
+
+
+async def test_programs_that_hang_have_failed_however_many_wait():
+    tool = PythonExec(max_workers=1, wall_s=1.0)
+    await try_to_start(tool)
+
+    async def call(code: str) -> str:
+        while True:  # as a rollout server does
+            with contextlib.suppress(ToolBusyError):
+                return (await run(tool, code, timeout_s=4.5)).text()
+
+    try:
+        texts = await asyncio.gather(*map(call, ["import time\ntime.sleep(9)"] * 4 + ["6 * 7"]))
+    finally:
+        await tool.stop()
+    assert texts == ["Error: the code ran longer than 1 s and was stopped."] * 4 + ["42"]
 
 
 async def test_a_cancelled_call_ends_its_program():
