@@ -153,6 +153,13 @@ async def test_code_may_go_on_where_the_prompt_ends_or_be_whole():
         assert (await judge(tool, "    return 0.0\n", context)).data == counts(1, 2)
 
 
+@pytest.mark.parametrize("test", ["return f(1)", "assert f(1)\nbreak"])
+async def test_a_test_that_cannot_be_compiled_is_no_fault_of_the_code(test: str):
+    async with started() as tool:
+        with pytest.raises(ToolUnavailableError, match=r"cannot be compiled.*correct the data"):
+            await judge(tool, "def f(x):\n    return x", {"tests": [test]})
+
+
 async def test_two_calls_at_once_have_tests_of_their_own():
     other = {"tests": ["assert f(2) == 8"]}
     async with started(max_workers=2) as tool:

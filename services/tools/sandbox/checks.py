@@ -79,8 +79,12 @@ def read_checks(context: object) -> tuple[TestContext, list[Check]]:
         checks = [_read_test(test, setup, ast.parse(test)) for test in parsed.tests]
         if parsed.check is not None and parsed.entry_point is not None:
             checks += _split_check(parsed.check, parsed.entry_point, setup)
-    except (SyntaxError, ValueError, RecursionError) as exc:
-        raise ValueError(f"a test in tool_context is not Python: {exc}; correct the data") from exc
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
+        # A MemoryError is what the parser makes of code that is nested too deeply.
+        problem = str(exc) or "it is nested too deeply"
+        raise ValueError(
+            f"a test in tool_context is not Python: {problem}; correct the data"
+        ) from exc
     if not checks:
         raise ValueError("tool_context has no tests; give tests, or check and entry_point")
     longest = max(len(check.test) + len(check.setup) for check in checks)

@@ -216,6 +216,11 @@ class _TestRun:
             raise _TestsEndedError(str(judged)) from judged
         if isinstance(judged, BaseException):
             raise judged
+        if judged.report.get("stage") == "data":
+            raise ToolUnavailableError(
+                f"a test in tool_context cannot be compiled: {judged.report.get('error')}; "
+                "correct the data, or raise memory_mb if that is what it lacks"
+            )
         if isinstance(ended, BaseException):
             raise ended
         if broken:

@@ -24,7 +24,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from .proxy import BINARY, UNARY, Proxy, Remote, remote_of
+from .proxy import BINARY, UNARY, Proxy, Remote, is_failure, remote_of
 from .values import FIXED_BASES, PLAIN_BASES, Reader, RefusedValue, Writer, write_plain_base
 
 TEST_MODULE = "tests"
@@ -61,6 +61,7 @@ class Peer:
         self._received: dict[int, Any] = {}
         self._received_classes: dict[type, int] = {}
         self._pending: dict[int, BaseException] = {}
+        self._failure: AssertionError | None = None
         self._reader = Reader(self._resolve)
         self._operations: dict[str, Callable[..., Any]] = {
             **UNARY,
@@ -86,6 +87,10 @@ class Peer:
             raise RefusedValue("the names of the code")
         return {name: found[name] for name in names if name in found}
 
+    def handed_over(self) -> list[Any]:
+        """Return the objects of this side that the other one was given."""
+        return self._objects
+
     def request(self, operation: str, *operands: Any) -> Any:
         """Let the other side do something.
 
@@ -96,15 +101,19 @@ class Peer:
         self._send({"do": operation, "with": self._write_all(operands)})
         while "do" in (answer := self._receive()):
             self._answer(answer)
+        if (failure := self._failure) is not None:  # whatever the code has made of it
+            self._failure = None
+            raise failure
         if "refused" in answer:
             raise RefusedValue(str(answer["refused"]))
         if "raise" in answer:
             raise self._read_exception(answer["raise"])
         for key, content in answer.get("changed", ()):
-            _change(
-                operands[1][key] if type(key) is int else operands[2][key],
-                self._reader.read(content),
-            )
+            argument = operands[1][key] if type(key) is int else operands[2][key]
+            new = self._reader.read(content)
+            # Nothing holds of nothing: what a loop or a comparison says of it proves no code right.
+            if _has_leaves(new) or not _has_leaves(argument):
+                _change(argument, new)
         return self._reader.read(answer["value"])
 
     def serve(self) -> None:
@@ -120,6 +129,8 @@ class Peer:
         except RefusedValue as exc:
             self._send({"refused": str(exc)})
         except BaseException as exc:  # noqa: BLE001 - whatever the code raises is its answer
+            if self._scope is None and is_failure(exc):
+                self._failure = self._failure or exc
             self._send(self._write_exception(exc))
 
     def _perform(self, name: str, written: list[Any]) -> Any:
@@ -312,6 +323,13 @@ def _change(argument: Any, new: Any) -> None:
     else:
         argument.clear()
         argument.update(new)
+
+
+def _has_leaves(value: Any) -> bool:
+    """Tell whether a value holds anything but empty containers."""
+    if not isinstance(value, (list, tuple, set, frozenset, dict, collections.deque, bytearray)):
+        return True
+    return any(map(_has_leaves, value.values() if isinstance(value, dict) else value))
 
 
 async def _finish(coroutine: Any) -> Any:

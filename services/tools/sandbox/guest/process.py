@@ -28,7 +28,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .peer import Peer
-from .tester import TEST_NAME, run_test
+from .tester import TEST_NAME, prepare_test, run_test
 from .values import FRAME_BYTES, RefusedValue
 
 Json = dict[str, Any]
@@ -133,7 +133,9 @@ def do_test() -> int:
     peer = Peer(write_message, read_frame, scope=None, describe=name_error)
     remember_lines(request["setup"], TEST_NAME)
     remember_lines(request["test"], TEST_NAME)
-    report = attempt("test", lambda: run_test(request, peer))
+    # Alone first: a test that cannot be compiled is no fault of the code.
+    report = attempt("data", lambda: prepare_test(request))
+    report = report or attempt("test", lambda: run_test(request, peer))
     write_frame(REPORT, report or {"passed": True})
     return 0
 

@@ -12,7 +12,7 @@ import copy
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from .values import RefusedValue
 
@@ -108,6 +108,10 @@ class Proxy:
             remote_of(self).peer.request("isinstance", value, self)
         )
 
+    def __exit__(self, *error: Any) -> Any:
+        swallowed = remote_of(self).peer.request("exit", self, *error)
+        return swallowed and not is_failure(error[1])
+
     def __deepcopy__(self, _: object) -> Any:
         return remote_of(self).peer.request("deepcopy", self)
 
@@ -128,6 +132,11 @@ class Proxy:
 
 def remote_of(proxy: Any) -> Remote:
     return object.__getattribute__(proxy, "agent_r1_remote")
+
+
+def is_failure(error: object) -> TypeGuard[AssertionError]:
+    """Tell whether an assert of this side has failed, and not one of the other side."""
+    return isinstance(error, AssertionError) and not hasattr(error, "agent_r1_proxy")
 
 
 def kind_of(value: object) -> str | None:
@@ -172,7 +181,7 @@ def _order(first: Any, second: Any, reflected: bool) -> tuple[Any, Any]:
 
 Proxy.__name__ = "object of the code"  # as errors of the tests call it
 for _name in UNARY:
-    if _name not in ("hash", "deepcopy"):
+    if _name not in ("hash", "deepcopy", "exit"):
         setattr(Proxy, f"__{_name}__", _make_unary(_name))
 for _name in BINARY:
     _dunder = _name.rstrip("_")

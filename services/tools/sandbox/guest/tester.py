@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import inspect
 import sys
-from typing import Any
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any, TypeVar
 
 from .peer import TEST_MODULE, Peer
 from .proxy import kind_of, plain_of
@@ -14,16 +17,45 @@ from .values import STANDARD_TYPES
 
 TEST_NAME = "<test>"
 SHOWN_CHARS = 200
-_LEFT, _FAILED = "@left", "@failed"
+_LEFT, _FAILED, _ENTERED = "@left", "@failed", "@entered"
 """Names that no program can write."""
+
+F = TypeVar("F", ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class CheckFailedError(AssertionError):
     """An assert of the test does not hold."""
 
-    def __init__(self, value: object) -> None:
-        super().__init__(f"got {show(value)}")
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
         self.agent_r1_text = str(self)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A test that has been compiled."""
+
+    sources: list[CodeType]
+    """The set-up and the test."""
+    names: list[str]
+    """All names that they read."""
+    modules: list[str]
+    """Standard modules that they use as such."""
+    bound: set[str]
+    """Names that they define."""
+
+
+def prepare_test(request: dict[str, Any]) -> Prepared:
+    """Compile a test.
+
+    Raises:
+        Exception: it cannot be compiled, which is not the code's fault.
+    """
+    trees = [ast.parse(request[part], TEST_NAME) for part in ("setup", "test")]
+    modules, names, bound = find_names(*trees)
+    watched = [ast.fix_missing_locations(WatchAsserts().visit(tree)) for tree in trees]
+    sources = [compile(tree, TEST_NAME, "exec") for tree in watched]
+    return Prepared(sources, names, modules, bound)
 
 
 def run_test(request: dict[str, Any], peer: Peer) -> None:
@@ -37,19 +69,31 @@ def run_test(request: dict[str, Any], peer: Peer) -> None:
     Raises:
         BaseException: the test has failed.
     """
-    setup = ast.parse(request["setup"], TEST_NAME)
-    test = ast.parse(request["test"], TEST_NAME)
-    modules, names, bound = find_names(setup, test)
+    test = prepare_test(request)
     own = dict(vars(builtins))
-    own.update({name: importlib.import_module(name) for name in modules})
-    if set(names) - bound - STANDARD_TYPES.keys() - own.keys():  # something else is under test
-        own.update(STANDARD_TYPES)
-    theirs = [name for name in names if name not in own]
+    own.update({name: importlib.import_module(name) for name in test.modules})
+    if set(test.names) - test.bound - STANDARD_TYPES.keys() - own.keys():
+        own.update(STANDARD_TYPES)  # something else is under test
+    theirs = [name for name in test.names if name not in own]
     own.update(peer.names(theirs + request["builtins"]))
+    entered: set[CodeType] = set()
     scope: dict[str, Any] = {"__name__": TEST_MODULE, "__builtins__": own, _FAILED: fail}
-    exec(compile(setup, TEST_NAME, "exec"), scope)
-    shown = ast.fix_missing_locations(ShowValues().visit(test))
-    exec(compile(shown, TEST_NAME, "exec"), scope)
+    scope[_ENTERED] = lambda: entered.add(sys._getframe(1).f_code)
+    for source in test.sources:
+        exec(source, scope)
+    check_entered(peer, entered)
+
+
+def check_entered(peer: Peer, entered: set[CodeType]) -> None:
+    """Check that the code has run the tests' functions that it was given, as a decorator is.
+
+    Raises:
+        CheckFailedError: asserts of one have never been reached.
+    """
+    for value in peer.handed_over():
+        code = getattr(inspect.unwrap(getattr(value, "__func__", value)), "__code__", None)
+        if isinstance(code, CodeType) and _ENTERED in code.co_names and code not in entered:
+            raise CheckFailedError(f"the code has not run {code.co_name}, which has asserts")
 
 
 def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
@@ -67,11 +111,28 @@ def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
     return sorted(modules), sorted(set(read)), bound
 
 
-class ShowValues(ast.NodeTransformer):
-    """Lets an assert that fails say which value it got."""
+class WatchAsserts(ast.NodeTransformer):
+    """Lets an assert that fails say which value it got, and a function that it was run."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Return the function; one with asserts first notes that it was run."""
+        return self._watch(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
+        """Return the coroutine or asynchronous generator, as a function."""
+        return self._watch(node)
+
+    def _watch(self, node: F) -> F:
+        asserts = has_asserts(node)
+        self.generic_visit(node)
+        if asserts:
+            at = int(ast.get_docstring(node, clean=False) is not None)
+            node.body.insert(at, ast.Expr(ast.Call(ast.Name(_ENTERED, ast.Load()), [], [])))
+        return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
         """Return the statement that does the same and keeps the value it looks at."""
+        self.generic_visit(node)
         match node.test:
             case ast.Compare(left=left, ops=[_], comparators=[_]) as compare:
                 compare.left = _keep(left)
@@ -87,6 +148,24 @@ class ShowValues(ast.NodeTransformer):
         return ast.copy_location(failed, node)
 
 
+def has_asserts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Tell whether a function has asserts of its own, besides one that says it must not run."""
+    waiting: list[ast.AST] = list(function.body)
+    while waiting:
+        match waiting.pop():
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                pass
+            case ast.Assert(test=ast.Constant(value=value)) if not value:
+                return False
+            case ast.Assert():
+                return True
+            case ast.Call(func=ast.Attribute(attr=name)) if name.startswith("assert"):
+                return True
+            case node:
+                waiting += ast.iter_child_nodes(node)
+    return False
+
+
 def _keep(expression: ast.expr) -> ast.expr:
     return ast.NamedExpr(ast.Name(_LEFT, ast.Store()), expression)
 
@@ -97,7 +176,7 @@ def fail(value: object) -> None:
     Raises:
         CheckFailedError: always.
     """
-    raise CheckFailedError(value)
+    raise CheckFailedError(f"got {show(value)}")
 
 
 def show(value: object) -> str:

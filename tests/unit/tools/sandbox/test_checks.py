@@ -88,6 +88,8 @@ def test_a_check_function_with_a_loop_is_one_test():
         ({}, "has no tests"),
         ({"tests": "assert f(1)"}, "tests: Input should be a valid list"),
         ({"tests": ["assert f(1"]}, "is not Python"),
+        ({"tests": [f"assert f({'-' * 100_000}1)"]}, "is not Python: it is nested too deeply"),
+        ({"setup": f"x = {'-' * 100_000}1", "tests": ["assert f(1)"]}, "nested too deeply"),
         ({"check": "def check(c): pass"}, "both check and entry_point"),
         ({"tests": [f"x = '{'x' * MAX_TEST_CHARS}'"]}, "the limit is 500000"),
     ],

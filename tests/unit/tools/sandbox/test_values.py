@@ -338,6 +338,36 @@ async def later(x):
 def depth(node): return 0 if node is None else 1 + depth(node.next)
 def look(node): return [node.value, hasattr(node, "_hidden"), hasattr(node, "__dict__")]
 def peek(function): return function.__globals__
+class Suppress:
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        return True
+def swallow(function, *args):
+    try:
+        return function(*args)
+    except BaseException:
+        return None
+def excuse(function):
+    try:
+        function()
+    except AssertionError as e:
+        raise ValueError from e
+def skip(function): return lambda *args: None
+def wrap(function): return lambda *args: function(*args)
+def clear(*containers, key=None):
+    for container in (*containers, key or []):
+        container.clear()
+    return []
+def clear_rows(rows):
+    for row in rows:
+        row.clear()
+    return sum(rows, [])
+def consume(values):
+    found = []
+    while values:
+        found.append(values.pop(0))
+    return found
 def forge(node):
     node.check = lambda: True
 def make(node): return type(node)(1)
@@ -381,6 +411,13 @@ def make(node): return type(node)(1)
         "assert depth(Node(Node(None))) == 2",
         "class Node:\n    value = 5\n    _hidden = 6\nassert look(Node()) == [5, False, False]",
         "assert same(3.0) == 3 and same(int) is int and same(None) is None",
+        "x = [3, 1]\nassert consume(x) == [3, 1] and x == [3, 1]",
+        "x = [3, 1]\nassert swallow(x.pop) == 1 and x == [3]",
+        "with Suppress():\n    divide(0)\nassert swallow(divide, 0) is None",
+        "@wrap\ndef check(x):\n    assert same(x) == x\ncheck(2)",
+        "def never():\n    assert False\nassert skip(never)() is None",
+        "def bad():\n    assert same(1) == 2\ntry:\n    swallow(bad)\n"
+        "except AssertionError:\n    pass",
         "c = Counter([3, 4])\nassert c.first() == 3",  # the code's: it alone is under test
         "assert math.isclose(same(0.1) * 3, 0.3)",  # a standard module that nobody imports
     ],
@@ -413,6 +450,46 @@ def test_what_tests_do_with_code_works_as_in_one_process(pair: Pair, test: str):
         ("assert all(a == b for a, b in zip(map(stop_too, (1, 2)), (1, 4)))", RuntimeError),
         # NumPy would read the address that the code names in the memory of the tests.
         ("import numpy as np\nassert (Memory() == np.array([4])).all()", AssertionError),
+        # What the code does with a failed assert of the tests does not make it hold.
+        ("with Suppress():\n    assert same(1) == 2", AssertionError),
+        (
+            "import contextlib\nwith contextlib.ExitStack() as s:\n"
+            "    s.enter_context(Suppress())\n    assert same(1) == 2",
+            AssertionError,
+        ),
+        ("def check(x):\n    assert same(x) == 2\nswallow(check, 1)", AssertionError),
+        (
+            "class Node:\n    def check(self):\n        assert same(1) == 2\nswallow(Node().check)",
+            AssertionError,
+        ),
+        (
+            "import unittest\nt = unittest.TestCase()\nswallow(t.assertEqual, same(1), 2)",
+            AssertionError,
+        ),
+        (
+            "def check():\n    assert same(1) == 2\ntry:\n    excuse(check)\nexcept ValueError:\n"
+            "    pass",
+            AssertionError,
+        ),
+        ("@skip\ndef check():\n    assert same(1) == 2\ncheck()", AssertionError),
+        ("def check():\n    'doc'\n    assert same(1) == 2\nskip(check)()", AssertionError),
+        (
+            "class Case:\n    @skip\n    def check(self):\n        assert same(1) == 2\n"
+            "Case().check()",
+            AssertionError,
+        ),
+        (
+            "import unittest\nclass Case(unittest.TestCase):\n    @skip\n    def check(self):\n"
+            "        self.assertEqual(same(1), 2)\nCase().check()",
+            AssertionError,
+        ),
+        ("x = [3, 1]\nassert clear(x) == sorted(x)", AssertionError),
+        (
+            "x = {'a': 1}\nassert all(v == 2 for v in x.values()) or clear(key=x) or not x",
+            AssertionError,
+        ),
+        ("x = [[3], [1]]\nassert clear_rows(x) == sum(x, [])", AssertionError),
+        ("x = {3}\nclear(x)\nassert all(n == 2 for n in x)", AssertionError),
         ("assert peek(lambda: 1)", AttributeError),
         ("assert no_such_name(1) == 1", NameError),
         (
