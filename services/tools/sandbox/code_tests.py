@@ -217,9 +217,10 @@ class _TestRun:
         if isinstance(judged, BaseException):
             raise judged
         if judged.report.get("stage") == "data":
+            problem = str(judged.report.get("error")).strip().splitlines()[-1]
             raise ToolUnavailableError(
-                f"a test in tool_context cannot be compiled: {judged.report.get('error')}; "
-                "correct the data, or raise memory_mb if that is what it lacks"
+                f"a test in tool_context cannot be compiled: {problem}; correct the data, or raise "
+                "memory_mb if that is what it lacks"
             )
         if isinstance(ended, BaseException):
             raise ended
