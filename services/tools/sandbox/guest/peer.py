@@ -13,24 +13,66 @@ an object derives from, or fails.
 
 from __future__ import annotations
 
+import array
 import asyncio
 import builtins
 import collections
+import contextlib
 import inspect
 import io
 import random
 import re
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
-from .proxy import BINARY, UNARY, Proxy, Remote, is_failure, remote_of
-from .values import FIXED_BASES, PLAIN_BASES, Reader, RefusedValue, Writer, write_plain_base
+from .proxy import BINARY, UNARY, Proxy, Remote, is_failure, is_proxy, make_proxy, remote_of
+from .values import (
+    FIXED_BASES,
+    PLAIN_BASES,
+    Reader,
+    RefusedValue,
+    Writer,
+    read_number,
+    write_plain_base,
+)
 
 TEST_MODULE = "tests"
 _OPEN_TYPES = (io.StringIO, io.BytesIO, random.Random, re.Pattern)
 """Standard types whose public attributes show nothing of a process."""
-_CHANGEABLE = (list, dict, set, bytearray, collections.deque)
+_CHANGEABLE = (
+    *(list, dict, set, bytearray, array.array),
+    *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
+)
+
+
+_READS = ("get", "getitem")
+_MOST_LENT = 16
+
+
+@dataclass
+class _Lent:
+    """The test's copy of a container that belongs to an object of the code."""
+
+    operation: str
+    operands: tuple[Any, ...]
+    """How it was read."""
+    value: Any
+    written: Any
+    """What it was when the two sides were last the same."""
+
+    def is_of(self, operation: str, operands: tuple[Any, ...]) -> bool:
+        owner, key = operands
+        return (
+            operation == self.operation
+            and owner is self.operands[0]
+            and type(key) is type(self.operands[1])
+            and key == self.operands[1]
+        )
 
 
 class Peer:
@@ -62,6 +104,7 @@ class Peer:
         self._received_classes: dict[type, int] = {}
         self._pending: dict[int, BaseException] = {}
         self._failure: AssertionError | None = None
+        self._lent: list[_Lent] = []
         self._reader = Reader(self._resolve)
         self._operations: dict[str, Callable[..., Any]] = {
             **UNARY,
@@ -73,8 +116,14 @@ class Peer:
             "plain": write_plain_base,
             "isinstance": isinstance,
             "take": self._take_items,
-            "await": lambda coroutine: asyncio.run(_finish(coroutine)),
+            "type": type,
+            "change": self._change_container,
+            "await": lambda awaitable: self._run(_finish(awaitable)),
+            "anext": lambda iterator: self._run(_take_next(iterator)),
+            "aenter": lambda manager: self._run(type(manager).__aenter__(manager)),
+            "aexit": lambda manager, *error: self._run(type(manager).__aexit__(manager, *error)),
         }
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def names(self, names: list[str]) -> dict[str, Any]:
         """Return those of the names that the code under test has.
@@ -98,6 +147,14 @@ class Peer:
             RefusedValue: an operand or the answer does not cross.
             BaseException: what was raised there, as the same builtin class or one of the same name.
         """
+        if self._scope is not None:
+            return self._exchange(operation, *operands)
+        self._write_back()
+        value = self._exchange(operation, *operands)
+        self._refresh()
+        return self._lend(operation, operands, value) if operation in _READS else value
+
+    def _exchange(self, operation: str, *operands: Any) -> Any:
         self._send({"do": operation, "with": self._write_all(operands)})
         while "do" in (answer := self._receive()):
             self._answer(answer)
@@ -116,10 +173,65 @@ class Peer:
                 _change(argument, new)
         return self._reader.read(answer["value"])
 
+    # --- containers of the code's objects, of which the test has a copy --------------------------
+
+    def _lend(self, operation: str, operands: tuple[Any, ...], value: Any) -> Any:
+        """Return an attribute or item; of one that the test holds already, the same object."""
+        if type(value) not in _CHANGEABLE:
+            return value
+        for lent in self._lent:
+            if lent.is_of(operation, operands) and type(lent.value) is type(value):
+                return lent.value
+        self._lent.append(_Lent(operation, operands, value, self._write_all([value])[0]))
+        del self._lent[:-_MOST_LENT]
+        return value
+
+    def _write_back(self) -> None:
+        """Do to the code's containers what the test has done to its copies."""
+        waiting, self._lent = self._lent, []
+        for lent in waiting:
+            written = self._write_all([lent.value])[0]
+            if written != lent.written:
+                lent.written = written
+                self._exchange("change", lent.operation, list(lent.operands), lent.value)
+            if sys.getrefcount(lent.value) > 2:  # this call's argument and `lent`: nobody else's
+                self._lent.append(lent)
+
+    def _refresh(self) -> None:
+        """Do to the test's copies what the code has done to its containers."""
+        for lent in self._lent:
+            with contextlib.suppress(Exception):
+                new = self._exchange(lent.operation, *lent.operands)
+                if type(new) is type(lent.value):
+                    _change(lent.value, new)
+                    lent.written = self._write_all([new])[0]
+
+    def _change_container(self, operation: str, operands: list[Any], new: Any) -> None:
+        container = self._operations[operation](*operands)
+        if type(container) is type(new):
+            _change(container, new)
+
     def serve(self) -> None:
         """Answer requests until the service closes the channel."""
-        while True:
-            self._answer(self._receive())
+        try:
+            while True:
+                self._answer(self._receive())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the event loop, which all coroutines of this side share."""
+        if self._loop is not None:
+            self._loop.close()
+
+    def _run(self, coroutine: Any) -> Any:
+        self._loop = self._loop or asyncio.new_event_loop()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._loop.run_until_complete(coroutine)
+        with ThreadPoolExecutor(1) as other:  # a thread runs one loop at a time
+            return other.submit(self._loop.run_until_complete, coroutine).result()
 
     # --- the answering side ---------------------------------------------------------------------
 
@@ -188,20 +300,25 @@ class Peer:
             raise RefusedValue("a value nested too deeply") from exc
 
     def _refer(self, value: Any) -> Any:
-        if type(value) is Proxy:
+        if is_proxy(value):
             return {"yours": remote_of(value).number}
         if isinstance(value, type) and value in self._received_classes:
             return {"yours": self._received_classes[value]}
         if isinstance(value, types.ModuleType) and self._scope is None:
             raise RefusedValue("a module as an argument")
+        plain_number = read_number(value)
+        if type(plain_number) is bool:
+            return {"plain": plain_number}
         number = self._number(value)
         if isinstance(value, type) and issubclass(value, BaseException):
             bases = [base.__name__ for base in value.__mro__ if base.__module__ == "builtins"]
             return {"exception": [number, value.__name__, bases]}
-        if inspect.iscoroutine(value):
+        if inspect.isawaitable(value) and type(value).__module__ == "builtins":
             return {"coroutine": number}
         base = next((base for base in PLAIN_BASES if isinstance(value, base)), None)
         plain = self._write_all([write_plain_base(value)]) if base in FIXED_BASES else None
+        if plain_number is not None:
+            base, plain = type(plain_number), self._write_all([plain_number])
         name = base.__name__ if base is not None else None
         # Numbered: an address would say where things are in the memory of this process.
         kind = self._kinds.setdefault(id(type(value)), len(self._kinds))
@@ -227,12 +344,12 @@ class Peer:
 
     def _make_proxy(self, content: Any) -> Proxy:
         number, kind, kind_name, base_name, plain = content
-        bases = {base.__name__: base for base in PLAIN_BASES}
+        bases = {base.__name__: base for base in (*PLAIN_BASES, Fraction)}
         base = None if base_name is None else bases[base_name]
         snapshot = None if plain is None else tuple(self._reader.read(plain))
         if snapshot is not None and type(snapshot[0]) is not base:
             raise ValueError(base_name)
-        return Proxy(Remote(self, number, kind, str(kind_name), base, snapshot))
+        return make_proxy(Remote(self, number, kind, str(kind_name), base, snapshot))
 
     def _make_class(self, content: Any) -> type:
         number, name, base_names = content
@@ -244,7 +361,7 @@ class Peer:
         return made
 
     def _make_coroutine(self, number: int) -> Any:
-        proxy = Proxy(Remote(self, number, 0, "coroutine", None, None))
+        proxy = make_proxy(Remote(self, number, 0, "coroutine", None, None))
 
         async def wait() -> Any:
             return self.request("await", proxy)
@@ -280,7 +397,7 @@ class Peer:
             # Out of a call, it would end a `map` or `zip` of the caller's without a word.
             made = RuntimeError(f"the call raised {made_class.__name__}")
         made.agent_r1_text = text
-        made.agent_r1_proxy = Proxy(Remote(self, number, 0, made_class.__name__, None, None))
+        made.agent_r1_proxy = make_proxy(Remote(self, number, 0, made_class.__name__, None, None))
         return made
 
 
@@ -296,6 +413,8 @@ def _check_access(name: str, operands: list[Any]) -> None:
     Raises:
         AttributeError: the attribute is none of its business.
     """
+    if name == "type":
+        raise AttributeError("the tests show the code none of their classes")
     if name not in ("get", "set", "del"):
         return
     owner, attribute = operands[0], operands[1]
@@ -315,7 +434,7 @@ def _change(argument: Any, new: Any) -> None:
     """Do to an argument of a call what the call has done to its copy."""
     if type(argument) is not type(new) or type(new) not in _CHANGEABLE:
         raise RefusedValue("a change of an argument")
-    if isinstance(argument, (list, bytearray)):
+    if isinstance(argument, (list, bytearray, array.array)):
         argument[:] = new
     elif isinstance(argument, collections.deque):
         argument.clear()
@@ -332,5 +451,13 @@ def _has_leaves(value: Any) -> bool:
     return any(map(_has_leaves, value.values() if isinstance(value, dict) else value))
 
 
-async def _finish(coroutine: Any) -> Any:
-    return await coroutine
+async def _finish(awaitable: Any) -> Any:
+    return await awaitable
+
+
+async def _take_next(iterator: AsyncIterator[Any]) -> list[Any]:
+    """Return the next item, if there is one."""
+    try:
+        return [await iterator.__anext__()]
+    except StopAsyncIteration:
+        return []

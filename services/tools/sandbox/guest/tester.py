@@ -12,12 +12,12 @@ from types import CodeType
 from typing import Any, TypeVar
 
 from .peer import TEST_MODULE, Peer
-from .proxy import kind_of, plain_of
+from .proxy import kind_of, plain_of, type_of
 from .values import STANDARD_TYPES
 
 TEST_NAME = "<test>"
 SHOWN_CHARS = 200
-_LEFT, _FAILED, _ENTERED = "@left", "@failed", "@entered"
+_LEFT, _FAILED, _ENTERED, _TYPE = "@left", "@failed", "@entered", "@type"
 """Names that no program can write."""
 
 F = TypeVar("F", ast.FunctionDef, ast.AsyncFunctionDef)
@@ -53,7 +53,8 @@ def prepare_test(request: dict[str, Any]) -> Prepared:
     """
     trees = [ast.parse(request[part], TEST_NAME) for part in ("setup", "test")]
     modules, names, bound = find_names(*trees)
-    watched = [ast.fix_missing_locations(WatchAsserts().visit(tree)) for tree in trees]
+    watch = WatchTest(own_type="type" in bound)
+    watched = [ast.fix_missing_locations(watch.visit(tree)) for tree in trees]
     sources = [compile(tree, TEST_NAME, "exec") for tree in watched]
     return Prepared(sources, names, modules, bound)
 
@@ -78,6 +79,7 @@ def run_test(request: dict[str, Any], peer: Peer) -> None:
     own.update(peer.names(theirs + request["builtins"]))
     entered: set[CodeType] = set()
     scope: dict[str, Any] = {"__name__": TEST_MODULE, "__builtins__": own, _FAILED: fail}
+    scope[_TYPE] = type_of
     scope[_ENTERED] = lambda: entered.add(sys._getframe(1).f_code)
     for source in test.sources:
         exec(source, scope)
@@ -111,8 +113,31 @@ def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
     return sorted(modules), sorted(set(read)), bound
 
 
-class WatchAsserts(ast.NodeTransformer):
-    """Lets an assert that fails say which value it got, and a function that it was run."""
+class WatchTest(ast.NodeTransformer):
+    """Lets an assert that fails say which value it got, a function that it was run, and `type(x)`
+    be the class that an object has on its own side.
+
+    Args:
+        own_type: the test has a `type` of its own.
+    """
+
+    def __init__(self, *, own_type: bool) -> None:
+        self._own_type = own_type
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        """Return the call; `type` of one argument is ours."""
+        self.generic_visit(node)
+        match node:
+            case ast.Call(func=ast.Name("type") as name, args=[_], keywords=[]):
+                name.id = "type" if self._own_type else _TYPE
+        return node
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
+        """Return the attribute; `x.__class__` is `type(x)`."""
+        self.generic_visit(node)
+        if node.attr != "__class__" or not isinstance(node.ctx, ast.Load):
+            return node
+        return ast.Call(ast.Name(_TYPE, ast.Load()), [node.value], [])
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Return the function; one with asserts first notes that it was run."""
