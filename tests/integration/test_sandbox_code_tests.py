@@ -87,7 +87,7 @@ async def test_failing_tests_are_told_with_what_came_back():
         assert result.text() == (
             "1 of 3 tests passed.\nFailed: assert f(3) == 9\n  got 4\n1 more failed."
         )
-        result = await judge(tool, "def f(x):\n    return [][x]", SQUARES)
+        result = await judge(tool, "\ufeffdef f(x):\n    return [][x]", SQUARES)
     assert "IndexError: list index out of range" in result.text()
 
 
@@ -198,6 +198,44 @@ async def test_values_of_many_kinds_and_sizes_are_compared_as_in_one_process():
     async with started(total_s=20.0) as tool:
         result = await judge(tool, code, {"tests": tests})
     assert result.data == counts(9, 9), result.text()
+
+
+async def test_tests_that_watch_or_feed_the_process_work_as_in_one():
+    code = (
+        "import random, sys\nimport numpy as np\n"
+        "def draw_array(): return np.random.rand(3)\n"
+        "print('loading')\n"
+        "def greet(name): print('Hello', name)\n"
+        "def add(): return int(input('first ')) + int(input())\n"
+        "def lines(): return [line.strip() for line in sys.stdin]\n"
+        "def everything(): return sys.stdin.read()\n"
+        "def draw(): return [random.random() for _ in range(3)]\n"
+    )
+    patch = "from unittest.mock import patch\nimport io, sys\n"
+    redirect = "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n"
+    tests = [
+        redirect + "    greet('A')\nassert out.getvalue() == 'Hello A\\n'",
+        redirect + "    print('x')\n    greet('A')\n    print('y')\n"
+        "assert out.getvalue() == 'x\\nHello A\\ny\\n'",
+        patch + "with patch('sys.stdout', new_callable=io.StringIO) as out:\n    greet('B')\n"
+        "assert out.getvalue() == 'Hello B\\n'",
+        patch + "with patch('builtins.input', side_effect=['3', '4']):\n    assert add() == 7",
+        patch + "with patch('sys.stdin', io.StringIO('3\\n4\\n')):\n    assert add() == 7",
+        patch + "with patch('sys.stdin', io.StringIO('a\\nb')):\n    assert lines() == ['a', 'b']",
+        patch
+        + "with patch('sys.stdin', io.StringIO('a\\nb')):\n    assert everything() == 'a\\nb'",
+        "try:\n    add()\nexcept EOFError:\n    pass\nelse:\n    assert False",
+        "import random\nrandom.seed(1)\na = draw()\nrandom.seed(1)\nassert a == draw()",
+        "import random\nrandom.seed(7)\na = [random.random() for _ in range(3)]\n"
+        "random.seed(7)\nassert draw() == a != draw()",
+        "import random\ns = random.getstate()\nrandom.setstate(s)\na = draw()\n"
+        "random.setstate(s)\nassert a == draw()",
+        "import numpy as np\nnp.random.seed(3)\na = draw_array()\nnp.random.seed(seed=3)\n"
+        "assert (a == draw_array()).all() and (a != draw_array()).any()",
+    ]
+    async with started(total_s=20.0) as tool:
+        result = await judge(tool, code, {"tests": tests})
+    assert result.data == counts(12, 12), result.text()
 
 
 async def test_a_value_too_large_to_cross_is_told():

@@ -9,13 +9,16 @@ from __future__ import annotations
 import ast
 import builtins
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 Json = dict[str, Any]
 
 MAX_TEST_CHARS = 500_000
+BYTE_ORDER_MARK = "\ufeff"
+"""Stands at the beginning of some files, which Python then does not compile from text."""
+Source = Annotated[str, AfterValidator(lambda text: text.removeprefix(BYTE_ORDER_MARK))]
 
 
 class TestContext(BaseModel):
@@ -25,15 +28,15 @@ class TestContext(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    tests: list[str] = []
+    tests: list[Source] = []
     """Asserts, one test each (MBPP)."""
-    setup: str = ""
+    setup: Source = ""
     """Runs before each test, with the tests (MBPP's `test_setup_code`)."""
-    prompt: str = ""
+    prompt: Source = ""
     """Put before the code, which may continue where it ends (HumanEval's `prompt`)."""
     entry_point: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
     """Name of the function that `check` tests."""
-    check: str | None = None
+    check: Source | None = None
     """Defines `check(candidate)` (HumanEval's `test`)."""
 
 

@@ -36,6 +36,7 @@ from agent_r1.tools.sandbox.tool import (
     SandboxTool,
     explain_short_time,
     find_wait_s,
+    read_code,
 )
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError, Worker
 from agent_r1_proto.tools import TESTS_TOOL, TestedCode, ToolResult
@@ -96,7 +97,7 @@ class CodeTests(SandboxTool[CodeTestsSettings]):
             task, checks = read_checks(context.tool_context)
         except ValueError as exc:  # a fault of the data must not count against the model
             raise ToolUnavailableError(str(exc)) from exc
-        code = task.prompt + str(arguments["code"])
+        code = task.prompt + read_code(arguments)
         run = _TestRun(code, checks, self.settings, context, deadline)
         try:
             async with self._pool.place(find_wait_s(context, self.settings.total_s)):

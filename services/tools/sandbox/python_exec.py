@@ -22,6 +22,7 @@ from agent_r1.tools.sandbox.tool import (
     SandboxTool,
     explain_short_time,
     find_wait_s,
+    read_code,
 )
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError
 from agent_r1_proto.parts import TextPart
@@ -56,7 +57,7 @@ class PythonExec(SandboxTool[PythonSettings]):
         wait_s = find_wait_s(context, self.settings.wall_s)
         try:
             async with self._pool.place(wait_s):
-                result, wall_s = await self._run(str(arguments["code"]), context, deadline)
+                result, wall_s = await self._run(read_code(arguments), context, deadline)
         except SandboxBusyError as exc:
             raise ToolBusyError(str(exc)) from exc
         except SandboxStartError as exc:

@@ -11,7 +11,8 @@ from typing import Generic
 
 from pydantic import JsonValue
 
-from agent_r1.tools.base import CallContext, Tool, ToolBusyError, ToolUnavailableError
+from agent_r1.tools.base import Arguments, CallContext, Tool, ToolBusyError, ToolUnavailableError
+from agent_r1.tools.sandbox.checks import BYTE_ORDER_MARK
 from agent_r1.tools.sandbox.pool import SandboxPool
 from agent_r1.tools.sandbox.settings import S, parse_settings
 
@@ -56,6 +57,11 @@ class SandboxTool(Tool, Generic[S]):
     async def stop(self) -> None:
         """End the sandboxes."""
         await self._pool.stop()
+
+
+def read_code(arguments: Arguments) -> str:
+    """Return the argument `code`, without a byte order mark."""
+    return str(arguments["code"]).removeprefix(BYTE_ORDER_MARK)
 
 
 def find_wait_s(context: CallContext, limit_s: float) -> float:

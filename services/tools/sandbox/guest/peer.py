@@ -18,6 +18,7 @@ import asyncio
 import builtins
 import collections
 import contextlib
+import importlib
 import inspect
 import io
 import random
@@ -51,6 +52,8 @@ _CHANGEABLE = (
 
 
 _READS = ("get", "getitem")
+_INPUTS = ("input", "readline")
+"""What the code may ask the tests for: lines that they have for it, as by `patch`."""
 _MOST_LENT = 16
 
 
@@ -83,6 +86,7 @@ class Peer:
         receive: returns the next message.
         scope: names of the code under test; None on the side of the tests.
         describe: returns the text of an exception for people.
+        printed: returns what the code has printed since the last call.
     """
 
     def __init__(
@@ -92,9 +96,11 @@ class Peer:
         *,
         scope: dict[str, Any] | None,
         describe: Callable[[BaseException], str],
+        printed: Callable[[], str] | None = None,
     ) -> None:
-        self._send = send
-        self._receive = receive
+        self._send_message = send
+        self._receive_message = receive
+        self._printed = printed
         self._scope = scope
         self._describe = describe
         self._objects: list[Any] = []
@@ -118,6 +124,9 @@ class Peer:
             "take": self._take_items,
             "type": type,
             "change": self._change_container,
+            "random": _call_random,
+            "input": lambda prompt: builtins.input(prompt),
+            "readline": lambda size: sys.stdin.readline(size),
             "await": lambda awaitable: self._run(_finish(awaitable)),
             "anext": lambda iterator: self._run(_take_next(iterator)),
             "aenter": lambda manager: self._run(type(manager).__aenter__(manager)),
@@ -172,6 +181,18 @@ class Peer:
             if _has_leaves(new) or not _has_leaves(argument):
                 _change(argument, new)
         return self._reader.read(answer["value"])
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._printed is not None and (text := self._printed()):
+            message = message | {"printed": text}
+        self._send_message(message)
+
+    def _receive(self) -> Any:
+        message = self._receive_message()
+        # Where the test looks at it; what nobody reads stays with the code.
+        if self._scope is None and "printed" in message and sys.stdout is not sys.__stdout__:
+            sys.stdout.write(str(message["printed"]))
+        return message
 
     # --- containers of the code's objects, of which the test has a copy --------------------------
 
@@ -246,7 +267,7 @@ class Peer:
             self._send(self._write_exception(exc))
 
     def _perform(self, name: str, written: list[Any]) -> Any:
-        if self._scope is None:
+        if self._scope is None and name not in _INPUTS:
             self._check_reference(written)
         operands = self._reader.read(written)
         if name == "names" and self._scope is not None:
@@ -413,8 +434,8 @@ def _check_access(name: str, operands: list[Any]) -> None:
     Raises:
         AttributeError: the attribute is none of its business.
     """
-    if name == "type":
-        raise AttributeError("the tests show the code none of their classes")
+    if name in ("type", "doc"):
+        raise AttributeError(f"the tests show the code no {name} of their objects")
     if name not in ("get", "set", "del"):
         return
     owner, attribute = operands[0], operands[1]
@@ -449,6 +470,12 @@ def _has_leaves(value: Any) -> bool:
     if not isinstance(value, (list, tuple, set, frozenset, dict, collections.deque, bytearray)):
         return True
     return any(map(_has_leaves, value.values() if isinstance(value, dict) else value))
+
+
+def _call_random(module: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Seed a random generator of the code as the test has seeded its own."""
+    if module.partition(".")[0] in sys.modules:  # NumPy imports its part at the first use
+        getattr(importlib.import_module(module), name)(*args, **kwargs)
 
 
 async def _finish(awaitable: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import builtins
 import contextlib
 import ctypes
 import fcntl
@@ -119,12 +120,63 @@ def do_solution() -> int:
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     remember_lines(source, SOURCE_NAME)
+    sys.stdout = output = RecordedOutput(sys.stdout)
     report = attempt("code", lambda: exec(compile(source, SOURCE_NAME, "exec"), module.__dict__))
     write_frame(REPORT, report)
     if not report:
-        Peer(write_message, read_frame, scope=module.__dict__, describe=format_error).serve()
+        output.take()  # the test has not been there yet
+        peer = Peer(
+            write_message,
+            read_frame,
+            scope=module.__dict__,
+            describe=format_error,
+            printed=output.take,
+        )
+        builtins.input = lambda prompt="", /: peer.request("input", str(prompt))
+        sys.stdin = TestInput(peer)
+        peer.serve()
     flush()
     return report.get("exit_code", 0)
+
+
+class RecordedOutput(io.TextIOWrapper):
+    """Standard output that also keeps what is printed, for the test."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream.buffer, "utf-8", "backslashreplace", line_buffering=True)
+        self._printed: list[str] = []
+
+    def write(self, text: str, /) -> int:
+        """Write to both."""
+        written = super().write(text)
+        self._printed.append(text)
+        return written
+
+    def take(self) -> str:
+        """Return what has been printed since the last call."""
+        printed, self._printed = "".join(self._printed), []
+        return printed
+
+
+class TestInput(io.TextIOBase):
+    """Standard input of the code: that of the test, which may have replaced it."""
+
+    __test__ = False  # not a class of pytest's
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[reportIncompatibleMethodOverride]
+        """Return the next line."""
+        return self._peer.request("readline", size)
+
+    def read(self, size: int | None = -1, /) -> str:
+        """Return all lines, or the beginning of the next one."""
+        return self.readline(size) if size and size > 0 else "".join(self)
 
 
 def do_test() -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
+import functools
 import importlib
-import inspect
+import random  # noqa: F401 - its seeds are shared with the code
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, TypeVar
 
 from .peer import TEST_MODULE, Peer
@@ -20,6 +23,7 @@ SHOWN_CHARS = 200
 _LEFT, _FAILED, _ENTERED, _TYPE = "@left", "@failed", "@entered", "@type"
 """Names that no program can write."""
 
+_SEEDS = (("random", "seed"), ("random", "setstate"), ("numpy.random", "seed"))
 F = TypeVar("F", ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -43,6 +47,8 @@ class Prepared:
     """Standard modules that they use as such."""
     bound: set[str]
     """Names that they define."""
+    imported: set[str]
+    """Packages that they import."""
 
 
 def prepare_test(request: dict[str, Any]) -> Prepared:
@@ -56,7 +62,7 @@ def prepare_test(request: dict[str, Any]) -> Prepared:
     watch = WatchTest(own_type="type" in bound)
     watched = [ast.fix_missing_locations(watch.visit(tree)) for tree in trees]
     sources = [compile(tree, TEST_NAME, "exec") for tree in watched]
-    return Prepared(sources, names, modules, bound)
+    return Prepared(sources, names, modules, bound, find_imports(*trees))
 
 
 def run_test(request: dict[str, Any], peer: Peer) -> None:
@@ -81,9 +87,34 @@ def run_test(request: dict[str, Any], peer: Peer) -> None:
     scope: dict[str, Any] = {"__name__": TEST_MODULE, "__builtins__": own, _FAILED: fail}
     scope[_TYPE] = type_of
     scope[_ENTERED] = lambda: entered.add(sys._getframe(1).f_code)
-    for source in test.sources:
-        exec(source, scope)
+    if "numpy" in test.imported:
+        with contextlib.suppress(ImportError):  # which the test itself will raise
+            importlib.import_module("numpy.random")
+    with sharing_seeds(peer):
+        for source in test.sources:
+            exec(source, scope)
     check_entered(peer, entered)
+
+
+@contextlib.contextmanager
+def sharing_seeds(peer: Peer) -> Iterator[None]:
+    """Seed the code's random generators with the test's."""
+    with contextlib.ExitStack() as stack:
+        for module, name in _SEEDS:
+            if (owner := sys.modules.get(module)) is not None:
+                function = getattr(owner, name)
+                stack.callback(setattr, owner, name, function)
+                setattr(owner, name, _share(peer, module, name, function))
+        yield
+
+
+def _share(peer: Peer, module: str, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        peer.request("random", module, name, list(args), kwargs)
+        return function(*args, **kwargs)
+
+    return call
 
 
 def check_entered(peer: Peer, entered: set[CodeType]) -> None:
@@ -93,9 +124,11 @@ def check_entered(peer: Peer, entered: set[CodeType]) -> None:
         CheckFailedError: asserts of one have never been reached.
     """
     for value in peer.handed_over():
-        code = getattr(inspect.unwrap(getattr(value, "__func__", value)), "__code__", None)
-        if isinstance(code, CodeType) and _ENTERED in code.co_names and code not in entered:
-            raise CheckFailedError(f"the code has not run {code.co_name}, which has asserts")
+        function = value.__func__ if isinstance(value, MethodType) else value
+        if not isinstance(function, FunctionType) or function.__code__ in entered:
+            continue
+        if _ENTERED in function.__code__.co_names:
+            raise CheckFailedError(f"the code has not run {function.__name__}, which has asserts")
 
 
 def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
@@ -111,6 +144,18 @@ def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)}
     modules = (set(used) & sys.stdlib_module_names) - bound
     return sorted(modules), sorted(set(read)), bound
+
+
+def find_imports(*trees: ast.Module) -> set[str]:
+    """Return the packages that the test imports."""
+    found: set[str] = set()
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.Import(names=names):
+                found |= {alias.name.partition(".")[0] for alias in names}
+            case ast.ImportFrom(module=str(module)):
+                found.add(module.partition(".")[0])
+    return found
 
 
 class WatchTest(ast.NodeTransformer):

@@ -57,6 +57,15 @@ def test_a_prompts_own_helpers_and_imports_are_the_tests():
     )
 
 
+def test_a_byte_order_mark_is_no_part_of_a_source():
+    marked = {"tests": ["\ufeffassert f(1)"], "setup": "\ufeffx = 1", "prompt": "\ufeffimport math"}
+    task, (check,) = read_checks(marked)
+    assert (check.test, check.setup) == ("assert f(1)", "import math\nx = 1")
+    assert task.prompt == "import math"
+    whole = {"entry_point": "f", "check": "\ufeffdef check(c):\n    assert c(1)"}
+    assert read_checks(whole)[1][0].text == "assert c(1)"
+
+
 def test_a_prompt_that_ends_in_the_middle_has_no_helpers():
     assert read_one("assert f(1) == 2", prompt="import math\ndef f(x):\n").setup == ""
 

@@ -119,6 +119,7 @@ async def try_to_start(tool: PythonExec) -> None:
     [
         ("print(1)\n2 + 2", "ok", "1\n4"),
         ("x = 1", "ok", "(the code printed nothing)"),
+        ("\ufeffprint(1)", "ok", "1"),
         ("'text'", "ok", "'text'"),
         ("import sys\nprint('out')\nprint('err', file=sys.stderr)", "ok", "out\nerr"),
         ("exit()", "ok", "(the code printed nothing)"),
