@@ -17,7 +17,6 @@ import array
 import asyncio
 import builtins
 import collections
-import contextlib
 import importlib
 import inspect
 import io
@@ -104,6 +103,7 @@ class Peer:
         self._scope = scope
         self._describe = describe
         self._objects: list[Any] = []
+        self._given: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._kinds: dict[int, int] = {}
         self._received: dict[int, Any] = {}
@@ -146,8 +146,8 @@ class Peer:
         return {name: found[name] for name in names if name in found}
 
     def handed_over(self) -> list[Any]:
-        """Return the objects of this side that the other one was given."""
-        return self._objects
+        """Return the objects of this side that the other one was given to use."""
+        return self._given
 
     def request(self, operation: str, *operands: Any) -> Any:
         """Let the other side do something.
@@ -164,7 +164,10 @@ class Peer:
         return self._lend(operation, operands, value) if operation in _READS else value
 
     def _exchange(self, operation: str, *operands: Any) -> Any:
-        self._send({"do": operation, "with": self._write_all(operands)})
+        known = len(self._objects)
+        message = {"do": operation, "with": self._write_all(operands)}
+        self._given += self._objects[known:]
+        self._send(message)
         while "do" in (answer := self._receive()):
             self._answer(answer)
         if (failure := self._failure) is not None:  # whatever the code has made of it
@@ -221,11 +224,15 @@ class Peer:
     def _refresh(self) -> None:
         """Do to the test's copies what the code has done to its containers."""
         for lent in self._lent:
-            with contextlib.suppress(Exception):
+            try:
                 new = self._exchange(lent.operation, *lent.operands)
-                if type(new) is type(lent.value):
-                    _change(lent.value, new)
-                    lent.written = self._write_all([new])[0]
+            except Exception as exc:  # the code's: it has it no more
+                if is_failure(exc):
+                    raise
+                continue
+            if type(new) is type(lent.value):
+                _change(lent.value, new)
+                lent.written = self._write_all([new])[0]
 
     def _change_container(self, operation: str, operands: list[Any], new: Any) -> None:
         container = self._operations[operation](*operands)
@@ -467,7 +474,7 @@ def _change(argument: Any, new: Any) -> None:
 
 def _has_leaves(value: Any) -> bool:
     """Tell whether a value holds anything but empty containers."""
-    if not isinstance(value, (list, tuple, set, frozenset, dict, collections.deque, bytearray)):
+    if not isinstance(value, (*_CHANGEABLE, tuple, frozenset)):
         return True
     return any(map(_has_leaves, value.values() if isinstance(value, dict) else value))
 

@@ -12,19 +12,19 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import CodeType, FunctionType, MethodType
-from typing import Any, TypeVar
+from typing import Any
 
 from .peer import TEST_MODULE, Peer
-from .proxy import kind_of, plain_of, type_of
+from .proxy import is_proxy, kind_of, plain_of, type_of
 from .values import STANDARD_TYPES
 
 TEST_NAME = "<test>"
 SHOWN_CHARS = 200
-_LEFT, _FAILED, _ENTERED, _TYPE = "@left", "@failed", "@entered", "@type"
+_LEFT, _FAILED, _JUDGED, _TYPE = "@left", "@failed", "@judged", "@type"
+_MANAGER, _REACHED = "@manager", "@reached"
 """Names that no program can write."""
 
 _SEEDS = (("random", "seed"), ("random", "setstate"), ("numpy.random", "seed"))
-F = TypeVar("F", ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class CheckFailedError(AssertionError):
@@ -59,7 +59,7 @@ def prepare_test(request: dict[str, Any]) -> Prepared:
     """
     trees = [ast.parse(request[part], TEST_NAME) for part in ("setup", "test")]
     modules, names, bound = find_names(*trees)
-    watch = WatchTest(own_type="type" in bound)
+    watch = WatchTest(own_type="type" in {*bound, *request["builtins"]})
     watched = [ast.fix_missing_locations(watch.visit(tree)) for tree in trees]
     sources = [compile(tree, TEST_NAME, "exec") for tree in watched]
     return Prepared(sources, names, modules, bound, find_imports(*trees))
@@ -83,17 +83,17 @@ def run_test(request: dict[str, Any], peer: Peer) -> None:
         own.update(STANDARD_TYPES)  # something else is under test
     theirs = [name for name in test.names if name not in own]
     own.update(peer.names(theirs + request["builtins"]))
-    entered: set[CodeType] = set()
-    scope: dict[str, Any] = {"__name__": TEST_MODULE, "__builtins__": own, _FAILED: fail}
-    scope[_TYPE] = type_of
-    scope[_ENTERED] = lambda: entered.add(sys._getframe(1).f_code)
+    judged: set[CodeType] = set()
+    scope: dict[str, Any] = {"__name__": TEST_MODULE, "__builtins__": own}
+    scope |= {_FAILED: fail, _TYPE: type_of, _MANAGER: note_manager, _REACHED: check_reached}
+    scope[_JUDGED] = lambda: judged.add(sys._getframe(1).f_code)
     if "numpy" in test.imported:
         with contextlib.suppress(ImportError):  # which the test itself will raise
             importlib.import_module("numpy.random")
     with sharing_seeds(peer):
         for source in test.sources:
             exec(source, scope)
-    check_entered(peer, entered)
+    check_judged(peer, judged)
 
 
 @contextlib.contextmanager
@@ -117,18 +117,22 @@ def _share(peer: Peer, module: str, name: str, function: Callable[..., Any]) -> 
     return call
 
 
-def check_entered(peer: Peer, entered: set[CodeType]) -> None:
+def check_judged(peer: Peer, judged: set[CodeType]) -> None:
     """Check that the code has run the tests' functions that it was given, as a decorator is.
 
+    Args:
+        peer: has given them.
+        judged: functions of which an assert has been judged.
+
     Raises:
-        CheckFailedError: asserts of one have never been reached.
+        CheckFailedError: no assert of one has.
     """
     for value in peer.handed_over():
         function = value.__func__ if isinstance(value, MethodType) else value
-        if not isinstance(function, FunctionType) or function.__code__ in entered:
+        if not isinstance(function, FunctionType) or function.__code__ in judged:
             continue
-        if _ENTERED in function.__code__.co_names:
-            raise CheckFailedError(f"the code has not run {function.__name__}, which has asserts")
+        if _JUDGED in function.__code__.co_names:
+            raise CheckFailedError(f"the code has kept {function.__name__} from its asserts")
 
 
 def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:
@@ -159,8 +163,10 @@ def find_imports(*trees: ast.Module) -> set[str]:
 
 
 class WatchTest(ast.NodeTransformer):
-    """Lets an assert that fails say which value it got, a function that it was run, and `type(x)`
-    be the class that an object has on its own side.
+    """Notes the asserts that are judged, and lets one that fails say which value it got.
+
+    After a `with` block of the code's, its asserts must have been reached; `type(x)` is the class
+    that an object has on its own side.
 
     Args:
         own_type: the test has a `type` of its own.
@@ -168,6 +174,7 @@ class WatchTest(ast.NodeTransformer):
 
     def __init__(self, *, own_type: bool) -> None:
         self._own_type = own_type
+        self._blocks = 0
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         """Return the call; `type` of one argument is ours."""
@@ -182,26 +189,40 @@ class WatchTest(ast.NodeTransformer):
         self.generic_visit(node)
         if node.attr != "__class__" or not isinstance(node.ctx, ast.Load):
             return node
-        return ast.Call(ast.Name(_TYPE, ast.Load()), [node.value], [])
+        return _call(_TYPE, node.value)
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Return the function; one with asserts first notes that it was run."""
-        return self._watch(node)
+    def visit_With(self, node: ast.With) -> list[ast.stmt]:
+        """Return the block, after which its asserts must have been reached."""
+        return self._watch_block(node)
 
-    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> ast.AsyncFunctionDef:
-        """Return the coroutine or asynchronous generator, as a function."""
-        return self._watch(node)
+    def visit_AsyncWith(self, node: ast.AsyncWith) -> list[ast.stmt]:
+        """Return the block, as that of `with`."""
+        return self._watch_block(node)
 
-    def _watch(self, node: F) -> F:
-        asserts = has_asserts(node)
+    def _watch_block(self, node: ast.With | ast.AsyncWith) -> list[ast.stmt]:
+        asserting = [place for place, one in enumerate(node.body) if has_asserts(one)]
+        behind = len(node.body) - asserting[-1] - 1 if asserting else 0
         self.generic_visit(node)
-        if asserts:
-            at = int(ast.get_docstring(node, clean=False) is not None)
-            node.body.insert(at, ast.Expr(ast.Call(ast.Name(_ENTERED, ast.Load()), [], [])))
-        return node
+        if not asserting:
+            return [node]
+        self._blocks += 1
+        note = f"@block{self._blocks}"
+        for item in node.items:
+            item.context_expr = _call(_MANAGER, ast.Name(note, ast.Load()), item.context_expr)
+        reached = ast.Assign([ast.Name(note, ast.Store())], ast.List([], ast.Load()))
+        node.body.insert(len(node.body) - behind, reached)
+        begin = ast.Assign([ast.Name(note, ast.Store())], ast.List([], ast.Load()))
+        return [begin, node, ast.Expr(_call(_REACHED, ast.Name(note, ast.Load())))]
 
-    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        """Return the statement that does the same and keeps the value it looks at."""
+    def visit_Expr(self, node: ast.Expr) -> list[ast.stmt]:
+        """Return the statement; one that calls an assert's method is noted."""
+        judged = [ast.Expr(_call(_JUDGED))] if has_asserts(node) else []
+        self.generic_visit(node)
+        return [node, *judged]
+
+    def visit_Assert(self, node: ast.Assert) -> list[ast.stmt]:
+        """Return statements that do the same, note it, and keep the value it looks at."""
+        judged = [ast.Expr(_call(_JUDGED))] if has_asserts(node) else []
         self.generic_visit(node)
         match node.test:
             case ast.Compare(left=left, ops=[_], comparators=[_]) as compare:
@@ -212,21 +233,20 @@ class WatchTest(ast.NodeTransformer):
                 holds = negation
             case expression:
                 holds = _keep(expression)
-        got = ast.Name(_LEFT, ast.Load())
-        failure = ast.Call(ast.Name(_FAILED, ast.Load()), [got], [])
-        failed = ast.If(ast.UnaryOp(ast.Not(), holds), [ast.Expr(failure)], [])
-        return ast.copy_location(failed, node)
+        failure = _call(_FAILED, ast.Name(_LEFT, ast.Load()))
+        failed = ast.If(ast.UnaryOp(ast.Not(), holds), [*judged, ast.Expr(failure)], [])
+        return [ast.copy_location(failed, node), *judged]
 
 
-def has_asserts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether a function has asserts of its own, besides one that says it must not run."""
-    waiting: list[ast.AST] = list(function.body)
+def has_asserts(statement: ast.stmt) -> bool:
+    """Tell whether a statement has asserts, besides those that say that nothing comes there."""
+    waiting: list[ast.AST] = [statement]
     while waiting:
         match waiting.pop():
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
                 pass
             case ast.Assert(test=ast.Constant(value=value)) if not value:
-                return False
+                pass
             case ast.Assert():
                 return True
             case ast.Call(func=ast.Attribute(attr=name)) if name.startswith("assert"):
@@ -234,6 +254,27 @@ def has_asserts(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
             case node:
                 waiting += ast.iter_child_nodes(node)
     return False
+
+
+def note_manager(note: list[object], manager: Any) -> Any:
+    """Return a context manager, noted if it is the code's."""
+    if is_proxy(manager):
+        note.append(manager)
+    return manager
+
+
+def check_reached(note: list[object]) -> None:
+    """Check that a block whose context manager is the code's has come to its last assert.
+
+    Raises:
+        CheckFailedError: the context manager has ended it before.
+    """
+    if note:
+        raise CheckFailedError("the code has ended a `with` block before its asserts")
+
+
+def _call(name: str, *args: ast.expr) -> ast.Call:
+    return ast.Call(ast.Name(name, ast.Load()), list(args), [])
 
 
 def _keep(expression: ast.expr) -> ast.expr:

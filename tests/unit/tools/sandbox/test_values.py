@@ -349,6 +349,7 @@ async def later(x):
     return x
 def depth(node): return 0 if node is None else 1 + depth(node.next)
 def look(node): return [node.value, hasattr(node, "_hidden"), hasattr(node, "__dict__")]
+def probe(node): return hasattr(node, "check")
 def peek(function): return function.__globals__
 import sympy
 class Word(str):
@@ -483,8 +484,18 @@ def make(node): return type(node)(1)
         "t = Table()\nt.counts['a'].append(2)\nassert t.counts == {'a': [1, 2]}",
         "x = [3, 1]\nassert consume(x) == [3, 1] and x == [3, 1]",
         "x = [3, 1]\nassert swallow(x.pop) == 1 and x == [3]",
+        "with Suppress() as s:\n    assert same(1) == 1\n    divide(0)\n    assert False",
+        "def f():\n    with Suppress():\n        return 1\n        assert same(1) == 2\n"
+        "assert f() == 1",
+        "import unittest\nwith unittest.TestCase().assertRaises(ZeroDivisionError):\n"
+        "    assert divide(0) == 1",
+        "def check(x):\n    if x > 1:\n        assert same(x) == 2\n        return 1\n"
+        "    return 2\nassert apply(check, 2) == 1",
         "with Suppress():\n    divide(0)\nassert swallow(divide, 0) is None",
         "@wrap\ndef check(x):\n    assert same(x) == x\ncheck(2)",
+        "class Node:\n    value = 5\n    def _hidden(self): assert same(1)\n"
+        "    def check(self): assert same(1)\nassert look(Node()) == [5, False, False]\n"
+        "assert probe(Node())",
         "def never():\n    assert False\nassert skip(never)() is None",
         "def bad():\n    assert same(1) == 2\ntry:\n    swallow(bad)\n"
         "except AssertionError:\n    pass",
@@ -561,6 +572,18 @@ def test_what_tests_do_with_code_works_as_in_one_process(pair: Pair, test: str):
             "        self.assertEqual(same(1), 2)\nCase().check()",
             AssertionError,
         ),
+        ("with Suppress():\n    x = divide(0)\n    assert x == 2", AssertionError),
+        (
+            "with Suppress():\n    for x in count(2):\n        divide(0)\n        assert x == 7\n"
+            "    print(x)",
+            AssertionError,
+        ),
+        (
+            "import asyncio\nasync def run():\n    async with Door():\n        x = divide(0)\n"
+            "        assert x == 2\nasyncio.run(run())",
+            AssertionError,
+        ),
+        ("def check():\n    x = divide(0)\n    assert x == 2\nswallow(check)", AssertionError),
         ("x = [3, 1]\nassert clear(x) == sorted(x)", AssertionError),
         (
             "x = {'a': 1}\nassert all(v == 2 for v in x.values()) or clear(key=x) or not x",
