@@ -26,7 +26,7 @@ import sys
 import time
 from typing import Any
 
-from .process import PR_SET_DUMPABLE, run_child
+from .process import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, run_child
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ PACKET_BYTES = 1 << 17
 RUN_FILES = 3
 KILL_ROUNDS = 1000
 KILL_PAUSE_S = 0.001
-PR_SET_PDEATHSIG, PR_SET_SECCOMP = 1, 22
+PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 
 

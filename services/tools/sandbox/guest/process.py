@@ -40,7 +40,7 @@ REPORT, MESSAGE = b"R", b"M"
 """Kinds of frames: for the service itself, or for the other process of a test."""
 ERROR_CHARS = 60_000
 TRACEBACK_FRAMES = 8
-PR_SET_DUMPABLE = 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 
 def run_child(kind: str, config: Json, files: list[int]) -> NoReturn:
@@ -50,9 +50,12 @@ def run_child(kind: str, config: Json, files: list[int]) -> NoReturn:
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         become_child(config["limits"], files)
+        libc = ctypes.CDLL(None)
+        if config["container"]:  # where no namespace ends with the guest
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         # A tester is no business of any other process; without namespaces, nothing is.
-        if kind != "tester" and not config["container"]:
-            ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        elif kind != "tester":
+            libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         forget_guest()
         code = {"program": do_program, "solution": do_solution, "tester": do_test}[kind]()
     except BaseException:  # noqa: BLE001 - whatever it is, this process must end here
