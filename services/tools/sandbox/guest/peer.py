@@ -450,7 +450,7 @@ def _check_access(name: str, operands: list[Any]) -> None:
     ours = kind.__module__ == TEST_MODULE or (
         isinstance(owner, type) and owner.__module__ == TEST_MODULE
     )
-    if type(attribute) is str and not attribute.startswith("_"):
+    if type(attribute) is str and not attribute.startswith(("_", "agent_r1_")):
         if name == "get" and (ours or kind in _OPEN_TYPES):
             return
         if name == "set" and ours and not callable(getattr(owner, attribute, None)):

@@ -113,7 +113,7 @@ class Proxy:
 
     def __exit__(self, *error: Any) -> Any:
         swallowed = remote_of(self).peer.request("exit", self, *error)
-        return swallowed and not is_failure(error[1])
+        return not is_failure(error[1]) and bool(swallowed)
 
     async def __anext__(self) -> Any:
         found = remote_of(self).peer.request("anext", self)
@@ -126,7 +126,7 @@ class Proxy:
 
     async def __aexit__(self, *error: Any) -> Any:
         swallowed = remote_of(self).peer.request("aexit", self, *error)
-        return swallowed and not is_failure(error[1])
+        return not is_failure(error[1]) and bool(swallowed)
 
     def __deepcopy__(self, _: object) -> Any:
         return remote_of(self).peer.request("deepcopy", self)

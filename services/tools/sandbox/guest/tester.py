@@ -11,7 +11,14 @@ import random  # noqa: F401 - its seeds are shared with the code
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import CodeType, FunctionType, MethodType
+from types import (
+    AsyncGeneratorType,
+    CodeType,
+    CoroutineType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+)
 from typing import Any
 
 from .peer import TEST_MODULE, Peer
@@ -128,11 +135,27 @@ def check_judged(peer: Peer, judged: set[CodeType]) -> None:
         CheckFailedError: no assert of one has.
     """
     for value in peer.handed_over():
-        function = value.__func__ if isinstance(value, MethodType) else value
-        if not isinstance(function, FunctionType) or function.__code__ in judged:
-            continue
-        if _JUDGED in function.__code__.co_names:
-            raise CheckFailedError(f"the code has kept {function.__name__} from its asserts")
+        code = find_code(value)
+        if code is not None and _JUDGED in code.co_names and code not in judged:
+            raise CheckFailedError(f"the code has kept {code.co_name} from its asserts")
+
+
+def find_code(value: object) -> CodeType | None:
+    """Return the code of a function, coroutine or generator; None of anything else."""
+    match value:
+        case functools.partial():
+            return find_code(value.func)
+        case MethodType():
+            return find_code(value.__func__)
+        case FunctionType():
+            return value.__code__
+        case CoroutineType():
+            return value.cr_code
+        case GeneratorType():
+            return value.gi_code
+        case AsyncGeneratorType():
+            return value.ag_code
+    return None
 
 
 def find_names(*trees: ast.Module) -> tuple[list[str], list[str], set[str]]:

@@ -383,6 +383,14 @@ class Suppress:
         return self
     def __exit__(self, *error):
         return True
+class Undecided:
+    answers = [True, False]
+    def __enter__(self): return self
+    def __exit__(self, *error): return self
+    def __bool__(self): return self.answers.pop()
+def forget(later):
+    if asyncio.iscoroutine(later):
+        later.close()
 def swallow(function, *args):
     try:
         return function(*args)
@@ -581,6 +589,17 @@ def test_what_tests_do_with_code_works_as_in_one_process(pair: Pair, test: str):
         (
             "import asyncio\nasync def run():\n    async with Door():\n        x = divide(0)\n"
             "        assert x == 2\nasyncio.run(run())",
+            AssertionError,
+        ),
+        ("with Undecided():\n    assert same(1) == 2", AssertionError),
+        (
+            "async def check():\n    assert same(1) == 2\nc = check()\nforget(c)\nc.close()",
+            AssertionError,
+        ),
+        ("def check():\n    yield 1\n    assert same(1) == 2\nforget(check())", AssertionError),
+        (
+            "import functools\ndef check(x):\n    assert same(x) == 2\n"
+            "skip(functools.partial(check, 1))()",
             AssertionError,
         ),
         ("def check():\n    x = divide(0)\n    assert x == 2\nswallow(check)", AssertionError),
