@@ -13,10 +13,8 @@ an object derives from, or fails.
 
 from __future__ import annotations
 
-import array
 import asyncio
 import builtins
-import collections
 import importlib
 import inspect
 import io
@@ -26,10 +24,10 @@ import sys
 import types
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from .lent import CHANGEABLE, LentContainers, change, has_leaves
 from .proxy import BINARY, UNARY, Proxy, Remote, is_failure, is_proxy, make_proxy, remote_of
 from .values import (
     FIXED_BASES,
@@ -44,37 +42,8 @@ from .values import (
 TEST_MODULE = "tests"
 _OPEN_TYPES = (io.StringIO, io.BytesIO, random.Random, re.Pattern)
 """Standard types whose public attributes show nothing of a process."""
-_CHANGEABLE = (
-    *(list, dict, set, bytearray, array.array),
-    *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
-)
-
-
-_READS = ("get", "getitem")
 _INPUTS = ("input", "readline")
 """What the code may ask the tests for: lines that they have for it, as by `patch`."""
-_MOST_LENT = 16
-
-
-@dataclass
-class _Lent:
-    """The test's copy of a container that belongs to an object of the code."""
-
-    operation: str
-    operands: tuple[Any, ...]
-    """How it was read."""
-    value: Any
-    written: Any
-    """What it was when the two sides were last the same."""
-
-    def is_of(self, operation: str, operands: tuple[Any, ...]) -> bool:
-        owner, key = operands
-        return (
-            operation == self.operation
-            and owner is self.operands[0]
-            and type(key) is type(self.operands[1])
-            and key == self.operands[1]
-        )
 
 
 class Peer:
@@ -110,7 +79,7 @@ class Peer:
         self._received_classes: dict[type, int] = {}
         self._pending: dict[int, BaseException] = {}
         self._failure: AssertionError | None = None
-        self._lent: list[_Lent] = []
+        self._lent = LentContainers(self._exchange, lambda value: self._write_all([value])[0])
         self._reader = Reader(self._resolve)
         self._operations: dict[str, Callable[..., Any]] = {
             **UNARY,
@@ -158,10 +127,7 @@ class Peer:
         """
         if self._scope is not None:
             return self._exchange(operation, *operands)
-        self._write_back()
-        value = self._exchange(operation, *operands)
-        self._refresh()
-        return self._lend(operation, operands, value) if operation in _READS else value
+        return self._lent.request(operation, operands)
 
     def _exchange(self, operation: str, *operands: Any) -> Any:
         known = len(self._objects)
@@ -181,8 +147,8 @@ class Peer:
             argument = operands[1][key] if type(key) is int else operands[2][key]
             new = self._reader.read(content)
             # Nothing holds of nothing: what a loop or a comparison says of it proves no code right.
-            if _has_leaves(new) or not _has_leaves(argument):
-                _change(argument, new)
+            if has_leaves(new) or not has_leaves(argument):
+                change(argument, new)
         return self._reader.read(answer["value"])
 
     def _send(self, message: dict[str, Any]) -> None:
@@ -197,47 +163,10 @@ class Peer:
             sys.stdout.write(str(message["printed"]))
         return message
 
-    # --- containers of the code's objects, of which the test has a copy --------------------------
-
-    def _lend(self, operation: str, operands: tuple[Any, ...], value: Any) -> Any:
-        """Return an attribute or item; of one that the test holds already, the same object."""
-        if type(value) not in _CHANGEABLE:
-            return value
-        for lent in self._lent:
-            if lent.is_of(operation, operands) and type(lent.value) is type(value):
-                return lent.value
-        self._lent.append(_Lent(operation, operands, value, self._write_all([value])[0]))
-        del self._lent[:-_MOST_LENT]
-        return value
-
-    def _write_back(self) -> None:
-        """Do to the code's containers what the test has done to its copies."""
-        waiting, self._lent = self._lent, []
-        for lent in waiting:
-            written = self._write_all([lent.value])[0]
-            if written != lent.written:
-                lent.written = written
-                self._exchange("change", lent.operation, list(lent.operands), lent.value)
-            if sys.getrefcount(lent.value) > 2:  # this call's argument and `lent`: nobody else's
-                self._lent.append(lent)
-
-    def _refresh(self) -> None:
-        """Do to the test's copies what the code has done to its containers."""
-        for lent in self._lent:
-            try:
-                new = self._exchange(lent.operation, *lent.operands)
-            except Exception as exc:  # the code's: it has it no more
-                if is_failure(exc):
-                    raise
-                continue
-            if type(new) is type(lent.value):
-                _change(lent.value, new)
-                lent.written = self._write_all([new])[0]
-
     def _change_container(self, operation: str, operands: list[Any], new: Any) -> None:
         container = self._operations[operation](*operands)
         if type(container) is type(new):
-            _change(container, new)
+            change(container, new)
 
     def serve(self) -> None:
         """Answer requests until the service closes the channel."""
@@ -299,7 +228,7 @@ class Peer:
         before = [*written[1], *(content for _, content in written[2]["dict"])]
         changed: list[Any] = []
         for (key, value), old in zip(arguments, before, strict=True):
-            if type(value) in _CHANGEABLE and (new := self._write_all([value])[0]) != old:
+            if type(value) in CHANGEABLE and (new := self._write_all([value])[0]) != old:
                 changed.append([key, new])
         return changed
 
@@ -456,27 +385,6 @@ def _check_access(name: str, operands: list[Any]) -> None:
         if name == "set" and ours and not callable(getattr(owner, attribute, None)):
             return
     raise AttributeError(f"{kind.__name__!r} object shows the code no attribute {attribute!r}")
-
-
-def _change(argument: Any, new: Any) -> None:
-    """Do to an argument of a call what the call has done to its copy."""
-    if type(argument) is not type(new) or type(new) not in _CHANGEABLE:
-        raise RefusedValue("a change of an argument")
-    if isinstance(argument, (list, bytearray, array.array)):
-        argument[:] = new
-    elif isinstance(argument, collections.deque):
-        argument.clear()
-        argument.extend(new)
-    else:
-        argument.clear()
-        argument.update(new)
-
-
-def _has_leaves(value: Any) -> bool:
-    """Tell whether a value holds anything but empty containers."""
-    if not isinstance(value, (*_CHANGEABLE, tuple, frozenset)):
-        return True
-    return any(map(_has_leaves, value.values() if isinstance(value, dict) else value))
 
 
 def _call_random(module: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
