@@ -488,6 +488,8 @@ def make(node): return type(node)(1)
         "try:\n    fail(7)\nexcept ValueError as e:\n    assert type(e) is Failure",
         "t = Table()\nt.rows.append(3)\nassert t.rows == [3] and t.width() == 1",
         "t = Table()\nrows = t.rows\nt.rows.append(3)\nrows.append(4)\nassert t.rows == [3, 4]",
+        "t = Table()\nt.rows.append(Vector(2))\nassert t.rows[0].x == 2 and t.width() == 1",
+        "t = Table()\nrows = t.rows\nt.add(3)\nassert rows == [3] and rows is t.rows",
         "t = Table()\nt['a'].append(2)\nassert t['a'] == [1, 2]",
         "t = Table()\nt.counts['a'].append(2)\nassert t.counts == {'a': [1, 2]}",
         "x = [3, 1]\nassert consume(x) == [3, 1] and x == [3, 1]",
