@@ -162,10 +162,11 @@ def type_of(value: object) -> Any:
 
 def make_proxy(remote: Remote) -> Proxy:
     """Return what stands for an object of the other side."""
-    if remote.snapshot is None or remote.base not in _PROXIES:
+    base: Any = remote.base
+    if remote.snapshot is None or base not in _PROXIES:
         proxy = object.__new__(_ObjectProxy)
     else:
-        proxy = remote.base.__new__(_PROXIES[remote.base], remote.snapshot[0])
+        proxy = base.__new__(_PROXIES[base], remote.snapshot[0])
     object.__setattr__(proxy, "agent_r1_remote", remote)
     return proxy
 
