@@ -201,7 +201,7 @@ def _file_problems(config: Config, purpose: Purpose, kinds: Kinds) -> Iterator[s
     if purpose == "sft" and config.sft is not None:
         lines += [("sft.data", path, "dialogues") for path in config.sft.data]
     for key, path, what in lines:
-        if not path.is_file():
+        if not path.exists():
             way = _way_to_make(path) or f"; name a JSON-lines file of {what}"
             yield f"{key} ({path}) is missing{way}"
         elif (foreign := foreign_format(path)) is not None:

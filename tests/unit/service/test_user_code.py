@@ -70,5 +70,5 @@ def test_a_missing_dependency_is_no_wrong_name(folder: Path):
 def test_a_module_that_is_not_there_is_a_wrong_name(folder: Path, name: str):
     (folder / "own_package").mkdir()
     (folder / "own_package" / "__init__.py").write_text("")
-    with pytest.raises(ValueError, match="check the name, and that its folder is in run.plugins"):
+    with pytest.raises(ValueError, match=r"check the name, and that its folder is in run\.plugins"):
         import_named(name, "key")
