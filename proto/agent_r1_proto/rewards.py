@@ -120,6 +120,8 @@ class ScoreTurn(StrictMessage):
     """What the model read after the turn. None: the result of each call, as the call has it."""
     data: Annotated[JsonValue, Field(exclude_if=_is_none)] = None
     """`EnvStep.data`: what the environment says of the turn to rewards alone."""
+    token_ids: Annotated[list[int], Field(exclude_if=_is_empty, fail_fast=True)] = []
+    """The tokens that the model sampled; only components that read tokens need them."""
 
     def shown(self) -> list[ScoreReply]:
         """Return what the model read after the turn."""

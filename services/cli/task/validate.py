@@ -186,10 +186,12 @@ def _env_problems(config: Config, tasks: Iterable[Line]) -> Iterator[str]:
             )
 
 
-async def _reward_problems(scorer: Scorer, tasks: Iterable[Line]) -> AsyncIterator[str]:
+async def _reward_problems(
+    scorer: Scorer, tasks: Iterable[Line], empty: ScoreTurn
+) -> AsyncIterator[str]:
     """Yield the tasks whose empty answer the reward cannot score."""
     for line in tasks:
-        request = ScoreRequest(payload=line.task.payload, turns=[ScoreTurn(text=EMPTY_ANSWER)])
+        request = ScoreRequest(payload=line.task.payload, turns=[empty])
         try:
             await scorer.score(request)
         except (ComponentError, ValueError) as exc:
@@ -224,7 +226,8 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[L
             served.reward.without_asking(),
             served.turn_reader(),
         )
-        problems = [problem async for problem in _reward_problems(scorer, tasks)]
+        empty = ScoreTurn(text=EMPTY_ANSWER, token_ids=runner.chat.encode(EMPTY_ANSWER))
+        problems = [problem async for problem in _reward_problems(scorer, tasks, empty)]
         yield Look("reward", ", ".join(served.reward.components), list(_limited(problems)))
         async for look in episode_looks(served, runner, tasks):
             yield look
