@@ -10,6 +10,7 @@ from typing import Any
 
 from agent_r1.reward.components import READS_TOKENS, Component
 from agent_r1_proto.rewards import ScoreRequest
+from agent_r1_service.template_messages import template_message
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +117,7 @@ LOGS = {"log_metric": _log_metric, "log_extra": _log_extra}
 
 def _prompt(request: ScoreRequest, messages: bool) -> Any:
     if messages:
-        return [{"role": m.role, "content": m.text()} for m in request.prompt]
+        return [template_message(m, str) for m in request.prompt]
     return next((m.text() for m in reversed(request.prompt) if m.role == "user"), "")
 
 

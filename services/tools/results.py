@@ -8,13 +8,14 @@ run would train on it.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 
 from agent_r1.tools.base import Tool, ToolUnavailableError, error_result, text_result
 from agent_r1_proto.parts import ResultPart, TextPart
 from agent_r1_proto.tools import ToolCall, ToolResult
 from agent_r1_service.unicode import repair_json, repair_text
-from agent_r1_service.user_code import describe, kind_of
+from agent_r1_service.user_code import kind_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ class BrokenToolError(Exception):
 
 
 def describe_exception(exc: BaseException) -> str:
-    """Return an exception on one line, cut: class, text, and the line of the tool at fault."""
-    return repair_text(describe(exc))[:MAX_PROBLEM_CHARS]
+    """Return the last line of an exception's traceback: its class and its text, cut."""
+    return repair_text(traceback.format_exception_only(exc)[-1].strip())[:MAX_PROBLEM_CHARS]
 
 
 def to_result(tool: Tool, call: ToolCall, answer: object, max_bytes: int) -> ToolResult:

@@ -136,7 +136,7 @@ def repeated(tasks: Iterable[Line]) -> Iterator[str]:
     for line in tasks:
         question = json.dumps(
             [
-                [[m.role, " ".join(m.text().casefold().split())] for m in line.task.messages()],
+                [[m.role, " ".join(m.shown().casefold().split())] for m in line.task.messages()],
                 line.task.payload,
                 line.task.tool_context,
             ],

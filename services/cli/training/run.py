@@ -438,7 +438,8 @@ def _train_on_dialogues(
         if place.rank > 0:
             config_checks.use_plugins(config)
             commands[purpose].follow(**tables)
-        finished = commands[purpose].run(**tables)
+        form = {"tool_format": config.env.tool_format} if purpose == "sft" else {}
+        finished = commands[purpose].run(**tables, **form)
     except EngineError as exc:
         raise ValueError(str(exc)) from exc
     return 0 if finished else EXIT_INTERRUPTED

@@ -15,11 +15,12 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from agent_r1.learner.config import SftConfig, SupervisedConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1_proto.foreign_messages import own_dialogue
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_service.files.bad_lines import BadLines
@@ -35,6 +36,11 @@ class Demonstration(StrictMessage):
     """The dialogue; it ends with an assistant message."""
     tools: list[dict[str, Any]] | None = None
     """Function descriptions for the chat template; None renders none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_sharegpt(cls, values: Any) -> Any:
+        return own_dialogue(values)
 
 
 @dataclass(frozen=True)

@@ -147,3 +147,49 @@ def test_latin_1_is_called_no_utf_8(tmp_path: Path, encoder):
     path.write_bytes(json.dumps(GOOD).replace("Ann", "Zoë").encode("latin-1"))
     with pytest.raises(ValueError, match=r"line 1: Invalid UTF-8 \(byte 0xeb\)"):
         load_dialogues(make_table(path), encoder, 512)
+
+
+SEARCH_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "search", "arguments": '{"query": "Emma"}'},
+}
+WRITTEN = '<tool_call>{"name": "search", "arguments": {"query": "Emma"}}</tool_call>'
+
+
+def dialogue_with(call: dict[str, object]) -> list[dict[str, object]]:
+    return [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", **call},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Jane"},
+        {"role": "assistant", "content": "Jane"},
+    ]
+
+
+def test_calls_are_written_as_the_model_writes_them_where_the_template_shows_none(
+    tmp_path: Path, encoder
+):
+    calling = {"messages": dialogue_with({"content": None, "tool_calls": [SEARCH_CALL]})}
+    written = {"messages": dialogue_with({"content": WRITTEN})}
+    path = write_lines(tmp_path / "d.jsonl", calling, written)
+    of_calls, of_text = load_dialogues(make_table(path), encoder, 512).samples
+    assert of_calls.token_ids.tolist() == of_text.token_ids.tolist()
+    assert of_calls.loss_mask.tolist() == of_text.loss_mask.tolist()
+
+
+def test_lines_of_sharegpt_are_read(tmp_path: Path, encoder):
+    talk = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Ann"}]
+    tools = [{"name": "search", "description": "", "parameters": {}}]
+    told = {"messages": [{"role": "system", "content": "Be brief."}, *GOOD["messages"]]}
+    path = write_lines(
+        tmp_path / "d.jsonl",
+        GOOD,
+        {"conversations": talk},
+        told,
+        {"conversations": talk, "system": "Be brief."},
+        {**GOOD, "tools": tools},
+        {"conversations": talk, "tools": json.dumps(tools)},
+    )
+    samples = load_dialogues(make_table(path), encoder, 512).samples
+    tokens = [sample.token_ids.tolist() for sample in samples]
+    assert tokens[0::2] == tokens[1::2]
