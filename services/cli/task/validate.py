@@ -30,6 +30,7 @@ from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.rollout.envs import load_env_class
 from agent_r1_proto.rewards import ScoredTrajectory, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
+from agent_r1_proto.trajectory import ANSWERED, ToolCallRecord, Trajectory
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.tasks import numbered_tasks
 from agent_r1_service.user_code import describe
@@ -319,6 +320,7 @@ async def _play(
     problems = []
     if trajectory.status == "FAILED":
         problems.append(f"it FAILED: {trajectory.reason}; correct the tool, the ToolEnv or a turn")
+    problems += list(_unanswered(trajectory)) if name == "passing" else []
     if trajectory.status == "TRUNCATED" and name == "passing":
         problems.append(f"it was cut off: {trajectory.reason}; raise the limit or shorten a turn")
     unused = len(episode.turns) - len(trajectory.turns)
@@ -329,6 +331,20 @@ async def _play(
         )
     reward = None if scored.reward is None else total_reward(scored)
     return Look(f"{name} episode", _worth(scored), problems), reward
+
+
+def _unanswered(trajectory: Trajectory) -> Iterator[str]:
+    """Yield the tools of a passing episode all of whose calls ended in an error."""
+    calls: dict[str, list[ToolCallRecord]] = defaultdict(list)
+    for call in trajectory.calls():
+        if call.status in ANSWERED:
+            calls[call.tool].append(call)
+    for tool, found in calls.items():
+        if all(call.status == "error" for call in found):
+            yield (
+                f"every call of tools.{tool} ended in an error ({found[0].text()!r:.200}); correct "
+                "the tool, or the calls of the episode"
+            )
 
 
 def _worth(scored: ScoredTrajectory) -> str:
