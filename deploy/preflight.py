@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
 
 SIZES = {
-    "cpu": Sizes(0.9, 3.8, "PyPI, and torch for CPUs from PyTorch's index"),
+    "cpu": Sizes(0.9, 3.6, "PyPI, and torch for CPUs from PyTorch's index"),
     "gpu": Sizes(4.3, 10.3, "PyPI"),
 }
 """Measured: every wheel that pip downloads for the lock, and .venv after the installation."""

@@ -11,7 +11,7 @@ import importlib
 import inspect
 import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -144,7 +144,16 @@ def _where(exc: BaseException) -> str:
     """Return file and line: of what does not parse, or of the last line of the user's that ran."""
     if isinstance(exc, SyntaxError) and Path(exc.filename or "").is_file():
         return _place(exc.filename, exc.lineno)
-    frames = [frame for frame in traceback.walk_tb(exc.__traceback__) if _is_of_a_file(frame)]
+    return _last_of_users(traceback.walk_tb(exc.__traceback__))
+
+
+def line_of_stack(frame: FrameType) -> str:
+    """Return file and line, in brackets, of the user's line that a thread is at."""
+    return _last_of_users(reversed(list(traceback.walk_stack(frame))))
+
+
+def _last_of_users(calls: Iterable[tuple[FrameType, int]]) -> str:
+    frames = [frame for frame in calls if _is_of_a_file(frame)]
     own = [frame for frame in frames if _is_users(frame)]
     if not frames:
         return ""
