@@ -106,7 +106,7 @@ def check_disk(free: int, installed: bool, place: Path, variant: str = "cpu") ->
     sizes = SIZES[variant]
     need_gb = RUN_GB if installed else sizes.download + sizes.installed + RUN_GB
     remedy = f"{need_gb:.1f} GB are needed; free some space, or clone to another disk"
-    text = f"{free / GB:.1f} GB free at {place}"
+    text = f"{free / GB:.2f} GB free at {place}"
     return Finding("disk", text, remedy if free < need_gb * GB else "")
 
 
