@@ -276,11 +276,12 @@ async def episode_looks(
     missing = [name for name, file in files.items() if file is None]
     by_id = {line.task.id: line.task for line in reversed(tasks)}
     worth: dict[str, float] = {}
+    called: set[str] = set()
     for name, file in files.items():
         if file is None:
             continue
         try:
-            look, reward = await _play(name, read_episode(file), runner, by_id)
+            look, reward = await _play(name, read_episode(file), runner, by_id, called)
         except (ConfigError, ComponentError) as exc:
             look, reward = Look(f"{name} episode", str(at_hand(file)), [str(exc)]), None
         yield look
@@ -294,6 +295,10 @@ async def episode_looks(
         yield Look("episodes", "", notes=[text])
     elif len(worth) == 2:
         yield _compared(worth["passing"], worth["failing"])
+    silent = sorted(runner.specs.keys() - called) if worth else []
+    if silent:
+        text = f"no episode calls {', '.join(silent)}, so nothing shows that it answers; add a call"
+        yield Look("tools", "", notes=[text])
 
 
 def _compared(passing: float, failing: float) -> Look:
@@ -307,9 +312,13 @@ def _compared(passing: float, failing: float) -> Look:
 
 
 async def _play(
-    name: str, episode: Episode, runner: EpisodeRunner, tasks: Mapping[str, Task]
+    name: str,
+    episode: Episode,
+    runner: EpisodeRunner,
+    tasks: Mapping[str, Task],
+    called: set[str],
 ) -> tuple[Look, float | None]:
-    """Play one episode; return what is said of it, and its reward."""
+    """Play one episode; return what is said of it, and its reward. `called` gets its tools."""
     if episode.task not in tasks:
         raise ConfigError(
             f"the {name} episode names the task {episode.task!r}, which no file of the "
@@ -317,6 +326,7 @@ async def _play(
         )
     scored = await runner.run(tasks[episode.task], scripted(episode.turns))
     trajectory = scored.trajectory
+    called.update(call.tool for call in trajectory.calls() if call.status in ANSWERED)
     problems = []
     if trajectory.status == "FAILED":
         problems.append(f"it FAILED: {trajectory.reason}; correct the tool, the ToolEnv or a turn")
