@@ -41,11 +41,11 @@ def own_fields(value: object) -> object:
     fields = {k: v for k, v in fields.items() if k == "content" or v not in _EMPTY}
     fields.pop("name", None)
     fields["role"] = _ROLES.get(str(fields.get("role")), fields.get("role"))
-    calls = fields.pop("tool_calls", [])
     if "function_call" in fields:
-        calls = [*calls, fields.pop("function_call")]
-    if calls:
-        fields["tool_calls"] = [_call(i, call) for i, call in enumerate(calls)]
+        fields["tool_calls"] = [*_items(fields, "tool_calls"), fields.pop("function_call")]
+    if "tool_calls" in fields:
+        calls = enumerate(_items(fields, "tool_calls"))
+        fields["tool_calls"] = [_call(i, call) for i, call in calls]
     fields["content"] = _content(fields)
     return fields
 
@@ -67,8 +67,9 @@ def own_dialogue(value: object) -> object:
         if name in fields and "messages" not in fields:
             fields["messages"] = fields.pop(name)
     if "functions" in fields and "tools" not in fields:
-        functions = fields.pop("functions") or []
+        functions = _items(fields, "functions")
         fields["tools"] = [{"type": "function", "function": one} for one in functions]
+        del fields["functions"]
     if isinstance(fields.get("tools"), str):
         fields["tools"] = _json(fields["tools"] or "null", "tools")
     system = fields.get("system")
@@ -81,14 +82,15 @@ def own_dialogue(value: object) -> object:
 
 def _of_sharegpt(given: Mapping[str, Any]) -> dict[str, Any]:
     speaker, said = given["from"], given.get("value")
-    if speaker not in _SHAREGPT_ROLES:
+    if not isinstance(speaker, str) or speaker not in _SHAREGPT_ROLES:
         raise ValueError(f"from ({speaker!r}) must be one of {', '.join(_SHAREGPT_ROLES)}")
     others = {name: value for name, value in given.items() if name not in ("from", "value")}
     fields = {**others, "role": _SHAREGPT_ROLES[speaker], "content": said}
     if speaker != "function_call":
         return fields
-    calls: Any = _json(said, "value of a function_call")
-    return {**fields, "content": None, "tool_calls": calls if isinstance(calls, list) else [calls]}
+    calls = _json(said, "value of a function_call")
+    listed = cast("list[Any]", calls) if isinstance(calls, list) else [calls]
+    return {**fields, "content": None, "tool_calls": listed}
 
 
 def _call(index: int, given: object) -> object:
@@ -144,6 +146,13 @@ def _part(index: int, part: object) -> object:
             "write text in its place, such as a description"
         )
     return given
+
+
+def _items(fields: Mapping[str, Any], name: str) -> list[Any]:
+    value = fields.get(name) or []
+    if not isinstance(value, list):
+        raise ValueError(f"{name} ({value!r:.80}) must be a list")
+    return cast("list[Any]", value)
 
 
 def _table(value: object, where: str) -> Mapping[str, Any]:

@@ -97,7 +97,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 def _one_line(exc: ValidationError) -> str:
     """Return pydantic's problems on one line."""
     problems = [
-        f"{'.'.join(str(part) for part in error['loc']) or 'line'}: {error['msg']}"
+        f"{'.'.join(str(part) for part in error['loc']) or 'line'}: {error['msg'].removeprefix('Value error, ')}"
         for error in exc.errors()
     ]
     return "; ".join(problems)

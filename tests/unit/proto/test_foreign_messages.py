@@ -148,6 +148,8 @@ def test_parts_of_text_are_read_whatever_the_api_calls_them():
             "content.0 (image_url) cannot be shown to the policy",
         ),
         ({"from": "narrator", "value": "x"}, "1", "from ('narrator') must be one of human, user"),
+        ({"role": "assistant", "tool_calls": 3}, "1", "tool_calls (3) must be a list"),
+        ({"from": ["human"], "value": "x"}, "1", "from (['human']) must be one of human, user"),
         ({"role": "bot", "content": "x"}, "1.role", "Input should be 'system', 'user'"),
         ({"role": "user", "content": "x", "mood": "good"}, "1.mood", "Extra inputs"),
     ],
