@@ -96,10 +96,10 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _one_line(exc: ValidationError) -> str:
     """Return pydantic's problems on one line."""
-    problems = [
-        f"{'.'.join(str(part) for part in error['loc']) or 'line'}: {error['msg'].removeprefix('Value error, ')}"
-        for error in exc.errors()
-    ]
+    problems: list[str] = []
+    for error in exc.errors():
+        where = ".".join(map(str, error["loc"])) or "line"
+        problems.append(f"{where}: {error['msg'].removeprefix('Value error, ')}")
     return "; ".join(problems)
 
 
