@@ -19,10 +19,11 @@ from typing import Any, Protocol
 from agent_r1.config import checks as config_checks
 from agent_r1.config.models import fetch_models, model_variables, with_models
 from agent_r1.config.run import Config, ConfigError, write_config
+from agent_r1.config.sources import quoted
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state
 from agent_r1_deploy.local_result import EXIT_OF_STATUS, print_result, print_stopped, summary_of
 from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_view import TrainingView, at_hand, program
+from agent_r1_deploy.local_view import TrainingView, program
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
@@ -244,7 +245,7 @@ async def _run_services(
         if services.redis_url:
             num_letters = await _save_dead_letters(services.redis_url, config, folder)
             if num_letters:
-                listing = f"{program('agent-r1')} dead-letters list {at_hand(folder)}"
+                listing = f"{program('agent-r1')} dead-letters list {quoted(folder)}"
                 view.event(f"!! {num_letters} dead letters: {listing}")
         if not asked.done():  # else the first interrupt has said it
             view.event("stopping the services")

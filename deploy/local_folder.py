@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -81,7 +82,8 @@ def run_folder_problem(folder: Path, *, resume: bool) -> str | None:
     if folder.is_dir() and _holds_a_run(folder):
         return (
             f"run folder {folder} is not empty; continue with "
-            f"`agent-r1 train --resume {folder}`, or name another folder with --run-dir"
+            f"`agent-r1 train --resume {shlex.quote(str(folder))}`, or name another folder with "
+            "--run-dir"
         )
     return None
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.cli.results.transcript import print_transcript
-from agent_r1.config.sources import at_hand
+from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local_view import program, read_json_lines, set_scores
@@ -97,7 +97,7 @@ def _questions(scores: dict[str, Any]) -> str:
 
 def losses_text(summary: dict[str, Any], folder: Path) -> str:
     """Say what a run lost and why."""
-    command, run = program("agent-r1"), at_hand(folder)
+    command, run = program("agent-r1"), quoted(folder)
     lines = [
         f"!! {summary.get('reason')}",
         "The policy was trained on what was left, which may differ from what was lost.",
@@ -134,16 +134,17 @@ def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) 
         console.print(Text(losses_text(summary, folder), style="bold red"), soft_wrap=True)
     elif summary.get("reason"):
         console.print(summary["reason"], soft_wrap=True)
-    _print_next(console, at_hand(folder))
+    _print_next(console, folder)
 
 
-def _print_next(console: Console, run: Path) -> None:
+def _print_next(console: Console, folder: Path) -> None:
     agent_r1, tensorboard = program("agent-r1"), program("tensorboard")
     console.print("Next:", style="bold")
+    run, logs = quoted(folder), quoted(folder / "tensorboard")
     console.print(f"  {agent_r1} show {run}            stored trajectories", soft_wrap=True)
     console.print(f"  {agent_r1} chat {run}            ask the agent yourself", soft_wrap=True)
-    console.print(f"  {tensorboard} --logdir {run}/tensorboard", soft_wrap=True)
-    console.print(f"  {run}/summary.json, {run}/logs/", soft_wrap=True)
+    console.print(f"  {tensorboard} --logdir {logs}", soft_wrap=True)
+    console.print(f"  {at_hand(folder)}/summary.json, {at_hand(folder)}/logs/", soft_wrap=True)
 
 
 def print_stopped(folder: Path, error: str | None, *, temporary: bool = False) -> None:
@@ -165,7 +166,7 @@ def _way_on(folder: Path, *, failed: bool, temporary: bool) -> str:
         return f"Stopped: {again}"
     if not (folder / LEDGER_FILE).exists():
         return f"Stopped before training began: {again}"
-    resume = f"{program('agent-r1')} train --resume {at_hand(folder)}"
+    resume = f"{program('agent-r1')} train --resume {quoted(folder)}"
     if failed:
         return (
             "Stopped. Remove the cause before you continue; --set KEY=VALUE changes a key of the "

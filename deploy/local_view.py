@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.config.run import Config
-from agent_r1.config.sources import at_hand
+from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1_deploy.failure_text import failure_text, log_of
@@ -299,7 +299,7 @@ def evaluation_line(record: dict[str, Any], names: ScoreNames) -> str:
 def first_failure(record: dict[str, Any], folder: Path) -> str:
     """Render one line of `failures.jsonl`."""
     one = Failure.model_validate(record)
-    command, run = program("agent-r1"), at_hand(folder)
+    command, run = program("agent-r1"), quoted(folder)
     step = f"read the log; when the step is over, run `{command} show {run} --failed`"
     if one.where == "tools":
         step = (
@@ -310,4 +310,4 @@ def first_failure(record: dict[str, Any], folder: Path) -> str:
 
 def program(name: str) -> str:
     """Return how to call a program of this environment: by name, or by path when not on PATH."""
-    return name if shutil.which(name) else str(at_hand(Path(sys.executable).with_name(name)))
+    return name if shutil.which(name) else quoted(Path(sys.executable).with_name(name))

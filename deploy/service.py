@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 
-from agent_r1_service.exit_status import ERROR_PREFIX
+from agent_r1_service.exit_status import ERROR_PREFIX, NOTICE_PREFIX
 
 AFTER_THE_ERROR = re.compile(r"^(Exception ignored in|\S+:\d+: \w*Warning: )", re.MULTILINE)
 """What Python prints of its own, while it ends, after the error message."""
@@ -87,6 +87,8 @@ class ServiceProcess:
     num_starts: int = 0
     up: bool = False
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    noticed: int = 0
+    """Bytes of the log that `notices` has read."""
 
     @property
     def running(self) -> bool:
@@ -107,6 +109,19 @@ class ServiceProcess:
         """Return the error message that the process ended with; "" without one."""
         _, found, message = self._log().rpartition(ERROR_PREFIX)
         return AFTER_THE_ERROR.split(message)[0].strip() if found else ""
+
+    def notices(self) -> list[str]:
+        """Return what the service has said to the terminal since the last look."""
+        try:
+            with self.log_file.open("rb") as file:
+                file.seek(self.noticed)
+                added = file.read()
+        except OSError:
+            return []
+        complete = added[: added.rfind(b"\n") + 1]
+        self.noticed += len(complete)
+        lines = complete.decode(errors="replace").splitlines()
+        return [one.removeprefix(NOTICE_PREFIX) for one in lines if one.startswith(NOTICE_PREFIX)]
 
     def log_tail(self) -> str:
         """Return what the process said last: its error message, or the last lines."""

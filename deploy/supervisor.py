@@ -32,6 +32,7 @@ from agent_r1_service.memory import MIB
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
+NOTICE_POLL_S = 1.0
 KILL_TIMEOUT_S = 10.0
 """Time the kernel gets to end a killed service."""
 RESTART_DELAY_S = 1.0
@@ -126,6 +127,8 @@ class Supervisor:
         self._services[spec.name] = service
         async with self._turn(spec):
             await self._spawn(service)
+            service.noticed = service.log_offset
+            self._watchers.append(asyncio.create_task(self._tell(service)))
             try:
                 await self._wait_until_up(service)
             except ServiceError:
@@ -253,6 +256,14 @@ class Supervisor:
     def _error(self, service: ServiceProcess, what: str) -> ServiceError:
         text = f"{service.spec.name} {what}\n{service.log_tail()}\n(log: {service.log_file})"
         return ServiceError(text)
+
+    async def _tell(self, service: ServiceProcess) -> None:
+        """Report what the service says to the terminal, until the run is over."""
+        while True:
+            for notice in service.notices():
+                self._report(f"!! {notice}")
+            # What a process prints has no event to wait for.
+            await asyncio.sleep(NOTICE_POLL_S)
 
     async def _watch(self, service: ServiceProcess) -> None:
         """Restart the service whenever it dies, until the run is over."""

@@ -34,6 +34,7 @@ from agent_r1.tools.base import (
 )
 from agent_r1.tools.config import MAX_RESULT_BYTES
 from agent_r1.tools.connection import while_connected
+from agent_r1.tools.loop_watch import watch_loop
 from agent_r1.tools.metrics import ToolMetrics
 from agent_r1.tools.results import (
     MAX_PROBLEM_CHARS,
@@ -157,16 +158,17 @@ class ToolService:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the tool, close expired sessions while it runs, stop it."""
-        await self._tool.start()
-        expiry = asyncio.create_task(self._expire_sessions())
-        try:
-            yield
-        finally:
-            expiry.cancel()
-            with suppress(asyncio.CancelledError):
-                await expiry
-            await self.sessions.close_all()
-            await self._tool.stop()
+        async with watch_loop(self.spec.name):
+            await self._tool.start()
+            expiry = asyncio.create_task(self._expire_sessions())
+            try:
+                yield
+            finally:
+                expiry.cancel()
+                with suppress(asyncio.CancelledError):
+                    await expiry
+                await self.sessions.close_all()
+                await self._tool.stop()
 
     async def call(self, request: CallRequest) -> CallReply:
         """Run the calls of one request, all within the shortest of their timeouts.

@@ -439,3 +439,16 @@ def test_an_exit_status_is_put_into_words():
     assert describe_exit(128 + 15) == "killed by SIGTERM"
     assert describe_exit(-11) == "killed by SIGSEGV"
     assert "lower rollout.kv_cache_gib" in describe_exit(128 + 9)
+
+
+async def test_what_a_service_says_to_the_terminal_is_reported_while_it_goes_on(scene: Scene):
+    code = "import time; print('agent-r1: notice: tools.x is slow', flush=True); time.sleep(60)"
+    spec = scene.spec("talker", command=[sys.executable, "-c", code], announce_dir=None, probe=None)
+    supervisor = scene.supervisor()
+    await supervisor.start(spec)
+    try:
+        await until(lambda: "!! tools.x is slow" in scene.reports)
+        assert supervisor.states()[0].up
+    finally:
+        await supervisor.stop()
+    assert scene.reports.count("!! tools.x is slow") == 1

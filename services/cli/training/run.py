@@ -13,6 +13,7 @@ import logging
 import logging.config
 import os
 import re
+import shlex
 import sys
 from functools import partial
 from importlib import resources
@@ -116,8 +117,9 @@ def _load_stored(url: str, run_dir: Path | None, options: list[str]) -> LoadedCo
     folder = run_dir or Path("runs") / run_id
     if (folder / CONFIG_FILE).exists():
         raise ConfigError(
-            f"{folder} holds a run; continue it with `agent-r1 train --resume {folder}`, or name "
-            "another folder with --run-dir"
+            f"{folder} holds a run; continue it with "
+            f"`agent-r1 train --resume {shlex.quote(str(folder))}`, or name another folder with "
+            "--run-dir"
         )
     content = RunStore(url, folder, resume=True, retry_s=STORE_RETRY_S).config()
     if content is None:
@@ -438,7 +440,8 @@ def _train_on_dialogues(
         if place.rank > 0:
             config_checks.use_plugins(config)
             commands[purpose].follow(**tables)
-        finished = commands[purpose].run(**tables)
+        form = {"tool_format": config.env.tool_format} if purpose == "sft" else {}
+        finished = commands[purpose].run(**tables, **form)
     except EngineError as exc:
         raise ValueError(str(exc)) from exc
     return 0 if finished else EXIT_INTERRUPTED

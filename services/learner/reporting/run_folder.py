@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,8 @@ class RunFolder:
             found = has_run[0] if has_run else CHECKPOINTS_DIR
             raise ValueError(
                 f"run folder {self.path} is not empty (it has {found}); continue with "
-                f"`agent-r1 train --resume {self.path}`, or name another folder with --run-dir"
+                f"`agent-r1 train --resume {shlex.quote(str(self.path))}`, or name another "
+                "folder with --run-dir"
             )
         with report_full_disk("the run folder", self.path):
             private_folder(self.path)
