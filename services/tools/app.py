@@ -19,9 +19,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
-import jsonschema
 from fastapi import FastAPI, HTTPException, Request, Response
-from jsonschema.exceptions import best_match
 from starlette.responses import JSONResponse
 
 from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result
@@ -46,6 +44,7 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
+from agent_r1_service.argument_schema import find_error, make_validator
 from agent_r1_service.http.api import Route, describe, json_response, parse_body
 from agent_r1_service.tracing import span, traceparent_of
 from agent_r1_service.unicode import repair_text
@@ -124,7 +123,7 @@ class ToolService:
             sessions=lambda: len(self.sessions),
             counters=tool.counters,
         )
-        self._validator = jsonschema.Draft202012Validator(self.spec.parameters)
+        self._validator = make_validator(self.spec.parameters)
         self._calls_in_flight = 0
         self._draining = False
         self._leaving = False
@@ -308,7 +307,7 @@ class ToolService:
             self._drained.set()
 
     def _refuse_arguments(self, call: ToolCall) -> ToolResult | None:
-        error = best_match(self._validator.iter_errors(call.arguments))
+        error = find_error(self._validator, call.arguments)
         if error is None:
             return None
         where = f" (at {error.json_path})" if error.path else ""

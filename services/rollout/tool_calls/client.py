@@ -18,10 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import jsonschema
-from jsonschema.exceptions import best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
+import jsonschema.protocols
 from pydantic import JsonValue
 
 from agent_r1.rollout.tool_calls.discovery import (
@@ -44,6 +41,7 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
+from agent_r1_service.argument_schema import find_error, find_problem, make_validator
 from agent_r1_service.http.token import RunToken
 
 logger = logging.getLogger(__name__)
@@ -112,7 +110,7 @@ class ToolClient:
     the others from being called."""
     token: RunToken | None = None
     """Sent with every request."""
-    _validators: dict[str, Validator] = field(default_factory=dict, init=False)
+    _validators: dict[str, jsonschema.protocols.Validator] = field(default_factory=dict, init=False)
     _waiting: dict[tuple[str, str], list[_Sent]] = field(default_factory=dict, init=False)
     """By tool and instance, calls made within one turn of the event loop."""
     _sends: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -187,9 +185,8 @@ class ToolClient:
         """Return why arguments do not fit a tool, in one line for the model; None if they do."""
         key = json.dumps(spec.parameters, sort_keys=True)
         if key not in self._validators:
-            kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
-            self._validators[key] = kind(spec.parameters)
-        error = best_match(self._validators[key].iter_errors(arguments))
+            self._validators[key] = make_validator(spec.parameters)
+        error = find_error(self._validators[key], arguments)
         if error is None:
             return None
         where = "/".join(str(step) for step in error.absolute_path)
@@ -382,10 +379,9 @@ class ToolClient:
 
 
 def _check_schema(name: str, spec: ToolSpec) -> None:
-    kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(spec.parameters)
-    except jsonschema.SchemaError as exc:
+    problem = find_problem(spec.parameters)
+    if problem is not None:
         raise ValueError(
-            f"parameters of the tool {name!r} are not a JSON Schema: {exc.message}"
-        ) from exc
+            f"parameters of the tool {name!r} are not a JSON Schema: {problem}; correct them in "
+            "the tool, and start its service again"
+        )

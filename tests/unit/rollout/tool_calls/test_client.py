@@ -300,6 +300,38 @@ async def test_arguments_are_checked_against_the_schema():
         assert client.argument_error(spec, {"query": 1}) == "query: 1 is not of type 'string'"
 
 
+async def test_a_schema_is_read_by_the_draft_that_it_names():
+    schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "type": "object",
+        "properties": {"n": {"type": "number", "minimum": 0, "exclusiveMinimum": True}},
+    }
+    async with FakeToolServer(parameters=schema) as server, client_of(server) as client:
+        spec = client.specs["search"]
+        assert client.argument_error(spec, {"n": 1}) is None
+        assert "less than or equal to the minimum of 0" in str(
+            client.argument_error(spec, {"n": 0})
+        )
+
+
+async def test_a_reference_that_leads_nowhere_is_refused_at_the_start():
+    schema = {"type": "object", "properties": {"query": {"$ref": "#/$defs/Gone"}}}
+    async with FakeToolServer(parameters=schema) as server:
+        with pytest.raises(ValueError, match=r"leads nowhere \(at \$\.properties\.query\.\$ref\)"):
+            async with client_of(server):
+                pass
+
+
+async def test_arguments_nested_deeper_than_the_check_can_follow_are_refused():
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+    nested: dict[str, Any] = {}
+    for _ in range(2000):
+        nested = {"a": nested}
+    async with FakeToolServer(parameters=schema) as server, client_of(server) as client:
+        error = client.argument_error(client.specs["search"], nested)
+    assert error == "the arguments are nested too deeply"
+
+
 async def test_start_waits_for_a_service_that_comes_up_late():
     async with FakeToolServer(spec_statuses=[503, 502]) as server, client_of(server) as client:
         assert client.specs["search"].version == "7"
