@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
 MAX_ERROR_CHARS = 300
+COMPOSE_PROFILES = {"python_exec": "python", "code_tests": "code"}
+"""Of docker-compose.yml, by the tool that a profile turns on."""
 
 T = TypeVar("T")
 
@@ -166,8 +168,9 @@ class ToolClient:
                 raise ValueError(
                     f"no instance of {', '.join(missing)} is announced in the tool pool "
                     f"{self.registry.pool!r} after {wait_s:g} s; start one (`agent-r1 serve tool "
-                    "CONFIG --name TOOL` with the same redis.url and run.tool_pool), set "
-                    "tools.<name>.url, or raise rollout.tool_start_timeout_s"
+                    "CONFIG --name TOOL` with the same redis.url and run.tool_pool"
+                    f"{_compose_line(missing)}), set tools.<name>.url, or raise "
+                    "rollout.tool_start_timeout_s"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -376,6 +379,13 @@ class ToolClient:
             for index, (_, future) in enumerate(calls):
                 if not future.done():
                     future.set_result((reply, index))
+
+
+def _compose_line(missing: Sequence[str]) -> str:
+    """Return the command that starts those of the tools that docker-compose.yml has off."""
+    off = [COMPOSE_PROFILES[name] for name in missing if name in COMPOSE_PROFILES]
+    profiles = "".join(f" --profile {profile}" for profile in off)
+    return f"; with docker compose and its files, `docker compose{profiles} up -d`" if off else ""
 
 
 def _check_schema(name: str, spec: ToolSpec) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_proto.parts import TextPart
+from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tool_pool import ToolState
 from agent_r1_proto.tools import CallRequest, ToolCall, ToolResult
 from agent_r1_service.http.token import RunToken
 from tests.support.fakes import FakeToolServer
@@ -298,6 +300,36 @@ async def test_arguments_are_checked_against_the_schema():
         assert client.argument_error(spec, {"query": "a"}) is None
         assert client.argument_error(spec, {}) == "'query' is a required property"
         assert client.argument_error(spec, {"query": 1}) == "query: 1 is not of type 'string'"
+
+
+class NoTools:
+    """A registry in which nothing is announced."""
+
+    pool = "compose"
+
+    async def read(self, names: Sequence[str]) -> dict[str, ToolState]:
+        return {name: ToolState() for name in names}
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["python_exec"], "`docker compose --profile python up -d`"),
+        (["code_tests", "x"], "`docker compose --profile code up -d`"),
+        (["x"], ""),
+    ],
+)
+async def test_a_tool_whose_compose_profile_is_off_is_named_with_the_line_that_turns_it_on(
+    names: list[str], said: str
+):
+    client = ToolClient({}, registry=cast(ToolRegistry, NoTools()), announced=names)
+    try:
+        with pytest.raises(ValueError, match="is announced in the tool pool 'compose'") as caught:
+            await client.start(wait_s=0.0)
+    finally:
+        await client.stop()
+    assert said in str(caught.value)
+    assert ("docker compose" in str(caught.value)) == bool(said)
 
 
 async def test_a_schema_is_read_by_the_draft_that_it_names():
