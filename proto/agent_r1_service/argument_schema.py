@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import jsonschema
@@ -22,6 +23,9 @@ from referencing.exceptions import Unresolvable
 _REFERENCES = ("$ref", "$dynamicRef")
 _NOWHERE: Registry[Any] = Registry()
 """References lead to places in the schema itself; nothing is fetched."""
+
+_COMPARED_ERRORS = 100
+"""Of so many errors the most telling is shown; arguments may have one for each value."""
 
 Path = tuple[str | int, ...]
 
@@ -57,11 +61,21 @@ def make_validator(schema: Mapping[str, Any]) -> Validator:
 def find_error(validator: Validator, arguments: object) -> ValidationError | None:
     """Return why arguments do not fit; None if they do."""
     try:
-        return best_match(validator.iter_errors(arguments))
+        return best_match(islice(validator.iter_errors(arguments), _COMPARED_ERRORS))
     except RecursionError:
         return ValidationError("the arguments are nested too deeply")
     except Unresolvable:  # a service of an older release has not looked for this at its start
         return None
+
+
+def holds_more_than(limit: int, value: object) -> bool:
+    """Say whether a JSON value has more than so many values in it."""
+    left, count = [value], 0
+    while left and count <= limit:
+        inner = _items(left.pop()).values()
+        count += len(inner)
+        left += inner
+    return count > limit
 
 
 def _kind_of(schema: Mapping[str, Any]) -> type[Validator]:
