@@ -78,7 +78,7 @@ def read_checks(context: object) -> tuple[TestContext, list[Check]]:
     _check_size(parsed)
     try:
         setup = "\n".join(filter(None, (_find_helpers(parsed), parsed.setup)))
-        before = ast.parse(setup)
+        before = list(ast.walk(ast.parse(setup)))
         checks = [_read_test(test, setup, before, ast.parse(test)) for test in parsed.tests]
         if parsed.check is not None and parsed.entry_point is not None:
             checks += _split_check(parsed.check, parsed.entry_point, setup)
@@ -110,7 +110,7 @@ def _check_size(context: TestContext) -> None:
             )
 
 
-def _read_test(source: str, setup: str, before: ast.Module, tree: ast.Module) -> Check:
+def _read_test(source: str, setup: str, before: list[ast.AST], tree: ast.Module) -> Check:
     text = source.strip()
     if len(tree.body) == 1 and isinstance(tree.body[0], ast.Assert):
         text = _show_assert(tree.body[0])
@@ -121,9 +121,9 @@ def _show_assert(node: ast.Assert) -> str:
     return f"assert {ast.unparse(node.test)}"
 
 
-def _find_builtins(*trees: ast.Module) -> tuple[str, ...]:
+def _find_builtins(before: list[ast.AST], tree: ast.Module) -> tuple[str, ...]:
     """Return the builtins that a test calls where it names nothing else: they are under test."""
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [*before, *ast.walk(tree)]
     read = {node.id for node in nodes if isinstance(node, ast.Name)}
     if any(not hasattr(builtins, name) for name in read):
         return ()
