@@ -30,6 +30,8 @@ from agent_r1_service.files.run_folder import (
 
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""
+REDIS_PASSWORD_FILE = "redis-password"
+"""In the private folder: that Redis's password, for the services."""
 TOKEN_FILE = "token"
 """In the private folder: the run's token."""
 LEFT_BY_A_FAILED_START = {CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LAUNCHER_FILE, LOCK_FILE}

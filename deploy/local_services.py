@@ -20,10 +20,11 @@ from agent_r1.config.placement import Place, place
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX
 from agent_r1_deploy import local_redis
-from agent_r1_deploy.local_folder import REDIS_URL_FILE, TOKEN_FILE
+from agent_r1_deploy.local_folder import REDIS_PASSWORD_FILE, REDIS_URL_FILE, TOKEN_FILE
 from agent_r1_deploy.local_scorers import describe, scorer_servers
 from agent_r1_deploy.service import ServiceSpec
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
+from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, split_password
 from agent_r1_service.exit_status import EXIT_LOSSES
 from agent_r1_service.files.private import write_private
 from agent_r1_service.files.run_folder import LOGS_DIR
@@ -33,6 +34,9 @@ from agent_r1_service.together import run_together
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
 PORT_TAKEN = "Address already in use"
+REDIS_URL_VARIABLE = f"{ENV_PREFIX}REDIS__URL"
+IN_PRIVATE_FILES = (TOKEN_VARIABLE, REDIS_PASSWORD_VARIABLE)
+"""Variables that no service gets: an environment reaches the programs of user code."""
 LONGEST_TEMPORARY_FOLDER = 70
 """Letters of its path. A socket's path has 107 at most, and vLLM's names take 37 of them."""
 
@@ -79,7 +83,8 @@ class LocalServices:
         self._config = config
         self._config_file = config_file
         self._state_dir = state_dir
-        self._secrets = dict(secrets)
+        # Redis's is passed on in a file; see `_redis_environment`.
+        self._secrets = {n: text for n, text in secrets.items() if n != REDIS_URL_VARIABLE}
         self._report = report
         num_gpus = usable_gpus()
         self._placement = place(config, num_gpus=num_gpus, trains=trains)
@@ -109,8 +114,7 @@ class LocalServices:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            # The token is in the private folder: the environment reaches user code's programs.
-            if not name.upper().startswith(ENV_PREFIX) and name != TOKEN_VARIABLE
+            if not name.upper().startswith(ENV_PREFIX) and name not in IN_PRIVATE_FILES
         }
         defaults = {
             "PYTHONUNBUFFERED": "1",
@@ -140,6 +144,8 @@ class LocalServices:
             self.redis_url = configured.connection_url()
             await local_redis.wait_for_redis(self.redis_url, self._report)
         write_private(self._state_dir / REDIS_URL_FILE, self.redis_url)
+        _, password = split_password(self.redis_url)
+        write_private(self._state_dir / REDIS_PASSWORD_FILE, password or "")
         return self.redis_url
 
     async def _start_own_redis(self) -> str:
@@ -246,9 +252,16 @@ class LocalServices:
 
     def _environment(self) -> dict[str, str]:
         token = {f"{ENV_PREFIX}RUN__TOKEN_FILE": str(self._token_file)}
-        if self._config.redis.url is not None:  # config.json says how to reach it
-            return token
-        return {**token, f"{ENV_PREFIX}REDIS__URL": self.redis_url}
+        return {**token, **self._redis_environment()}
+
+    def _redis_environment(self) -> dict[str, str]:
+        """Return how services reach Redis, where config.json does not say so."""
+        given = self._config.redis.url
+        url, password = split_password(given or self.redis_url)
+        if given is not None and password is None and not os.environ.get(REDIS_PASSWORD_VARIABLE):
+            return {}
+        file = self._state_dir / REDIS_PASSWORD_FILE
+        return {REDIS_URL_VARIABLE: url, f"{ENV_PREFIX}REDIS__PASSWORD_FILE": str(file)}
 
     def _model_environment(self, where: Place) -> dict[str, str]:
         return {**self._environment(), **where.environment(os.environ)}

@@ -151,7 +151,7 @@ class ScoreRequest(StrictMessage):
 
     payload: dict[str, JsonValue]
     """The task's payload: `answers` for the question-answering components."""
-    prompt: list[ChatMessage] = []
+    prompt: Annotated[list[ChatMessage], Field(fail_fast=True)] = []
     """What the model was asked; only components that read it need it."""
     turns: Annotated[list[ScoreTurn], Field(min_length=1, fail_fast=True)]
     """The model's turns, in order; an interaction without one has a turn without text."""

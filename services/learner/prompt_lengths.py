@@ -46,7 +46,7 @@ class PromptFormat:
         with quick_imports():  # seconds, and not needed without a limit
             from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.model_path)
+        return AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=False)
 
 
 class PromptLengths:

@@ -20,9 +20,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
-import jsonschema
 from fastapi import FastAPI, HTTPException, Request, Response
-from jsonschema.exceptions import best_match
 from starlette.responses import JSONResponse
 
 from agent_r1.tools.base import (
@@ -54,6 +52,7 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
+from agent_r1_service.argument_schema import find_error, holds_more_than, make_validator
 from agent_r1_service.http.api import Route, describe, json_response, parse_body
 from agent_r1_service.tracing import span, traceparent_of
 from agent_r1_service.unicode import repair_text
@@ -61,6 +60,8 @@ from agent_r1_service.unicode import repair_text
 logger = logging.getLogger(__name__)
 
 _EXPIRY_CHECKS_PER_PERIOD = 4
+_VALUES_AT_ONCE = 1000
+"""Arguments with more values are checked beside the event loop."""
 
 _SESSION_ERRORS = {
     "409": "The call needs a session that is not open here.",
@@ -138,7 +139,7 @@ class ToolService:
             sessions=lambda: len(self.sessions),
             counters=tool.counters,
         )
-        self._validator = jsonschema.Draft202012Validator(self.spec.parameters)
+        self._validator = make_validator(self.spec.parameters)
         self._calls_in_flight = 0
         self._draining = False
         self._leaving = False
@@ -195,7 +196,7 @@ class ToolService:
     async def _answer(self, calls: list[ToolCall]) -> CallReply:
         self._check_calls(calls)
         with self._in_flight(calls):
-            refused = [self._refuse_arguments(call) for call in calls]
+            refused = await self._check_arguments(calls)
             valid = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
             answers = iter(await self._within_deadline(valid) if valid else ())
             results = [next(answers) if one is None else one for one in refused]
@@ -322,8 +323,15 @@ class ToolService:
         if self._draining and self._calls_in_flight == 0 and len(self.sessions) == 0:
             self._drained.set()
 
+    async def _check_arguments(self, calls: list[ToolCall]) -> list[ToolResult | None]:
+        """Return an error for each call whose arguments do not fit, and None for the others."""
+        if any(holds_more_than(_VALUES_AT_ONCE, call.arguments) for call in calls):
+            # In a thread: a hundred thousand values take seconds, and others call meanwhile.
+            return await asyncio.to_thread(lambda: [self._refuse_arguments(call) for call in calls])
+        return [self._refuse_arguments(call) for call in calls]
+
     def _refuse_arguments(self, call: ToolCall) -> ToolResult | None:
-        error = best_match(self._validator.iter_errors(call.arguments))
+        error = find_error(self._validator, call.arguments)
         if error is None:
             return None
         where = f" (at {error.json_path})" if error.path else ""

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -22,7 +23,7 @@ from redis.exceptions import AuthenticationError
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy import local, local_client, local_redis, local_services, subreaper
-from agent_r1_deploy.local_folder import live_token_file
+from agent_r1_deploy.local_folder import live_redis_url, live_token_file
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import at_hand, program
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
@@ -30,6 +31,7 @@ from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_service.config import RedisConfig, split_password
 from agent_r1_service.files.dead_letters import load_letters
 from agent_r1_service.http.token import find_token
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
@@ -169,7 +171,9 @@ def test_services_learn_where_the_others_are_and_nothing_else(
     rollout = stage.environment("rollout")
     # Tools announce themselves in Redis; the reward service is asked about branches.
     assert rollout.pop("AGENT_R1__ROLLOUT__SCORER_URL").startswith("http://127.0.0.1:")
-    assert set(rollout) == {"AGENT_R1__REDIS__URL", "AGENT_R1__RUN__TOKEN_FILE"}
+    redis = {"AGENT_R1__REDIS__URL", "AGENT_R1__REDIS__PASSWORD_FILE"}
+    assert set(rollout) == {*redis, "AGENT_R1__RUN__TOKEN_FILE"}
+    assert split_password(rollout["AGENT_R1__REDIS__URL"])[1] is None
     assert tokens == [(rollout["AGENT_R1__RUN__TOKEN_FILE"], 0o600)]
     assert rollout["AGENT_R1__REDIS__URL"] == stage.environment("learner")["AGENT_R1__REDIS__URL"]
     # The user's variables are in config.json already; they must not beat its `--set` values.
@@ -289,13 +293,14 @@ def mode(path: Path) -> int:
 def test_a_run_folder_is_its_owner_s_alone(stage: Stage):
     modes: dict[str, int] = {}
     state: list[Path] = []
+    private = ("redis.url", "redis.conf", "redis-password")
 
     def look() -> None:
         for name in (".", "launcher.json"):
             modes[name] = mode(stage.run_folder / name)
         launcher = json.loads((stage.run_folder / "launcher.json").read_text())
         state.append(Path(launcher["state_dir"]))
-        for path in (state[0], state[0] / "redis.url", state[0] / "redis.conf"):
+        for path in (state[0], *(state[0] / name for name in private)):
             modes[path.name] = mode(path)
         stage.done.touch()
 
@@ -310,8 +315,7 @@ def test_a_run_folder_is_its_owner_s_alone(stage: Stage):
         ".": 0o700,
         "launcher.json": 0o600,
         state[0].name: 0o700,
-        "redis.url": 0o600,
-        "redis.conf": 0o600,
+        **dict.fromkeys(private, 0o600),
     }
 
 
@@ -362,7 +366,8 @@ def test_dead_letters_outlive_the_redis_of_the_run(
     from agent_r1.cli import main as cli
 
     async def leave_letter() -> None:
-        url = stage.environment("rollout")["AGENT_R1__REDIS__URL"]
+        url = live_redis_url(stage.run_folder)
+        assert url is not None
         async with await Broker.connect(url, "demo") as broker:
             fields: Any = {
                 "stream": broker.keys.tasks,
@@ -389,6 +394,58 @@ def test_dead_letters_outlive_the_redis_of_the_run(
 
 
 # --- A Redis that others use ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[str]:
+    """URL of a Redis with a password."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    spec, url = local_redis.local_redis(folder, maxmemory_mb=64)
+    process = subprocess.Popen(spec.command)
+    try:
+        asyncio.run(local_redis.wait_for_redis(url, lambda _: None))
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("given", ["nothing", "url", "variable"])
+def test_no_service_has_the_password_of_redis_in_its_environment(
+    given: str, stage: Stage, secured: str, monkeypatch: pytest.MonkeyPatch
+):
+    url, password = split_password(secured)
+    assert password is not None
+    config = stage.config()
+    if given == "url":
+        config = stage.config(AGENT_R1__REDIS__URL=secured)
+    if given == "variable":
+        monkeypatch.setenv("AGENT_R1_REDIS_PASSWORD", password)
+        config = stage.config(f"redis.url={url}")
+    environments: list[bytes] = []
+    reached: list[tuple[str, str | None]] = []
+
+    def look() -> None:
+        live = live_redis_url(stage.run_folder) or ""
+        shown = [Path("/proc", str(pid), "environ").read_bytes() for pid in stage.pids()]
+        secret = (split_password(live)[1] or "").encode()
+        environments.extend(text for text in shown if secret in text)
+        variables = stage.environment("rollout")
+        redis = RedisConfig(
+            url=variables["AGENT_R1__REDIS__URL"],
+            password_file=Path(variables["AGENT_R1__REDIS__PASSWORD_FILE"]),
+        )
+        reached.append((redis.connection_url({}), live))
+        stage.done.touch()
+
+    thread = stage.when_up(look)
+    assert local.run_training(config, resume=False) == 0
+    thread.join()
+    ((by_service, by_launcher),) = reached
+    assert by_service == by_launcher
+    assert given == "nothing" or by_launcher == secured
+    assert environments == []
 
 
 def test_a_redis_that_is_away_is_named_without_its_password(stage: Stage):

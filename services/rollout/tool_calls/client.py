@@ -18,10 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import jsonschema
-from jsonschema.exceptions import best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
+import jsonschema.protocols
 from pydantic import JsonValue
 
 from agent_r1.rollout.tool_calls.discovery import (
@@ -44,6 +41,7 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
+from agent_r1_service.argument_schema import find_error, find_problem, make_validator
 from agent_r1_service.http.token import RunToken
 
 logger = logging.getLogger(__name__)
@@ -52,6 +50,8 @@ CLOSE_TIMEOUT_S = 5.0
 LONGEST_WAIT_S = 300.0
 """Longest time a call waits for a free place at a tool, besides its own time."""
 MAX_ERROR_CHARS = 300
+COMPOSE_PROFILES = {"python_exec": "python", "code_tests": "code"}
+"""Of docker-compose.yml, by the tool that a profile turns on."""
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class ToolClient:
     the others from being called."""
     token: RunToken | None = None
     """Sent with every request."""
-    _validators: dict[str, Validator] = field(default_factory=dict, init=False)
+    _validators: dict[str, jsonschema.protocols.Validator] = field(default_factory=dict, init=False)
     _waiting: dict[tuple[str, str], list[_Sent]] = field(default_factory=dict, init=False)
     """By tool and instance, calls made within one turn of the event loop."""
     _sends: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -170,8 +170,9 @@ class ToolClient:
                 raise ValueError(
                     f"no instance of {', '.join(missing)} is announced in the tool pool "
                     f"{self.registry.pool!r} after {wait_s:g} s; start one (`agent-r1 serve tool "
-                    "CONFIG --name TOOL` with the same redis.url and run.tool_pool), set "
-                    "tools.<name>.url, or raise rollout.tool_start_timeout_s"
+                    "CONFIG --name TOOL` with the same redis.url and run.tool_pool"
+                    f"{_compose_line(missing)}), set tools.<name>.url, or raise "
+                    "rollout.tool_start_timeout_s"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -189,9 +190,8 @@ class ToolClient:
         """Return why arguments do not fit a tool, in one line for the model; None if they do."""
         key = json.dumps(spec.parameters, sort_keys=True)
         if key not in self._validators:
-            kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
-            self._validators[key] = kind(spec.parameters)
-        error = best_match(self._validators[key].iter_errors(arguments))
+            self._validators[key] = make_validator(spec.parameters)
+        error = find_error(self._validators[key], arguments)
         if error is None:
             return None
         where = "/".join(str(step) for step in error.absolute_path)
@@ -397,11 +397,17 @@ class ToolClient:
                     future.set_result((reply, index))
 
 
+def _compose_line(missing: Sequence[str]) -> str:
+    """Return the command that starts those of the tools that docker-compose.yml has off."""
+    off = [COMPOSE_PROFILES[name] for name in missing if name in COMPOSE_PROFILES]
+    profiles = "".join(f" --profile {profile}" for profile in off)
+    return f"; with docker compose and its files, `docker compose{profiles} up -d`" if off else ""
+
+
 def _check_schema(name: str, spec: ToolSpec) -> None:
-    kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(spec.parameters)
-    except jsonschema.SchemaError as exc:
+    problem = find_problem(spec.parameters)
+    if problem is not None:
         raise ValueError(
-            f"parameters of the tool {name!r} are not a JSON Schema: {exc.message}"
-        ) from exc
+            f"parameters of the tool {name!r} are not a JSON Schema: {problem}; correct them in "
+            "the tool, and start its service again"
+        )

@@ -94,7 +94,8 @@ class CodeTests(SandboxTool[CodeTestsSettings]):
         """
         deadline = time.monotonic() + context.timeout_s - ANSWER_MARGIN_S
         try:
-            task, checks = read_checks(context.tool_context)
+            # In a thread: many tests take a while to parse, and others call meanwhile.
+            task, checks = await asyncio.to_thread(read_checks, context.tool_context)
         except ValueError as exc:  # a fault of the data must not count against the model
             raise ToolUnavailableError(str(exc)) from exc
         code = task.prompt + read_code(arguments)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -231,6 +232,19 @@ async def test_arguments_that_do_not_fit_the_schema_never_reach_the_tool(
     assert bad.text() == f"Error: the arguments are not valid: {text}"
     assert good.text() == "did it"
     assert len(tool.contexts) == 1
+
+
+async def test_many_arguments_are_checked_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    threads: list[threading.Thread] = []
+
+    def find(*_: object) -> None:
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr("agent_r1.tools.app.find_error", find)
+    async with client_of(Scripted()) as client:
+        for count in (10, 2000):
+            await results(client, a_call(arguments={"do": "it", "many": [[0] * count]}))
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
 
 
 @pytest.mark.parametrize(
