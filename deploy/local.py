@@ -248,7 +248,7 @@ async def _run_services(
                 view.event(f"!! {num_letters} dead letters: {listing}")
         if not asked.done():  # else the first interrupt has said it
             view.event("stopping the services")
-        await supervisor.stop()
+        await services.stop()
         await leave_shared_redis(config)
         await cancel_all(watching, over, asked)
         view.close()

@@ -25,6 +25,7 @@ from agent_r1_deploy.local_scorers import describe, scorer_servers
 from agent_r1_deploy.service import ServiceSpec
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
 from agent_r1_service.exit_status import EXIT_LOSSES
+from agent_r1_service.files.own_folder import OwnFolder
 from agent_r1_service.files.private import write_private
 from agent_r1_service.files.run_folder import LOGS_DIR
 from agent_r1_service.http.token import TOKEN_VARIABLE, write_token
@@ -35,6 +36,7 @@ REDIS_START_TRIES = 3
 PORT_TAKEN = "Address already in use"
 LONGEST_TEMPORARY_FOLDER = 70
 """Letters of its path. A socket's path has 107 at most, and vLLM's names take 37 of them."""
+TEMPORARY_PREFIX = "agent-r1-tmp-"
 
 
 def tool_variable(name: str, key: str) -> str:
@@ -84,6 +86,7 @@ class LocalServices:
         num_gpus = usable_gpus()
         self._placement = place(config, num_gpus=num_gpus, trains=trains)
         self._scorers = scorer_servers(config, num_gpus)
+        self._own_temporary: OwnFolder | None = None
         self._token_file = state_dir / TOKEN_FILE
         write_token(config.run, self._token_file)
         self.redis_url = ""
@@ -127,9 +130,16 @@ class LocalServices:
         """
         folder = self._state_dir / "tmp"
         if len(str(folder)) > LONGEST_TEMPORARY_FOLDER:
-            return {}
-        folder.mkdir()
+            self._own_temporary = OwnFolder(None, TEMPORARY_PREFIX)
+            folder = self._own_temporary.path
+        folder.mkdir(exist_ok=True)
         return {"TMPDIR": str(folder)}
+
+    async def stop(self) -> None:
+        """Stop every service, and remove their temporary files."""
+        await self.supervisor.stop()
+        if self._own_temporary is not None:
+            self._own_temporary.remove()
 
     async def start_redis(self) -> str:
         """Start this run's own Redis unless one is configured; return its URL."""

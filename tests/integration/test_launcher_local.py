@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import shutil
 import signal
 import stat
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -22,7 +24,7 @@ from redis.exceptions import AuthenticationError
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy import local, local_client, local_redis, local_services, subreaper
-from agent_r1_deploy.local_folder import live_token_file
+from agent_r1_deploy.local_folder import live_token_file, run_folder_problem
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import at_hand, program
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
@@ -313,6 +315,60 @@ def test_a_run_folder_is_its_owner_s_alone(stage: Stage):
         "redis.url": 0o600,
         "redis.conf": 0o600,
     }
+
+
+def test_a_launcher_that_is_killed_leaves_no_secret_outside_of_its_run_folder(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    # What there is while it runs is what kill -9 would leave.
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    outside: list[str] = []
+    inside: list[str] = []
+
+    def look() -> None:
+        outside.extend(path.name for path in temporary.rglob("*") if path.is_file())
+        inside.extend(path.name for path in (stage.run_folder / "live").iterdir())
+        stage.done.touch()
+
+    stage.run_folder.mkdir()
+    left = stage.run_folder / "live" / "token"  # of a launcher that was killed before
+    left.parent.mkdir()
+    left.write_text("old")
+    thread = stage.when_up(look)
+    assert local.run_training(stage.config(), resume=False) == 0
+    thread.join()
+    assert {"token", "redis.url", "redis.conf"} <= set(inside)
+    assert outside in ([], ["lock"])  # of the folder for sockets, where the run's path is long
+    assert list(temporary.iterdir()) == []
+    assert not left.parent.exists()
+
+
+def test_the_folder_of_a_client_goes_with_it_however_it_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def leave(ends_with: type[BaseException]) -> Path:
+        with (
+            contextlib.suppress(ends_with),
+            local_client.work_folder(stage.config()) as (folder, _),
+        ):
+            for name in ("live/token", "logs/search.log"):
+                (folder / name).parent.mkdir()
+                (folder / name).touch()
+            raise ends_with
+        return folder
+
+    interrupted = leave(KeyboardInterrupt)
+    assert interrupted.is_relative_to(tmp_path / "cache")  # there is no run folder yet
+    assert not interrupted.exists()
+    stage.run_folder.mkdir()
+    failed = leave(ValueError)
+    assert failed.is_relative_to(stage.run_folder)
+    assert [path.name for path in failed.rglob("*")] == ["logs", "search.log"]
+    assert run_folder_problem(stage.run_folder, resume=False) is None  # a run may still begin there
 
 
 def test_the_folder_of_a_resumed_run_is_closed_to_others(stage: Stage):

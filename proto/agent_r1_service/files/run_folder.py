@@ -15,6 +15,11 @@ LOCK_FILE = "learner.lock"
 """Locked by the learner that writes there, with its process id and host."""
 LAUNCHER_FILE = "launcher.json"
 """While a run runs: the launcher's process id and its private folder."""
+CLIENTS_DIR = "clients"
+"""While commands such as `evaluate` run services of their own: the folders of these."""
+LIVE_DIR = "live"
+"""While a run runs: its token, the way to its Redis, announcements, temporary files; for their
+owner alone. What a launcher that was killed leaves here is removed by the next start."""
 
 METRICS_FILE = "metrics.jsonl"
 """One line a step."""
