@@ -94,7 +94,7 @@ def plan_of(config: Config) -> Plan:
     learner, evaluation = config.learner, config.evaluation
     steps = learner.steps
     if steps is None:
-        steps = max(1, learner.epochs * len(config.prompt_order()) // learner.groups_per_batch)
+        steps = learner.num_steps(len(config.prompt_order()))
     during = steps // evaluation.every if evaluation.every else 0
     ends = evaluation.before + evaluation.after
     return Plan(
