@@ -30,6 +30,7 @@ from agent_r1_deploy.local import (
     prepare_redis,
 )
 from agent_r1_deploy.local_services import LocalServices, cache_folder
+from agent_r1_deploy.local_watch import Watch
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.streams import Broker
@@ -141,8 +142,13 @@ async def _serving(
             report("starting tools, reward and rollout")
             await services.start_all(learner=False, resume=False)
         served = services.served()
-        async with failures_shown(served, log_dir, report, shown):
-            yield served, services.supervisor
+        watch = Watch(services, own.run.id, lambda condition: report(condition.text()))
+        watching = asyncio.create_task(watch.watch_forever())
+        try:
+            async with failures_shown(served, log_dir, report, shown):
+                yield served, services.supervisor
+        finally:
+            await cancel_all(watching)
     finally:
         await asyncio.shield(services.stop())
         await leave_shared_redis(own)

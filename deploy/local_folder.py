@@ -20,6 +20,7 @@ from agent_r1.config.sources import ConfigError
 from agent_r1_service.files.private import private_folder, write_private
 from agent_r1_service.files.run_folder import (
     CLIENTS_DIR,
+    CONDITIONS_FILE,
     CONFIG_FILE,
     LAUNCHER_FILE,
     LIVE_DIR,
@@ -33,7 +34,7 @@ REDIS_URL_FILE = "redis.url"
 TOKEN_FILE = "token"
 """In the private folder: the run's token."""
 LEFT_BY_A_FAILED_START = {
-    *(CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LOCK_FILE),
+    *(CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LOCK_FILE, CONDITIONS_FILE),
     *(LAUNCHER_FILE, LIVE_DIR, CLIENTS_DIR),
 }
 

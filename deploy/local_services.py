@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -34,8 +35,8 @@ from agent_r1_service.together import run_together
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
 PORT_TAKEN = "Address already in use"
-LONGEST_TEMPORARY_FOLDER = 70
-"""Letters of its path. A socket's path has 107 at most, and vLLM's names take 37 of them."""
+SOCKET_NAME_LENGTH = 36
+"""Letters of vLLM's names; a socket's whole path has 107 at most."""
 TEMPORARY_PREFIX = "agent-r1-tmp-"
 
 
@@ -48,6 +49,18 @@ def cache_folder() -> Path:
     """Return the folder of what is compiled, which outlives runs."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "agent-r1"
+
+
+def holds_sockets(folder: Path) -> bool:
+    """Say whether engines can make sockets in a folder: its path is short, its disk knows them."""
+    path = folder / ("s" * SOCKET_NAME_LENGTH)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+    except OSError:
+        return False
+    path.unlink()
+    return True
 
 
 class LocalServices:
@@ -129,10 +142,10 @@ class LocalServices:
         Engines leave a socket in it at each start, and processes that are killed leave more.
         """
         folder = self._state_dir / "tmp"
-        if len(str(folder)) > LONGEST_TEMPORARY_FOLDER:
+        folder.mkdir()
+        if not holds_sockets(folder):
             self._own_temporary = OwnFolder(None, TEMPORARY_PREFIX)
             folder = self._own_temporary.path
-        folder.mkdir(exist_ok=True)
         return {"TMPDIR": str(folder)}
 
     async def stop(self) -> None:
@@ -148,7 +161,7 @@ class LocalServices:
             self.redis_url = await self._start_own_redis()
         else:
             self.redis_url = configured.connection_url()
-            await local_redis.wait_for_redis(self.redis_url, self._report)
+            await local_redis.wait_for_redis(self.redis_url, self._config.run.id, self._report)
         write_private(self._state_dir / REDIS_URL_FILE, self.redis_url)
         return self.redis_url
 

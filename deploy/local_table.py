@@ -30,6 +30,7 @@ from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import (
     UPDATE_S,
     Tail,
+    conditions_seen,
     first_failure,
     in_line,
     set_scores,
@@ -40,7 +41,13 @@ from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_service.durations import format_duration
 from agent_r1_service.files.private import private_folder
-from agent_r1_service.files.run_folder import CONFIG_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
+from agent_r1_service.files.run_folder import (
+    CONDITIONS_FILE,
+    CONFIG_FILE,
+    FAILURES_FILE,
+    LOGS_DIR,
+    METRICS_FILE,
+)
 
 LOG_STEPS = 10
 """Without a terminal, every so many steps are a line."""
@@ -166,6 +173,7 @@ class TableView:
         self._run: TableRun | None = None
         self._metrics: Tail | None = None
         self._failures: Tail | None = None
+        self._conditions: Tail | None = None
         self._step_s: list[float] = []
         self._steps = 0
         self._began = 0.0
@@ -181,6 +189,7 @@ class TableView:
         self._steps_left -= earlier
         self._metrics = Tail(run.folder / METRICS_FILE, from_end=True)
         self._failures = Tail(run.folder / FAILURES_FILE, from_end=True)
+        self._conditions = Tail(run.folder / CONDITIONS_FILE, from_end=True)
         self.event(f"row {self._index} of {self._total}: {run.label}, {run.folder}")
 
     def end(self) -> None:
@@ -209,6 +218,8 @@ class TableView:
             return
         for record in self._failures.new():
             self.event(first_failure(record, self._run.folder))
+        for line in conditions_seen(self._conditions) if self._conditions else ():
+            self.event(line)
         for metrics in self._metrics.new():
             self._steps_done += 1
             self._steps_left -= 1
