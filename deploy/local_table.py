@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.checkpoints.standing import ledger_problem, resume_notes
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local import open_folder, prepare_redis, run_services
 from agent_r1_deploy.local_client import failures_shown
@@ -90,6 +91,9 @@ def run_table(
         ServiceError: a service did not come up, or died too often; the text says which and why.
     """
     check_idle(folder)
+    for run in runs:
+        if (problem := ledger_problem(run.folder)) is not None:
+            raise ConfigError(problem)
     private_folder(folder / LOGS_DIR)
 
     async def work(services: LocalServices) -> None:
@@ -140,6 +144,8 @@ async def _work(
         ledger.go_on_after(incarnation=incarnation, policy_version=policy_version)
         write_config(run.config, run.folder / CONFIG_FILE)
         view.begin(run)
+        for note in resume_notes(run.folder) if resume else ():
+            view.event(note)
         await services.run_learner(run.folder, resume=resume)
         view.end()
         status = summary_of(run.folder).get("status")

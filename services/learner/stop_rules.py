@@ -2,8 +2,7 @@
 
 collector.py reports every final result, what the failure board says and every second spent waiting;
 `FailureMonitor` shows the first failure of each kind at once, and what hinders learning while it
-lasts; it raises `RunFailedError` when a
-rule is met. Pure: no clock, no Redis.
+lasts; it raises `RunFailedError` when a rule is met. No rule reads a clock or Redis.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from agent_r1.learner.groups import Group
-from agent_r1.learner.learning_watch import LearningWatch
 from agent_r1_proto.failures import (
     Failure,
     Where,
@@ -25,6 +23,10 @@ from agent_r1_proto.failures import (
 )
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
 from agent_r1_service.files.conditions import Condition, Conditions
+
+if TYPE_CHECKING:
+    from agent_r1.learner.groups import Group
+    from agent_r1.learner.learning_watch import LearningWatch
 
 logger = logging.getLogger(__name__)
 

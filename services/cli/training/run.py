@@ -365,6 +365,7 @@ def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) ->
     with quick_imports():
         from agent_r1.learner import main as learner
     from agent_r1.learner import outcome
+    from agent_r1.learner.checkpoints.standing import resume_notes
     from agent_r1.learner.engine.interface import EngineError
     from agent_r1.learner.run_spec import make_run_spec
     from agent_r1.learner.stop_rules import RunFailedError
@@ -386,6 +387,9 @@ def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) ->
         status = None
         if resume:
             status = outcome.finished_status(spec.folder.path, spec.total_steps, patience)
+        if resume and spec.store is None:
+            for note in resume_notes(spec.folder.path):
+                logger.warning("%s", note)
         # Ranks that another launcher has started wait for this one.
         if status is not None and place.port == 0:
             folder = at_hand(spec.folder.path)
