@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from agent_r1.config import checks as config_checks
 from agent_r1.config.models import fetch_models, model_variables, with_models
 from agent_r1.config.run import Config, ConfigError, write_config
-from agent_r1.learner.checkpoints.standing import resume_notes
+from agent_r1.learner.checkpoints.standing import ledger_problem, resume_notes
 from agent_r1.learner.outcome import finished_status, last_summary
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state, running_launcher
 from agent_r1_deploy.local_result import (
@@ -278,6 +278,18 @@ async def _run_services(
 # --- Training ----------------------------------------------------------------------------------
 
 
+def require_ledger(config: Config) -> None:
+    """Refuse to continue a run whose next start cannot be numbered.
+
+    Raises:
+        ConfigError: its ledger is missing, torn or too old.
+    """
+    stored = config.learner.checkpoint_url is not None
+    problem = ledger_problem(config.run.folder(), stored=stored)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
 def nothing_to_do(config: Config) -> str | None:
     """Return the status of a run that has finished, and say so; None where steps are left."""
     folder = config.run.folder()
@@ -307,8 +319,10 @@ def run_training(config: Config, *, resume: bool, temporary: bool = False) -> in
         ConfigError: nothing was started, for the reason given.
     """
     folder = config.run.folder()
-    if resume and running_launcher(folder) is None and (status := nothing_to_do(config)):
-        return EXIT_OF_STATUS[status]
+    if resume and running_launcher(folder) is None:
+        require_ledger(config)
+        if status := nothing_to_do(config):
+            return EXIT_OF_STATUS[status]
     config_checks.check(config, "train", resume=resume)
     models = fetch_models(config, print)
     if models:  # what is said of them could not be checked before

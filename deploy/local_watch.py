@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Callable
 
+import httpx
+
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_proto.addresses import hide_password
 from agent_r1_proto.connection import Keys
@@ -46,16 +48,17 @@ class Watch:
 
     async def watch_forever(self) -> None:
         """Look until cancelled."""
-        while True:
-            try:
-                await self.look()
-            except Exception:
-                logger.exception("the watch could not look")
-            await asyncio.sleep(PERIOD_S)
+        # One for all looks: to make a client takes as long as many requests.
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                try:
+                    await self._look(client)
+                except Exception:
+                    logger.exception("the watch could not look")
+                await asyncio.sleep(PERIOD_S)
 
-    async def look(self) -> None:
-        """Look once at everything."""
-        redis, silent = await asyncio.gather(self._redis(), self._silent())
+    async def _look(self, client: httpx.AsyncClient) -> None:
+        redis, silent = await asyncio.gather(self._redis(), self._silent(client))
         found, now = {**redis, **silent}, time.monotonic()
         self._since = {kind: self._since.get(kind, now) for kind in found}
         ago_s = {kind: now - since for kind, since in self._since.items()}
@@ -72,12 +75,12 @@ class Watch:
         what = f"Redis ({hide_password(url)}) {trouble.what}"
         return {f"redis:{trouble.kind}": (what, trouble.remedy)}
 
-    async def _silent(self) -> Found:
+    async def _silent(self, client: httpx.AsyncClient) -> Found:
         return {
             f"silent:{name}": (
                 f"{name} does not answer (process {pid})",
                 "see whether it was stopped (`kill -CONT` continues it) or its code blocks; its "
                 "log says more",
             )
-            for name, pid in (await self._services.supervisor.silent()).items()
+            for name, pid in (await self._services.supervisor.silent(client)).items()
         }

@@ -35,14 +35,13 @@ async def answers(url: str) -> bool:
         return False
 
 
-async def is_silent(url: str) -> bool:
+async def is_silent(url: str, client: httpx.AsyncClient) -> bool:
     """Say whether the process behind a URL stands still: it takes a request and answers nothing.
 
     One that is ending refuses connections, which is an answer.
     """
     try:
-        async with httpx.AsyncClient(timeout=HEALTH_TIMEOUT_S, trust_env=False) as client:
-            await client.get(f"{url}/healthz")
+        await client.get(f"{url}/healthz", timeout=HEALTH_TIMEOUT_S)
     except httpx.TimeoutException:
         return True
     except httpx.HTTPError:

@@ -181,14 +181,14 @@ class Supervisor:
             for name, one in self._services.items()
         ]
 
-    async def silent(self) -> dict[str, int]:
+    async def silent(self, client: httpx.AsyncClient) -> dict[str, int]:
         """Return the process of every service that is up and does not answer, by name."""
         asked = {
             name: service
             for name, service in self._services.items()
             if service.up and service.running and service.url
         }
-        silent = await asyncio.gather(*(is_silent(one.url) for one in asked.values()))
+        silent = await asyncio.gather(*(is_silent(one.url, client) for one in asked.values()))
         pids = self.pids()
         return {
             name: next(iter(subreaper.descendants(pids[name])), pids[name])

@@ -220,15 +220,11 @@ def _placement_problems(config: Config, purpose: Purpose) -> Iterator[str]:
 
 
 def _folder_problems(config: Config, *, resume: bool) -> Iterator[str]:
-    from agent_r1.learner.checkpoints.standing import ledger_problem
     from agent_r1_deploy.local_folder import run_folder_problem
 
     folder = config.run.folder()
     problem = run_folder_problem(folder, resume=resume)
     if problem is not None:
-        yield problem
-    stored = config.learner.checkpoint_url is not None
-    if resume and (problem := ledger_problem(folder, stored=stored)) is not None:
         yield problem
     for key, path in (
         ("run.dir", folder),

@@ -288,8 +288,17 @@ def test_a_resume_with_nothing_to_do_says_so_and_starts_nothing(
     stage.run_folder.mkdir()
     summary = {"status": "finished_with_losses", "steps": 3}
     (stage.run_folder / "summary.json").write_text(json.dumps(summary))
+    (stage.run_folder / "ledger.json").write_text("{}")
     assert local.run_training(stage.config("learner.steps=3"), resume=True) == 3
     assert "nothing to do: the run has finished with losses" in capsys.readouterr().out
+    assert stage.lines("start") == []
+
+
+def test_a_ledger_that_is_missing_is_found_before_anything_starts(stage: Stage):
+    stage.run_folder.mkdir()
+    (stage.run_folder / "metrics.jsonl").write_text('{"step": 2}\n')
+    with pytest.raises(ConfigError, match=r"ledger\.json is missing"):
+        local.run_training(stage.config(), resume=True)
     assert stage.lines("start") == []
 
 

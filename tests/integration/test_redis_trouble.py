@@ -19,10 +19,12 @@ from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.redis_trouble import find_trouble
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_proto.weights import NewestVersion
 from tests.conftest import RedisServer
 from tests.support.builders import rollout_task
 from tests.support.config_scene import write_scene
 from tests.support.learner_fakes import eventually
+from tests.support.rollout_bench import ANSWER, Bench
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(60)]
 
@@ -188,3 +190,17 @@ async def test_a_blocked_read_goes_on_after_its_redis_was_a_replica(
                 await asyncio.wait({reading}, timeout=0.3)
             await broker.publish(broker.keys.tasks, rollout_task())
             assert len(await asyncio.wait_for(reading, 20.0)) == 1
+
+
+async def test_a_rollout_server_whose_redis_gives_way_to_something_else_ends_with_that_reason(
+    redis_server: RedisServer, run_id: str, tmp_path: Path
+):
+    async with await Broker.connect(redis_server.url, run_id) as broker:
+        bench = await asyncio.to_thread(Bench.of, broker, redis_server.url, tmp_path)
+        await bench.registry.set_newest_version(NewestVersion(policy_version=0))
+        with contextlib.suppress(NotRedisError):  # again, where the block ends it
+            async with bench.server(bench.policy(ANSWER)) as serving:
+                redis_server.kill()
+                async with something_else(BANNERS["http"], redis_server.port):
+                    with pytest.raises(NotRedisError, match="is not Redis"):
+                        await asyncio.wait_for(serving, 30.0)

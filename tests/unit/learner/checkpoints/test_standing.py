@@ -59,6 +59,7 @@ def test_a_ledger_that_is_gone_torn_or_old_is_named_with_a_command_that_helps(
     with pytest.raises(ValueError, match=says) as refusal:
         RunFolder(tmp_path).prepare(resume=True)
     problem = ledger_problem(tmp_path)
+    assert problem is not None
     assert problem == str(refusal.value)
     assert "--resume" not in problem
     (command,) = re.findall("`(.*)`", problem)
