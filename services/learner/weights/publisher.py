@@ -46,7 +46,6 @@ from agent_r1_proto.weights import (
     LoadReply,
     LoadRequest,
     NewestVersion,
-    TensorEntry,
 )
 from agent_r1_service.files.room import readable_size, require_room
 from agent_r1_service.http.token import find_token
@@ -149,8 +148,6 @@ class WeightPublisher:
         """Largest |difference| of any canary."""
         self.canary_warnings = 0
         """Canaries out of bounds that did not end the run."""
-        self._written: list[TensorEntry] = []
-        """What the newest version's files hold."""
         self._pushes = 0
         self._stragglers: set[asyncio.Task[CanaryReading | None]] = set()
         self.transport = make_transport(config, server)
@@ -236,23 +233,22 @@ class WeightPublisher:
 
     async def _write_files(self, version: int) -> Published:
         directory = self._weights_dir / f"v{version}"
-        manifest = await asyncio.get_running_loop().run_in_executor(
+        await asyncio.get_running_loop().run_in_executor(
             self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
         )
-        self._written = manifest.tensors
         return await self.transport.publish(version, directory)
 
     async def _write_again(self, report: PushReport) -> None:
         """Replace the files of a version that a server could not use: the disk may have erred.
 
-        Nobody samples with it yet, so it may be of a later step by now; then nothing that was
-        computed of the earlier weights is compared with it.
+        Nobody samples with it yet, so it may be of a later step by now, where training goes on
+        meanwhile; then it is not compared with what was computed of the earlier weights.
         """
-        version, before = report.policy_version, self._written
+        version = report.policy_version
         logger.warning("weights are written again policy_version=%d", version)
         await asyncio.to_thread(shutil.rmtree, self._weights_dir / f"v{version}", True)
         await self._write_files(version)
-        if self._written != before:
+        if self._config.max_staleness > 0:
             report.canary = ()
 
     async def _choose_tokens(self, samples: Sequence[TrainSample]) -> list[CanaryPrompt]:
