@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -22,7 +23,14 @@ from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local_view import program, read_json_lines, set_scores
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
-from agent_r1_service.files.run_folder import LEDGER_FILE, LOGS_DIR, SUMMARY_FILE, TRAJECTORIES_DIR
+from agent_r1_service.files.conditions import read_conditions, summarize
+from agent_r1_service.files.run_folder import (
+    CONDITIONS_FILE,
+    LEDGER_FILE,
+    LOGS_DIR,
+    SUMMARY_FILE,
+    TRAJECTORIES_DIR,
+)
 
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""
@@ -134,7 +142,18 @@ def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) 
         console.print(Text(losses_text(summary, folder), style="bold red"), soft_wrap=True)
     elif summary.get("reason"):
         console.print(summary["reason"], soft_wrap=True)
+    for line in hindrances(folder):
+        console.print(line, soft_wrap=True)
     _print_next(console, folder)
+
+
+def hindrances(folder: Path) -> Iterator[str]:
+    """Yield what has hindered a run for a while, each kind once."""
+    for one in summarize(read_conditions(folder / CONDITIONS_FILE)):
+        times = "" if one["times"] == 1 else f", {one['times']} times"
+        lasts = " (to its end)" if one["lasts"] else ""
+        took = format_duration(float(str(one["seconds"])))
+        yield f"hindered for {took}{times}{lasts}: {one['what']}"
 
 
 def _print_next(console: Console, folder: Path) -> None:
@@ -147,6 +166,16 @@ def _print_next(console: Console, folder: Path) -> None:
     console.print(f"  {at_hand(folder)}/summary.json, {at_hand(folder)}/logs/", soft_wrap=True)
 
 
+def print_nothing_to_do(folder: Path, status: str, output: TextIO | None = None) -> None:
+    """Say that a run which is to be resumed has finished."""
+    print(
+        f"nothing to do: the run has {status.replace('_', ' ')} (see "
+        f"{at_hand(folder / SUMMARY_FILE)}); to train on, raise learner.steps or learner.epochs "
+        "with --set",
+        file=output or sys.stdout,
+    )
+
+
 def print_stopped(folder: Path, error: str | None, *, temporary: bool = False) -> None:
     """Say why a run stopped (None: the user stopped it), and how to continue if it can.
 
@@ -155,6 +184,8 @@ def print_stopped(folder: Path, error: str | None, *, temporary: bool = False) -
     stream = sys.stdout if error is None else sys.stderr
     if error is not None:
         print(f"{ERROR_PREFIX}{error}", file=stream)
+    for line in hindrances(folder):
+        print(line, file=stream)
     way_on = _way_on(folder, failed=error is not None, temporary=temporary)
     print(way_on, file=stream, flush=True)
 

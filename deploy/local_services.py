@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -26,6 +27,7 @@ from agent_r1_deploy.service import ServiceSpec
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
 from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, split_password
 from agent_r1_service.exit_status import EXIT_LOSSES
+from agent_r1_service.files.own_folder import OwnFolder
 from agent_r1_service.files.private import write_private
 from agent_r1_service.files.run_folder import LOGS_DIR
 from agent_r1_service.http.token import TOKEN_VARIABLE, write_token
@@ -37,8 +39,9 @@ PORT_TAKEN = "Address already in use"
 REDIS_URL_VARIABLE = f"{ENV_PREFIX}REDIS__URL"
 IN_PRIVATE_FILES = (TOKEN_VARIABLE, REDIS_PASSWORD_VARIABLE)
 """Variables that no service gets: an environment reaches the programs of user code."""
-LONGEST_TEMPORARY_FOLDER = 70
-"""Letters of its path. A socket's path has 107 at most, and vLLM's names take 37 of them."""
+SOCKET_NAME_LENGTH = 36
+"""Letters of vLLM's names; a socket's whole path has 107 at most."""
+TEMPORARY_PREFIX = "agent-r1-tmp-"
 
 
 def tool_variable(name: str, key: str) -> str:
@@ -50,6 +53,18 @@ def cache_folder() -> Path:
     """Return the folder of what is compiled, which outlives runs."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "agent-r1"
+
+
+def holds_sockets(folder: Path) -> bool:
+    """Say whether engines can make sockets in a folder: its path is short, its disk knows them."""
+    path = folder / ("s" * SOCKET_NAME_LENGTH)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+    except OSError:
+        return False
+    path.unlink()
+    return True
 
 
 class LocalServices:
@@ -89,6 +104,7 @@ class LocalServices:
         num_gpus = usable_gpus()
         self._placement = place(config, num_gpus=num_gpus, trains=trains)
         self._scorers = scorer_servers(config, num_gpus)
+        self._own_temporary: OwnFolder | None = None
         self._token_file = state_dir / TOKEN_FILE
         write_token(config.run, self._token_file)
         self.redis_url = ""
@@ -130,10 +146,17 @@ class LocalServices:
         Engines leave a socket in it at each start, and processes that are killed leave more.
         """
         folder = self._state_dir / "tmp"
-        if len(str(folder)) > LONGEST_TEMPORARY_FOLDER:
-            return {}
         folder.mkdir()
+        if not holds_sockets(folder):
+            self._own_temporary = OwnFolder(None, TEMPORARY_PREFIX)
+            folder = self._own_temporary.path
         return {"TMPDIR": str(folder)}
+
+    async def stop(self) -> None:
+        """Stop every service, and remove their temporary files."""
+        await self.supervisor.stop()
+        if self._own_temporary is not None:
+            self._own_temporary.remove()
 
     async def start_redis(self) -> str:
         """Start this run's own Redis unless one is configured; return its URL."""
@@ -142,7 +165,7 @@ class LocalServices:
             self.redis_url = await self._start_own_redis()
         else:
             self.redis_url = configured.connection_url()
-            await local_redis.wait_for_redis(self.redis_url, self._report)
+            await local_redis.wait_for_redis(self.redis_url, self._config.run.id, self._report)
         write_private(self._state_dir / REDIS_URL_FILE, self.redis_url)
         _, password = split_password(self.redis_url)
         write_private(self._state_dir / REDIS_PASSWORD_FILE, password or "")

@@ -31,7 +31,9 @@ from agent_r1.learner.prompts import PromptOrder
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
 from agent_r1_service.durations import format_duration
+from agent_r1_service.files.conditions import Condition
 from agent_r1_service.files.run_folder import (
+    CONDITIONS_FILE,
     EVALUATIONS_FILE,
     FAILURES_FILE,
     LOGS_DIR,
@@ -187,8 +189,7 @@ def total_steps(config: Config) -> int:
         return learner.steps or 0
     if config.data.max_prompt_tokens is not None and config.data.over_long == "drop":
         return 0  # only the learner knows how many prompts are left
-    num_prompts = len(PromptOrder.of(config.data, config.run.seed))
-    return max(1, learner.epochs * num_prompts // learner.groups_per_batch)
+    return learner.num_steps(len(PromptOrder.of(config.data, config.run.seed)))
 
 
 class TrainingView:
@@ -200,6 +201,7 @@ class TrainingView:
         self._metrics = Tail(folder / METRICS_FILE, from_end=True)
         self._evaluations = Tail(folder / EVALUATIONS_FILE, from_end=True)
         self._failures = Tail(folder / FAILURES_FILE, from_end=True)
+        self._conditions = Tail(folder / CONDITIONS_FILE, from_end=True)
         self._names = config.score_names()
         self._console = Console(
             file=output or sys.stdout, highlight=False, markup=False, emoji=False
@@ -243,6 +245,8 @@ class TrainingView:
             self.status("services are up")
         for record in self._failures.new():
             self.event(first_failure(record, self._folder))
+        for line in conditions_seen(self._conditions):
+            self.event(line)
         for record in self._evaluations.new():
             self.event(evaluation_line(record, self._names))
         for metrics in self._metrics.new():
@@ -294,6 +298,14 @@ def evaluation_line(record: dict[str, Any], names: ScoreNames) -> str:
         failed = f", failed {values['failed']}" if values.get("failed") else ""
         parts.append(f"{name} {scores} (n {values.get('n')}{failed})")
     return f"evaluation {record.get('name')} at step {record.get('step')}: " + "; ".join(parts)
+
+
+def conditions_seen(tail: Tail) -> Iterator[str]:
+    """Render the new lines of `conditions.jsonl` that the learner wrote."""
+    for record in tail.new():
+        one = Condition.model_validate(record)
+        if one.source == "learner":  # the launcher shows its own at once
+            yield one.text()
 
 
 def first_failure(record: dict[str, Any], folder: Path) -> str:

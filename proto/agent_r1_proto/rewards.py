@@ -59,7 +59,7 @@ class ScoredTrajectory(StreamMessage):
     reward: Reward | None
     """None for a FAILED trajectory: an outage is not the model's failure."""
     scored_at: float = 0.0
-    """Unix time, seconds."""
+    """Unix time in seconds, by the clock of the rollout server, as `Trajectory.started_at`."""
 
     def stream_key(self) -> str:
         """Return the rollout id."""

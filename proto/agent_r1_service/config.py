@@ -15,6 +15,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agent_r1_proto.addresses import hide_password as hide_password
 from agent_r1_service.files.private import read_secret
 
 LogFormat = Literal["text", "json"]
@@ -23,11 +24,6 @@ OWN_ADDRESS = "auto"
 """`advertise_host` of a service that is to find out its address itself."""
 REDIS_PASSWORD_VARIABLE = "AGENT_R1_REDIS_PASSWORD"
 RUN_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
-
-
-def hide_password(url: str) -> str:
-    """Return a URL that may be shown."""
-    return re.sub(r"(//[^:/@]*):.*@", r"\1:***@", url)
 
 
 def split_password(url: str) -> tuple[str, str | None]:

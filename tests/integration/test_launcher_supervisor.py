@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import agent_r1_deploy.supervisor
-from agent_r1_deploy import subreaper
+from agent_r1_deploy import service, subreaper
 from agent_r1_deploy.service import ServiceSpec, describe_exit
 from agent_r1_deploy.supervisor import RESTART_DELAY_S, RestartPolicy, ServiceError, Supervisor
 
@@ -452,3 +452,19 @@ async def test_what_a_service_says_to_the_terminal_is_reported_while_it_goes_on(
     finally:
         await supervisor.stop()
     assert scene.reports.count("!! tools.x is slow") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "says"),
+    [
+        (3, 3, "; memory did not run out, so a user or another program ended it"),
+        (3, 4, "; memory ran out: lower rollout.kv_cache_gib"),
+        (None, 4, "; if memory ran out, lower rollout.kv_cache_gib"),
+        (3, None, "; if memory ran out, lower rollout.kv_cache_gib"),
+    ],
+)
+def test_a_kill_is_blamed_on_memory_only_where_memory_ran_out(
+    monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, says: str
+):
+    monkeypatch.setattr(service, "oom_kills", lambda: now)
+    assert says in describe_exit(128 + 9, before)

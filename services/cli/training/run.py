@@ -337,7 +337,10 @@ def _end_process(status: int) -> NoReturn:
 
 def _has_begun(config: Config) -> bool:
     """Say whether the learner of a run has been started before, here or on another machine."""
-    if (config.run.folder() / LEDGER_FILE).is_file():
+    from agent_r1.learner.checkpoints.standing import has_trained
+
+    folder = config.run.folder()
+    if (folder / LEDGER_FILE).is_file() or has_trained(folder):
         return True
     from agent_r1.learner.checkpoints.run_store import open_run_store
 
@@ -364,6 +367,7 @@ def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) ->
     with quick_imports():
         from agent_r1.learner import main as learner
     from agent_r1.learner import outcome
+    from agent_r1.learner.checkpoints.standing import resume_notes
     from agent_r1.learner.engine.interface import EngineError
     from agent_r1.learner.run_spec import make_run_spec
     from agent_r1.learner.stop_rules import RunFailedError
@@ -381,7 +385,13 @@ def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) ->
             resume=resume,
             max_segments=config.max_segments,
         )
-        status = outcome.finished_status(spec.folder.path, spec.total_steps) if resume else None
+        patience = config.evaluation.patience
+        status = None
+        if resume:
+            status = outcome.finished_status(spec.folder.path, spec.total_steps, patience)
+        if resume and spec.store is None:
+            for note in resume_notes(spec.folder.path):
+                logger.warning("%s", note)
         # Ranks that another launcher has started wait for this one.
         if status is not None and place.port == 0:
             folder = at_hand(spec.folder.path)
