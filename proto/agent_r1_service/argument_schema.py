@@ -14,6 +14,7 @@ from typing import Any
 import jsonschema
 import jsonschema.validators
 import referencing.jsonschema
+from jsonschema import exceptions
 from jsonschema.exceptions import ValidationError
 from jsonschema.protocols import Validator
 from jsonschema_specifications import (  # pyright: ignore[reportMissingTypeStubs]
@@ -29,7 +30,7 @@ _NOWHERE: Registry[Any] = Registry()
 _COMPARED_ERRORS = 100
 """Of so many errors the most telling is shown; arguments may have one for each value."""
 
-_EXCEPTIONS: Any = jsonschema.exceptions
+_EXCEPTIONS: Any = exceptions
 """jsonschema's, whose types are incomplete."""
 
 Path = tuple[str | int, ...]
