@@ -6,7 +6,7 @@ cannot fail in another.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -14,9 +14,12 @@ from typing import Any
 import jsonschema
 import jsonschema.validators
 import referencing.jsonschema
-from jsonschema.exceptions import ValidationError, best_match
+from jsonschema import exceptions
+from jsonschema.exceptions import ValidationError
 from jsonschema.protocols import Validator
-from jsonschema_specifications import REGISTRY as SPECIFICATIONS
+from jsonschema_specifications import (  # pyright: ignore[reportMissingTypeStubs]
+    REGISTRY as SPECIFICATIONS,
+)
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
 
@@ -26,6 +29,9 @@ _NOWHERE: Registry[Any] = Registry()
 
 _COMPARED_ERRORS = 100
 """Of so many errors the most telling is shown; arguments may have one for each value."""
+
+_EXCEPTIONS: Any = exceptions
+"""jsonschema's, whose types are incomplete."""
 
 Path = tuple[str | int, ...]
 
@@ -43,7 +49,7 @@ class SchemaProblem:
         return f"{self.message} (at {'.'.join(map(str, ('$', *self.path)))})"
 
 
-def find_problem(schema: Mapping[str, Any]) -> SchemaProblem | None:
+def find_problem(schema: dict[str, Any]) -> SchemaProblem | None:
     """Return what keeps arguments from being checked with a schema; None where nothing does."""
     kind = _kind_of(schema)
     try:
@@ -53,15 +59,16 @@ def find_problem(schema: Mapping[str, Any]) -> SchemaProblem | None:
     return _reference_problem(schema, kind)
 
 
-def make_validator(schema: Mapping[str, Any]) -> Validator:
+def make_validator(schema: dict[str, Any]) -> Validator:
     """Return what checks arguments, by the draft that the schema names or else 2020-12."""
     return _kind_of(schema)(schema, registry=_NOWHERE)
 
 
-def find_error(validator: Validator, arguments: object) -> ValidationError | None:
+def find_error(validator: Validator, arguments: Any) -> ValidationError | None:
     """Return why arguments do not fit; None if they do."""
     try:
-        return best_match(islice(validator.iter_errors(arguments), _COMPARED_ERRORS))
+        errors = islice(validator.iter_errors(arguments), _COMPARED_ERRORS)
+        return _EXCEPTIONS.best_match(errors)
     except RecursionError:
         return ValidationError("the arguments are nested too deeply")
     except Unresolvable:  # a service of an older release has not looked for this at its start
@@ -78,10 +85,11 @@ def holds_more_than(limit: int, value: object) -> bool:
     return count > limit
 
 
-def _kind_of(schema: Mapping[str, Any]) -> type[Validator]:
+def _kind_of(schema: dict[str, Any]) -> type[Validator]:
     default: Any = jsonschema.Draft202012Validator
     named = schema.get("$schema")
-    return jsonschema.validators.validator_for(schema, default) if _is_text(named) else default
+    is_named = isinstance(named, str)
+    return jsonschema.validators.validator_for(schema, default) if is_named else default
 
 
 def _explain(error: jsonschema.SchemaError) -> str:
@@ -90,7 +98,7 @@ def _explain(error: jsonschema.SchemaError) -> str:
     return error.message
 
 
-def _reference_problem(schema: Mapping[str, Any], kind: Any) -> SchemaProblem | None:
+def _reference_problem(schema: dict[str, Any], kind: Any) -> SchemaProblem | None:
     draft = referencing.jsonschema.specification_with(kind.ID_OF(kind.META_SCHEMA))
     root: Resource[Any] = draft.create_resource(schema)
     resolver: Any = SPECIFICATIONS.combine(_NOWHERE).resolver_with_root(root)
@@ -103,8 +111,10 @@ def _reference_problem(schema: Mapping[str, Any], kind: Any) -> SchemaProblem | 
 
 
 def _references(resource: Resource[Any], resolver: Any) -> Iterator[tuple[str, Any]]:
-    found = (_items(resource.contents).get(key) for key in _REFERENCES)
-    yield from ((one, resolver) for one in found if _is_text(one))
+    for key in _REFERENCES:
+        reference = _items(resource.contents).get(key)
+        if isinstance(reference, str):
+            yield reference, resolver
     for inner in resource.subresources():
         yield from _references(inner, resolver.in_subresource(inner))
 
@@ -116,15 +126,16 @@ def _target_problem(reference: str, resolver: Any) -> str | None:
             found: Any = resolver.lookup(reference)
         except Unresolvable:
             return "leads nowhere"
-        target, resolver = found.contents, found.resolver
-        if not isinstance(target, Mapping | bool):
+        place, items = id(found.contents), _items(found.contents)
+        if not isinstance(found.contents, dict | bool):
             return "leads to something that is no schema"
-        if id(target) in seen:
+        if place in seen:
             return "leads back to itself"
-        seen.add(id(target))
-        reference = _items(target).get("$ref")
-        if not _is_text(reference):
+        seen.add(place)
+        resolver, following = found.resolver, items.get("$ref")
+        if not isinstance(following, str):
             return None
+        reference = following
 
 
 def _places(value: object, reference: str, path: Path = ()) -> Iterator[Path]:
@@ -139,7 +150,3 @@ def _items(value: Any) -> dict[Any, Any]:
     if isinstance(value, list):
         return dict(enumerate(value))  # pyright: ignore[reportUnknownArgumentType]
     return value if isinstance(value, dict) else {}  # pyright: ignore[reportUnknownVariableType]
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
