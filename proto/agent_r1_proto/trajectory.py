@@ -157,10 +157,18 @@ class ProbedTurn(Message):
 
     turn: Turn
     """As it is written: its calls are not run."""
+    calls: bool
+    """It calls a tool."""
+    sample: int | None
+    """Which of the candidates wrote it first; None where only the greedy turn is it."""
+    greedy: bool
+    """It is the greedy turn."""
     logprob: float
     """Natural-log probability of all its tokens, at the sampling temperature."""
-    outcomes: Annotated[list[float], Field(min_length=1)]
-    """Reward of each continuation; one value where the turn ends the interaction."""
+    value: float | None = None
+    """What the scorer says of it; None where nothing is scored."""
+    outcomes: list[float] = []
+    """Reward of each continuation; one value where the turn calls nothing."""
 
 
 class Probe(Message):

@@ -233,7 +233,7 @@ class EvalClient:
             ),
             group_size=1,
             task=question.task,
-            purpose="eval",
+            purpose="value" if self.decoding and self.decoding.continuations else "eval",
             sampling=sampling,
             decoding=self.decoding,
             reply_stream=self._stream,

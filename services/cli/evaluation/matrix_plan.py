@@ -6,14 +6,13 @@ so; a mistake in a file is an error.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from agent_r1.cli.evaluation.decoding import scorer_of
+from agent_r1.cli.evaluation.decoding import scorer_of, with_scorers
 from agent_r1.cli.evaluation.evaluate import evaluation_facts, questioning
 from agent_r1.cli.policy import with_policy
 from agent_r1.config.checks import use_plugins
@@ -28,7 +27,6 @@ from agent_r1.evaluation.matrix.config import (
     DecodeEntry,
     MatrixFile,
     Method,
-    Scorer,
     SetName,
 )
 from agent_r1.evaluation.matrix.data_sets import (
@@ -43,11 +41,9 @@ from agent_r1.evaluation.matrix.data_sets import (
 from agent_r1.evaluation.matrix.questions import Question
 from agent_r1.evaluation.matrix.report import CellKey
 from agent_r1.reward.components import ASKING
-from agent_r1.reward.config import RewardConfig
 from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_proto.weights import SNAPSHOT_FILE
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.source import write_lines
 from agent_r1_service.files.tasks import source_digest
@@ -333,31 +329,6 @@ def service_config(config: Config, family: Family, style: str) -> Config:
             "tools": tools,
         }
     )
-
-
-def with_scorers(config: Config, folders: Mapping[Scorer, str]) -> Config:
-    """Return the configuration with components that ask models of these folders.
-
-    A model is called by its component and a digest of its weights, so that a cell which was made
-    with another one is known.
-
-    Raises:
-        ConfigError: a folder has no weights.
-    """
-    if not folders:
-        return config
-    reward: dict[str, object] = config.reward.model_dump()
-    reward["components"] = {**dict.fromkeys(folders, 0.0), **config.reward.components}
-    for name, folder in folders.items():
-        weights = Path(folder) / SNAPSHOT_FILE
-        if not weights.is_file():
-            raise ConfigError(
-                f"models.scorers.{name} ({folder}) has no {SNAPSHOT_FILE}; name a folder that "
-                "`agent-r1 export --critic` or `agent-r1 train-reward` wrote"
-            )
-        digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
-        reward[ASKING[name]] = {"path": folder, "model": f"{name}-{digest}"}
-    return config.model_copy(update={"reward": RewardConfig.model_validate(reward)})
 
 
 def _choice_settings(choice: Choice | None) -> dict[str, JsonValue]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from agent_r1.rollout.branch import Branch
-from agent_r1.rollout.decoding.rule import draw, effective, log_sum
+from agent_r1_service.tilting import log_sum
 
 RESAMPLE_BELOW = 0.5
 """All are drawn anew where their effective number falls below this share of them."""
@@ -33,6 +33,8 @@ class Particle:
 
     def __post_init__(self) -> None:
         self.candidates, self.tilted = [self.branch], [0.0]
+        self.greedy = self.branch
+        """The greedy one of the candidates."""
 
     def sprout(self, name: str) -> Branch:
         """Return a branch to be made longer."""
@@ -68,3 +70,26 @@ def resampled(particles: Sequence[Particle], rng: random.Random) -> list[Particl
     counts = draw([log for _, log in children], keep, rng)
     drawn = zip(children, counts, strict=True)
     return [Particle(branch, count) for (branch, _), count in drawn if count]
+
+
+def effective(logs: Sequence[float]) -> float:
+    """Return the effective sample size of weights, given their logs: 1 to their number."""
+    return math.exp(2 * log_sum(logs) - log_sum([2 * log for log in logs]))
+
+
+def draw(logs: Sequence[float], number: int, rng: random.Random) -> list[int]:
+    """Return how often each is drawn, `number` in all, in proportion to its weight.
+
+    The draws are spread evenly (systematic resampling), so what has a share s is drawn s * number
+    times, rounded up or down.
+    """
+    total, at, counts = log_sum(logs), rng.random(), []
+    reached = 0.0
+    for log in logs:
+        reached += number * math.exp(log - total)
+        counts.append(0)
+        while at < reached and sum(counts) < number:
+            counts[-1] += 1
+            at += 1.0
+    counts[logs.index(max(logs))] += number - sum(counts)  # what rounding has left
+    return counts

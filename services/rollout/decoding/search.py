@@ -2,7 +2,7 @@
 
 agent_loop.py hands in the branch that holds the prompt and gets the one that was chosen. Each round
 samples the next turn of every branch: once, after several first turns (`best_of_n`, `majority`), or
-several times, of which some are taken (`value_guided`, `beam`); rule.py says which.
+several times, of which some are taken (`value_guided`, `beam`), as tilting.py says.
 
 A branch's prompt is its parent's tokens and its own, so the engine finds them in its prefix cache.
 A branch gets a state of its own (sessions, environment) when its calls are run, not before.
@@ -19,7 +19,6 @@ import random
 from collections.abc import Sequence
 
 from agent_r1.rollout.branch import Branch, BranchState
-from agent_r1.rollout.decoding import rule
 from agent_r1.rollout.decoding.particles import Particle, resampled
 from agent_r1.rollout.decoding.scorer import BranchScorer, as_interaction
 from agent_r1.rollout.decoding.spending import CallBudget, Spending
@@ -27,6 +26,7 @@ from agent_r1.rollout.turns import Turns
 from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.trajectory import ANSWERED, DecodingCost, Probe, ProbedTurn, Status
 from agent_r1_service.answers import most_frequent
+from agent_r1_service.tilting import Proposal, tilted
 from agent_r1_service.together import run_together
 
 OUT_OF_CALLS: tuple[Status, str] = ("TRUNCATED", "decoding_max_calls")
@@ -62,7 +62,7 @@ class Search:
         self._rng = random.Random(seed)
         self._spent = Spending(states=list(states))
         self._scores: dict[Branch, float] = {}
-        self._remembered: list[Branch] = []
+        self._remembered: dict[Branch, ProbedTurn] = {}
         """Candidates for one turn, before their calls are run, all in one state."""
         self._num_places = 0
         """Turns so far that had several candidates."""
@@ -102,26 +102,27 @@ class Search:
             await self._propose(going)
             await self._weigh(going)
             if self._decoding.continuations and len(going[0].candidates) > 1:
-                await self._remember(going[0].candidates)
+                await self._remember(going[0])
             kept = self._take(kept)
             if self._decoding.lookahead == 0:
                 await self._run_calls(self._admit([particle.branch for particle in kept]))
             going_on = [p.branch.state for p in kept if p.branch.ended is None]
-            await self._close_all_but([*going_on, *(b.state for b in self._remembered[:1])])
+            await self._close_all_but([*going_on, *(b.state for b in self._remembered)])
         return await self._vote(kept)
 
     async def _propose(self, particles: Sequence[Particle]) -> None:
         """Find what may follow: the greedy turn and, unless that is all but sure, sampled ones."""
         for particle in particles:
-            particle.candidates = [particle.sprout("g")]
-        await self._sample([p.candidates[0] for p in particles], temperature=0.0)
-        unsure = [particle for particle in particles if self._is_unsure(particle.candidates[0])]
+            particle.greedy = particle.sprout("g")
+            particle.candidates = [particle.greedy]
+        await self._sample([particle.greedy for particle in particles], temperature=0.0)
+        unsure = [particle for particle in particles if self._is_unsure(particle.greedy)]
         sampled = [[p.sprout(str(i)) for i in range(self._decoding.candidates)] for p in unsure]
         await self._sample([branch for branches in sampled for branch in branches])
         for particle, branches in zip(unsure, sampled, strict=True):
             # Sampled ones first: their log-probabilities are those of the temperature.
             distinct: dict[tuple[int, ...], Branch] = {}
-            for branch in (*branches, *particle.candidates):
+            for branch in (*branches, particle.greedy):
                 distinct.setdefault(tuple(branch.record.token_ids), branch)
             particle.candidates = list(distinct.values())
 
@@ -141,10 +142,10 @@ class Search:
         for particle in particles:
             paid = self._paid(particle.candidates)
             candidates = [self._candidate(branch) for branch in paid]
-            particle.candidates, particle.tilted = paid, rule.tilted(candidates, self._beta)
+            particle.candidates, particle.tilted = paid, tilted(candidates, self._beta)
 
-    def _candidate(self, branch: Branch) -> rule.Candidate:
-        return rule.Candidate(
+    def _candidate(self, branch: Branch) -> Proposal:
+        return Proposal(
             branch.record.turn_logprob,
             calls=self._turns.has_calls(branch),
             value=self._scores.get(branch, 0.0),
@@ -198,36 +199,43 @@ class Search:
 
     # -- what turns are worth --------------------------------------------------------------------
 
-    async def _remember(self, candidates: Sequence[Branch]) -> None:
+    async def _remember(self, particle: Particle) -> None:
         """Keep the candidates of one of the turns that have several, each turn equally likely."""
         self._num_places += 1
-        if self._rng.random() * self._num_places < 1.0:
-            self._remembered = [branch.sprout(f"{branch.path}?") for branch in candidates]
-            await self._fork(self._remembered[0])
-            for branch in self._remembered:
-                branch.state = self._remembered[0].state
+        if self._rng.random() * self._num_places >= 1.0:
+            return
+        spare = particle.sprout("?")
+        await self._fork(spare)
+        self._remembered = {}
+        for branch in particle.candidates:
+            copy = branch.sprout(f"{branch.path}?")
+            copy.state = spare.state
+            read = branch.path.rpartition(".")[2]
+            self._remembered[copy] = ProbedTurn(
+                turn=branch.record.turns[-1],
+                calls=self._turns.has_calls(branch),
+                sample=int(read) if read.isdecimal() else None,
+                greedy=branch.record.token_ids == particle.greedy.record.token_ids,
+                logprob=branch.record.turn_logprob,
+                value=self._scores.get(branch),
+            )
 
     async def _probed(self) -> Probe | None:
         """Return what the remembered candidates are worth, each followed to the end."""
         if not self._remembered:
             return None
-        copies = [self._copies(branch) for branch in self._remembered]
-        going = [branch for of_one in copies for branch in of_one]
+        copies = {branch: self._copies(branch) for branch in self._remembered}
+        going = [branch for of_one in copies.values() for branch in of_one]
         while going := [branch for branch in going if branch.ended is None]:
             await self._run_calls(going)
             going = [branch for branch in going if branch.ended is None]
             await self._sample(going)
-        return Probe(
-            after=len(self._remembered[0].record.turns) - 1,
-            candidates=[
-                ProbedTurn(
-                    turn=branch.record.turns[-1],
-                    logprob=branch.record.turn_logprob,
-                    outcomes=await self._outcomes(of_one),
-                )
-                for branch, of_one in zip(self._remembered, copies, strict=True)
-            ],
-        )
+        candidates = [
+            turn.model_copy(update={"outcomes": await self._outcomes(copies[branch])})
+            for branch, turn in self._remembered.items()
+        ]
+        (first, *_) = self._remembered
+        return Probe(after=len(first.record.turns) - 1, candidates=candidates)
 
     def _copies(self, branch: Branch) -> list[Branch]:
         """Return a branch as often as it is to be continued: once, where it calls nothing."""

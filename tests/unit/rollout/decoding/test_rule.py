@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from agent_r1.rollout.decoding.particles import Particle, resampled
-from agent_r1.rollout.decoding.rule import Candidate, draw, effective, log_sum, tilted
+from agent_r1.rollout.decoding.particles import Particle, draw, effective, resampled
+from agent_r1_service.tilting import Proposal, log_sum, tilted
 
 
 def test_a_candidate_counts_its_probability_times_its_advantage():
     # pi = 0.2 and 0.6, which is 1/4 and 3/4 of the two. The mean value is 1/4 * 0.9 + 3/4 * 0.1 =
     # 0.3, so the advantages are 0.6 and -0.2; with beta = 2 they add 1.2 and -0.4.
-    found = tilted([Candidate(math.log(0.2), True, 0.9), Candidate(math.log(0.6), True, 0.1)], 2.0)
+    found = tilted([Proposal(math.log(0.2), True, 0.9), Proposal(math.log(0.6), True, 0.1)], 2.0)
     assert found == pytest.approx([math.log(0.25) + 1.2, math.log(0.75) - 0.4])
 
 
@@ -23,16 +23,16 @@ def test_answers_are_compared_with_answers_and_calls_with_calls():
     # Two calls of 0.4 and 0.4 with values 0.2 and 0.6 (mean 0.4), and one answer of 0.2, whose
     # advantage over itself is 0 whatever it is worth.
     candidates = [
-        Candidate(math.log(0.4), True, 0.2),
-        Candidate(math.log(0.4), True, 0.6),
-        Candidate(math.log(0.2), False, 1.0),
+        Proposal(math.log(0.4), True, 0.2),
+        Proposal(math.log(0.4), True, 0.6),
+        Proposal(math.log(0.2), False, 1.0),
     ]
     wanted = [math.log(0.4) - 1.0, math.log(0.4) + 1.0, math.log(0.2)]
     assert tilted(candidates, 5.0) == pytest.approx(wanted)
 
 
 def test_with_beta_0_only_probability_counts():
-    found = tilted([Candidate(-3.0, True, 1.0), Candidate(-2.0, False, 0.0)], 0.0)
+    found = tilted([Proposal(-3.0, True, 1.0), Proposal(-2.0, False, 0.0)], 0.0)
     assert found[1] - found[0] == pytest.approx(1.0)
     assert math.exp(found[0]) + math.exp(found[1]) == pytest.approx(1.0)
 

@@ -1,6 +1,6 @@
-"""Which of several candidates for a turn is taken: log-probabilities and values in, masses out.
+"""How much each of several candidates for a turn is to count: what is likely, tilted by values.
 
-search.py samples and scores the candidates. Pure functions.
+rollout/decoding searches with it, and evaluation/guidance.py fits it. Pure functions.
 
 pi * exp(beta * Q) is the policy that earns the most Q while a KL of weight 1/beta holds it near pi
 (arXiv:2310.17022). A scorer is asked only what it can tell: which of the calls, or which of the
@@ -11,13 +11,12 @@ ended and that of one which goes on are not comparable, since a scorer errs diff
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Candidate:
+class Proposal:
     """One of the turns that may follow a state."""
 
     logprob: float
@@ -28,7 +27,7 @@ class Candidate:
     """Of the state behind it."""
 
 
-def tilted(candidates: Sequence[Candidate], beta: float) -> list[float]:
+def tilted(candidates: Sequence[Proposal], beta: float) -> list[float]:
     """Return the log of pi * exp(beta * A) for each candidate, pi summing to 1 over all.
 
     A is the value minus the mean value, under pi, of the candidates that also call, or also do not.
@@ -41,7 +40,7 @@ def tilted(candidates: Sequence[Candidate], beta: float) -> list[float]:
     return [c.logprob - total + beta * (c.value - means[c.calls]) for c in candidates]
 
 
-def _mean(candidates: Sequence[Candidate]) -> float:
+def _mean(candidates: Sequence[Proposal]) -> float:
     total = log_sum([c.logprob for c in candidates])
     return math.fsum(math.exp(c.logprob - total) * c.value for c in candidates)
 
@@ -50,26 +49,3 @@ def log_sum(logs: Sequence[float]) -> float:
     """Return the log of the sum of what these are logs of."""
     highest = max(logs)
     return highest + math.log(math.fsum(math.exp(log - highest) for log in logs))
-
-
-def effective(logs: Sequence[float]) -> float:
-    """Return the effective sample size of weights, given their logs: 1 to their number."""
-    return math.exp(2 * log_sum(logs) - log_sum([2 * log for log in logs]))
-
-
-def draw(logs: Sequence[float], number: int, rng: random.Random) -> list[int]:
-    """Return how often each is drawn, `number` in all, in proportion to its weight.
-
-    The draws are spread evenly (systematic resampling), so what has a share s is drawn s * number
-    times, rounded up or down.
-    """
-    total, at, counts = log_sum(logs), rng.random(), []
-    reached = 0.0
-    for log in logs:
-        reached += number * math.exp(log - total)
-        counts.append(0)
-        while at < reached and sum(counts) < number:
-            counts[-1] += 1
-            at += 1.0
-    counts[logs.index(max(logs))] += number - sum(counts)  # what rounding has left
-    return counts
