@@ -22,7 +22,6 @@ from agent_r1.cli.evaluation.decoding import (
     check_tools,
     decoding_of,
     fitted_setting,
-    takes_fitted,
 )
 from agent_r1.cli.policy import config_file_of, describe_policy, with_policy
 from agent_r1.cli.results.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
@@ -57,13 +56,12 @@ def chat(arguments: argparse.Namespace) -> int:
         )
     config = chat_config(arguments.policy, arguments.config, arguments.options)
     temperature = arguments.temperature
-    if takes_fitted(arguments):
-        fitted = fitted_setting(arguments.policy)
+    if (fitted := fitted_setting(arguments, config.model.policy)) is None:
+        decoding = decoding_of(arguments, config, temperature)
+    else:
         print(fitted.shown)
         config, decoding = fitted.applied(config), fitted.decoding
         temperature = fitted.temperature
-    else:
-        decoding = decoding_of(arguments, config, temperature)
     config = uncompared(config, None if decoding is None else decoding.scorer)
     check_tools(decoding, config_checks.check(config, "serve").specs)
     console = Console(highlight=False, markup=False, emoji=False)

@@ -114,30 +114,31 @@ class FittedSetting(Message):
         return with_scorers(config, {self.decoding.scorer: self.model})
 
 
-def fitted_setting(policy: str) -> FittedSetting:
-    """Return what was fitted for the run that a policy belongs to.
+def fitted_setting(arguments: argparse.Namespace, policy: str) -> FittedSetting | None:
+    """Return what was fitted for the run of a policy, where `--decode value_guided` says no more.
 
     Raises:
-        ConfigError: nothing was, or the file cannot be read.
+        ConfigError: the file cannot be read.
+    """
+    if arguments.decode != "value_guided" or given_options(arguments):
+        return None
+    return read_setting(policy)
+
+
+def read_setting(policy: str) -> FittedSetting | None:
+    """Return what was fitted for the run of a policy; None where nothing was.
+
+    Raises:
+        ConfigError: the file cannot be read.
     """
     run = config_file_of(policy)
-    file = None if run is None else run.parent / DECODING_FILE
+    file = None if run is None else run.with_name(DECODING_FILE)
     if file is None or not file.is_file():
-        raise ConfigError(
-            f"--decode value_guided without further options takes the setting that was fitted for "
-            f"a run, and there is none for {policy}; fit it with `agent-r1 evaluate CONFIG "
-            "--policy RUN --decode value_guided --decode-fit` (docs/decoding.md), or name a "
-            "setting: --decode-candidates K --decode-beta B"
-        )
+        return None
     try:
         return FittedSetting.model_validate_json(file.read_bytes())
     except ValidationError as exc:
         raise ConfigError(f"{file} cannot be read ({exc}); fit it again with --decode-fit") from exc
-
-
-def takes_fitted(arguments: argparse.Namespace) -> bool:
-    """Say whether the setting is the run's own: the method is named, and nothing besides."""
-    return arguments.decode == "value_guided" and not given_options(arguments)
 
 
 def _number_or_name(text: str | None) -> int | str | None:

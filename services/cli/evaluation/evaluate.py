@@ -20,7 +20,6 @@ from agent_r1.cli.evaluation.decoding import (
     check_tools,
     decoding_of,
     fitted_setting,
-    takes_fitted,
 )
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
@@ -108,9 +107,9 @@ def with_decoding(config: Config, arguments: argparse.Namespace) -> tuple[Config
     Raises:
         ConfigError: an option does not fit the method or the configuration.
     """
-    if not takes_fitted(arguments):
+    fitted = fitted_setting(arguments, config.model.policy)
+    if fitted is None:
         return config, decoding_of(arguments, config, config.evaluation.temperature)
-    fitted = fitted_setting(arguments.policy or config.model.policy)
     print(fitted.shown)
     evaluation = config.evaluation.model_copy(update={"temperature": fitted.temperature})
     return fitted.applied(config).model_copy(update={"evaluation": evaluation}), fitted.decoding

@@ -41,8 +41,7 @@ class Fit:
     def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
         if arguments.decode != "value_guided":
             raise ConfigError(
-                f"--decode-fit fits value_guided, and --decode is {arguments.decode}; add --decode "
-                "value_guided"
+                "--decode-fit fits the method value_guided; add --decode value_guided"
             )
         values = DEFAULTS | given_options(arguments)
         values["scorer"] = scorer_of(arguments.decode_scorer, config)
@@ -134,7 +133,7 @@ def fit(arguments: argparse.Namespace, config: Config) -> int:
     """Measure the scorer of a run's policy, and write how to decode into the run folder."""
     from agent_r1_deploy import local_client
 
-    run = config_file_of(arguments.policy or config.model.policy)
+    run = config_file_of(config.model.policy)
     if run is None:
         raise ConfigError("--decode-fit writes into a run folder; name one with --policy")
     wanted = Fit(arguments, config)

@@ -400,10 +400,11 @@ def test_what_chooses_from_a_pool_shares_its_answers(own: Path):
     for cell in (majority, best):
         assert (cell.questioning.attempts, cell.questioning.decoding) == (4, None)
         assert cell.questioning.temperature == 1.0
+        assert cell.questioning.greedy_first
     assert majority.choice is not None
     assert (majority.choice.candidates, majority.choice.scorer) == (3, None)
     assert best.choice is not None
-    assert best.choice.tokens_of == cells["held_out-one-as_they_are-guided"].file
+    assert best.choice.costs_as == cells["held_out-one-as_they_are-guided"].file
     assert best.settings["pool.tokens_of"] == "held_out-one-as_they_are-guided"
 
 
