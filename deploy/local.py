@@ -9,6 +9,7 @@ learners on them in turn.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -19,18 +20,29 @@ from typing import Any, Protocol
 from agent_r1.config import checks as config_checks
 from agent_r1.config.models import fetch_models, model_variables, with_models
 from agent_r1.config.run import Config, ConfigError, write_config
-from agent_r1_deploy.local_folder import claim_run_folder, launcher_state
-from agent_r1_deploy.local_result import EXIT_OF_STATUS, print_result, print_stopped, summary_of
+from agent_r1.config.sources import quoted
+from agent_r1.learner.checkpoints.standing import ledger_problem, resume_notes
+from agent_r1.learner.outcome import finished_status, last_summary
+from agent_r1_deploy.local_folder import claim_run_folder, launcher_state, running_launcher
+from agent_r1_deploy.local_result import (
+    EXIT_OF_STATUS,
+    print_nothing_to_do,
+    print_result,
+    print_stopped,
+    summary_of,
+)
 from agent_r1_deploy.local_services import LocalServices
-from agent_r1_deploy.local_view import TrainingView, at_hand, program
+from agent_r1_deploy.local_view import TrainingView, program
+from agent_r1_deploy.local_watch import Watch
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import RunConfig
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1_service.files.conditions import Condition, append_condition, close_left_open
 from agent_r1_service.files.dead_letters import load_letters, save_letters
-from agent_r1_service.files.run_folder import CONFIG_FILE, LOGS_DIR
+from agent_r1_service.files.run_folder import CONDITIONS_FILE, CONFIG_FILE, LOGS_DIR
 from agent_r1_service.logs import make_formatter
 
 logger = logging.getLogger(__name__)
@@ -235,20 +247,29 @@ async def _run_services(
     asked = asyncio.create_task(interrupts.asked.wait())
     over = asyncio.create_task(supervisor.wait())
     watching = asyncio.create_task(view.follow(supervisor.starting))
+
+    close_left_open(folder / CONDITIONS_FILE, "launcher")
+
+    def note(condition: Condition) -> None:
+        view.event(condition.text())
+        with contextlib.suppress(OSError):  # a full disk is no reason to watch no longer
+            append_condition(folder / CONDITIONS_FILE, condition)
+
+    watch = asyncio.create_task(Watch(services, config.run.id, note).watch_forever())
     working = asyncio.create_task(work(services))
     try:
         async with launcher_server(services.served(), supervisor):
             await first_of(working, over, asked)
     finally:
-        await cancel_all(working)
+        await cancel_all(working, watch)
         if services.redis_url:
             num_letters = await _save_dead_letters(services.redis_url, config, folder)
             if num_letters:
-                listing = f"{program('agent-r1')} dead-letters list {at_hand(folder)}"
+                listing = f"{program('agent-r1')} dead-letters list {quoted(folder)}"
                 view.event(f"!! {num_letters} dead letters: {listing}")
         if not asked.done():  # else the first interrupt has said it
             view.event("stopping the services")
-        await supervisor.stop()
+        await services.stop()
         await leave_shared_redis(config)
         await cancel_all(watching, over, asked)
         view.close()
@@ -256,6 +277,31 @@ async def _run_services(
 
 
 # --- Training ----------------------------------------------------------------------------------
+
+
+def require_ledger(config: Config) -> None:
+    """Refuse to continue a run whose next start cannot be numbered.
+
+    Raises:
+        ConfigError: its ledger is missing, torn or too old.
+    """
+    stored = config.learner.checkpoint_url is not None
+    problem = ledger_problem(config.run.folder(), stored=stored)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def nothing_to_do(config: Config) -> str | None:
+    """Return the status of a run that has finished, and say so; None where steps are left."""
+    folder = config.run.folder()
+    if not last_summary(folder):
+        return None
+    steps = config.learner.steps
+    total = config.learner.num_steps(len(config.prompt_order())) if steps is None else steps
+    status = finished_status(folder, total, config.evaluation.patience)
+    if status is not None:
+        print_nothing_to_do(folder, status)
+    return status
 
 
 def run_training(config: Config, *, resume: bool, temporary: bool = False) -> int:
@@ -273,14 +319,21 @@ def run_training(config: Config, *, resume: bool, temporary: bool = False) -> in
     Raises:
         ConfigError: nothing was started, for the reason given.
     """
+    folder = config.run.folder()
+    if resume and running_launcher(folder) is None:
+        require_ledger(config)
+        if status := nothing_to_do(config):
+            return EXIT_OF_STATUS[status]
     config_checks.check(config, "train", resume=resume)
     models = fetch_models(config, print)
     if models:  # what is said of them could not be checked before
         config_checks.check(with_models(config, models), "train", resume=resume)
-    folder = config.run.folder()
     claim_run_folder(folder, resume=resume)
     variables = {**open_folder(config, folder), **model_variables(models)}
     view = TrainingView(folder, config)
+    if resume and config.learner.checkpoint_url is None:  # else the run store says where it stands
+        for note in resume_notes(folder):
+            view.event(note)
 
     async def train(services: LocalServices) -> None:
         await prepare_redis(services, config, view.event, learner=True)

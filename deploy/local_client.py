@@ -12,8 +12,7 @@ import contextlib
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,17 +29,21 @@ from agent_r1_deploy.local import (
     log_to,
     prepare_redis,
 )
-from agent_r1_deploy.local_services import LocalServices
+from agent_r1_deploy.local_services import LocalServices, cache_folder
+from agent_r1_deploy.local_watch import Watch
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.streams import Broker
-from agent_r1_service.files.run_folder import CONFIG_FILE, LOGS_DIR
+from agent_r1_service.files.own_folder import OwnFolder
+from agent_r1_service.files.private import private_folder
+from agent_r1_service.files.run_folder import CLIENTS_DIR, CONFIG_FILE, LIVE_DIR, LOGS_DIR
 
 logger = logging.getLogger(__name__)
 
 FAILURES_POLL_S = 0.5
 LAST_LOOK_TIMEOUT_S = 5.0
 RUN_ID_LENGTH = 64
+FOLDER_PREFIX = "client-"
 NEXT_STEP = "read the log, and correct the tool, the reward or the configuration"
 
 T = TypeVar("T")
@@ -68,13 +71,56 @@ async def serving(
         config = _without_models(config)
     else:
         models = await asyncio.to_thread(fetch_models, config, report)
-    work_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
+    with work_folder(config) as (work_dir, shown):
+        async with _serving(config, work_dir, models, report, only_tools, shown) as served:
+            yield served
+
+
+@contextlib.contextmanager
+def work_folder(config: Config) -> Iterator[tuple[Path, set[str]]]:
+    """Make the folder of one client: in the run folder, or in the cache where there is none.
+
+    The next client removes what a killed one has left. Logs stay where something went wrong: a
+    message names one.
+
+    Yields:
+        The folder, and an empty set, for the kinds of failures that are shown.
+    """
+    run = config.run.folder().absolute()
+    parent = (run if os.access(run, os.W_OK) else cache_folder()) / CLIENTS_DIR
+    private_folder(parent)
+    folder, shown, kept = OwnFolder(parent, FOLDER_PREFIX), set[str](), False
+    try:
+        yield folder.path, shown
+        kept = bool(shown)
+    except Exception:
+        kept = True
+        raise
+    finally:
+        shutil.rmtree(folder.path / LIVE_DIR, ignore_errors=True)
+        if kept:
+            folder.keep()
+        else:
+            folder.remove()
+        with contextlib.suppress(OSError):
+            parent.rmdir()  # unless others are there
+
+
+@contextlib.asynccontextmanager
+async def _serving(
+    config: Config,
+    work_dir: Path,
+    models: Mapping[Key, Path],
+    report: Callable[[str], None],
+    only_tools: bool,
+    shown: set[str],
+) -> AsyncIterator[tuple[Config, Supervisor]]:
     suffix = f"-client-{os.getpid()}"
     run = config.run.model_copy(
         update={"id": config.run.id[: RUN_ID_LENGTH - len(suffix)] + suffix, "dir": work_dir}
     )
     own = config.model_copy(update={"run": run})
-    state_dir = work_dir / "state"
+    state_dir = work_dir / LIVE_DIR
     state_dir.mkdir(mode=0o700)
     log_dir = work_dir / LOGS_DIR
     log_dir.mkdir()
@@ -96,16 +142,18 @@ async def serving(
             report("starting tools, reward and rollout")
             await services.start_all(learner=False, resume=False)
         served = services.served()
-        async with failures_shown(served, log_dir, report) as shown:
-            yield served, services.supervisor
+        watch = Watch(services, own.run.id, lambda condition: report(condition.text()))
+        watching = asyncio.create_task(watch.watch_forever())
+        try:
+            async with failures_shown(served, log_dir, report, shown):
+                yield served, services.supervisor
+        finally:
+            await cancel_all(watching)
     finally:
-        await asyncio.shield(services.supervisor.stop())
+        await asyncio.shield(services.stop())
         await leave_shared_redis(own)
         logging.getLogger().removeHandler(handler)
         handler.close()
-    # Kept when something went wrong: the message names a log in it.
-    if not shown:
-        shutil.rmtree(work_dir, ignore_errors=True)
 
 
 def _without_models(config: Config) -> Config:
@@ -153,15 +201,17 @@ def run_client(
 
 @contextlib.asynccontextmanager
 async def failures_shown(
-    config: Config, log_dir: Path, report: Callable[[str], None]
-) -> AsyncIterator[set[str]]:
+    config: Config, log_dir: Path, report: Callable[[str], None], shown: set[str] | None = None
+) -> AsyncIterator[None]:
     """Show the first failure of each kind at once, as the failure board tells of it.
 
-    Yields:
-        The kinds of failures shown so far.
+    Args:
+        config: of the services.
+        log_dir: folder of their logs.
+        report: called with what is to be shown.
+        shown: gets the kinds of failures that were.
     """
-    shown: set[str] = set()
-
+    shown = set() if shown is None else shown
     async with await Broker.connect(config.redis.connection_url(), config.run.id) as broker:
         board = FailureBoard(broker)
 
@@ -179,7 +229,7 @@ async def failures_shown(
 
         watching = asyncio.create_task(watch())
         try:
-            yield shown
+            yield
         finally:
             await cancel_all(watching)
             try:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,8 +20,11 @@ from typing import Any
 from agent_r1.config.sources import ConfigError
 from agent_r1_service.files.private import private_folder, write_private
 from agent_r1_service.files.run_folder import (
+    CLIENTS_DIR,
+    CONDITIONS_FILE,
     CONFIG_FILE,
     LAUNCHER_FILE,
+    LIVE_DIR,
     LOCK_FILE,
     LOGS_DIR,
     TRAJECTORIES_DIR,
@@ -29,9 +32,14 @@ from agent_r1_service.files.run_folder import (
 
 REDIS_URL_FILE = "redis.url"
 """In the private folder: how to reach the Redis of a live run."""
+REDIS_PASSWORD_FILE = "redis-password"
+"""In the private folder: that Redis's password, for the services."""
 TOKEN_FILE = "token"
 """In the private folder: the run's token."""
-LEFT_BY_A_FAILED_START = {CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LAUNCHER_FILE, LOCK_FILE}
+LEFT_BY_A_FAILED_START = {
+    *(CONFIG_FILE, LOGS_DIR, TRAJECTORIES_DIR, LOCK_FILE, CONDITIONS_FILE),
+    *(LAUNCHER_FILE, LIVE_DIR, CLIENTS_DIR),
+}
 
 
 def running_launcher(folder: Path) -> dict[str, Any] | None:
@@ -81,7 +89,8 @@ def run_folder_problem(folder: Path, *, resume: bool) -> str | None:
     if folder.is_dir() and _holds_a_run(folder):
         return (
             f"run folder {folder} is not empty; continue with "
-            f"`agent-r1 train --resume {folder}`, or name another folder with --run-dir"
+            f"`agent-r1 train --resume {shlex.quote(str(folder))}`, or name another folder with "
+            "--run-dir"
         )
     return None
 
@@ -106,8 +115,10 @@ def claim_run_folder(folder: Path, *, resume: bool) -> None:
 
 @contextlib.contextmanager
 def launcher_state(folder: Path) -> Iterator[Path]:
-    """Make a private folder for this start, and say in the run folder where it is."""
-    state_dir = Path(tempfile.mkdtemp(prefix="agent-r1-"))
+    """Make a private folder for this start in the run folder, and say there where it is."""
+    state_dir = folder.absolute() / LIVE_DIR
+    shutil.rmtree(state_dir, ignore_errors=True)  # of a launcher that was killed
+    private_folder(state_dir)
     values = {
         "pid": os.getpid(),
         "command": Path("/proc/self/cmdline").read_bytes().decode(errors="replace"),

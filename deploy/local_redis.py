@@ -25,7 +25,9 @@ from redis.exceptions import RedisError
 
 from agent_r1.config.sources import ConfigError
 from agent_r1_deploy.service import ServiceSpec
-from agent_r1_service.config import hide_password
+from agent_r1_proto.addresses import hide_password
+from agent_r1_proto.connection import Keys
+from agent_r1_proto.redis_trouble import find_trouble
 from agent_r1_service.files.private import write_private
 
 PROGRAMS = ("redis-server", "valkey-server")
@@ -100,22 +102,20 @@ async def answers(url: str, timeout_s: float = PING_TIMEOUT_S) -> bool:
         await client.aclose()
 
 
-async def wait_for_redis(url: str, report: Callable[[str], None]) -> None:
-    """Wait a moment for a configured Redis; report it when it does not answer at once.
+async def wait_for_redis(url: str, run_id: str, report: Callable[[str], None]) -> None:
+    """Wait a moment for a configured Redis; report what is wrong with it when that is not over.
 
     Raises:
-        ConfigError: it does not answer.
+        ConfigError: it cannot be used.
     """
     deadline = time.monotonic() + WAIT_S
     waiting = False
-    while not await answers(url):
+    while (trouble := await find_trouble(url, Keys(run_id).probe)) is not None:
+        text = trouble.of(f"redis.url ({hide_password(url)})")
         if time.monotonic() >= deadline:
-            raise ConfigError(
-                f"redis.url ({hide_password(url)}) does not answer within {WAIT_S:g} s; start "
-                "Redis there, correct redis.url, or remove it for a server of this run's own"
-            )
+            raise ConfigError(f"{text}; or remove redis.url for a server of this run's own")
         if not waiting:
-            report(f"waiting for Redis at {hide_password(url)}")
+            report(f"waiting for Redis: {text}")
         waiting = True
         await asyncio.sleep(POLL_S)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -16,13 +17,20 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.cli.results.transcript import print_transcript
-from agent_r1.config.sources import at_hand
+from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local_view import program, read_json_lines, set_scores
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
-from agent_r1_service.files.run_folder import LEDGER_FILE, LOGS_DIR, SUMMARY_FILE, TRAJECTORIES_DIR
+from agent_r1_service.files.conditions import read_conditions, summarize
+from agent_r1_service.files.run_folder import (
+    CONDITIONS_FILE,
+    LEDGER_FILE,
+    LOGS_DIR,
+    SUMMARY_FILE,
+    TRAJECTORIES_DIR,
+)
 
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""
@@ -97,7 +105,7 @@ def _questions(scores: dict[str, Any]) -> str:
 
 def losses_text(summary: dict[str, Any], folder: Path) -> str:
     """Say what a run lost and why."""
-    command, run = program("agent-r1"), at_hand(folder)
+    command, run = program("agent-r1"), quoted(folder)
     lines = [
         f"!! {summary.get('reason')}",
         "The policy was trained on what was left, which may differ from what was lost.",
@@ -134,16 +142,38 @@ def print_result(folder: Path, names: ScoreNames, output: TextIO | None = None) 
         console.print(Text(losses_text(summary, folder), style="bold red"), soft_wrap=True)
     elif summary.get("reason"):
         console.print(summary["reason"], soft_wrap=True)
-    _print_next(console, at_hand(folder))
+    for line in hindrances(folder):
+        console.print(line, soft_wrap=True)
+    _print_next(console, folder)
 
 
-def _print_next(console: Console, run: Path) -> None:
+def hindrances(folder: Path) -> Iterator[str]:
+    """Yield what has hindered a run for a while, each kind once."""
+    for one in summarize(read_conditions(folder / CONDITIONS_FILE)):
+        times = "" if one["times"] == 1 else f", {one['times']} times"
+        lasts = " (to its end)" if one["lasts"] else ""
+        took = format_duration(float(str(one["seconds"])))
+        yield f"hindered for {took}{times}{lasts}: {one['what']}"
+
+
+def _print_next(console: Console, folder: Path) -> None:
     agent_r1, tensorboard = program("agent-r1"), program("tensorboard")
     console.print("Next:", style="bold")
+    run, logs = quoted(folder), quoted(folder / "tensorboard")
     console.print(f"  {agent_r1} show {run}            stored trajectories", soft_wrap=True)
     console.print(f"  {agent_r1} chat {run}            ask the agent yourself", soft_wrap=True)
-    console.print(f"  {tensorboard} --logdir {run}/tensorboard", soft_wrap=True)
-    console.print(f"  {run}/summary.json, {run}/logs/", soft_wrap=True)
+    console.print(f"  {tensorboard} --logdir {logs}", soft_wrap=True)
+    console.print(f"  {at_hand(folder)}/summary.json, {at_hand(folder)}/logs/", soft_wrap=True)
+
+
+def print_nothing_to_do(folder: Path, status: str, output: TextIO | None = None) -> None:
+    """Say that a run which is to be resumed has finished."""
+    print(
+        f"nothing to do: the run has {status.replace('_', ' ')} (see "
+        f"{at_hand(folder / SUMMARY_FILE)}); to train on, raise learner.steps or learner.epochs "
+        "with --set",
+        file=output or sys.stdout,
+    )
 
 
 def print_stopped(folder: Path, error: str | None, *, temporary: bool = False) -> None:
@@ -154,6 +184,8 @@ def print_stopped(folder: Path, error: str | None, *, temporary: bool = False) -
     stream = sys.stdout if error is None else sys.stderr
     if error is not None:
         print(f"{ERROR_PREFIX}{error}", file=stream)
+    for line in hindrances(folder):
+        print(line, file=stream)
     way_on = _way_on(folder, failed=error is not None, temporary=temporary)
     print(way_on, file=stream, flush=True)
 
@@ -165,7 +197,7 @@ def _way_on(folder: Path, *, failed: bool, temporary: bool) -> str:
         return f"Stopped: {again}"
     if not (folder / LEDGER_FILE).exists():
         return f"Stopped before training began: {again}"
-    resume = f"{program('agent-r1')} train --resume {at_hand(folder)}"
+    resume = f"{program('agent-r1')} train --resume {quoted(folder)}"
     if failed:
         return (
             "Stopped. Remove the cause before you continue; --set KEY=VALUE changes a key of the "

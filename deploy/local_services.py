@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
@@ -20,11 +21,13 @@ from agent_r1.config.placement import Place, place
 from agent_r1.config.run import Config
 from agent_r1.config.sources import ENV_PREFIX
 from agent_r1_deploy import local_redis
-from agent_r1_deploy.local_folder import REDIS_URL_FILE, TOKEN_FILE
+from agent_r1_deploy.local_folder import REDIS_PASSWORD_FILE, REDIS_URL_FILE, TOKEN_FILE
 from agent_r1_deploy.local_scorers import describe, scorer_servers
 from agent_r1_deploy.service import ServiceSpec
 from agent_r1_deploy.supervisor import RestartPolicy, ServiceError, Supervisor
+from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, split_password
 from agent_r1_service.exit_status import EXIT_LOSSES
+from agent_r1_service.files.own_folder import OwnFolder
 from agent_r1_service.files.private import write_private
 from agent_r1_service.files.run_folder import LOGS_DIR
 from agent_r1_service.http.token import TOKEN_VARIABLE, write_token
@@ -33,8 +36,12 @@ from agent_r1_service.together import run_together
 LEARNER_RANK, ROLLOUT_RANK, TOOL_RANK = 0, 1, 2
 REDIS_START_TRIES = 3
 PORT_TAKEN = "Address already in use"
-LONGEST_TEMPORARY_FOLDER = 70
-"""Letters of its path. A socket's path has 107 at most, and vLLM's names take 37 of them."""
+REDIS_URL_VARIABLE = f"{ENV_PREFIX}REDIS__URL"
+IN_PRIVATE_FILES = (TOKEN_VARIABLE, REDIS_PASSWORD_VARIABLE)
+"""Variables that no service gets: an environment reaches the programs of user code."""
+SOCKET_NAME_LENGTH = 36
+"""Letters of vLLM's names; a socket's whole path has 107 at most."""
+TEMPORARY_PREFIX = "agent-r1-tmp-"
 
 
 def tool_variable(name: str, key: str) -> str:
@@ -46,6 +53,18 @@ def cache_folder() -> Path:
     """Return the folder of what is compiled, which outlives runs."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(home) / "agent-r1"
+
+
+def holds_sockets(folder: Path) -> bool:
+    """Say whether engines can make sockets in a folder: its path is short, its disk knows them."""
+    path = folder / ("s" * SOCKET_NAME_LENGTH)
+    try:
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.bind(str(path))
+    except OSError:
+        return False
+    path.unlink()
+    return True
 
 
 class LocalServices:
@@ -79,11 +98,13 @@ class LocalServices:
         self._config = config
         self._config_file = config_file
         self._state_dir = state_dir
-        self._secrets = dict(secrets)
+        # Redis's is passed on in a file; see `_redis_environment`.
+        self._secrets = {n: text for n, text in secrets.items() if n != REDIS_URL_VARIABLE}
         self._report = report
         num_gpus = usable_gpus()
         self._placement = place(config, num_gpus=num_gpus, trains=trains)
         self._scorers = scorer_servers(config, num_gpus)
+        self._own_temporary: OwnFolder | None = None
         self._token_file = state_dir / TOKEN_FILE
         write_token(config.run, self._token_file)
         self.redis_url = ""
@@ -109,8 +130,7 @@ class LocalServices:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            # The token is in the private folder: the environment reaches user code's programs.
-            if not name.upper().startswith(ENV_PREFIX) and name != TOKEN_VARIABLE
+            if not name.upper().startswith(ENV_PREFIX) and name not in IN_PRIVATE_FILES
         }
         defaults = {
             "PYTHONUNBUFFERED": "1",
@@ -126,10 +146,17 @@ class LocalServices:
         Engines leave a socket in it at each start, and processes that are killed leave more.
         """
         folder = self._state_dir / "tmp"
-        if len(str(folder)) > LONGEST_TEMPORARY_FOLDER:
-            return {}
         folder.mkdir()
+        if not holds_sockets(folder):
+            self._own_temporary = OwnFolder(None, TEMPORARY_PREFIX)
+            folder = self._own_temporary.path
         return {"TMPDIR": str(folder)}
+
+    async def stop(self) -> None:
+        """Stop every service, and remove their temporary files."""
+        await self.supervisor.stop()
+        if self._own_temporary is not None:
+            self._own_temporary.remove()
 
     async def start_redis(self) -> str:
         """Start this run's own Redis unless one is configured; return its URL."""
@@ -138,8 +165,10 @@ class LocalServices:
             self.redis_url = await self._start_own_redis()
         else:
             self.redis_url = configured.connection_url()
-            await local_redis.wait_for_redis(self.redis_url, self._report)
+            await local_redis.wait_for_redis(self.redis_url, self._config.run.id, self._report)
         write_private(self._state_dir / REDIS_URL_FILE, self.redis_url)
+        _, password = split_password(self.redis_url)
+        write_private(self._state_dir / REDIS_PASSWORD_FILE, password or "")
         return self.redis_url
 
     async def _start_own_redis(self) -> str:
@@ -246,9 +275,16 @@ class LocalServices:
 
     def _environment(self) -> dict[str, str]:
         token = {f"{ENV_PREFIX}RUN__TOKEN_FILE": str(self._token_file)}
-        if self._config.redis.url is not None:  # config.json says how to reach it
-            return token
-        return {**token, f"{ENV_PREFIX}REDIS__URL": self.redis_url}
+        return {**token, **self._redis_environment()}
+
+    def _redis_environment(self) -> dict[str, str]:
+        """Return how services reach Redis, where config.json does not say so."""
+        given = self._config.redis.url
+        url, password = split_password(given or self.redis_url)
+        if given is not None and password is None and not os.environ.get(REDIS_PASSWORD_VARIABLE):
+            return {}
+        file = self._state_dir / REDIS_PASSWORD_FILE
+        return {REDIS_URL_VARIABLE: url, f"{ENV_PREFIX}REDIS__PASSWORD_FILE": str(file)}
 
     def _model_environment(self, where: Place) -> dict[str, str]:
         return {**self._environment(), **where.environment(os.environ)}

@@ -21,6 +21,7 @@ from typing import Any, TextIO
 from agent_r1.config.models import fetch_models, model_variables
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.checkpoints.standing import ledger_problem, resume_notes
 from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local import open_folder, prepare_redis, run_services
 from agent_r1_deploy.local_client import failures_shown
@@ -30,6 +31,7 @@ from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import (
     UPDATE_S,
     Tail,
+    conditions_seen,
     first_failure,
     in_line,
     set_scores,
@@ -40,7 +42,13 @@ from agent_r1_deploy.status_line import StatusLine
 from agent_r1_deploy.supervisor import ServiceError
 from agent_r1_service.durations import format_duration
 from agent_r1_service.files.private import private_folder
-from agent_r1_service.files.run_folder import CONFIG_FILE, FAILURES_FILE, LOGS_DIR, METRICS_FILE
+from agent_r1_service.files.run_folder import (
+    CONDITIONS_FILE,
+    CONFIG_FILE,
+    FAILURES_FILE,
+    LOGS_DIR,
+    METRICS_FILE,
+)
 
 LOG_STEPS = 10
 """Without a terminal, every so many steps are a line."""
@@ -83,6 +91,9 @@ def run_table(
         ServiceError: a service did not come up, or died too often; the text says which and why.
     """
     check_idle(folder)
+    for run in runs:
+        if (problem := ledger_problem(run.folder)) is not None:
+            raise ConfigError(problem)
     private_folder(folder / LOGS_DIR)
 
     async def work(services: LocalServices) -> None:
@@ -133,6 +144,8 @@ async def _work(
         ledger.go_on_after(incarnation=incarnation, policy_version=policy_version)
         write_config(run.config, run.folder / CONFIG_FILE)
         view.begin(run)
+        for note in resume_notes(run.folder) if resume else ():
+            view.event(note)
         await services.run_learner(run.folder, resume=resume)
         view.end()
         status = summary_of(run.folder).get("status")
@@ -166,6 +179,7 @@ class TableView:
         self._run: TableRun | None = None
         self._metrics: Tail | None = None
         self._failures: Tail | None = None
+        self._conditions: Tail | None = None
         self._step_s: list[float] = []
         self._steps = 0
         self._began = 0.0
@@ -181,6 +195,7 @@ class TableView:
         self._steps_left -= earlier
         self._metrics = Tail(run.folder / METRICS_FILE, from_end=True)
         self._failures = Tail(run.folder / FAILURES_FILE, from_end=True)
+        self._conditions = Tail(run.folder / CONDITIONS_FILE, from_end=True)
         self.event(f"row {self._index} of {self._total}: {run.label}, {run.folder}")
 
     def end(self) -> None:
@@ -209,6 +224,8 @@ class TableView:
             return
         for record in self._failures.new():
             self.event(first_failure(record, self._run.folder))
+        for line in conditions_seen(self._conditions) if self._conditions else ():
+            self.event(line)
         for metrics in self._metrics.new():
             self._steps_done += 1
             self._steps_left -= 1

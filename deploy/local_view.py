@@ -25,13 +25,15 @@ from rich.table import Table
 from rich.text import Text
 
 from agent_r1.config.run import Config
-from agent_r1.config.sources import at_hand
+from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
 from agent_r1_service.durations import format_duration
+from agent_r1_service.files.conditions import Condition
 from agent_r1_service.files.run_folder import (
+    CONDITIONS_FILE,
     EVALUATIONS_FILE,
     FAILURES_FILE,
     LOGS_DIR,
@@ -187,8 +189,7 @@ def total_steps(config: Config) -> int:
         return learner.steps or 0
     if config.data.max_prompt_tokens is not None and config.data.over_long == "drop":
         return 0  # only the learner knows how many prompts are left
-    num_prompts = len(PromptOrder.of(config.data, config.run.seed))
-    return max(1, learner.epochs * num_prompts // learner.groups_per_batch)
+    return learner.num_steps(len(PromptOrder.of(config.data, config.run.seed)))
 
 
 class TrainingView:
@@ -200,6 +201,7 @@ class TrainingView:
         self._metrics = Tail(folder / METRICS_FILE, from_end=True)
         self._evaluations = Tail(folder / EVALUATIONS_FILE, from_end=True)
         self._failures = Tail(folder / FAILURES_FILE, from_end=True)
+        self._conditions = Tail(folder / CONDITIONS_FILE, from_end=True)
         self._names = config.score_names()
         self._console = Console(
             file=output or sys.stdout, highlight=False, markup=False, emoji=False
@@ -243,6 +245,8 @@ class TrainingView:
             self.status("services are up")
         for record in self._failures.new():
             self.event(first_failure(record, self._folder))
+        for line in conditions_seen(self._conditions):
+            self.event(line)
         for record in self._evaluations.new():
             self.event(evaluation_line(record, self._names))
         for metrics in self._metrics.new():
@@ -296,10 +300,18 @@ def evaluation_line(record: dict[str, Any], names: ScoreNames) -> str:
     return f"evaluation {record.get('name')} at step {record.get('step')}: " + "; ".join(parts)
 
 
+def conditions_seen(tail: Tail) -> Iterator[str]:
+    """Render the new lines of `conditions.jsonl` that the learner wrote."""
+    for record in tail.new():
+        one = Condition.model_validate(record)
+        if one.source == "learner":  # the launcher shows its own at once
+            yield one.text()
+
+
 def first_failure(record: dict[str, Any], folder: Path) -> str:
     """Render one line of `failures.jsonl`."""
     one = Failure.model_validate(record)
-    command, run = program("agent-r1"), at_hand(folder)
+    command, run = program("agent-r1"), quoted(folder)
     step = f"read the log; when the step is over, run `{command} show {run} --failed`"
     if one.where == "tools":
         step = (
@@ -310,4 +322,4 @@ def first_failure(record: dict[str, Any], folder: Path) -> str:
 
 def program(name: str) -> str:
     """Return how to call a program of this environment: by name, or by path when not on PATH."""
-    return name if shutil.which(name) else str(at_hand(Path(sys.executable).with_name(name)))
+    return name if shutil.which(name) else quoted(Path(sys.executable).with_name(name))

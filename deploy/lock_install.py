@@ -38,7 +38,7 @@ STEP = re.compile(r"\s*(Collecting|Downloading|Using cached|Building|Installing 
 FAILURES = (
     (
         r"No space left on device|Errno 28|Disk quota exceeded",
-        "the disk is full: {free_gb:.1f} GB are free at {place}. Free some space (pip's "
+        "the disk is full: {free_mb:,.0f} MB are free at {place}. Free some space (pip's "
         "cache: `pip cache purge`), or use another disk, and run the same command again; "
         "what is installed is kept.",
     ),
@@ -272,7 +272,7 @@ def explain(target: Target, output: str) -> str:
         if re.search(pattern, output):
             remedy = text.format(
                 place=target.prefix,
-                free_gb=shutil.disk_usage(target.prefix.parent).free / 1e9,
+                free_mb=shutil.disk_usage(target.prefix.parent).free / 1e6,
                 platform=f"{sys.platform} {os.uname().machine}",
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
             )

@@ -35,7 +35,7 @@ class Sizes(NamedTuple):
 
 
 SIZES = {
-    "cpu": Sizes(0.9, 3.8, "PyPI, and torch for CPUs from PyTorch's index"),
+    "cpu": Sizes(0.9, 3.6, "PyPI, and torch for CPUs from PyTorch's index"),
     "gpu": Sizes(4.3, 10.3, "PyPI"),
 }
 """Measured: every wheel that pip downloads for the lock, and .venv after the installation."""
@@ -106,7 +106,7 @@ def check_disk(free: int, installed: bool, place: Path, variant: str = "cpu") ->
     sizes = SIZES[variant]
     need_gb = RUN_GB if installed else sizes.download + sizes.installed + RUN_GB
     remedy = f"{need_gb:.1f} GB are needed; free some space, or clone to another disk"
-    text = f"{free / GB:.1f} GB free at {place}"
+    text = f"{free / GB:.2f} GB free at {place}"
     return Finding("disk", text, remedy if free < need_gb * GB else "")
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import httpx
 
-from agent_r1_service.exit_status import ERROR_PREFIX
+from agent_r1_service.exit_status import ERROR_PREFIX, NOTICE_PREFIX
+from agent_r1_service.memory import oom_kills
 
 AFTER_THE_ERROR = re.compile(r"^(Exception ignored in|\S+:\d+: \w*Warning: )", re.MULTILINE)
 """What Python prints of its own, while it ends, after the error message."""
@@ -32,6 +33,20 @@ async def answers(url: str) -> bool:
             return (await client.get(url)).status_code == httpx.codes.OK
     except httpx.HTTPError:
         return False
+
+
+async def is_silent(url: str, client: httpx.AsyncClient) -> bool:
+    """Say whether the process behind a URL stands still: it takes a request and answers nothing.
+
+    One that is ending refuses connections, which is an answer.
+    """
+    try:
+        await client.get(f"{url}/healthz", timeout=HEALTH_TIMEOUT_S)
+    except httpx.TimeoutException:
+        return True
+    except httpx.HTTPError:
+        return False
+    return False
 
 
 @dataclass(frozen=True)
@@ -84,14 +99,22 @@ class ServiceProcess:
     port: int | None = None
     deaths: deque[float] = field(default_factory=deque)
     restart_asked: bool = False
+    oom_kills: int | None = None
+    """Of the machine, when the process of the moment was started."""
     num_starts: int = 0
     up: bool = False
     finished: asyncio.Event = field(default_factory=asyncio.Event)
+    noticed: int = 0
+    """Bytes of the log that `notices` has read."""
 
     @property
     def running(self) -> bool:
         """Whether there is a process that has not ended."""
         return self.process is not None and self.process.returncode is None
+
+    def describe_exit(self, code: int) -> str:
+        """Say in words how the process of the moment ended."""
+        return describe_exit(code, self.oom_kills)
 
     def has_withdrawn(self) -> bool:
         """Whether the service took its announcement back, which says that it left on purpose."""
@@ -108,6 +131,19 @@ class ServiceProcess:
         _, found, message = self._log().rpartition(ERROR_PREFIX)
         return AFTER_THE_ERROR.split(message)[0].strip() if found else ""
 
+    def notices(self) -> list[str]:
+        """Return what the service has said to the terminal since the last look."""
+        try:
+            with self.log_file.open("rb") as file:
+                file.seek(self.noticed)
+                added = file.read()
+        except OSError:
+            return []
+        complete = added[: added.rfind(b"\n") + 1]
+        self.noticed += len(complete)
+        lines = complete.decode(errors="replace").splitlines()
+        return [one.removeprefix(NOTICE_PREFIX) for one in lines if one.startswith(NOTICE_PREFIX)]
+
     def log_tail(self) -> str:
         """Return what the process said last: its error message, or the last lines."""
         lines = self._log().strip().splitlines()[-TAIL_LINES:]
@@ -123,15 +159,27 @@ class ServiceProcess:
             return "(no log)"
 
 
-def describe_exit(code: int) -> str:
-    """Say in words how a process ended, from its exit status."""
+def describe_exit(code: int, oom_kills_before: int | None = None) -> str:
+    """Say in words how a process ended.
+
+    Args:
+        code: its exit status.
+        oom_kills_before: `oom_kills` when it was started; None where it was not asked.
+    """
     number = -code if code < 0 else code - 128
     if number not in {int(sig) for sig in signal.Signals}:
         return f"exit status {code}"
     text = f"killed by {signal.Signals(number).name}"
-    if number == signal.SIGKILL:
-        text += (
-            "; if memory ran out, lower rollout.kv_cache_gib, rollout.max_concurrent, "
-            "learner.max_tokens_per_microbatch, model.max_context, in this order"
-        )
-    return text
+    return text + _advice_on_kill(oom_kills_before) if number == signal.SIGKILL else text
+
+
+def _advice_on_kill(oom_kills_before: int | None) -> str:
+    now = oom_kills()
+    known = now is not None and oom_kills_before is not None
+    if known and now == oom_kills_before:
+        return "; memory did not run out, so a user or another program ended it"
+    return (
+        ("; memory ran out: " if known else "; if memory ran out, ")
+        + "lower rollout.kv_cache_gib, rollout.max_concurrent, "
+        "learner.max_tokens_per_microbatch, model.max_context, in this order"
+    )

@@ -24,14 +24,15 @@ from pathlib import Path
 import httpx
 
 from agent_r1_deploy import subreaper
-from agent_r1_deploy.service import ServiceProcess, ServiceSpec, describe_exit
+from agent_r1_deploy.service import ServiceProcess, ServiceSpec, is_silent
 from agent_r1_service.exit_status import EXIT_REASON
-from agent_r1_service.files.room import free_bytes
-from agent_r1_service.memory import MIB
+from agent_r1_service.files.room import free_bytes, free_text, out_of_inodes
+from agent_r1_service.memory import MIB, oom_kills
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
+NOTICE_POLL_S = 1.0
 KILL_TIMEOUT_S = 10.0
 """Time the kernel gets to end a killed service."""
 RESTART_DELAY_S = 1.0
@@ -56,11 +57,10 @@ class RestartPolicy:
 
 def _full_disk(folder: Path) -> str | None:
     """Say that the disk of a folder is full, so that not even a log can be written; None else."""
-    free = free_bytes(folder)
-    if free >= LEAST_FREE_BYTES:
+    if free_bytes(folder) >= LEAST_FREE_BYTES and not out_of_inodes(folder):
         return None
     return (
-        f"the disk is full: {free / MIB:.1f} MiB are free in {folder}, so its log may lack "
+        f"the disk is full: in {folder}, {free_text(folder)}; its log may lack "
         "the last lines. The last checkpoint is kept: free space there, or move the run folder to "
         "a larger disk, and continue"
     )
@@ -126,6 +126,8 @@ class Supervisor:
         self._services[spec.name] = service
         async with self._turn(spec):
             await self._spawn(service)
+            service.noticed = service.log_offset
+            self._watchers.append(asyncio.create_task(self._tell(service)))
             try:
                 await self._wait_until_up(service)
             except ServiceError:
@@ -182,6 +184,21 @@ class Supervisor:
             for name, one in self._services.items()
         ]
 
+    async def silent(self, client: httpx.AsyncClient) -> dict[str, int]:
+        """Return the process of every service that is up and does not answer, by name."""
+        asked = {
+            name: service
+            for name, service in self._services.items()
+            if service.up and service.running and service.url
+        }
+        silent = await asyncio.gather(*(is_silent(one.url, client) for one in asked.values()))
+        pids = self.pids()
+        return {
+            name: next(iter(subreaper.descendants(pids[name])), pids[name])
+            for name, found in zip(asked, silent, strict=True)
+            if found and name in pids
+        }
+
     def pids(self) -> dict[str, int]:
         """Return the process id of every running service's subreaper, by name."""
         return {
@@ -204,6 +221,7 @@ class Supervisor:
                 stale.unlink()
         with service.log_file.open("ab") as log:
             service.log_offset = log.tell()
+            service.oom_kills = oom_kills()
             service.process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 *("-I", "-S", subreaper.__file__),
@@ -230,7 +248,7 @@ class Supervisor:
                 if code in spec.done_codes and (spec.ends_run or spec.is_job):
                     service.up = True  # there was nothing left to do
                     return
-                raise self._error(service, f"did not start: {describe_exit(code)}")
+                raise self._error(service, f"did not start: {service.describe_exit(code)}")
             if await self._is_up(service):
                 service.up = True
                 logger.info("service up name=%s url=%s", spec.name, service.url)
@@ -254,6 +272,14 @@ class Supervisor:
         text = f"{service.spec.name} {what}\n{service.log_tail()}\n(log: {service.log_file})"
         return ServiceError(text)
 
+    async def _tell(self, service: ServiceProcess) -> None:
+        """Report what the service says to the terminal, until the run is over."""
+        while True:
+            for notice in service.notices():
+                self._report(f"!! {notice}")
+            # What a process prints has no event to wait for.
+            await asyncio.sleep(NOTICE_POLL_S)
+
     async def _watch(self, service: ServiceProcess) -> None:
         """Restart the service whenever it dies, until the run is over."""
         while True:
@@ -273,16 +299,16 @@ class Supervisor:
                     self._report(f"{service.spec.name} has stopped after it was drained")
                     return
                 if (full := _full_disk(service.log_file.parent)) is not None:
-                    name, how = service.spec.name, describe_exit(code)
+                    name, how = service.spec.name, service.describe_exit(code)
                     self._settle(ServiceError(f"{name} stopped ({how}): {full}"))
                     return
                 if not self._may_restart(service, code):
-                    what = f"stopped: {describe_exit(code)}"
+                    what = f"stopped: {service.describe_exit(code)}"
                     if code != EXIT_REASON:
                         what += f" ({len(service.deaths)} times)"
                     self._settle(self._error(service, what))
                     return
-                why = service.complaint().partition("\n")[0] or describe_exit(code)
+                why = service.complaint().partition("\n")[0] or service.describe_exit(code)
                 self._report(
                     f"!! {service.spec.name} died ({why}); restarting it, "
                     f"{len(service.deaths)} of {self._policy.max_restarts} "

@@ -17,7 +17,9 @@ from redis import exceptions as redis_errors
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.exceptions import ResponseError
 
+from agent_r1_proto.addresses import hide_password
 from agent_r1_proto.policies import DEFAULT_POLICY
+from agent_r1_proto.redis_trouble import NOT_REDIS, PASSING, error_code, trouble_of
 from agent_r1_proto.shared_commits import SharedCommits
 
 logger = logging.getLogger(__name__)
@@ -51,6 +53,7 @@ class Keys:
         self.join_offer = self.prefix + "join_offer"
         self.failure_counts = self.prefix + "failures:counts"
         self.first_failures = self.prefix + "failures:first"
+        self.probe = self.prefix + "probe"
         self.scoring_model_uses = self.prefix + "scoring_models:uses"
 
     def stages(self) -> dict[str, tuple[str, str]]:
@@ -117,21 +120,19 @@ class PoolKeys:
         return f"{self.prefix}tool_weights:{tool}"
 
 
+class NotRedisError(ValueError):
+    """Something else than a Redis that can be used answers at the address of one."""
+
+
 def _is_transient(exc: Exception) -> bool:
     kinds = (
         redis_errors.ConnectionError,
         redis_errors.TimeoutError,
-        redis_errors.BusyLoadingError,
-        redis_errors.OutOfMemoryError,
-        redis_errors.ReadOnlyError,
+        # A transaction that Redis refused to queue reports only that it was dropped.
+        redis_errors.ExecAbortError,
         ConnectionError,
     )
-    if isinstance(exc, kinds):
-        return True
-    # A transaction that Redis refused to queue because it is full reports only that it was dropped.
-    return isinstance(exc, redis_errors.ExecAbortError) or (
-        isinstance(exc, ResponseError) and str(exc).startswith("OOM")
-    )
+    return isinstance(exc, kinds) or error_code(exc) in PASSING
 
 
 @dataclass(eq=False)
@@ -144,6 +145,8 @@ class RedisConnection:
     """Seconds after which entries of a silent consumer go to another one."""
     max_processing_failures: int = 3
     """Failed processings of one entry before it is dead-lettered."""
+    address: str = field(default="", init=False)
+    """The URL without its password, for messages."""
     _commits: SharedCommits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -161,6 +164,9 @@ class RedisConnection:
             run_id: names the run; see `Keys`.
             lease_s: as the attribute.
             max_processing_failures: as the attribute.
+
+        Raises:
+            NotRedisError: something answers there that is not Redis, or lets this user do nothing.
         """
         # redis-py leaves half of its types open; strict checking stops at its door.
         pool: Any = cast(Any, BlockingConnectionPool).from_url(
@@ -168,8 +174,19 @@ class RedisConnection:
         )
         client: Any = cast(Any, Redis).from_pool(pool)
         connection = cls(client, Keys(run_id), lease_s, max_processing_failures)
-        await connection.retrying(lambda: client.ping(), "connect")
+        connection.address = hide_password(url)
+        try:
+            await connection.retrying(lambda: client.ping(), "connect")
+        except (ResponseError, *NOT_REDIS) as exc:
+            await client.aclose()
+            raise connection.not_redis(exc) from exc
         return connection
+
+    def not_redis(self, exc: Exception) -> NotRedisError:
+        """Return the error that says in one line what is wrong at the address."""
+        if isinstance(exc, NotRedisError):
+            return exc
+        return NotRedisError(trouble_of(exc).of(f"redis.url ({self.address})"))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -229,6 +246,8 @@ class RedisConnection:
             try:
                 result = await operation()
             except Exception as exc:
+                if isinstance(exc, redis_errors.InvalidResponse):
+                    raise self.not_redis(exc) from exc
                 if not _is_transient(exc):
                     raise
                 if not waiting:

@@ -75,7 +75,7 @@ Part = Annotated[
     Annotated[TextPart | StoredImage, Field(discriminator="type")], BeforeValidator(_stored)
 ]
 """Part of a message."""
-Content = str | list[Part]
+Content = str | Annotated[list[Part], Field(fail_fast=True)]
 """What a message says: text, or parts."""
 
 

@@ -44,19 +44,22 @@ class ScoredTrajectory(StreamMessage):
     """A trajectory and its reward: what the learner trains on."""
 
     SCHEMA_NAME: ClassVar[str] = "scored_trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "4.0"
+    SCHEMA_VERSION: ClassVar[str] = "4.1"
     WITH_TOKENS: ClassVar[dict[str, str]] = {"2.1": "2.2", "3.0": "3.1"}
     """Versions of a reward that counts tokens, by the trajectory's; without, both count alike."""
     WITH_VERSIONS: ClassVar[dict[str, str]] = {"2.1": "2.3", "3.0": "3.2"}
     """Versions of a reward that names the models asked."""
-    WITH_READING: ClassVar[dict[str, str]] = {"2.2": "2.4", "3.1": "3.3", "4.0": "4.0"}
+    WITH_READING: ClassVar[dict[str, str]] = {
+        **{"2.2": "2.4", "3.1": "3.3", "4.0": "4.0"},
+        "4.1": "4.1",
+    }
     """Versions that say all of that, by the trajectory's, whose turns say what they are."""
 
     trajectory: Trajectory
     reward: Reward | None
     """None for a FAILED trajectory: an outage is not the model's failure."""
     scored_at: float = 0.0
-    """Unix time, seconds."""
+    """Unix time in seconds, by the clock of the rollout server, as `Trajectory.started_at`."""
 
     def stream_key(self) -> str:
         """Return the rollout id."""
@@ -120,6 +123,8 @@ class ScoreTurn(StrictMessage):
     """What the model read after the turn. None: the result of each call, as the call has it."""
     data: Annotated[JsonValue, Field(exclude_if=_is_none)] = None
     """`EnvStep.data`: what the environment says of the turn to rewards alone."""
+    token_ids: Annotated[list[int], Field(exclude_if=_is_empty, fail_fast=True)] = []
+    """The tokens that the model sampled; only components that read tokens need them."""
 
     def shown(self) -> list[ScoreReply]:
         """Return what the model read after the turn."""
@@ -146,7 +151,7 @@ class ScoreRequest(StrictMessage):
 
     payload: dict[str, JsonValue]
     """The task's payload: `answers` for the question-answering components."""
-    prompt: list[ChatMessage] = []
+    prompt: Annotated[list[ChatMessage], Field(fail_fast=True)] = []
     """What the model was asked; only components that read it need it."""
     turns: Annotated[list[ScoreTurn], Field(min_length=1, fail_fast=True)]
     """The model's turns, in order; an interaction without one has a turn without text."""

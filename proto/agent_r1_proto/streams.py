@@ -64,6 +64,15 @@ class Broker(RedisConnection):
 
         return await self.retrying(ask, "pending")
 
+    async def wait_for_writes(self) -> None:
+        """Write a key that expires at once, waiting while Redis takes no writes."""
+        await self.retrying(lambda: self.redis.set(self.keys.probe, b"", px=1), "probe")
+
+    async def time(self) -> float:
+        """Return the time of the Redis server, Unix time in seconds."""
+        seconds, microseconds = await self.retrying(lambda: self.redis.time(), "time")
+        return float(seconds) + float(microseconds) / 1e6
+
     async def memory(self) -> RedisMemory:
         """Return what the Redis server uses and may use."""
         info = await self.retrying(lambda: self.redis.info("memory"), "memory")

@@ -6,12 +6,14 @@ per sample) --> rollout.
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from agent_r1_proto.foreign_messages import own_fields
 from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
-from agent_r1_proto.parts import Content, text_of
+from agent_r1_proto.parts import Content, shown_text, text_of
 from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 
 Purpose = Literal["train", "eval", "value"]
@@ -45,12 +47,52 @@ PositiveTemperature = Annotated[float, Field(ge=LEAST_TEMPERATURE, le=MOST_TEMPE
 """Where tokens are drawn, and log-probabilities computed at it: never 0."""
 
 
+def _is_empty(value: object) -> bool:
+    return not value
+
+
+class MessageCall(StrictMessage):
+    """One tool call of an assistant's message."""
+
+    name: Annotated[str, Field(min_length=1)]
+    """Of the tool."""
+    arguments: dict[str, JsonValue] = {}
+    id: str = ""
+    """Under which a message of role "tool" answers it; "" where nobody says."""
+
+
 class ChatMessage(StrictMessage):
-    """One message of a dialogue, as chat templates take it."""
+    """One message of a dialogue, as chat templates take it.
+
+    Messages of OpenAI's API and of ShareGPT's data sets (`from`, `value`) are read as well.
+    """
 
     role: Role
     content: Content
     """Text, or a list of parts."""
+    tool_calls: Annotated[list[MessageCall], Field(exclude_if=_is_empty)] = []
+    """What an assistant calls, which the chat template writes behind the text."""
+    tool_call_id: Annotated[str, Field(exclude_if=_is_empty)] = ""
+    """Of a tool's message: the call that it answers, for templates that show it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_foreign(cls, value: object) -> object:
+        return own_fields(value)
+
+    @model_validator(mode="after")
+    def _check_calls(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"tool_calls belong to a message of an assistant, not of {self.role}")
+        return self
+
+    def shown(self) -> str:
+        """Return what it says and calls, for people, judges and logs."""
+        calls = [
+            json.dumps({"name": c.name, "arguments": c.arguments}, ensure_ascii=False)
+            for c in self.tool_calls
+        ]
+        return "\n".join([*([text] if (text := shown_text(self.content)) else []), *calls])
 
     def text(self) -> str:
         """Return what it says.
@@ -216,9 +258,11 @@ class RolloutTask(StreamMessage):
     """One sample to roll out: an entry of the stream `tasks`."""
 
     SCHEMA_NAME: ClassVar[str] = "rollout_task"
-    SCHEMA_VERSION: ClassVar[str] = "2.0"
+    SCHEMA_VERSION: ClassVar[str] = "2.1"
+    WITHOUT_CALLS: ClassVar[str] = "2.0"
+    """What a task without tool calls in its prompt is written as, which older readers take."""
     WITHOUT_PARTS: ClassVar[str] = "1.2"
-    """What a task of text alone for the default policy is written as, which older readers take."""
+    """What a task of text alone for the default policy is written as."""
 
     key: RolloutKey
     group_size: Annotated[int, Field(ge=1)]
@@ -263,7 +307,14 @@ class RolloutTask(StreamMessage):
 
     def written_version(self) -> str:
         """Return the oldest version that says all of it."""
-        return self.SCHEMA_VERSION if self.says_more else self.WITHOUT_PARTS
+        if self.has_calls:
+            return self.SCHEMA_VERSION
+        return self.WITHOUT_CALLS if self.says_more else self.WITHOUT_PARTS
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether messages of its prompt call tools, or answer a call by its id."""
+        return any(m.tool_calls or m.tool_call_id for m in self.task.messages())
 
     @property
     def says_more(self) -> bool:

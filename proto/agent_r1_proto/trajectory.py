@@ -215,7 +215,9 @@ class Trajectory(StreamMessage):
     """
 
     SCHEMA_NAME: ClassVar[str] = "trajectory"
-    SCHEMA_VERSION: ClassVar[str] = "4.0"
+    SCHEMA_VERSION: ClassVar[str] = "4.1"
+    WITHOUT_CALLS: ClassVar[str] = "4.0"
+    """What a trajectory is written as whose prompt has no tool calls."""
     WITHOUT_LINEAGES: ClassVar[tuple[tuple[str, str], tuple[str, str]]] = (
         ("2.1", "2.2"),
         ("3.0", "3.1"),
@@ -335,8 +337,10 @@ class Trajectory(StreamMessage):
     def written_version(self) -> str:
         """Return the oldest version that says all of it."""
         images = any(turn.has_images for turn in self.turns)
-        if self.lineages or images or self.rollout.says_more:
+        if self.rollout.has_calls:
             return self.SCHEMA_VERSION
+        if self.lineages or images or self.rollout.says_more:
+            return self.WITHOUT_CALLS
         says_more = any(turn.says_more for turn in self.turns)
         return self.WITHOUT_LINEAGES[bool(self.segment_starts)][says_more]
 

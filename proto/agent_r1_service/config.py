@@ -11,10 +11,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
-from urllib.parse import quote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from agent_r1_proto.addresses import hide_password as hide_password
 from agent_r1_service.files.private import read_secret
 
 LogFormat = Literal["text", "json"]
@@ -25,9 +26,15 @@ REDIS_PASSWORD_VARIABLE = "AGENT_R1_REDIS_PASSWORD"
 RUN_ID_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
-def hide_password(url: str) -> str:
-    """Return a URL that may be shown."""
-    return re.sub(r"(//[^:/@]*):.*@", r"\1:***@", url)
+def split_password(url: str) -> tuple[str, str | None]:
+    """Return a URL without its password, and the password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url, None
+    credentials, _, host = parts.netloc.rpartition("@")
+    user = credentials.partition(":")[0]
+    netloc = f"{user}@{host}" if user else host
+    return urlunsplit(parts._replace(netloc=netloc)), unquote(parts.password)
 
 
 class StrictConfig(BaseModel):

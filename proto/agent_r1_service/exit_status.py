@@ -22,3 +22,5 @@ EXIT_INTERRUPTED = 130
 
 ERROR_PREFIX = "agent-r1: error: "
 """Stands before a message that is the whole story; the launcher looks for it in logs."""
+NOTICE_PREFIX = "agent-r1: notice: "
+"""Before what a service that goes on says to the terminal: the launcher shows such lines."""

@@ -15,7 +15,12 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from agent_r1_service.files.room import SHARED_MEMORY, SHARED_MEMORY_BYTES, free_bytes
+from agent_r1_service.files.room import (
+    SHARED_MEMORY,
+    SHARED_MEMORY_BYTES,
+    free_bytes,
+    readable_size,
+)
 from agent_r1_service.gpus import LIBRARY, Device, Driver, find_driver, read_devices
 
 LEAST_DRIVER = 580
@@ -180,7 +185,7 @@ def _run(command: list[str]) -> tuple[int, str]:
 
 def check_shared_memory(free: int) -> Finding:
     """Say whether NCCL has shared memory enough, which several GPUs of one machine need."""
-    text = f"{free / 1e9:.1f} GB of {SHARED_MEMORY} free"
+    text = f"{readable_size(free)} of {SHARED_MEMORY} free"
     if free >= SHARED_MEMORY_BYTES:
         return Finding("shared memory", text)
     return Finding(

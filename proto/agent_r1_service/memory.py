@@ -14,6 +14,13 @@ MIB = 2**20
 GIB = 2**30
 
 
+_OOM_COUNTERS = (
+    Path("/proc/vmstat"),
+    CGROUP / "memory.events",
+    CGROUP / "memory" / "memory.oom_control",
+)
+
+
 class _GroupFiles(NamedTuple):
     """Where a version of control groups tells what a group may take; paths below `CGROUP`."""
 
@@ -56,6 +63,16 @@ def free_memory_bytes() -> int | None:
             cache = _fields(CGROUP / files.statistics).get(files.unused_cache, 0)
             free = min(free, max(0, limit - used + cache))
     return free
+
+
+def oom_kills() -> int | None:
+    """Return how many processes were killed for want of memory; None when it cannot be known.
+
+    Of this machine since it was booted, and of this container's control group.
+    """
+    counts = [_fields(path).get("oom_kill") for path in _OOM_COUNTERS]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
 
 
 def _number(path: Path) -> int | None:

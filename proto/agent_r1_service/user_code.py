@@ -9,9 +9,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 CODE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
@@ -23,6 +25,9 @@ MOVED_MODULES = {
     "agent_r1.tools.search": "agent_r1.tools.search.tool",
 }
 """Modules that configurations and users' code may name as they were called in version 0.1.0."""
+_OURS = {"agent_r1", "agent_r1_deploy", "agent_r1_proto", "agent_r1_service", "__main__"}
+"""Packages whose lines are not the user's; a service is the main module of its process."""
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 def check_call(function: Callable[..., Any], *arguments: str, name: str) -> None:
@@ -90,14 +95,9 @@ def import_named(name: str, label: str) -> Any:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as exc:
-        remedy = _moved(exc.name) or "check the name, and that its folder is in run.plugins"
-        raise ValueError(
-            f"{label}: module {module_name} cannot be imported: {exc}; {remedy}"
-        ) from exc
     except Exception as exc:
         raise ValueError(
-            f"{label}: module {module_name} cannot be imported: {describe(exc)}"
+            f"{label}: module {module_name} cannot be imported: {_why_not(module_name, exc)}"
         ) from exc
     if not hasattr(module, attribute):
         if moved := _moved(module_name):
@@ -107,6 +107,22 @@ def import_named(name: str, label: str) -> Any:
         hint = f'; did you mean "{nearest[0]}"?' if nearest else "; check its name"
         raise ValueError(f"{label}: module {module_name} has no {attribute}{hint}")
     return getattr(module, attribute)
+
+
+def _why_not(module: str, exc: Exception) -> str:
+    """Say why a module cannot be imported: it is not there, or what it imports is not."""
+    missing = exc.name if isinstance(exc, ModuleNotFoundError) else None
+    if isinstance(exc, ImportError) and (moved := _moved(exc.name)):
+        return f"{exc}; {moved}"
+    if missing is None:
+        return describe(exc)
+    if f"{module}.".startswith(f"{missing}."):
+        return f"{exc}; check the name, and that its folder is in run.plugins"
+    package = missing.partition(".")[0]
+    return (
+        f"{describe(exc)}; it imports {missing}, which is not installed here: install its package "
+        f"(`pip install {package}`, where that is its name), or add its folder to run.plugins"
+    )
 
 
 def _moved(module: str | None) -> str | None:
@@ -119,8 +135,41 @@ def kind_of(value: object) -> str:
 
 
 def describe(exc: BaseException) -> str:
-    """Return an exception of a user's code on one line: type, text, and where it was raised."""
+    """Return an exception of a user's code on one line: type, text, and the line at fault."""
     (*_, line) = traceback.format_exception_only(exc)
-    frames = traceback.extract_tb(exc.__traceback__)
-    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{' '.join(line.split())}{where}"
+    return f"{' '.join(line.split())}{_where(exc)}"
+
+
+def _where(exc: BaseException) -> str:
+    """Return file and line: of what does not parse, or of the last line of the user's that ran."""
+    if isinstance(exc, SyntaxError) and Path(exc.filename or "").is_file():
+        return _place(exc.filename, exc.lineno)
+    return _last_of_users(traceback.walk_tb(exc.__traceback__))
+
+
+def line_of_stack(frame: FrameType) -> str:
+    """Return file and line, in brackets, of the user's line that a thread is at."""
+    return _last_of_users(reversed(list(traceback.walk_stack(frame))))
+
+
+def _last_of_users(calls: Iterable[tuple[FrameType, int]]) -> str:
+    frames = [frame for frame in calls if _is_of_a_file(frame)]
+    own = [frame for frame in frames if _is_users(frame)]
+    if not frames:
+        return ""
+    frame, number = (own or frames)[-1]
+    return _place(frame.f_code.co_filename, number)
+
+
+def _is_of_a_file(frame: tuple[FrameType, int]) -> bool:
+    return not frame[0].f_code.co_filename.startswith("<")  # <frozen importlib._bootstrap>
+
+
+def _is_users(frame: tuple[FrameType, int]) -> bool:
+    module: str = frame[0].f_globals.get("__name__", "")
+    file = frame[0].f_code.co_filename
+    return module.partition(".")[0] not in _OURS and not file.startswith(_LIBRARIES)
+
+
+def _place(file: str | None, line: int | None) -> str:
+    return f" ({Path(file or '').name}, line {line})"

@@ -49,7 +49,7 @@ def verdict_dialogue(
         question: asked at the end.
         thoughts: whether the model's thoughts are part of a turn.
     """
-    messages = [_message(message.role, message.text()) for message in prompt]
+    messages = [_message(message.role, message.shown()) for message in prompt]
     for turn in turns:
         said = turn.text if thoughts or turn.said is None else turn.said
         messages.append(_message("assistant", said))

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from agent_r1.config.run import OUTPUT_KEYS, Config, load_config
 from agent_r1.config.sources import ConfigError, collect, explain
 from agent_r1_deploy.local_folder import live_redis_url
-from agent_r1_deploy.local_redis import answers
+from agent_r1_proto.connection import Keys
+from agent_r1_proto.redis_trouble import find_trouble
 from agent_r1_proto.streams import Broker
 from agent_r1_service.config import REDIS_PASSWORD_VARIABLE, RedisConfig, RunConfig, hide_password
 from agent_r1_service.files.run_folder import CONFIG_FILE
@@ -114,16 +115,21 @@ def redis_of_this_host(settings: Mapping[str, Any]) -> RedisConfig:
         raise ConfigError(explain(exc, {})) from exc
 
 
-async def check_redis(url: str, setting: str) -> None:
-    """Check that a Redis answers.
+async def check_redis(url: str, name: str, setting: str) -> None:
+    """Check that a Redis can be used.
+
+    Args:
+        url: its URL.
+        name: of the run whose keys are used.
+        setting: where the URL comes from.
 
     Raises:
-        ConfigError: it does not; the text names the setting to correct.
+        ConfigError: it cannot; the text says why, and names the setting.
     """
-    if not await answers(url, ANSWER_TIMEOUT_S):
-        raise ConfigError(
-            f"Redis ({hide_password(url)}) does not answer; start it, or correct {setting}"
-        )
+    trouble = await find_trouble(url, Keys(name).probe, ANSWER_TIMEOUT_S)
+    if trouble is not None:
+        text = trouble.of(f"Redis ({hide_password(url)})")
+        raise ConfigError(text.replace("redis.url", setting))
 
 
 def ask(
@@ -142,7 +148,7 @@ def ask(
     """
 
     async def asked() -> T:
-        await check_redis(url, setting)
+        await check_redis(url, name, setting)
         async with await Broker.connect(url, name) as broker:
             return await question(broker)
 

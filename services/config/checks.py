@@ -25,7 +25,7 @@ from agent_r1.config.code import Findings, load_everything
 from agent_r1.config.machine import SUPERVISED, Purpose, hub_problem, look_at_machine
 from agent_r1.config.packages import LEARNER, PEFT, WHOLE_RUN, missing_packages_problem
 from agent_r1.config.run import Config
-from agent_r1.config.sources import ConfigError, at_hand
+from agent_r1.config.sources import ConfigError, at_hand, quoted
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1.rollout.policy import PolicySetupError
 from agent_r1.rollout.vllm.snapshot_reader import read_model_layout
@@ -201,7 +201,7 @@ def _file_problems(config: Config, purpose: Purpose, kinds: Kinds) -> Iterator[s
     if purpose == "sft" and config.sft is not None:
         lines += [("sft.data", path, "dialogues") for path in config.sft.data]
     for key, path, what in lines:
-        if not path.is_file():
+        if not path.exists():
             way = _way_to_make(path) or f"; name a JSON-lines file of {what}"
             yield f"{key} ({path}) is missing{way}"
         elif (foreign := foreign_format(path)) is not None:
@@ -226,7 +226,8 @@ def _way_to_make(path: Path) -> str:
     example = file.parent.parent
     for script, arguments in EXAMPLE_SCRIPTS.items():
         if not path.exists() and (example / script).is_file():
-            command = f"python {example / script} {arguments.format(file=file, data=file.parent)}"
+            where = {"file": quoted(file), "data": quoted(file.parent)}
+            command = f"python {quoted(example / script)} {arguments.format(**where)}"
             return f"; make it with `{command}`, as {example / 'README.md'} explains"
     return ""
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from agent_r1_service.files.foreign import read_text
+
 CONFIG_VERSION: Final = 1
 """Of the keys and what they mean. A later one is refused: this release would read it wrongly."""
 EXTENDS = "extends"
@@ -29,14 +31,14 @@ def read_file(path: Path) -> dict[str, Any]:
         ConfigError: it is missing or does not parse.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except FileNotFoundError as exc:
         raise ConfigError(f"no configuration file {path}; name an existing .toml file") from exc
     except IsADirectoryError as exc:
         raise ConfigError(
             f"{path} is a folder; name the configuration file in it (config.json in a run folder)"
         ) from exc
-    except (OSError, UnicodeDecodeError) as exc:
+    except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or exc
         raise ConfigError(f"cannot read the configuration file {path}: {why}") from exc
     try:

@@ -28,7 +28,7 @@ from agent_r1.tools.search.config import SearchConfig
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
 from agent_r1_service.extras import MissingPackageError
-from agent_r1_service.files.room import free_bytes, nearest_existing
+from agent_r1_service.files.room import free_bytes, nearest_existing, readable_size
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR
 from agent_r1_service.files.tasks import TaskFileError
 from agent_r1_service.http.token import TOKEN_SOURCES, RunToken, find_token, token_headers
@@ -139,7 +139,7 @@ def describe_disk(folder: Path) -> str:
     """Say how much of a folder's disk is free, and of /dev/shm."""
     free = free_bytes(folder)
     shared = shutil.disk_usage("/dev/shm").free if Path("/dev/shm").exists() else 0
-    return f"{free / 1e9:.1f} GB free for {folder}, {shared / 1e9:.1f} GB of shared memory"
+    return f"{readable_size(free)} free for {folder}, {readable_size(shared)} of shared memory"
 
 
 # --- GPUs ----------------------------------------------------------------------------------------
@@ -237,8 +237,8 @@ def _folder_problems(config: Config, *, resume: bool) -> Iterator[str]:
     free = free_bytes(folder)
     if not resume and free < need:
         yield (
-            f"run.dir ({folder}) has {free / 1e9:.1f} GB of free disk, and checkpoints take at "
-            f"least {need / 1e9:.1f} GB; free space, or lower learner.keep_last "
+            f"run.dir ({folder}) has {readable_size(free)} of free disk, and checkpoints take at "
+            f"least {readable_size(need)}; free space, or lower learner.keep_last "
             f"({config.learner.keep_last}) and learner.keep_best ({config.learner.keep_best})"
         )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ from agent_r1_service.user_code import describe
 PROMPT_REMEDY = (
     "correct the prompt, or put a chat_template.jinja that takes such dialogues beside the model"
 )
+_UNIMPORTABLE = re.compile(r"(?P<part>.*?): module \S+ cannot be imported: ")
 Kind = Literal["part", "problem", "machine", "note", "spec", "end"]
 
 
@@ -264,6 +266,7 @@ def probe(request: ProbeRequest, out: TextIO) -> None:
         out.write(item.model_dump_json(exclude_defaults=True) + "\n")
         out.flush()
 
+    first: dict[str, str] = {}
     for name, part in Probe(request).parts():
         if name in request.skip:
             continue
@@ -272,7 +275,7 @@ def probe(request: ProbeRequest, out: TextIO) -> None:
             for item in part():
                 report(item)
         except BaseException as exc:  # noqa: BLE001 - user code may raise anything, SystemExit too
-            report(Report(kind="problem", text=_told(name, exc)))
+            report(Report(kind="problem", text=_told_once(_told(name, exc), first)))
     report(Report(kind="end"))
 
 
@@ -282,6 +285,15 @@ def _told(part: str, exc: BaseException) -> str:
     ours = type(exc) is ValueError or type(exc).__module__.startswith("agent_r1.")
     text = str(exc) if ours and str(exc) else describe(exc)
     return text if key in text else f"{part}: {text}"
+
+
+def _told_once(problem: str, first: dict[str, str]) -> str:
+    """Return a problem; why a module cannot be imported is said for the first of its parts."""
+    found = _UNIMPORTABLE.match(problem)
+    if found is None:
+        return problem
+    earlier = first.setdefault(problem[found.end("part") :], found["part"])
+    return problem if earlier == found["part"] else f"{found[0]}as for {earlier}"
 
 
 def main() -> None:

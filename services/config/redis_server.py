@@ -25,6 +25,9 @@ def look_at_redis(config: Config, *, trains: bool) -> list[Look]:
         return [look_at_own_redis()]
     from redis import Redis, RedisError
 
+    from agent_r1_proto.connection import Keys
+    from agent_r1_proto.redis_trouble import NOT_REDIS, trouble_of
+
     shown = hide_password(config.redis.url)
     try:
         with Redis.from_url(
@@ -38,11 +41,10 @@ def look_at_redis(config: Config, *, trains: bool) -> list[Look]:
                 for name, value in client.info(section).items()  # pyright: ignore
             }
             seconds, microseconds = client.time()  # pyright: ignore[reportGeneralTypeIssues]
-    except (RedisError, OSError, ValueError) as exc:
-        problem = (
-            f"redis.url ({shown}) does not answer: {exc}; start Redis there, correct redis.url, or "
-            "remove it for a server of this run's own"
-        )
+            client.set(Keys(config.run.id).probe, b"", px=1)  # whether it takes writes
+    except (RedisError, OSError, *NOT_REDIS) as exc:
+        trouble = trouble_of(exc).of(f"redis.url ({shown})")
+        problem = f"{trouble}; or remove redis.url for a server of this run's own"
         return [Look("Redis", shown, [problem])]
     problems = list(_problems(config, shown, info, trains=trains))
     return [

@@ -40,6 +40,7 @@ from agent_r1.rollout.config import EnvConfig, RolloutConfig
 from agent_r1.tools.kinds import AnyToolConfig
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1_service.config import ModelConfig, RedisConfig, RunConfig, StrictConfig
+from agent_r1_service.files.foreign import read_text
 from agent_r1_service.files.writing import write_atomically
 
 if TYPE_CHECKING:
@@ -286,8 +287,8 @@ def _read_system_prompt(values: dict[str, Any], origins: dict[Key, str]) -> None
     if not isinstance(file, str) or env.get("system_prompt") is not None:
         return
     try:
-        text = Path(file).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
+        text = read_text(Path(file)).strip()
+    except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or exc
         raise ConfigError(
             f"env.system_prompt_file ({file}) cannot be read: {why}; name a text file "

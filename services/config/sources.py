@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import tomllib
 import types
 import typing
@@ -76,6 +77,11 @@ def flat_leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[s
 def at_hand(path: Path) -> Path:
     """Return a path as it is called from the current folder."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def quoted(path: Path) -> str:
+    """Return a path as it is called from the current folder, to be pasted into a shell."""
+    return shlex.quote(str(at_hand(path)))
 
 
 # --- The shape of the tables -------------------------------------------------------------------

@@ -5,10 +5,10 @@ Reads lines of `answers.py`; gives the numbers and lines that `agent-r1 compare`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from agent_r1.evaluation.answers import Answer, named_components, read_answers
 from agent_r1.evaluation.statistics import (
@@ -26,6 +26,9 @@ BY_ANOTHER_NAME = ("exact_match", "f1", "substring_match")
 """Components that `MEASURES` has."""
 CALLS = "calls/"
 """Before the name of a tool: the calls that it answered."""
+FLIPS_SHOWN = 20
+"""Most questions that are printed of those that one of the two answered better."""
+QUESTION_CHARS = 60
 Pair = tuple[Answer, Answer]
 
 
@@ -69,6 +72,20 @@ class GroupComparison:
 
 
 @dataclass(frozen=True)
+class Flip:
+    """A question that one of the two answered better: right, where exact match is scored."""
+
+    set: str
+    id: str
+    question: str
+    better: Literal["A", "B"]
+    measure: str
+    """The score that says so: em, or reward where it is not scored."""
+    a: float
+    b: float
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Two result files, over all common questions and per set."""
 
@@ -83,6 +100,8 @@ class Comparison:
     """Common questions that failed in a file, and count nowhere else."""
     overall: GroupComparison
     sets: dict[str, GroupComparison]
+    flips: Sequence[Flip]
+    """Questions that one of the two answered better, by set and id."""
 
     def record(self) -> dict[str, Any]:
         """Return the comparison as JSON values."""
@@ -100,6 +119,7 @@ class Comparison:
             },
             "all": asdict(self.overall),
             "sets": {name: asdict(group) for name, group in self.sets.items()},
+            "flipped": [asdict(flip) for flip in self.flips],
         }
 
 
@@ -149,7 +169,17 @@ def compare_files(a: Path, b: Path) -> Comparison:
         components=sorted({*named_components(a), *named_components(b)}),
         overall=compare_pairs(pairs),
         sets={name: compare_pairs(members) for name, members in by_set.items()},
+        flips=list(_flips(scored)),
     )
+
+
+def _flips(pairs: Sequence[Pair]) -> Iterator[Flip]:
+    for a, b in pairs:
+        measure = "reward" if None in (a.em, b.em) else "em"
+        first, second = getattr(a, measure), getattr(b, measure)
+        if None not in (first, second) and first != second:
+            better = "A" if first > second else "B"
+            yield Flip(a.set, a.id, a.question, better, measure, first, second)
 
 
 def _sets(answers: Any) -> str:
@@ -234,6 +264,24 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     if any(left_out.values()):
         parts = ", ".join(f"{count} {name}" for name, count in left_out.items() if count)
         lines.append(f"left out: {parts}")
+    return lines
+
+
+def flip_lines(flips: Sequence[Flip]) -> list[str]:
+    """Return the questions that one of the two answered better, a line each, up to a limit."""
+    lines: list[str] = []
+    for name in ("A", "B"):
+        found = [flip for flip in flips if flip.better == name]
+        if not found:
+            continue
+        lines.append(f"better in {name}: {len(found)}")
+        for flip in found[:FLIPS_SHOWN]:
+            question = " ".join(flip.question.split())
+            shown = question if len(question) <= QUESTION_CHARS else f"{question[:QUESTION_CHARS]}…"
+            scores = f"{flip.measure} {flip.a:g} and {flip.b:g}"
+            lines.append(f"  {flip.set}  {flip.id}  {scores}  {shown}")
+        if len(found) > FLIPS_SHOWN:
+            lines.append(f"  and {len(found) - FLIPS_SHOWN} more; --out FILE has all of them")
     return lines
 
 

@@ -6,6 +6,7 @@ train.py goes through the steps with it, run_end.py writes down how the run ende
 from __future__ import annotations
 
 import asyncio
+import logging
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,8 @@ from agent_r1.learner.collector import RolloutCollector
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.evaluation import Evaluations
 from agent_r1.learner.groups import GroupBuffer
+from agent_r1.learner.learning_watch import LearningWatch
+from agent_r1.learner.objective import GROUP_ADVANTAGES, TURN_ADVANTAGES
 from agent_r1.learner.reporting.loggers import open_loggers
 from agent_r1.learner.reporting.loggers.base import RunFacts
 from agent_r1.learner.reporting.step_report import StepReporter
@@ -35,6 +38,9 @@ from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import StreamConsumer
 from agent_r1_proto.streams import Broker
+from agent_r1_service.files.conditions import Condition
+
+logger = logging.getLogger(__name__)
 
 NAME = "learner"
 """Of the one consumer of LEARNER_GROUP."""
@@ -81,6 +87,11 @@ class TrainingRun:
     def policy_version(self) -> int:
         """Newest published version."""
         return self.publisher.newest.policy_version
+
+    def note_condition(self, condition: Condition) -> None:
+        """Write down what hinders the run, when it begins and when it is over."""
+        logger.warning("%s", condition.text())
+        self.spec.folder.write_condition(condition)
 
     def show_failure(self, failure: Failure) -> None:
         """Write the first failure of a kind into the run folder, at once."""
@@ -187,6 +198,7 @@ def assemble(
         summary=summary,
     )
     monitor.show = run.show_failure
+    monitor.note_condition = run.note_condition
     return run
 
 
@@ -196,6 +208,10 @@ def _monitor(spec: RunSpec, state: LearnerState) -> FailureMonitor:
         samples_per_batch=spec.samples_per_batch,
         stall_timeout_s=spec.learner.stall_timeout_s,
         log_dir=spec.folder.logs,
+        learning=LearningWatch(
+            groups_per_batch=spec.learner.groups_per_batch,
+            compares_groups=spec.learner.advantage in (*GROUP_ADVANTAGES, *TURN_ADVANTAGES),
+        ),
     )
     monitor.counts.update(state.failures)
     return monitor
@@ -212,6 +228,7 @@ def _collector(
     incarnation = opened.ledger.last_incarnation
     group_buffer = GroupBuffer(config, run_id=spec.run.id, incarnation=incarnation)
     group_buffer.counts.update(state.counts)
+    group_buffer.on_complete = monitor.saw_group
     return RolloutCollector(
         broker=broker,
         registry=registry,

@@ -37,6 +37,11 @@ WATCH_PERIOD_S = 0.5
 WAIT_TICK_S = 0.5
 CONTACT_GRACE_S = 5.0
 """Redis that has not answered for so long is away; that time does not count as a stall."""
+LOST = (
+    "Redis has lost the run's data: it was emptied, or replaced by one without them",
+    "nothing has to be done: the learner asks again for what was under way; see that no other "
+    "program empties it (`FLUSHALL`)",
+)
 LISTED_TASKS = 100
 KEPT_FAILURES = 64
 """Failed trajectories kept for the log of one step."""
@@ -234,6 +239,7 @@ class RolloutCollector:
                 logger.warning("samples overdue, issued again count=%d", len(overdue))
                 await self._broker.publish_many(self._broker.keys.tasks, overdue)
             await self._look_at_redis()
+            await self._broker.wait_for_writes()  # a read-only Redis is as good as away
             self._last_contact = time.monotonic()
             await asyncio.sleep(WATCH_PERIOD_S)
 
@@ -267,10 +273,12 @@ class RolloutCollector:
         if incarnation == own and not lost_version:
             return
         logger.warning("redis lost the run's data; announcing and issuing again")
+        self._monitor.redis_lost.update({"redis:emptied": LOST})
         await self._registry.set_incarnation(own)
         await announce()
         tasks = self.groups.reissue_open(time.monotonic())
         await self._broker.publish_many(self._broker.keys.tasks, tasks)
+        self._monitor.redis_lost.update({})
 
     async def _look_at_redis(self) -> None:
         keys = self._broker.keys

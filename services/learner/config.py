@@ -337,6 +337,12 @@ class LearnerConfig(ObjectiveConfig, EngineConfig):
         """Trajectories asked for per prompt, a greedy answer included."""
         return self.group_size + int(self.has_greedy_baseline)
 
+    def num_steps(self, num_prompts: int) -> int:
+        """Return the learner steps of a run with so many prompts."""
+        if self.steps is not None:
+            return self.steps
+        return max(1, self.epochs * num_prompts // self.groups_per_batch)
+
     @model_validator(mode="after")
     def _check_checkpoint_url(self) -> Self:
         if self.checkpoint_url is not None:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -156,6 +156,8 @@ class GroupBuffer:
         self._taken: set[int] = set()
         self._held = 0
         """Credits of groups that were trained, until the new weights are published."""
+        self.on_complete: Callable[[Group], None] = lambda group: None
+        """Called with each group that could be trained on, dropped for equal rewards or not."""
         self._equal_dropped = 0
         """Groups dropped for equal rewards since the last batch was taken."""
 
@@ -282,7 +284,9 @@ class GroupBuffer:
     def _close(self, group: Group) -> None:
         if not self._usable(group):
             self._drop(group)
-        elif self._teaches_nothing(group):
+            return
+        self.on_complete(group)
+        if self._teaches_nothing(group):
             self._equal_dropped += 1
             self.counts["equal_groups"] += 1
             del self._groups[group.group_id]

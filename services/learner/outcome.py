@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1_service.files.run_folder import SUMMARY_FILE
 
 FINISHED = "finished"
@@ -20,19 +21,29 @@ INTERRUPTED = "interrupted"
 FAILED = "failed"
 
 
-def finished_status(folder: Path, total_steps: int) -> str | None:
-    """Return the status of a run that has taken all of its steps and ended; None for any other.
+def last_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of a run's last start; {} where that is at work, or has left none."""
+    try:
+        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
+        starts = Ledger(folder).starts
+    except (OSError, ValueError):
+        return {}
+    return summary if summary.get("starts", starts) >= starts else {}
+
+
+def finished_status(folder: Path, total_steps: int, patience: int | None = None) -> str | None:
+    """Return the status of a run that has nothing left to do; None for any other.
 
     Args:
         folder: of the run.
         total_steps: of the run, as it is configured now.
+        patience: evaluations without a better score that end the run; None is no such limit.
     """
-    try:
-        summary = json.loads((folder / SUMMARY_FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None  # it has never ended
-    has_finished = summary["status"] in (FINISHED, FINISHED_WITH_LOSSES)
-    return summary["status"] if has_finished and summary["steps"] >= total_steps else None
+    summary = last_summary(folder)
+    if summary.get("status") not in (FINISHED, FINISHED_WITH_LOSSES):
+        return None
+    gave_up = patience is not None and summary.get("evaluations_since_best", 0) >= patience
+    return summary["status"] if gave_up or summary["steps"] >= total_steps else None
 
 
 @dataclass(frozen=True)

@@ -9,16 +9,18 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.learner.config import DataConfig
 from agent_r1.learner.prompts import ReadSource
-from agent_r1_proto.tasks import ChatMessage, Task
+from agent_r1_proto.tasks import Role, Task
 from agent_r1_service.control_tokens import ControlTokens, unused_word
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.tasks import TaskFileError, numbered_tasks, read_task_file
 from agent_r1_service.imports import quick_imports
+from agent_r1_service.template_messages import render_calls, template_message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CUT = "Cut-7f3a"
-_Dialogue = list[dict[str, str]]
+_Dialogue = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class PromptFormat:
         with quick_imports():  # seconds, and not needed without a limit
             from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self.model_path)
+        return AutoTokenizer.from_pretrained(self.model_path, trust_remote_code=False)
 
 
 class PromptLengths:
@@ -66,6 +68,7 @@ class PromptLengths:
         named = form.tool_format
         tool_format = NO_CALLS if named is None else load_tool_format(named)
         glue = self._glue(results=form.tool_format is not None and tool_format.in_template)
+        self._write_calls = tool_format.write
         markup = (*MARKUP, *tool_format.markup)
         self._given = ControlTokens(self._tokenizer, glue, markup)
         self._said = ControlTokens(self._tokenizer, glue, (), spared=markup)
@@ -89,12 +92,12 @@ class PromptLengths:
         """Return the text of a prompt, cut wherever a control token is spelled out."""
         messages = task.messages()
         told = self._form.system_prompt if messages[0].role != "system" else None
-        cut = unused_word(_CUT, [told or "", *(message.text() for message in messages)])
-        dialogue = [{"role": m.role, "content": cut.join(self._cut(m))} for m in messages]
+        cut = unused_word(_CUT, [told or "", *(message.shown() for message in messages)])
+        dialogue = [template_message(m, partial(self._cut, m.role, cut)) for m in messages]
         if told is not None:  # control tokens in it are meant
             dialogue.insert(0, {"role": "system", "content": told})
         try:
-            return self._render(dialogue).split(cut)
+            return render_calls(self._render, dialogue, self._write_calls).split(cut)
         except Exception as exc:  # a template is code, and may raise anything
             roles = ", ".join(message["role"] for message in dialogue)
             raise TaskFileError(
@@ -103,9 +106,9 @@ class PromptLengths:
                 "such dialogues beside the model"
             ) from exc
 
-    def _cut(self, message: ChatMessage) -> list[str]:
-        control = self._said if message.role == "assistant" else self._given
-        return control.pieces(message.text())
+    def _cut(self, role: Role, cut: str, text: str) -> str:
+        control = self._said if role == "assistant" else self._given
+        return cut.join(control.pieces(text))
 
     def _glue(self, *, results: bool) -> set[int]:
         """Return the tokens that the template puts around messages, as far as it can write them."""

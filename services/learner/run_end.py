@@ -94,6 +94,7 @@ async def write_summary(run: TrainingRun, status: str, reason: str) -> None:
             "lost_share": losses.share,
             "failed_tasks": list(run.collector.failed_tasks),
             "dead_letters": counts["dead_letters"],
+            "conditions": spec.folder.conditions(),
         }
     )
 

@@ -43,9 +43,7 @@ class RunSpec:
     @property
     def total_steps(self) -> int:
         """Learner steps of the whole run."""
-        if self.learner.steps is not None:
-            return self.learner.steps
-        return max(1, self.learner.epochs * len(self.prompts) // self.learner.groups_per_batch)
+        return self.learner.num_steps(len(self.prompts))
 
     @property
     def weights_dir(self) -> Path:

@@ -1,8 +1,8 @@
 """Stop rules: a run that cannot succeed ends and says why.
 
 collector.py reports every final result, what the failure board says and every second spent waiting;
-`FailureMonitor` shows the first failure of each kind at once and raises `RunFailedError` when a
-rule is met. Pure: no clock, no Redis.
+`FailureMonitor` shows the first failure of each kind at once, and what hinders learning while it
+lasts; it raises `RunFailedError` when a rule is met. No rule reads a clock or Redis.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent_r1_proto.failures import (
     Failure,
@@ -21,6 +22,11 @@ from agent_r1_proto.failures import (
     reason_kind,
 )
 from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
+from agent_r1_service.files.conditions import Condition, Conditions
+
+if TYPE_CHECKING:
+    from agent_r1.learner.groups import Group
+    from agent_r1.learner.learning_watch import LearningWatch
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +54,7 @@ class FailureMonitor:
         stall_timeout_s: longest wait without a complete group, in seconds.
         log_dir: folder of the services' logs, for messages.
         show: called with the first failure of each kind, at once.
+        learning: looks whether the run can learn; None looks at nothing.
     """
 
     def __init__(
@@ -58,6 +65,7 @@ class FailureMonitor:
         stall_timeout_s: float,
         log_dir: Path,
         show: Callable[[Failure], None] | None = None,
+        learning: LearningWatch | None = None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         """Final failures and errors that tools answered, by kind, over the whole run."""
@@ -69,6 +77,13 @@ class FailureMonitor:
         self._stall_timeout_s = stall_timeout_s
         self._log_dir = log_dir
         self.show = show
+        self.note_condition: Callable[[Condition], None] = lambda condition: None
+        """Called with each condition of the run when it begins, and when it is over."""
+        self._learning = learning
+        self._conditions, self.redis_lost = (
+            Conditions("learner", lambda condition: self.note_condition(condition))
+            for _ in range(2)
+        )
         self._shown: set[str] = set()
         self._window: deque[str | None] = deque(maxlen=WINDOW_BATCHES * samples_per_batch)
         self._all_failed = min(
@@ -113,9 +128,18 @@ class FailureMonitor:
             RunFailedError: every call of a tool in the last two batches ended in the same error.
         """
         self.note_calls(trajectory)
+        if self._learning is not None:
+            self._learning.saw_calls(trajectory)
+            self._conditions.update(self._learning.look())
         for call in trajectory.calls():
             if call.status in ("ok", "error"):
                 self._watch_tool(call)
+
+    def saw_group(self, group: Group) -> None:
+        """Note a complete group, whether it is trained on or not."""
+        if self._learning is not None:
+            self._learning.saw_group(group)
+            self._conditions.update(self._learning.look())
 
     def note_calls(self, trajectory: Trajectory) -> None:
         """Count the errors that tools answered, and show the first of each kind."""

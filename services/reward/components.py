@@ -19,6 +19,8 @@ Component = Callable[[ScoreRequest], float | Awaitable[float]]
 """A component of a user's: a function or an `async` function."""
 
 
+READS_TOKENS = "reads_tokens"
+"""Attribute of a component that reads `ScoreTurn.token_ids`, where it is true."""
 BuiltIn = Callable[[ScoreRequest], float]
 """A built-in component; the answer that counts is the last turn's."""
 

@@ -14,6 +14,7 @@ from agent_r1.reward.config import JudgeConfig
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreReply, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
+from agent_r1_service.files.foreign import read_text
 from agent_r1_service.verdicts import without_control_tokens
 
 TABLE = "reward.judge"
@@ -116,8 +117,8 @@ def read_template(config: JudgeConfig) -> Template:
     if config.prompt_file is not None:
         named = f"reward.judge.prompt_file ({config.prompt_file})"
         try:
-            text = config.prompt_file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
+            text = read_text(config.prompt_file)
+        except (OSError, ValueError) as exc:
             raise ValueError(f"{named} cannot be read: {exc}; name a text file") from exc
     template = Template(text or "")
     if not template.is_valid():

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -18,6 +18,7 @@ from agent_r1.reward.components import (
     ASKING,
     BUILT_IN,
     NEEDS_ANSWERS,
+    READS_TOKENS,
     Component,
     load_component,
 )
@@ -28,8 +29,15 @@ from agent_r1.reward.model_server import TOKENS_ASKED
 from agent_r1.reward.reward_model import RewardModel
 from agent_r1.reward.versions import Versions
 from agent_r1.text.reading import TurnReader
-from agent_r1_proto.rewards import Reward, ScoreRequest, Value, score_turns, valued_tokens
-from agent_r1_proto.trajectory import Trajectory
+from agent_r1_proto.rewards import (
+    Reward,
+    ScoreRequest,
+    ScoreTurn,
+    Value,
+    score_turns,
+    valued_tokens,
+)
+from agent_r1_proto.trajectory import Trajectory, Turn
 
 PATIENCE = 0.9
 """Share of a component's time for which a server that is away is asked again, so that the error can
@@ -115,7 +123,12 @@ class Scorer:
         self, trajectory: Trajectory, versions: Mapping[str, str] = {}
     ) -> Reward:
         """Compute every component of a trajectory and combine them; as `score`."""
-        return await self.score(request_of(trajectory, tokens="critic" in self.asking), versions)
+        request = request_of(
+            trajectory,
+            tokens="critic" in self.asking,
+            turn_tokens=any(getattr(own, READS_TOKENS, False) for own in self._own.values()),
+        )
+        return await self.score(request, versions)
 
     async def value(self, name: str, request: ScoreRequest) -> Value:
         """Return what one component says of an interaction, which may not have ended.
@@ -212,12 +225,15 @@ def _counted() -> Iterator[list[int]]:
         TOKENS_ASKED.reset(outer)
 
 
-def request_of(trajectory: Trajectory, *, tokens: bool = False) -> ScoreRequest:
+def request_of(
+    trajectory: Trajectory, *, tokens: bool = False, turn_tokens: bool = False
+) -> ScoreRequest:
     """Return a trajectory as the components see it: what its main agent wrote and read.
 
     Args:
         trajectory: all of it.
         tokens: whether one of them reads token ids; that takes milliseconds for a long trajectory.
+        turn_tokens: whether one of them reads those of each turn.
     """
     _, end = trajectory.lineage_bounds()[0]
     turns = [turn for turn in trajectory.turns if turn.start < end]
@@ -226,7 +242,16 @@ def request_of(trajectory: Trajectory, *, tokens: bool = False) -> ScoreRequest:
     return ScoreRequest(
         prompt=trajectory.rollout.task.messages(),
         payload=trajectory.rollout.task.payload,
-        turns=score_turns(turns),
+        turns=_with_tokens(trajectory, turns) if turn_tokens else score_turns(turns),
         status=trajectory.status,
         token_ids=valued_tokens(token_ids, segment_starts, turns),
     )
+
+
+def _with_tokens(trajectory: Trajectory, turns: Sequence[Turn]) -> list[ScoreTurn]:
+    """Return the turns as components see them, with the tokens that were sampled."""
+    sampled = [trajectory.token_ids[turn.start : turn.end].tolist() for turn in turns] or [[]]
+    return [
+        turn.model_copy(update={"token_ids": token_ids})
+        for turn, token_ids in zip(score_turns(turns), sampled, strict=True)
+    ]

@@ -31,6 +31,28 @@ STOP_GRACE_S = 5.0
 """On shutdown, scorings in flight get this long; the rest is given back."""
 
 
+class _Clock:
+    """The time since a trajectory ended, added to when it ended by the clock of its server.
+
+    Machines' clocks differ, so no two are compared: Redis alone says how long an entry waited, and
+    this process alone how long it has had it.
+
+    Args:
+        entry: the trajectory.
+        now: time of the Redis server, which also numbers entries.
+    """
+
+    def __init__(self, entry: Entry[Trajectory], now: float) -> None:
+        written_at = int(entry.entry_id.partition("-")[0]) / 1000.0
+        self._ended_at = entry.message.started_at + entry.message.latency_ms / 1000.0
+        self._waited_s = max(0.0, now - written_at)
+        self._taken = time.monotonic()
+
+    def time(self) -> float:
+        """Return the time by the clock of the rollout server."""
+        return self._ended_at + self._waited_s + time.monotonic() - self._taken
+
+
 class RewardWorker:
     """One member of the consumer group that scores; `consumer_name` is unique in the run."""
 
@@ -77,8 +99,11 @@ class RewardWorker:
         if room == 0:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         else:
-            for entry in await consumer.read(room, READ_BLOCK_S):
-                task = asyncio.create_task(self._process(consumer, entry))
+            entries = await consumer.read(room, READ_BLOCK_S)
+            now = await self._broker.time() if entries else 0.0
+            for entry in entries:
+                clock = _Clock(entry, now)
+                task = asyncio.create_task(self._process(consumer, entry, clock))
                 self._tasks[task] = entry
         for task in [task for task in self._tasks if task.done()]:
             self._tasks.pop(task)
@@ -95,7 +120,7 @@ class RewardWorker:
         self._tasks.clear()
 
     async def _process(
-        self, consumer: StreamConsumer[Trajectory], entry: Entry[Trajectory]
+        self, consumer: StreamConsumer[Trajectory], entry: Entry[Trajectory], clock: _Clock
     ) -> None:
         trajectory = entry.message
         reward = None
@@ -108,9 +133,9 @@ class RewardWorker:
                 self.on_scored(time.monotonic() - started)
             except Exception as exc:
                 logger.exception("scoring failed rollout_id=%s", trajectory.rollout_id)
-                await self._fail(consumer, entry, exc)
+                await self._fail(consumer, entry, exc, clock)
                 return
-        scored = ScoredTrajectory(trajectory=trajectory, reward=reward, scored_at=time.time())
+        scored = ScoredTrajectory(trajectory=trajectory, reward=reward, scored_at=clock.time())
         await consumer.finish(entry, [(self._destination(trajectory), scored)])
         if reward is None:
             self.num_passed += 1
@@ -124,7 +149,11 @@ class RewardWorker:
         )
 
     async def _fail(
-        self, consumer: StreamConsumer[Trajectory], entry: Entry[Trajectory], exc: Exception
+        self,
+        consumer: StreamConsumer[Trajectory],
+        entry: Entry[Trajectory],
+        exc: Exception,
+        clock: _Clock,
     ) -> None:
         """Count a failed scoring; at the limit the sample ends as FAILED beside its dead letter."""
         trajectory = entry.message
@@ -137,7 +166,7 @@ class RewardWorker:
         failed = ScoredTrajectory(
             trajectory=trajectory.replace(status="FAILED", reason=reason),
             reward=None,
-            scored_at=time.time(),
+            scored_at=clock.time(),
         )
         if await consumer.fail(entry, reason, [(self._destination(trajectory), failed)]):
             self.num_dead += 1

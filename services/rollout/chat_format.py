@@ -11,7 +11,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from agent_r1.rollout.chat_template import ChatTemplateError, render
@@ -36,6 +37,7 @@ from agent_r1_proto.tasks import ChatMessage, Role, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Reply
 from agent_r1_service.control_tokens import map_texts, unused_word
+from agent_r1_service.template_messages import HiddenCallError, render_calls, template_message
 
 _QUOTED = f'{REPLY} "quoted"\nnext.'
 """A reply that looks different where a template writes it as a string of JSON."""
@@ -101,7 +103,10 @@ def asked_dialogue(
     asked = list(messages)
     while asked[-1].role == "tool":
         asked.pop()
-    return [*asked, *(result(message.text()) for message in messages[len(asked) :])]
+    return [
+        *asked,
+        *(replace(result(m.text()), call_id=m.tool_call_id) for m in messages[len(asked) :]),
+    ]
 
 
 def reply_roles(*, tools: bool, messages: bool) -> tuple[Role, ...]:
@@ -203,13 +208,13 @@ class ChatFormat:
         marks = [f"{mark}-{i}." for i in range(len(outside))]
         numbers = iter(range(len(outside)))
         dialogue = [
-            {"role": m.role, "content": self._cut_message(m, cut)}
+            template_message(m, partial(self._cut_text, m, cut))
             if isinstance(m, ChatMessage)
             else outside_message(i := next(numbers), m.role, marks[i])
             for m in messages
         ]
         functions = map_texts(functions, lambda text: self._cut(text, cut, "tools"))
-        rest = self._render(dialogue, tools=functions or None)
+        rest = self._render_calls(dialogue, functions or None)
         rest = _with_call_ids(rest, outside)
         pieces: list[tuple[str, list[int]]] = []
         for i in reversed(range(len(outside))):
@@ -226,11 +231,18 @@ class ChatFormat:
             [token for _, token_ids in reversed(pieces) for token in token_ids],
         )
 
-    def _cut_message(self, message: ChatMessage, cut: str) -> str:
-        """Return the text of a message with a word wherever a control token is cut in two."""
+    def _cut_text(self, message: ChatMessage, cut: str, text: str) -> str:
+        """Return a text of a message with a word wherever a control token is cut in two."""
         if isinstance(message, OwnMessage):
-            return message.text()
-        return self._cut(message.text(), cut, "prompt", said=message.role == "assistant")
+            return text
+        return self._cut(text, cut, "prompt", said=message.role == "assistant")
+
+    def _render_calls(self, dialogue: Dialogue, tools: list[dict[str, Any]] | None) -> str:
+        try:
+            render = partial(self._render, tools=tools)
+            return render_calls(render, dialogue, self._tool_format.write)
+        except HiddenCallError as exc:
+            raise ChatTemplateError(str(exc)) from exc
 
     def _cut(self, text: str, cut: str, origin: Origin, *, said: bool = False) -> str:
         outside = self._said if said else self._outside
@@ -492,7 +504,7 @@ class ChatFormat:
 
 def _unused_mark(messages: Sequence[PromptMessage], tools: Sequence[Mapping[str, Any]]) -> str:
     """Return a word that stands for messages from outside, and in nothing else."""
-    texts = [message.text() for message in messages if isinstance(message, ChatMessage)]
+    texts = [message.shown() for message in messages if isinstance(message, ChatMessage)]
     return unused_word(REPLY, [*texts, json.dumps(tools)])
 
 

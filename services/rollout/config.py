@@ -61,9 +61,10 @@ class EnvConfig(StrictConfig):
     """Time one attempt at a trajectory may take, in seconds; then it has FAILED. None: no limit
     but the learner's `sample_timeout_s`."""
     tool_timeout_s: Annotated[float, Field(gt=0)] = 30.0
-    """Time one tool call may take, retries included, in seconds; then the attempt has FAILED."""
+    """Time one tool call may take, retries included, in seconds; then the attempt has FAILED.
+    Waiting for a tool that has no free place (429) does not count, up to 300 seconds."""
     tool_retries: Annotated[int, Field(ge=0)] = 6
-    """Retries of one call on lost connections, 5xx and 429, within `tool_timeout_s`."""
+    """Retries of one call on lost connections and 5xx, within `tool_timeout_s`."""
     step_timeout_s: Annotated[float, Field(gt=0)] = 60.0
     """Time one `ToolEnv.step` may take, in seconds; then the attempt has FAILED."""
     chat_template_kwargs: dict[str, JsonValue] = {}

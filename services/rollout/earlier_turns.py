@@ -29,7 +29,7 @@ ANY_TOOL = ToolSpec(
 )
 ANY_FUNCTION = ANY_TOOL.as_function()
 
-Dialogue = list[dict[str, str]]
+Dialogue = list[dict[str, Any]]
 Render = Callable[[Dialogue, Mapping[str, Any]], str]
 """Renders a dialogue up to the next turn of the model, with more variables of the template."""
 

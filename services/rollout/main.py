@@ -37,7 +37,7 @@ from agent_r1.rollout.weights.http import HttpFetcher, require_room_for_versions
 from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1.rollout.worker import RolloutWorker
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
-from agent_r1_proto.connection import ROLLOUT_GROUP
+from agent_r1_proto.connection import ROLLOUT_GROUP, NotRedisError
 from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import WITHDRAW_TIMEOUT_S, Registry, ToolRegistry
 from agent_r1_proto.streams import Broker
@@ -377,7 +377,7 @@ async def connect(settings: RolloutSettings) -> Broker:
 
 
 async def _withdraw(registry: Registry, server_id: str) -> None:
-    with suppress(TimeoutError):
+    with suppress(TimeoutError, NotRedisError):
         async with asyncio.timeout(WITHDRAW_TIMEOUT_S):
             await registry.withdraw_rollout_server(server_id)
 

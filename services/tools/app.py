@@ -7,7 +7,8 @@ through a `Tool`, writes a `CallReply`. `GET /spec` says what the tool is, `GET 
 - 200, result ok or error: the tool's own answer, an exception in the user's `call` included;
 - 409: the call needs a session that is not open here; 422: the request is wrong;
 - 501: the tool's own code is wrong: `call` returned no result, or `open` or `fork` raised;
-- 503: draining, overloaded, or what stands behind the tool is down; 504: the time is up.
+- 429: no place to run was free in time; 503: draining, overloaded, or what stands behind the tool
+  is down; 504: the time is up.
 Everything but 200 is an outage for the caller, never an answer to the model.
 """
 
@@ -19,14 +20,19 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 
-import jsonschema
 from fastapi import FastAPI, HTTPException, Request, Response
-from jsonschema.exceptions import best_match
 from starlette.responses import JSONResponse
 
-from agent_r1.tools.base import CallContext, Tool, ToolUnavailableError, error_result
+from agent_r1.tools.base import (
+    CallContext,
+    Tool,
+    ToolBusyError,
+    ToolUnavailableError,
+    error_result,
+)
 from agent_r1.tools.config import MAX_RESULT_BYTES
 from agent_r1.tools.connection import while_connected
+from agent_r1.tools.loop_watch import watch_loop
 from agent_r1.tools.metrics import ToolMetrics
 from agent_r1.tools.results import (
     MAX_PROBLEM_CHARS,
@@ -46,6 +52,7 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
+from agent_r1_service.argument_schema import find_error, holds_more_than, make_validator
 from agent_r1_service.http.api import Route, describe, json_response, parse_body
 from agent_r1_service.tracing import span, traceparent_of
 from agent_r1_service.unicode import repair_text
@@ -53,12 +60,19 @@ from agent_r1_service.unicode import repair_text
 logger = logging.getLogger(__name__)
 
 _EXPIRY_CHECKS_PER_PERIOD = 4
+_VALUES_AT_ONCE = 1000
+"""Arguments with more values are checked beside the event loop."""
 
 _SESSION_ERRORS = {
     "409": "The call needs a session that is not open here.",
     "422": "The body does not fit the schema, or names another tool.",
     "501": "The tool's own code is wrong; the text explains what to correct.",
     "503": "Draining, overloaded, or something behind the tool is down.",
+}
+_CALL_ERRORS = {
+    **_SESSION_ERRORS,
+    "429": "No place to run was free in time; send the call again.",
+    "504": "The time is up.",
 }
 ROUTES = (
     Route("/spec", "get", answer=ToolSpec),
@@ -69,7 +83,7 @@ ROUTES = (
         answer=ToolHealth,
         errors={"503": "Draining: trajectories that begin now use other instances."},
     ),
-    Route("/call", "post", CallRequest, CallReply, {**_SESSION_ERRORS, "504": "The time is up."}),
+    Route("/call", "post", CallRequest, CallReply, _CALL_ERRORS),
     Route("/open", "post", SessionRequest, errors=_SESSION_ERRORS),
     Route("/fork", "post", ForkRequest, errors=_SESSION_ERRORS),
     Route("/close", "post", SessionRequest, errors=_SESSION_ERRORS),
@@ -77,6 +91,7 @@ ROUTES = (
 _STATUS_OF: dict[type[Exception], int] = {
     SessionNotOpenError: 409,
     BrokenToolError: 501,
+    ToolBusyError: 429,
     ToolUnavailableError: 503,
 }
 
@@ -124,7 +139,7 @@ class ToolService:
             sessions=lambda: len(self.sessions),
             counters=tool.counters,
         )
-        self._validator = jsonschema.Draft202012Validator(self.spec.parameters)
+        self._validator = make_validator(self.spec.parameters)
         self._calls_in_flight = 0
         self._draining = False
         self._leaving = False
@@ -144,16 +159,17 @@ class ToolService:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Start the tool, close expired sessions while it runs, stop it."""
-        await self._tool.start()
-        expiry = asyncio.create_task(self._expire_sessions())
-        try:
-            yield
-        finally:
-            expiry.cancel()
-            with suppress(asyncio.CancelledError):
-                await expiry
-            await self.sessions.close_all()
-            await self._tool.stop()
+        async with watch_loop(self.spec.name):
+            await self._tool.start()
+            expiry = asyncio.create_task(self._expire_sessions())
+            try:
+                yield
+            finally:
+                expiry.cancel()
+                with suppress(asyncio.CancelledError):
+                    await expiry
+                await self.sessions.close_all()
+                await self._tool.stop()
 
     async def call(self, request: CallRequest) -> CallReply:
         """Run the calls of one request, all within the shortest of their timeouts.
@@ -180,7 +196,7 @@ class ToolService:
     async def _answer(self, calls: list[ToolCall]) -> CallReply:
         self._check_calls(calls)
         with self._in_flight(calls):
-            refused = [self._refuse_arguments(call) for call in calls]
+            refused = await self._check_arguments(calls)
             valid = [call for call, refusal in zip(calls, refused, strict=True) if refusal is None]
             answers = iter(await self._within_deadline(valid) if valid else ())
             results = [next(answers) if one is None else one for one in refused]
@@ -307,8 +323,15 @@ class ToolService:
         if self._draining and self._calls_in_flight == 0 and len(self.sessions) == 0:
             self._drained.set()
 
+    async def _check_arguments(self, calls: list[ToolCall]) -> list[ToolResult | None]:
+        """Return an error for each call whose arguments do not fit, and None for the others."""
+        if any(holds_more_than(_VALUES_AT_ONCE, call.arguments) for call in calls):
+            # In a thread: a hundred thousand values take seconds, and others call meanwhile.
+            return await asyncio.to_thread(lambda: [self._refuse_arguments(call) for call in calls])
+        return [self._refuse_arguments(call) for call in calls]
+
     def _refuse_arguments(self, call: ToolCall) -> ToolResult | None:
-        error = best_match(self._validator.iter_errors(call.arguments))
+        error = find_error(self._validator, call.arguments)
         if error is None:
             return None
         where = f" (at {error.json_path})" if error.path else ""
@@ -395,7 +418,9 @@ def create_app(service: ToolService) -> FastAPI:
         return json_response(None)
 
     async def outage(_: Request, exc: Exception) -> Response:
-        if isinstance(exc, ToolUnavailableError):
+        if isinstance(exc, ToolBusyError):
+            logger.warning("tool busy tool=%s problem=%s", service.spec.name, exc)
+        elif isinstance(exc, ToolUnavailableError):
             logger.error("tool unavailable tool=%s", service.spec.name, exc_info=exc)
         detail = repair_text(str(exc))[:MAX_PROBLEM_CHARS]
         return JSONResponse({"detail": detail}, status_code=_status_of(exc))

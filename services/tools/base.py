@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jsonschema
 from pydantic import JsonValue, ValidationError
 
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult, ToolSpec
+from agent_r1_service.argument_schema import find_problem
 from agent_r1_service.user_code import check_methods
 
 Arguments = dict[str, JsonValue]
@@ -40,6 +40,14 @@ class ToolUnavailableError(Exception):
     Any other exception is the tool's own answer and the model reads its text. This one is an
     outage: the service answers 503, rollout retries or fails the attempt, and nothing is trained
     on it.
+    """
+
+
+class ToolBusyError(ToolUnavailableError):
+    """Raised in `Tool.call` when the call has found no free place to run.
+
+    The service answers 429, and rollout sends the call again: this waiting takes nothing of the
+    call's time.
     """
 
 
@@ -189,12 +197,12 @@ def check_parameters(owner: str, parameters: object) -> None:
         raise ValueError(
             f'{owner}.parameters must be a JSON Schema with "type": "object"; got {parameters!r}'
         )
-    try:
-        jsonschema.Draft202012Validator.check_schema(parameters)
-    except jsonschema.SchemaError as exc:
+    problem = find_problem(parameters)
+    if problem is not None:
         raise ValueError(
-            f"{owner}.parameters is not a valid JSON Schema: {exc.message} (at {exc.json_path})"
-        ) from exc
+            f"{owner}.parameters is not a valid JSON Schema: {problem}; correct that place, or "
+            "leave it out"
+        )
 
 
 def text_result(text: str) -> ToolResult:

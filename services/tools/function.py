@@ -33,6 +33,7 @@ class FunctionTool(Tool):
 
     function: ClassVar[Callable[..., Any]]
     arguments: ClassVar[type[BaseModel]]
+    """Reads the arguments; the alias of each field is the name of its parameter."""
     context_name: ClassVar[str | None]
     """Parameter that gets the CallContext; None where no parameter asks for it."""
 
@@ -48,7 +49,8 @@ class FunctionTool(Tool):
             first = exc.errors(include_url=False)[0]
             where = ".".join(str(part) for part in first["loc"])
             raise ValueError(f"{where}: {first['msg']}") from exc
-        given = {name: getattr(read, name) for name in read.model_fields_set}
+        fields = type(read).model_fields
+        given = {str(fields[key].alias): getattr(read, key) for key in read.model_fields_set}
         if self.context_name is not None:
             given[self.context_name] = context
         if inspect.iscoroutinefunction(self.function):
@@ -152,9 +154,10 @@ def _model_of(
             )
         is_required = parameter.default is inspect.Parameter.empty
         default = ... if is_required else parameter.default
-        described = Field(default, description=said[parameter.name])
-        fields[parameter.name] = (hints[parameter.name], described)
-    unknown = sorted(said.keys() - fields.keys() - {context_name})
+        # By its alias, a parameter may have a name that pydantic keeps for itself (`model_config`).
+        described = Field(default, description=said.pop(parameter.name), alias=parameter.name)
+        fields[f"argument_{len(fields)}"] = (hints[parameter.name], described)
+    unknown = sorted(said.keys() - {context_name})
     if unknown:
         raise ValueError(
             f"@tool: the docstring of {name} describes {unknown[0]!r}, which is no parameter of "
@@ -163,7 +166,8 @@ def _model_of(
     try:
         return create_model(name, __config__=ConfigDict(extra="forbid"), **fields)
     except (PydanticUserError, NameError) as exc:
-        raise ValueError(f"@tool: the annotations of {name} cannot be used: {exc}") from exc
+        why = exc.message if isinstance(exc, PydanticUserError) else exc
+        raise ValueError(f"@tool: the annotations of {name} cannot be used: {why}") from exc
 
 
 def _schema(arguments: type[BaseModel], name: str) -> dict[str, Any]:

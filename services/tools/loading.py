@@ -11,11 +11,10 @@ import inspect
 from agent_r1.tools.base import Tool
 from agent_r1.tools.config import BUILTIN_TOOLS, ToolConfig
 from agent_r1.tools.function import tool_class_of
-from agent_r1.tools.results import describe_exception
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.tool import SearchTool, open_search_tool
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_service.user_code import import_named
+from agent_r1_service.user_code import describe, import_named
 
 
 def describe_tool(name: str, config: ToolConfig) -> ToolSpec:
@@ -65,7 +64,7 @@ def _load_class(name: str, config: ToolConfig) -> Tool:
         if config.type in BUILTIN_TOOLS and isinstance(exc, ValueError):
             raise  # it says what to set
         raise ValueError(
-            f"tools.{name}: {found.__name__}(...) raised {describe_exception(exc)}; correct "
+            f"tools.{name}: {found.__name__}(...) raised {describe(exc)}; correct "
             f"tools.{name}.settings ({config.settings}) or the class"
         ) from exc
 

@@ -116,7 +116,7 @@ class PageFetcher(Tool):
         if path is None:
             near = difflib.get_close_matches(document, self._documents, n=3, cutoff=0.0)
             raise ValueError(f"there is no document {document!r}; near are {', '.join(near)}")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = path.read_text(encoding="utf-8-sig", errors="replace")
         return split_pages(html_text(text) if "htm" in path.suffix else text, self._page_chars)
 
 

@@ -17,7 +17,7 @@ import pytest
 from agent_r1_proto.messages import StreamMessage, decode_entry, encode_entry
 from agent_r1_proto.parts import StoredImage, TextPart
 from agent_r1_proto.rewards import ScoredTrajectory
-from agent_r1_proto.tasks import ChatMessage, Decoding, RolloutTask, Task
+from agent_r1_proto.tasks import ChatMessage, Decoding, MessageCall, RolloutTask, Task
 from agent_r1_proto.trajectory import DecodingCost, Reply, ToolCallRecord, Trajectory, Turn
 from tests.support.builders import (
     rollout_task,
@@ -46,6 +46,18 @@ TURN = Turn(
 )
 IMAGE = StoredImage(media_type="image/png", sha256="0a" * 32)
 SHOWN = ChatMessage(role="user", content=[TextPart(text="what is it?"), IMAGE])
+CALLING = Task(
+    id="q",
+    prompt=[
+        ChatMessage(role="user", content="Who wrote Emma?"),
+        ChatMessage(
+            role="assistant",
+            content="",
+            tool_calls=[MessageCall(name="search", arguments={"query": "Emma"}, id="call_1")],
+        ),
+        ChatMessage(role="tool", content="Jane Austen", tool_call_id="call_1"),
+    ],
+)
 READ_TURN = Turn(
     start=2,
     end=5,
@@ -78,6 +90,7 @@ EXAMPLES: dict[str, StreamMessage] = {
     "rollout_task-1.1": rollout_task(group_id=7, traceparent=TRACEPARENT),
     "rollout_task-1.2": rollout_task(purpose="eval", decoding=BEAM),
     "rollout_task-2.0": rollout_task(task=Task(id="q", prompt=[SHOWN])),
+    "rollout_task-2.1": rollout_task(task=CALLING),
     "trajectory-1.0": trajectory(policy_version=4, calls=[CALL]),
     "trajectory-1.1": trajectory(policy_version=4, calls=[CALL_WITH_DATA]),
     "trajectory-1.2": trajectory(rollout_task(traceparent=TRACEPARENT), policy_version=4),
@@ -88,6 +101,7 @@ EXAMPLES: dict[str, StreamMessage] = {
     "trajectory-3.0": trajectory(**two_segments()),
     "trajectory-3.1": trajectory(**READ_SEGMENTS),
     "trajectory-4.0": trajectory(**SEEN_LINEAGES),
+    "trajectory-4.1": trajectory(rollout_task(task=CALLING)),
     "scored_trajectory-1.0": scored(policy_version=4, calls=[CALL], total=0.25),
     "scored_trajectory-1.1": scored(policy_version=4, calls=[CALL_WITH_DATA], total=0.25),
     "scored_trajectory-1.2": scored(rollout_task(traceparent=TRACEPARENT), total=0.25),
@@ -102,14 +116,17 @@ EXAMPLES: dict[str, StreamMessage] = {
     "scored_trajectory-3.2": scored(**two_segments(), total=0.25, versions={"judge": "m-2"}),
     "scored_trajectory-3.3": scored(**READ_SEGMENTS),
     "scored_trajectory-4.0": scored(**three_lineages(), total=0.25),
+    "scored_trajectory-4.1": scored(rollout_task(task=CALLING), total=0.25),
 }
 """By schema and the version that first could write them."""
 WRITTEN = (
-    *("rollout_task-1.2", "rollout_task-2.0"),
+    *("rollout_task-1.2", "rollout_task-2.0", "rollout_task-2.1"),
     *("trajectory-2.1", "trajectory-2.2", "trajectory-3.0", "trajectory-3.1", "trajectory-4.0"),
+    "trajectory-4.1",
     *(f"scored_trajectory-2.{minor}" for minor in (1, 2, 3, 4)),
     *(f"scored_trajectory-3.{minor}" for minor in (0, 1, 2, 3)),
     "scored_trajectory-4.0",
+    "scored_trajectory-4.1",
 )
 """What this version writes: the oldest version that says all of it, which older readers take."""
 CLASSES: dict[str, type[StreamMessage]] = {

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from agent_r1.cli.main import main
 from agent_r1.config.run import load_config, write_config
+from agent_r1.learner.checkpoints.ownership import FolderLock
 from agent_r1_proto.connection import ROLLOUT_GROUP
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_service.files.conditions import Condition, append_condition
 from tests.support.builders import rollout_task
 from tests.support.config_scene import write_scene
 
@@ -74,6 +77,39 @@ def test_a_run_that_has_ended_says_how(run_folder: Path, capsys: pytest.CaptureF
     text = capsys.readouterr().out
     assert f"in {run_folder}: failed: tool 'search' raised" in text
     assert "no rollout server" not in text
+
+
+def test_a_learner_that_goes_on_has_not_ended_as_its_earlier_start_did(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    (run_folder / "summary.json").write_text('{"status": "interrupted", "reason": "SIGTERM"}')
+    lock = FolderLock(run_folder)
+    lock.acquire()
+    assert main(["status", str(run_folder)]) == 0
+    lock.release()
+    text = capsys.readouterr().out
+    assert f"in {run_folder}: running (the learner is process {os.getpid()} on " in text
+    assert "SIGTERM" not in text
+
+
+def test_what_hinders_a_run_now_is_shown_and_what_is_over_is_not(
+    run_folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    for kind, ended_at in (("silent:reward", None), ("silent:search", 7.0)):
+        name = kind.partition(":")[2]
+        one = Condition(
+            source="launcher",
+            kind=kind,
+            what=f"{name} does not answer",
+            remedy="continue it",
+            began_at=5.0,
+            ended_at=ended_at,
+        )
+        append_condition(run_folder / "conditions.jsonl", one)
+    assert main(["status", str(run_folder)]) == 0
+    text = capsys.readouterr().out
+    assert "reward does not answer; continue it" in text
+    assert "search does not answer" not in text
 
 
 def test_a_run_without_a_rollout_server_says_that_samples_wait(

@@ -241,6 +241,9 @@ async def test_a_redis_that_comes_back_empty_gets_the_work_again(
         await running
     assert sorted(engine.trained) == samples_of(range(16))
     assert summary(tmp_path / "run")["results"]["reissued"] >= len(lost)
+    (emptied,) = summary(tmp_path / "run")["conditions"]
+    assert emptied["what"].startswith("Redis has lost the run's data: it was emptied")
+    assert (emptied["times"], emptied["lasts"]) == (1, False)
 
 
 async def test_a_run_in_which_everything_fails_stops_with_the_reason(

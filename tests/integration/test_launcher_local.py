@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from redis.exceptions import AuthenticationError
 
 from agent_r1.config.run import Config, load_config
 from agent_r1.config.sources import ConfigError
-from agent_r1_deploy import local, local_client, local_redis, local_services, subreaper
-from agent_r1_deploy.local_folder import live_token_file
+from agent_r1_deploy import (
+    local,
+    local_client,
+    local_redis,
+    local_services,
+    local_watch,
+    subreaper,
+)
+from agent_r1_deploy.local_folder import live_redis_url, live_token_file, run_folder_problem
 from agent_r1_deploy.local_services import LocalServices
 from agent_r1_deploy.local_view import at_hand, program
 from agent_r1_deploy.supervisor import ServiceError, Supervisor
@@ -30,8 +41,11 @@ from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tasks import RolloutTask
+from agent_r1_service.config import RedisConfig, split_password
+from agent_r1_service.files.conditions import Condition, append_condition, read_conditions
 from agent_r1_service.files.dead_letters import load_letters
 from agent_r1_service.http.token import find_token
+from tests.conftest import RedisServer
 from tests.integration.test_launcher_supervisor import FAKE_SERVICE, WAIT_S, Scene, alive
 from tests.support.config_scene import load_nothing, write_scene
 from tests.support.learner_fakes import eventually
@@ -169,7 +183,9 @@ def test_services_learn_where_the_others_are_and_nothing_else(
     rollout = stage.environment("rollout")
     # Tools announce themselves in Redis; the reward service is asked about branches.
     assert rollout.pop("AGENT_R1__ROLLOUT__SCORER_URL").startswith("http://127.0.0.1:")
-    assert set(rollout) == {"AGENT_R1__REDIS__URL", "AGENT_R1__RUN__TOKEN_FILE"}
+    redis = {"AGENT_R1__REDIS__URL", "AGENT_R1__REDIS__PASSWORD_FILE"}
+    assert set(rollout) == {*redis, "AGENT_R1__RUN__TOKEN_FILE"}
+    assert split_password(rollout["AGENT_R1__REDIS__URL"])[1] is None
     assert tokens == [(rollout["AGENT_R1__RUN__TOKEN_FILE"], 0o600)]
     assert rollout["AGENT_R1__REDIS__URL"] == stage.environment("learner")["AGENT_R1__REDIS__URL"]
     # The user's variables are in config.json already; they must not beat its `--set` values.
@@ -270,6 +286,39 @@ def test_a_run_that_was_finished_already_ends_at_once(stage: Stage):
     assert local.run_training(stage.config(), resume=False) == 0
 
 
+def test_a_resume_with_nothing_to_do_says_so_and_starts_nothing(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    stage.run_folder.mkdir()
+    summary = {"status": "finished_with_losses", "steps": 3}
+    (stage.run_folder / "summary.json").write_text(json.dumps(summary))
+    (stage.run_folder / "ledger.json").write_text("{}")
+    assert local.run_training(stage.config("learner.steps=3"), resume=True) == 3
+    assert "nothing to do: the run has finished with losses" in capsys.readouterr().out
+    assert stage.lines("start") == []
+
+
+def test_a_ledger_that_is_missing_is_found_before_anything_starts(stage: Stage):
+    stage.run_folder.mkdir()
+    (stage.run_folder / "metrics.jsonl").write_text('{"step": 2}\n')
+    with pytest.raises(ConfigError, match=r"ledger\.json is missing"):
+        local.run_training(stage.config(), resume=True)
+    assert stage.lines("start") == []
+
+
+def test_a_resume_says_before_services_start_what_is_trained_again(
+    stage: Stage, capsys: pytest.CaptureFixture[str]
+):
+    stage.run_folder.mkdir()
+    (stage.run_folder / "metrics.jsonl").write_text('{"step": 2}\n')
+    (stage.run_folder / "ledger.json").write_text("{}")
+    stage.done.touch()
+    assert local.run_training(stage.config(), resume=True) == 0
+    shown = capsys.readouterr().out
+    note = "training begins anew; steps 1 to 2 are trained again"
+    assert 0 <= shown.index(note) < shown.index("starting ")
+
+
 def test_a_service_that_cannot_start_ends_the_start_of_the_others(
     stage: Stage, capsys: pytest.CaptureFixture[str]
 ):
@@ -289,13 +338,14 @@ def mode(path: Path) -> int:
 def test_a_run_folder_is_its_owner_s_alone(stage: Stage):
     modes: dict[str, int] = {}
     state: list[Path] = []
+    private = ("redis.url", "redis.conf", "redis-password")
 
     def look() -> None:
         for name in (".", "launcher.json"):
             modes[name] = mode(stage.run_folder / name)
         launcher = json.loads((stage.run_folder / "launcher.json").read_text())
         state.append(Path(launcher["state_dir"]))
-        for path in (state[0], state[0] / "redis.url", state[0] / "redis.conf"):
+        for path in (state[0], *(state[0] / name for name in private)):
             modes[path.name] = mode(path)
         stage.done.touch()
 
@@ -310,9 +360,62 @@ def test_a_run_folder_is_its_owner_s_alone(stage: Stage):
         ".": 0o700,
         "launcher.json": 0o600,
         state[0].name: 0o700,
-        "redis.url": 0o600,
-        "redis.conf": 0o600,
+        **dict.fromkeys(private, 0o600),
     }
+
+
+def test_a_launcher_that_is_killed_leaves_no_secret_outside_of_its_run_folder(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    # What there is while it runs is what kill -9 would leave.
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    outside: list[str] = []
+    inside: list[str] = []
+
+    def look() -> None:
+        outside.extend(path.name for path in temporary.rglob("*") if path.is_file())
+        inside.extend(path.name for path in (stage.run_folder / "live").iterdir())
+        stage.done.touch()
+
+    stage.run_folder.mkdir()
+    left = stage.run_folder / "live" / "token"  # of a launcher that was killed before
+    left.parent.mkdir()
+    left.write_text("old")
+    thread = stage.when_up(look)
+    assert local.run_training(stage.config(), resume=False) == 0
+    thread.join()
+    assert {"token", "redis.url", "redis.conf"} <= set(inside)
+    assert outside in ([], ["lock"])  # of the folder for sockets, where the run's path is long
+    assert list(temporary.iterdir()) == []
+    assert not left.parent.exists()
+
+
+def test_the_folder_of_a_client_goes_with_it_however_it_ends(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def leave(ends_with: type[BaseException]) -> Path:
+        with (
+            contextlib.suppress(ends_with),
+            local_client.work_folder(stage.config()) as (folder, _),
+        ):
+            for name in ("live/token", "logs/search.log"):
+                (folder / name).parent.mkdir()
+                (folder / name).touch()
+            raise ends_with
+        return folder
+
+    interrupted = leave(KeyboardInterrupt)
+    assert interrupted.is_relative_to(tmp_path / "cache")  # there is no run folder yet
+    assert not interrupted.exists()
+    stage.run_folder.mkdir()
+    failed = leave(ValueError)
+    assert failed.is_relative_to(stage.run_folder)
+    assert [path.name for path in failed.rglob("*")] == ["logs", "search.log"]
+    assert run_folder_problem(stage.run_folder, resume=False) is None  # a run may still begin there
 
 
 def test_the_folder_of_a_resumed_run_is_closed_to_others(stage: Stage):
@@ -362,7 +465,8 @@ def test_dead_letters_outlive_the_redis_of_the_run(
     from agent_r1.cli import main as cli
 
     async def leave_letter() -> None:
-        url = stage.environment("rollout")["AGENT_R1__REDIS__URL"]
+        url = live_redis_url(stage.run_folder)
+        assert url is not None
         async with await Broker.connect(url, "demo") as broker:
             fields: Any = {
                 "stream": broker.keys.tasks,
@@ -389,6 +493,58 @@ def test_dead_letters_outlive_the_redis_of_the_run(
 
 
 # --- A Redis that others use ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[str]:
+    """URL of a Redis with a password."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    spec, url = local_redis.local_redis(folder, maxmemory_mb=64)
+    process = subprocess.Popen(spec.command)
+    try:
+        asyncio.run(local_redis.wait_for_redis(url, lambda _: None))
+        yield url
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("given", ["nothing", "url", "variable"])
+def test_no_service_has_the_password_of_redis_in_its_environment(
+    given: str, stage: Stage, secured: str, monkeypatch: pytest.MonkeyPatch
+):
+    url, password = split_password(secured)
+    assert password is not None
+    config = stage.config()
+    if given == "url":
+        config = stage.config(AGENT_R1__REDIS__URL=secured)
+    if given == "variable":
+        monkeypatch.setenv("AGENT_R1_REDIS_PASSWORD", password)
+        config = stage.config(f"redis.url={url}")
+    environments: list[bytes] = []
+    reached: list[tuple[str, str | None]] = []
+
+    def look() -> None:
+        live = live_redis_url(stage.run_folder) or ""
+        shown = [Path("/proc", str(pid), "environ").read_bytes() for pid in stage.pids()]
+        secret = (split_password(live)[1] or "").encode()
+        environments.extend(text for text in shown if secret in text)
+        variables = stage.environment("rollout")
+        redis = RedisConfig(
+            url=variables["AGENT_R1__REDIS__URL"],
+            password_file=Path(variables["AGENT_R1__REDIS__PASSWORD_FILE"]),
+        )
+        reached.append((redis.connection_url({}), live))
+        stage.done.touch()
+
+    thread = stage.when_up(look)
+    assert local.run_training(config, resume=False) == 0
+    thread.join()
+    ((by_service, by_launcher),) = reached
+    assert by_service == by_launcher
+    assert given == "nothing" or by_launcher == secured
+    assert environments == []
 
 
 def test_a_redis_that_is_away_is_named_without_its_password(stage: Stage):
@@ -581,3 +737,69 @@ async def test_the_launcher_needs_linux(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ServiceError, match=r"needs Linux, and this is darwin; use .docker compose"):
         await Supervisor(tmp_path).start(Scene(tmp_path).spec("one"))
+
+
+def conditions_in(file: Path, kind: str) -> list[Condition]:
+    return [one for one in read_conditions(file) if one.kind == kind]
+
+
+def test_what_stands_still_is_said_while_it_lasts_when_it_is_over_and_in_the_end(
+    stage: Stage,
+    redis_server: RedisServer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.setattr(local_watch, "PATIENCE_S", 0.5)
+    file = stage.run_folder / "conditions.jsonl"
+
+    def lasts(kind: str) -> bool:
+        return any(one.ended_at is None for one in conditions_in(file, kind))
+
+    def wait_until(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 10.0
+        while not condition() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def act() -> None:
+        (reward,) = (int(row[1]) for row in stage.lines("start") if row[0] == "reward")
+        os.kill(reward, signal.SIGSTOP)
+        wait_until(lambda: lasts("silent:reward"))
+        os.kill(reward, signal.SIGCONT)
+        wait_until(lambda: not lasts("silent:reward"))
+        with redis.Redis.from_url(redis_server.url) as client:
+            client.replicaof("127.0.0.1", 1)
+            wait_until(lambda: lasts("redis:read_only"))
+            client.replicaof("NO", "ONE")
+            wait_until(lambda: not lasts("redis:read_only"))
+        stage.done.touch()
+
+    thread = stage.when_up(act)
+    config = stage.config(f'redis.url="{redis_server.url}"')
+    assert local.run_training(config, resume=False) == 0
+    thread.join()
+    shown = capsys.readouterr().out.splitlines()
+    for kind, says in (
+        ("silent:reward", "reward does not answer (process "),
+        ("redis:read_only", f"Redis ({redis_server.url}) is read-only"),
+    ):
+        (condition,) = conditions_in(file, kind)
+        assert condition.ended_at is not None
+        # The process to continue, not the one above it.
+        (pid,) = (row[1] for row in stage.lines("start") if row[0] == "reward")
+        assert (f"(process {pid})" in condition.what) == (kind == "silent:reward")
+        begun, over, told = [line for line in shown if says in line]
+        assert begun.startswith("!! since ")
+        assert over.startswith("over after ")
+        assert told.startswith("hindered for ")
+
+
+def test_a_condition_that_a_killed_launcher_left_open_does_not_last(stage: Stage):
+    stage.run_folder.mkdir()
+    left = Condition(
+        source="launcher", kind="silent:reward", what="w", remedy="r", began_at=time.time() - 60
+    )
+    append_condition(stage.run_folder / "conditions.jsonl", left)
+    stage.done.touch()
+    assert local.run_training(stage.config(), resume=False) == 0
+    (ended,) = conditions_in(stage.run_folder / "conditions.jsonl", "silent:reward")
+    assert ended.lasted_s == pytest.approx(60, abs=5)

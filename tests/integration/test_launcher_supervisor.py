@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import agent_r1_deploy.supervisor
-from agent_r1_deploy import subreaper
+from agent_r1_deploy import service, subreaper
 from agent_r1_deploy.service import ServiceSpec, describe_exit
 from agent_r1_deploy.supervisor import RESTART_DELAY_S, RestartPolicy, ServiceError, Supervisor
 
@@ -439,3 +439,32 @@ def test_an_exit_status_is_put_into_words():
     assert describe_exit(128 + 15) == "killed by SIGTERM"
     assert describe_exit(-11) == "killed by SIGSEGV"
     assert "lower rollout.kv_cache_gib" in describe_exit(128 + 9)
+
+
+async def test_what_a_service_says_to_the_terminal_is_reported_while_it_goes_on(scene: Scene):
+    code = "import time; print('agent-r1: notice: tools.x is slow', flush=True); time.sleep(60)"
+    spec = scene.spec("talker", command=[sys.executable, "-c", code], announce_dir=None, probe=None)
+    supervisor = scene.supervisor()
+    await supervisor.start(spec)
+    try:
+        await until(lambda: "!! tools.x is slow" in scene.reports)
+        assert supervisor.states()[0].up
+    finally:
+        await supervisor.stop()
+    assert scene.reports.count("!! tools.x is slow") == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "says"),
+    [
+        (3, 3, "; memory did not run out, so a user or another program ended it"),
+        (3, 4, "; memory ran out: lower rollout.kv_cache_gib"),
+        (None, 4, "; if memory ran out, lower rollout.kv_cache_gib"),
+        (3, None, "; if memory ran out, lower rollout.kv_cache_gib"),
+    ],
+)
+def test_a_kill_is_blamed_on_memory_only_where_memory_ran_out(
+    monkeypatch: pytest.MonkeyPatch, before: int | None, now: int | None, says: str
+):
+    monkeypatch.setattr(service, "oom_kills", lambda: now)
+    assert says in describe_exit(128 + 9, before)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.config.run import Config
+from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1_deploy import local_table
 from agent_r1_deploy.local_services import LocalServices
@@ -92,6 +93,15 @@ def test_a_run_with_a_model_of_its_own_begins_by_pushing_it(table: Table):
     table.stage.done.touch()
     assert table.start() is False
     assert [Ledger(run.folder).last_policy_version for run in (same, tuned)] == [0, 1]
+
+
+def test_a_run_whose_ledger_is_missing_is_refused_before_anything_starts(table: Table):
+    second = table.runs[1].folder
+    second.mkdir(parents=True)
+    (second / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError, match=r"second/ledger\.json is missing"):
+        table.start()
+    assert table.stage.lines("start") == []
 
 
 def test_services_start_once_and_the_learners_come_in_turn(table: Table):

@@ -482,6 +482,51 @@ async def test_a_server_that_refuses_the_weights_ends_the_run_with_its_reason(
                 await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
 
 
+@pytest.mark.parametrize("max_staleness", [0, 1])
+async def test_weights_that_a_server_finds_damaged_are_written_again(
+    tmp_path: Path, redis_url: str, run_id: str, max_staleness: int
+):
+    class Engine(FakeEngine):
+        def write_snapshot(self, directory: Path, run_id: str, policy_version: int):
+            written.append(policy_version)
+            services.refuse_loads = written.count(policy_version) == 1
+            return super().write_snapshot(directory, run_id, policy_version)
+
+    written: list[int] = []
+    spec = training_spec(tmp_path / "run", redis_url, run_id, max_staleness=max_staleness)
+    async with await Broker.connect(redis_url, run_id) as broker:
+        services = FakeServices(broker)
+        async with services.running():
+            await asyncio.wait_for(Learner(spec, Engine()).run(), 30)
+    assert summary(tmp_path / "run")["status"] == "finished"
+    assert written == [1, 1, 2, 2, 3, 3]
+    assert services.loads == [1, 2, 3]
+
+
+async def test_a_run_that_cannot_learn_says_so_while_it_trains(
+    tmp_path: Path, redis_url: str, run_id: str
+):
+    def answer(rollout: RolloutTask, version: int) -> ScoredTrajectory:
+        call = {"end_token_index": 3, "tool": "search", "status": "error"}
+        calls = [ToolCallRecord(**call, error="AB"[rollout.key.group_id % 2])]
+        scored = answered(rollout, version, calls=calls)
+        return scored.replace(reward=Reward(total=0.0, components={"em": 0.0}))
+
+    # 8 groups are 4 steps of 2; 8 calls have been made after two.
+    spec = training_spec(tmp_path / "run", redis_url, run_id, steps=5)
+    async with (
+        await Broker.connect(redis_url, run_id) as broker,
+        FakeServices(broker, answer=answer).running(),
+    ):
+        await asyncio.wait_for(Learner(spec, FakeEngine()).run(), 30)
+    assert summary(tmp_path / "run")["status"] == "finished"
+    told = {one["what"].partition(" (most")[0] for one in summary(tmp_path / "run")["conditions"]}
+    assert told == {
+        "each of the last 8 calls of tool 'search' failed",
+        "the run cannot learn: in 8 of the last 8 groups every trajectory has the same reward",
+    }
+
+
 async def test_a_server_that_is_being_replaced_is_waited_for(
     tmp_path: Path, redis_url: str, run_id: str, monkeypatch: pytest.MonkeyPatch
 ):

@@ -23,9 +23,10 @@ from agent_r1.tools.config import ToolConfig
 from agent_r1.tools.loading import load_tool
 from agent_r1.tools.mcp.client import McpTool
 from agent_r1_proto.parts import ImagePart, TextPart
-from agent_r1_proto.tools import CallReply, ToolResult, ToolSpec
+from agent_r1_proto.tools import CallReply, CallRequest, ToolCall, ToolResult, ToolSpec
 
 SERVER = Path(__file__).resolve().parents[1] / "support" / "mcp_notes_server.py"
+ODD_SERVER = SERVER.with_name("mcp_odd_server.py")
 WAIT_S = 60.0
 POLL_S = 0.02
 
@@ -111,6 +112,10 @@ async def call(tool: McpTool, rollout_id: str = "r", timeout_s: float = 60.0, **
     return await tool.call(arguments, CallContext(rollout_id, 0, None, timeout_s))
 
 
+def a_call(name: str, **arguments: Any) -> ToolCall:
+    return ToolCall(name=name, arguments=arguments, rollout_id="r", turn=0, timeout_s=60.0)
+
+
 async def call_at_next_try(tool: McpTool, **arguments: Any):
     """Call a tool whose server was down a moment ago, once the tool asks the server again."""
     async with asyncio.timeout(WAIT_S):
@@ -165,6 +170,22 @@ def test_a_tool_without_annotations_is_taken_for_one_that_changes_something(
         url=lasting_server.url, tool="note", idempotent=True, outside_effects=False
     ).spec()
     assert (told.idempotent, told.outside_effects) == (True, False)
+
+
+@pytest.mark.parametrize("name", ["no_schema", "dangling", "answers"])
+async def test_an_odd_schema_keeps_no_tool_of_the_server_from_being_called(
+    name: str, caplog: pytest.LogCaptureFixture
+):
+    settings = {"command": [sys.executable, str(ODD_SERVER)], "tool": name}
+    tool = await asyncio.to_thread(load_tool, name, ToolConfig(type="mcp", settings=settings))
+    service = ToolService(tool)
+    message = a_call(name, q="x")
+    async with service.running():
+        reply = await service.call(CallRequest(calls=[message]))
+    assert reply.results[0].text() == '{"q": "x"}'
+    warned = [record.getMessage() for record in caplog.records if "left to its" in record.msg]
+    assert len(warned) == (name != "no_schema")  # a missing schema leaves nothing to check
+    assert all("the reference '#/$defs/Gone' leads nowhere" in text for text in warned)
 
 
 def test_description_can_be_overridden_and_does_not_change_the_version(lasting_server: HttpServer):

@@ -130,6 +130,21 @@ async def test_every_trajectory_is_scored_once(broker: Broker):
         assert found[record.rollout_id].trajectory.token_ids.tolist() == record.token_ids.tolist()
 
 
+async def test_the_time_to_a_score_does_not_depend_on_the_clock_of_the_rollout_server(
+    broker: Broker,
+):
+    ahead = time.time() + 86_400.0  # its clock is a day ahead
+    record = trajectory(rollout_task(broker_run(broker)), started_at=ahead, latency_ms=2000.0)
+    published = time.monotonic()
+    await broker.publish(broker.keys.trajectories, record)
+    await asyncio.sleep(0.3)  # what waits in the stream counts
+    async with working(broker):
+        (found,) = (await take(broker, 1)).values()
+    took_s = found.scored_at - (ahead + 2.0)
+    # Redis numbers entries in whole milliseconds.
+    assert 0.3 - 0.002 <= took_s <= time.monotonic() - published
+
+
 def broker_run(broker: Broker) -> str:
     return broker.keys.tasks.split(":")[1]
 

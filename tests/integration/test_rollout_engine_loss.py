@@ -93,6 +93,10 @@ def engine_of(below: list[psutil.Process]) -> psutil.Process:
     return engine
 
 
+def connections_of(process: psutil.Process) -> set[tuple[object, object]]:
+    return {(one.laddr, one.raddr) for one in process.net_connections("inet")}
+
+
 def all_gone(below: list[psutil.Process]) -> bool:
     return all(
         not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
@@ -165,6 +169,7 @@ async def test_a_server_that_is_killed_leaves_no_process_behind(
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{url}/healthz")).json()["status"] == "ok"
         engine = engine_of(below)
+        assert connections_of(psutil.Process(process.pid)) & connections_of(engine) == set()
         engine.suspend()  # a stopped one must go as well
         process.send_signal(signal.SIGKILL)
         await asyncio.to_thread(process.wait, END_S)

@@ -46,6 +46,12 @@ def call(number, *arguments):
     return "done" if found >= 0 else os.strerror(ctypes.get_errno())
 """
 REFUSED = r"^Operation not permitted$"
+# Six processes of 160 MiB each, which no process has in its page tables, of at most 192 MiB.
+DROP_SHARED = (
+    "import mmap, os, time\nfor _ in range(6):\n    if os.fork() == 0:\n        break\n"
+    "shared = mmap.mmap({}, 160 << 20)\nshared[::4096] = bytes(len(shared) // 4096)\n"
+    "shared.madvise(mmap.MADV_DONTNEED)\nprint('ESCAPED')\ntime.sleep(1)"
+)
 
 # What is tried, and what the model must read; `ESCAPED` must never be printed.
 ATTEMPTS: dict[str, tuple[str, str]] = {
@@ -68,6 +74,13 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
         "x = bytearray(100 << 20)\nx[::4096] = bytes(len(x[::4096]))\ntime.sleep(9)",
         r"used more than 192 MB of memory",
     ),
+    "shared memory dropped from the page tables": (DROP_SHARED.format("-1"), r"PermissionError"),
+    "shared memory of the device zero": (
+        DROP_SHARED.format("os.open('/dev/zero', os.O_RDWR)"),
+        r"No such device",
+    ),
+    "what the device zero reads": ("print(open('/dev/zero', 'rb').read(2) == bytes(2))", r"^True$"),
+    "memory in pipes": (SYSCALL + "print(call(278, 0, 0, 0, 0))", REFUSED),
     "memory that belongs to no process": (
         SYSCALL + "print(call(319, b'x', 0))",
         REFUSED,
@@ -91,6 +104,10 @@ ATTEMPTS: dict[str, tuple[str, str]] = {
     "all inodes": (
         "number = 0\nwhile True:\n    open(f'/tmp/{number}', 'w').close()\n    number += 1",
         r"made more than 10000 files|ran longer than 3 s|CPU time",
+    ),
+    "all inodes of the shared memory folder": (
+        "number = 0\nwhile True:\n    open(f'/dev/shm/{number}', 'w').close()\n    number += 1",
+        r"made more than 10000 files",
     ),
     "all file descriptors": (
         "files = []\nwhile True:\n    files.append(open('/dev/null'))",

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.base import CallContext, ToolUnavailableError
+from agent_r1.tools.base import CallContext, ToolBusyError, ToolUnavailableError
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1_proto.tools import CallReply, ToolResult
 
@@ -87,7 +87,7 @@ async def test_failing_tests_are_told_with_what_came_back():
         assert result.text() == (
             "1 of 3 tests passed.\nFailed: assert f(3) == 9\n  got 4\n1 more failed."
         )
-        result = await judge(tool, "def f(x):\n    return [][x]", SQUARES)
+        result = await judge(tool, "\ufeffdef f(x):\n    return [][x]", SQUARES)
     assert "IndexError: list index out of range" in result.text()
 
 
@@ -119,6 +119,20 @@ async def test_a_deadline_shorter_than_the_limits_is_an_outage():
             await judge(tool, "import time\ntime.sleep(9)", SQUARES, timeout_s=1.5)
 
 
+async def test_code_that_hangs_has_failed_however_many_wait():
+    sleeping = "import time\ndef f(x):\n    time.sleep(9)"
+
+    async def call(code: str) -> Any:
+        while True:  # as a rollout server does
+            with contextlib.suppress(ToolBusyError):
+                return (await judge(tool, code, SQUARES, timeout_s=4.5)).data
+
+    async with started(wall_s=1.0, total_s=1.0) as tool:
+        codes = [sleeping] * 4 + ["def f(x):\n    return x * x"]
+        found = await asyncio.gather(*map(call, codes))
+    assert found == [counts(0, 3)] * 4 + [counts(3, 3)]
+
+
 async def test_setup_runs_before_each_test_and_may_use_the_codes_classes():
     context = {"setup": "box = Box(3)\nbox.size += 1", "tests": ["assert box.size == 4"] * 2}
     code = "class Box:\n    def __init__(self, size):\n        self.size = size"
@@ -137,6 +151,13 @@ async def test_code_may_go_on_where_the_prompt_ends_or_be_whole():
         assert (await judge(tool, "    return tau * x\n", context)).data == counts(2, 2)
         assert (await judge(tool, "def f(x):\n    return tau * x", context)).data == counts(2, 2)
         assert (await judge(tool, "    return 0.0\n", context)).data == counts(1, 2)
+
+
+@pytest.mark.parametrize("test", ["return f(1)", "assert f(1)\nbreak"])
+async def test_a_test_that_cannot_be_compiled_is_no_fault_of_the_code(test: str):
+    async with started() as tool:
+        with pytest.raises(ToolUnavailableError, match=r"cannot be compiled.*correct the data"):
+            await judge(tool, "def f(x):\n    return x", {"tests": [test]})
 
 
 async def test_two_calls_at_once_have_tests_of_their_own():
@@ -177,6 +198,44 @@ async def test_values_of_many_kinds_and_sizes_are_compared_as_in_one_process():
     async with started(total_s=20.0) as tool:
         result = await judge(tool, code, {"tests": tests})
     assert result.data == counts(9, 9), result.text()
+
+
+async def test_tests_that_watch_or_feed_the_process_work_as_in_one():
+    code = (
+        "import random, sys\nimport numpy as np\n"
+        "def draw_array(): return np.random.rand(3)\n"
+        "print('loading')\n"
+        "def greet(name): print('Hello', name)\n"
+        "def add(): return int(input('first ')) + int(input())\n"
+        "def lines(): return [line.strip() for line in sys.stdin]\n"
+        "def everything(): return sys.stdin.read()\n"
+        "def draw(): return [random.random() for _ in range(3)]\n"
+    )
+    patch = "from unittest.mock import patch\nimport io, sys\n"
+    redirect = "import contextlib, io\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n"
+    tests = [
+        redirect + "    greet('A')\nassert out.getvalue() == 'Hello A\\n'",
+        redirect + "    print('x')\n    greet('A')\n    print('y')\n"
+        "assert out.getvalue() == 'x\\nHello A\\ny\\n'",
+        patch + "with patch('sys.stdout', new_callable=io.StringIO) as out:\n    greet('B')\n"
+        "assert out.getvalue() == 'Hello B\\n'",
+        patch + "with patch('builtins.input', side_effect=['3', '4']):\n    assert add() == 7",
+        patch + "with patch('sys.stdin', io.StringIO('3\\n4\\n')):\n    assert add() == 7",
+        patch + "with patch('sys.stdin', io.StringIO('a\\nb')):\n    assert lines() == ['a', 'b']",
+        patch
+        + "with patch('sys.stdin', io.StringIO('a\\nb')):\n    assert everything() == 'a\\nb'",
+        "try:\n    add()\nexcept EOFError:\n    pass\nelse:\n    assert False",
+        "import random\nrandom.seed(1)\na = draw()\nrandom.seed(1)\nassert a == draw()",
+        "import random\nrandom.seed(7)\na = [random.random() for _ in range(3)]\n"
+        "random.seed(7)\nassert draw() == a != draw()",
+        "import random\ns = random.getstate()\nrandom.setstate(s)\na = draw()\n"
+        "random.setstate(s)\nassert a == draw()",
+        "import numpy as np\nnp.random.seed(3)\na = draw_array()\nnp.random.seed(seed=3)\n"
+        "assert (a == draw_array()).all() and (a != draw_array()).any()",
+    ]
+    async with started(total_s=20.0) as tool:
+        result = await judge(tool, code, {"tests": tests})
+    assert result.data == counts(12, 12), result.text()
 
 
 async def test_a_value_too_large_to_cross_is_told():

@@ -12,18 +12,22 @@ import os
 import re
 import shutil
 import tempfile
+import time
+import venv
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from agent_r1.tools.base import CallContext
+from agent_r1.tools.sandbox.orphans import find_orphans
 from agent_r1.tools.sandbox.python_exec import PythonExec
 
 PYTHONS = (None, "/usr/bin/python3", "/usr/local/bin/python3")
 
 
 FORK_BOMB = "import os\nwhile True:\n    os.fork()"
+SHARED = "import mmap, os\nmmap.mmap({}, 1 << 20)"
 
 
 @contextlib.asynccontextmanager
@@ -68,6 +72,12 @@ async def run(tool: PythonExec, code: str) -> str:
         ("import time\ntime.sleep(99)", r"ran longer than 2 s"),
         ("import socket\nsocket.socket()", r"Address family not supported"),
         ("import os\nos.chroot('/tmp')", r"PermissionError"),
+        (SHARED.format(-1), r"PermissionError"),
+        (SHARED.format("os.open('/dev/zero', os.O_RDWR)"), r"PermissionError"),
+        (
+            "import multiprocessing as m\nwith m.Pool(2) as p:\n    print(p.map(abs, [-1]))",
+            r"^\[1\]$",
+        ),
         ("import os\nos.kill(os.getppid(), 9)", r"ended the sandbox"),
         ("open('/proc/SERVICE/mem', 'rb')", r"PermissionError"),
         ("import os\nprint(os.listdir('/proc/SERVICE/fd'))", r"PermissionError"),
@@ -98,6 +108,48 @@ async def test_a_daemon_is_killed_and_the_folder_removed():
         assert os.path.dirname(folder) == tempfile.gettempdir()
     assert os.path.basename(folder) not in os.listdir(tempfile.gettempdir())
     assert not _is_in_an_environment(folder)
+
+
+LEAVE = """
+import os, time
+guest = os.getppid()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.close(os.open(f"FOLDER/{os.getpid()}", os.O_CREAT))
+        os.kill(guest, 9)
+        MORE
+    os._exit(0)
+time.sleep(99)
+"""
+
+
+@pytest.mark.parametrize("more", ["time.sleep(99)", "while True: os.fork()"])
+async def test_what_kills_its_guest_is_killed_and_the_next_call_is_answered(more: str):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        code = LEAVE.replace("FOLDER", folder).replace("MORE", more)
+        limits = {"processes": 64, "memory_mb": 4096} if "fork" in more else {}
+        async with started(**limits) as tool:
+            began = time.monotonic()
+            assert "ended the sandbox" in await run(tool, code)
+            assert time.monotonic() - began < 10.0  # two runs, which do not take their wall_s
+            assert await run(tool, "6 * 7") == "42"  # in a sandbox that replaces an ended one
+            left = set(os.listdir(folder))
+            assert left
+            assert left.isdisjoint(os.listdir("/proc"))
+            assert find_orphans() == []
+
+
+async def test_an_interpreter_that_a_sandbox_cannot_read_is_named():
+    if os.getuid() != 0:
+        pytest.skip("only root gives each sandbox a user of its own")
+    with tempfile.TemporaryDirectory() as folder:  # its mode is 0700
+        copy = Path(folder, "python")
+        venv.create(copy, with_pip=False, symlinks=True)
+        tool = PythonExec(sandbox="container", python=str(copy / "bin" / "python"))
+        with pytest.raises(ValueError, match=r"cannot read .*; set python to an interpreter that"):
+            await tool.start()
 
 
 def _is_in_an_environment(text: str) -> bool:

@@ -89,3 +89,13 @@ def test_the_weights_of_a_model_on_a_hub_stay_there(folder: Path, monkeypatch: p
     assert "no problems" in said
     assert [one for one in hub.requests if one.startswith("GET") and "tokenizer.json" in one] != []
     assert hub.sent_bytes == 0  # of the weights
+
+
+def test_a_tool_that_always_raises_is_found(folder: Path, capsys: pytest.CaptureFixture[str]):
+    task = folder / "task.py"
+    text = task.read_text()
+    task.write_text(text.replace("wanted = words(", "wanted = word("))
+    code, said = validate(folder, capsys)
+    assert code == 1
+    assert "every call of tools.search ended in an error (\"Error: NameError: name 'word'" in said
+    assert "1 problem" in said

@@ -33,7 +33,7 @@ def run_init(folder: Path, **given: str) -> dict[str, Path]:
     `chown` is written down in `folder/chown.log`, because only root may use it.
     """
     script = (DOCKER / "init").read_text()
-    places = ("secrets", "redis", "cache", "runs", "checkout")
+    places = ("secrets", "sandbox-secrets", "redis", "cache", "runs", "checkout")
     for place in places:
         (folder / place).mkdir(exist_ok=True)
     script = re.sub(rf"(?<!\w)/({'|'.join(places)})\b", rf"{folder}/\1", script)

@@ -21,6 +21,9 @@ from huggingface_hub import constants as hub
 
 from agent_r1.cli.main import build_parser
 from agent_r1.config.run import load_config
+from agent_r1.rollout.tool_calls.client import COMPOSE_PROFILES
+from agent_r1.tools.sandbox.code_tests import CodeTests
+from agent_r1.tools.sandbox.python_exec import PythonExec
 from agent_r1.tools.search.elasticsearch_client import FILE_SUFFIX, PASSWORD_VARIABLE, USER_VARIABLE
 from agent_r1_service.config import OWN_ADDRESS
 from tests.support.containers import run_init
@@ -28,6 +31,7 @@ from tests.support.containers import run_init
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCKERFILE = REPOSITORY / "deploy" / "docker" / "Dockerfile"
 OBSERVE = REPOSITORY / "deploy" / "observe"
+TOOLS_OF_PROFILES = ((PythonExec, "python"), (CodeTests, "code"))
 URL_VARIABLE = "AGENT_R1__LEARNER__CHECKPOINT_URL"
 GIVEN = {"PLUGINS": "./my_code", "TOOL": "my_tool"}
 """Variables that have no default."""
@@ -177,8 +181,6 @@ def test_nothing_writes_into_an_image(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(OURS))
 def test_a_service_is_no_root_or_becomes_the_owner_of_a_folder_first(name: str) -> None:
     service = OURS[name]
-    if "security_opt" in service and "seccomp" in service["security_opt"][0]:
-        return  # bubblewrap makes namespaces, as an ordinary user
     assert service["cap_drop"] == ["ALL"]
     if service.get("user") == "root":
         assert service["entrypoint"][0] == "/app/deploy/docker/as-owner-of"
@@ -195,15 +197,30 @@ def test_services_that_run_programs_may_make_sandboxes_and_have_limits(kind: str
     for name in ("python", "code"):
         service = FILES[kind][name]
         assert "seccomp=deploy/docker/seccomp-python-exec.json" in service["security_opt"]
+        assert "no-new-privileges:true" in service["security_opt"]
+        assert service["cap_drop"] == ["ALL"]
         assert {"mem_limit", "pids_limit"} <= set(service)
-        assert service["volumes"] == ["secrets:/secrets:ro"]  # which no sandbox shows
+        assert service["volumes"] == ["sandbox-secrets:/secrets:ro"]  # which no sandbox shows
+
+
+def test_services_that_run_programs_start_with_a_profile_each() -> None:
+    profiles = {"python": ["python"], "code": ["code"]}
+    for kind in ("gpu", "cpu", "plugins-gpu", "plugins-cpu"):
+        services = FILES[kind]
+        assert {name: services[name]["profiles"] for name in profiles} == profiles
+        # The tool is up before the run asks for it, where its profile is on.
+        for name in profiles:
+            condition = {"condition": "service_healthy", "required": False}
+            assert services["rollout"]["depends_on"][name] == condition
+    named = {class_.name: profile for class_, profile in TOOLS_OF_PROFILES}
+    assert named == COMPOSE_PROFILES
 
 
 @pytest.mark.parametrize("kind", ["code-gpu", "code-cpu"])
 def test_a_run_with_code_tests_starts_and_names_nothing_of_search(kind: str) -> None:
-    left_out = {"search", "observe"}
+    left_out = {"search", "observe", "python"}
     started = {n: s for n, s in FILES[kind].items() if not left_out & set(s.get("profiles", []))}
-    ours = {"python", "code", "reward", "rollout", "learner"}
+    ours = {"code", "reward", "rollout", "learner"}
     assert started.keys() == {"init", "redis", *ours}
     for service in started.values():
         assert service.get("depends_on", {}).keys() <= started.keys()
@@ -224,7 +241,7 @@ def test_every_service_has_the_secrets_before_it_starts(name: str) -> None:
     service = SERVING[name]
     assert service["environment"]["AGENT_R1__RUN__TOKEN_FILE"] == "/secrets/token"
     assert service["environment"]["AGENT_R1__REDIS__PASSWORD_FILE"] == "/secrets/redis-password"
-    assert "secrets:/secrets:ro" in service["volumes"]
+    assert [mount for mount in service["volumes"] if mount.endswith("secrets:/secrets:ro")]
     assert service["depends_on"]["init"] == {"condition": "service_completed_successfully"}
 
 

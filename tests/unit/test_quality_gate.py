@@ -183,3 +183,19 @@ def test_no_code_uses_except_star_which_raises_otherwise_before_python_3_11_4() 
         if isinstance(node, ast.TryStar)
     ]
     assert found == []
+
+
+def test_no_service_runs_code_that_a_model_folder_brings() -> None:
+    # Without the argument, transformers asks whoever sits at the terminal.
+    calls = [
+        (f"{file.relative_to(REPOSITORY)}:{node.lineno}", node)
+        for file in sorted((REPOSITORY / "services").rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+        and re.match(r"Auto\w+\.from_(pretrained|config)$", ast.unparse(node.func))
+    ]
+    assert len(calls) > 5
+    trusting = [
+        where for where, call in calls if "trust_remote_code=False" not in ast.unparse(call)
+    ]
+    assert trusting == []

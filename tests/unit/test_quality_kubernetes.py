@@ -313,6 +313,19 @@ def test_secrets_are_files_or_references() -> None:
     assert not re.search(r'"name": "\w*(TOKEN|PASSWORD)", "value"', text)
 
 
+def test_redis_gets_its_password_and_nothing_else_as_a_file() -> None:
+    (redis,) = [
+        one["spec"]["template"]["spec"]
+        for one in render(["cpu"])
+        if one["kind"] == "StatefulSet" and one["metadata"]["name"] == f"{RELEASE}-redis"
+    ]
+    assert "env" not in redis["containers"][0]
+    (secrets,) = [volume["secret"] for volume in redis["volumes"] if volume["name"] == "secrets"]
+    assert secrets["items"] == [{"key": "redis-password", "path": "redis-password"}]
+    mounts = {mount["name"]: mount["mountPath"] for mount in redis["containers"][0]["volumeMounts"]}
+    assert mounts["secrets"] == "/secrets"
+
+
 def learner_job(*options: str) -> str:
     (name,) = [
         one["metadata"]["name"]

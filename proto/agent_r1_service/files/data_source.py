@@ -27,8 +27,9 @@ class DataSource(StrictConfig):
     SHORT_FORM: ClassVar[str] = "source"
 
     source: Path
-    """JSON-lines file (plain or .gz), Parquet file, or `hf:owner/name:split` on the Hugging Face
-    hub (`hf:owner/name/subset:split`), which needs `pip install 'agent-r1[data]'`."""
+    """JSON-lines file (plain or .gz), Parquet file, folder that `datasets.save_to_disk` wrote, or
+    `hf:owner/name:split` on the Hugging Face hub (`hf:owner/name/subset:split`). All but the first
+    need `pip install 'agent-r1[data]'`."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """How often an epoch of training goes through the source: 2.0 is twice, 0.5 is through half of
     it, and through the other half in the next epoch."""
@@ -79,6 +80,11 @@ class DataSource(StrictConfig):
     def is_parquet(self) -> bool:
         """Whether this is a Parquet file, by its name."""
         return not self.is_hub and self.source.suffix == PARQUET_SUFFIX
+
+    @property
+    def is_table(self) -> bool:
+        """Whether it has rows of typed columns: all but JSON lines."""
+        return self.is_hub or self.is_parquet or self.source.is_dir()
 
     def __str__(self) -> str:
         """Return the file, or the name on the hub."""

@@ -41,3 +41,8 @@ class OwnFolder:
         """Remove the folder."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
+
+    def keep(self) -> None:
+        """Leave the folder to the user: no later process removes it."""
+        (self.path / _LOCK).unlink(missing_ok=True)
+        self._lock.close()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from agent_r1_service.files.foreign import read_text
 from agent_r1_service.files.writing import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -43,8 +44,8 @@ def read_secret(file: Path, key: str, remedy: str) -> str:
         ValueError: it cannot be read.
     """
     try:
-        return file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as exc:
+        return read_text(file).strip()
+    except (OSError, ValueError) as exc:
         why = getattr(exc, "strerror", None) or "it is not text"
         raise ValueError(
             f"{key} ({file}) cannot be read: {why}; {remedy}, readable by the services' user alone"

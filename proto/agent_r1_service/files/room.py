@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+
+from agent_r1_service.memory import MIB
 
 HEADROOM = 1.1
 """Free space asked for, as a multiple of the estimate."""
@@ -21,6 +24,20 @@ def nearest_existing(path: Path) -> Path:
 def free_bytes(path: Path) -> int:
     """Return free bytes on the file system of `path` or its nearest existing parent."""
     return shutil.disk_usage(nearest_existing(path)).free
+
+
+def out_of_inodes(path: Path) -> bool:
+    """Say whether the file system of `path` has no room for one more file, whatever its size."""
+    status = os.statvfs(nearest_existing(path))
+    return status.f_files > 0 and status.f_favail == 0  # some count none
+
+
+def free_text(path: Path) -> str:
+    """Say how much is free where a disk is full: bytes, or the files that ran out before them."""
+    free = f"{free_bytes(path) / MIB:.1f} MiB are free"
+    if out_of_inodes(path):
+        return f"{free}, but no inodes: it holds as many files as it can (`df -i`), so delete some"
+    return free
 
 
 def readable_size(size_bytes: float) -> str:
@@ -46,6 +63,8 @@ def require_room(what: str, path: Path, need_bytes: float, remedy: str) -> None:
             f"{path} has {readable_size(free)} free, and {what} need {readable_size(need)}; free "
             f"space there, or {remedy}"
         )
+    if out_of_inodes(path.absolute()):
+        raise ValueError(f"{path} has no room for {what}: {free_text(path)}, or {remedy}")
 
 
 def require_shared_memory(what: str) -> None:

@@ -1,10 +1,11 @@
-"""The rows of a source of tasks: a JSON-lines or Parquet file, or a data set on the hub.
+"""The rows of a source of tasks: a JSON-lines or Parquet file, a saved data set, or one on the hub.
 
 tasks.py makes a `Task` of each row, and names the row by its `where` when it cannot.
 """
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ import numpy as np
 from agent_r1_service.extras import import_extra
 from agent_r1_service.files.columns import Struct
 from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.foreign import foreign_format, open_data
+from agent_r1_service.files.foreign import foreign_format, numbered_lines
 
 EXTRA = "data"
 ROWS_AT_ONCE = 1024
@@ -31,18 +32,15 @@ def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the lines of a JSON-lines file, plain or .gz, each with its place (`train.jsonl:3`).
 
     Raises:
-        TaskFileError: it cannot be read, holds something else, or a line is empty.
+        TaskFileError: it cannot be read, or holds something else.
     """
     foreign = foreign_format(path)
     if foreign is not None:
         raise TaskFileError(foreign)
     number = 0
     try:
-        with open_data(path) as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    raise TaskFileError(f"{path}:{number}: the line is empty; remove it")
-                yield f"{path}:{number}", line
+        for number, line in numbered_lines(path):
+            yield f"{path}:{number}", line
     except (OSError, EOFError, zlib.error) as exc:
         where = f"{path}:{number + 1}" if number else str(path)
         why = getattr(exc, "strerror", None) or exc
@@ -50,13 +48,18 @@ def lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def rows_of(source: DataSource) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a Parquet file or of a data set, each with its place, counted from 1.
+    """Yield the rows of a table (`DataSource.is_table`), each with its place, counted from 1.
 
     Raises:
         TaskFileError: it cannot be read.
         MissingPackageError: the package that reads it is not installed.
     """
-    rows = _hub_rows(source) if source.is_hub else _parquet_rows(source.source)
+    if source.is_hub:
+        rows = _hub_rows(source)
+    elif source.is_parquet:
+        rows = _parquet_rows(source.source)
+    else:
+        rows = _saved_rows(source.source)
     for number, row in enumerate(rows, start=1):
         yield f"{source}, row {number}", row
 
@@ -114,6 +117,38 @@ def _hub_rows(source: DataSource) -> Iterator[dict[str, Any]]:
             f"{source}: the data set cannot be loaded: {exc}; check its name, subset and "
             "split, and that the hub can be reached"
         ) from exc
+    yield from _data_set_rows(found)
+
+
+def _saved_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a folder that `save_to_disk` of the package datasets wrote."""
+    if splits := _splits(folder):
+        raise TaskFileError(
+            f"{folder} holds the splits {', '.join(splits)} of a data set; name one of them, such "
+            f"as {folder / splits[0]}"
+        )
+    if not (folder / "state.json").is_file():
+        raise TaskFileError(
+            f"{folder} is a folder, and none that datasets.save_to_disk wrote; name a file of "
+            "tasks in it"
+        )
+    datasets = import_extra("datasets", EXTRA, f"reading {folder}")
+    try:
+        found = datasets.load_from_disk(str(folder))
+    except (OSError, ValueError, KeyError, TypeError) as exc:  # KeyError: a torn state.json
+        why = getattr(exc, "strerror", None) or exc
+        raise TaskFileError(f"{folder}: the data set cannot be loaded: {why}") from exc
+    yield from _data_set_rows(found.with_format(None))  # it may be saved as one of tensors
+
+
+def _splits(folder: Path) -> list[str]:
+    try:
+        return json.loads((folder / "dataset_dict.json").read_bytes())["splits"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
+def _data_set_rows(found: Any) -> Iterator[dict[str, Any]]:
     features = getattr(found, "features", None)
     for row in found:
         yield _as_struct(row, features and features.arrow_schema)

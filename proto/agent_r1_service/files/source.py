@@ -47,7 +47,7 @@ def read_records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 def _read_text(path: Path) -> str:
     try:
         data = path.read_bytes()
-        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
+        return (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
     except FileNotFoundError as exc:
         raise SourceError(f"{path} does not exist") from exc
     except UnicodeDecodeError as exc:

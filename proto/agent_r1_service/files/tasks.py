@@ -9,14 +9,16 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 
 from agent_r1_proto.tasks import Task
+from agent_r1_service.files.bad_lines import BadLines, first_problem
 from agent_r1_service.files.columns import as_json, default_columns, task_fields
 from agent_r1_service.files.data_source import DataSource
+from agent_r1_service.files.foreign import check_utf8
 from agent_r1_service.files.rows import TaskFileError, lines_of, rows_of
 from agent_r1_service.files.writing import hash_file
 
@@ -25,40 +27,55 @@ __all__ = ["TaskFileError", "numbered_tasks", "read_sets", "read_task_file", "so
 TASK_FIELDS = "`id`, `prompt` and, optionally, `payload`, `tools`, `tool_context`, `metadata`"
 
 
-def _problem(exc: ValueError) -> str:
-    if not isinstance(exc, ValidationError):
-        return str(exc)
-    first = exc.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+class Problem(NamedTuple):
+    """Why there is no task in a place."""
+
+    text: str
+    remedy: str = ""
+
+    @classmethod
+    def of(cls, exc: ValueError, remedy: str) -> Problem:
+        """Return what was raised; what is no task gets the remedy."""
+        if not isinstance(exc, ValidationError):
+            return cls(str(exc))
+        return cls(first_problem(exc), remedy)
 
 
-def _lines(source: DataSource) -> Iterator[tuple[str, Task]]:
+def _lines(source: DataSource) -> Iterator[tuple[str, Task | Problem]]:
+    remedy = "" if source.columns else f"a line is one JSON object with {TASK_FIELDS}"
     for number, (where, line) in enumerate(lines_of(source.source), start=1):
         try:
-            if source.columns:
-                fields = _from_columns(from_json(line), source.columns, number)
-                yield where, Task.model_validate(fields)
-            else:
-                yield where, Task.model_validate_json(line)
+            found = _task_of_line(line, source.columns, number)
         except ValueError as exc:
-            remedy = "" if source.columns else f"; a line is one JSON object with {TASK_FIELDS}"
-            raise TaskFileError(f"{where}: {_problem(exc)}{remedy}") from exc
+            found = Problem.of(exc, remedy)
+        yield where, found
 
 
-def _rows(source: DataSource) -> Iterator[tuple[str, Task]]:
+def _task_of_line(line: bytes, columns: Mapping[str, str], number: int) -> Task:
+    if not line.strip():
+        raise ValueError("the line is empty; remove it")
+    check_utf8(line)
+    if not columns:
+        return Task.model_validate_json(line)
+    try:
+        row = from_json(line)
+    except ValueError as exc:
+        raise ValueError(f"Invalid JSON: {exc}") from exc
+    return Task.model_validate(_from_columns(row, columns, number))
+
+
+def _rows(source: DataSource) -> Iterator[tuple[str, Task | Problem]]:
     columns: Mapping[str, str] | None = source.columns or None
     for number, (where, row) in enumerate(rows_of(source), start=1):
         if number == 1 and columns is None:
             columns = default_columns(row)
         try:
             fields = row if columns is None else _from_columns(row, columns, number)
-            yield where, Task.model_validate(as_json(fields))
+            found = Task.model_validate(as_json(fields))
         except ValueError as exc:
-            remedy = (
-                "" if columns else f"; its columns must be {TASK_FIELDS}, or be named in columns"
-            )
-            raise TaskFileError(f"{where}: {_problem(exc)}{remedy}") from exc
+            remedy = f"its columns must be {TASK_FIELDS}, or be named in columns"
+            found = Problem.of(exc, "" if columns else remedy)
+        yield where, found
 
 
 def _from_columns(row: Any, columns: Mapping[str, str], number: int) -> dict[str, Any]:
@@ -71,21 +88,27 @@ def numbered_tasks(source: DataSource | Path) -> Iterator[tuple[str, Task]]:
     """Yield every task of a source in order, each with its place: file and line, or row.
 
     Raises:
-        TaskFileError: the source is missing, empty or unreadable, a line is empty or no valid
-            task, or an id occurs twice; file and line are named.
+        TaskFileError: the source is missing, empty or unreadable, lines are empty or no valid
+            tasks, or an id occurs twice; the first ten are named, and no task behind the first of
+            them is given.
         MissingPackageError: the package that reads the source is not installed.
     """
     source = DataSource.model_validate(source) if isinstance(source, Path) else source
-    tasks = _rows(source) if source.is_hub or source.is_parquet else _lines(source)
-    place_of: dict[str, str] = {}
-    for where, task in islice(tasks, source.max_items):
-        if task.id in place_of:
-            raise TaskFileError(
-                f"{where}: id {task.id!r} was used in {place_of[task.id]}; "
-                "ids must be unique within a file"
-            )
-        place_of[task.id] = where
-        yield where, task
+    read = _rows(source) if source.is_table else _lines(source)
+    bad, place_of, total = BadLines(source), dict[str, str](), 0
+    for where, found in islice(read, source.max_items):
+        total += 1
+        if isinstance(found, Problem):
+            bad.add(where, *found)
+        elif found.id in place_of:
+            used = f"id {found.id!r} was used in {place_of[found.id]}"
+            bad.add(where, used, "ids must be unique within a file")
+        else:
+            place_of[found.id] = where
+            if not bad:
+                yield where, found
+    if bad:
+        raise TaskFileError(bad.text(total))
     if not place_of:
         raise TaskFileError(f"{source}: the file holds no task; it needs at least one line or row")
 
@@ -125,7 +148,7 @@ def read_sets(
 def source_digest(source: DataSource | Path) -> str:
     """Return the SHA-256 of what a source holds: of the file, where it is read as it is."""
     source = DataSource.model_validate(source) if isinstance(source, Path) else source
-    if not source.is_hub and not source.columns and source.max_items is None:
+    if source.source.is_file() and not source.columns and source.max_items is None:
         return hash_file(source.source)
     digest = hashlib.sha256()
     for task in read_task_file(source):

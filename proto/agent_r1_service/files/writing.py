@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from agent_r1_service.files.room import free_bytes
+from agent_r1_service.files.room import free_bytes, free_text, out_of_inodes
 from agent_r1_service.memory import MIB
 
 CHECKSUM_FILE = "checksums.json"
@@ -49,10 +49,14 @@ def report_full_disk(
         raise  # its message names the file
     except (OSError, RuntimeError) as exc:
         # torch.save reports a failed write as a RuntimeError; then free space tells.
-        full = exc.errno in _FULL if isinstance(exc, OSError) else free_bytes(path) < MIB
+        full = exc.errno in _FULL if isinstance(exc, OSError) else _is_full(path)
         if not full:
             raise
         raise _disk_full(what, path, need_bytes, remedy) from exc
+
+
+def _is_full(path: Path) -> bool:
+    return free_bytes(path) < MIB or out_of_inodes(path)
 
 
 def require_space(what: str, path: Path, need_bytes: int, remedy: str) -> None:
@@ -69,10 +73,9 @@ def _disk_full(what: str, path: Path, need_bytes: int | None, remedy: str | None
     needs = "cannot be written"
     if need_bytes is not None:
         needs = f"needs about {need_bytes / MIB:.1f} MiB"
-    free = f"{free_bytes(path) / MIB:.1f} MiB are free"
     return DiskFullError(
         errno.ENOSPC,
-        f"the disk is full: {what} ({path}) {needs}, and {free}; "
+        f"the disk is full: {what} ({path}) {needs}, and {free_text(path)}; "
         "what was complete before is kept. Free space there" + (f", or {remedy}" if remedy else ""),
     )
 

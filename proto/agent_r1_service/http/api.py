@@ -24,7 +24,7 @@ LISTED_PROBLEMS = 1000
 """Of a body with more, only their number is said: pydantic writes all of them or none."""
 BODY_ERRORS = {
     "408": "The body did not arrive in time.",
-    "413": "The body is too large.",
+    "413": "The body is too large, or holds too many values.",
     "422": "The body does not fit the schema.",
 }
 """What every route with a body may answer."""

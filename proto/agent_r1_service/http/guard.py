@@ -6,12 +6,14 @@ serving.py puts the application of every service behind `HttpGuard`, and its con
 - a name in `Host`, or an `Origin`, that is not this service's (a web page whose name was pointed at
   this machine: DNS rebinding): 421 and 403;
 - a request without the run's token, where the service has one: 401. `OPEN_PATHS` need none;
-- a body over `MAX_BODY_BYTES`: 413, and no more of it than the limit is ever held;
+- a body over `MAX_BODY_BYTES`: 413, and no more of it than the limit is ever held; and one with
+  more values than density.py allows;
 - a body that does not arrive in time: 408; headers that do not: the connection is closed;
 - headers (or what else is no body) over `MAX_HEADER_BYTES`, or more than `MAX_WAITING` requests
   sent ahead of their answers: the connection is closed;
 - more than `MAX_REQUESTS_PER_S` requests of one address in a second: 429;
-- more connections than `MAX_CONNECTIONS`: 503, and than `MAX_OPEN_CONNECTIONS`: closed unread.
+- more connections than `MAX_CONNECTIONS`: the address with most of those that wait for a request
+  loses its oldest. Where too few wait: 503, and over `MAX_OPEN_CONNECTIONS`: closed unread.
 """
 
 from __future__ import annotations
@@ -31,11 +33,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from agent_r1_service.config import ListenConfig
+from agent_r1_service.http.density import density_problem
 from agent_r1_service.http.token import TOKEN_SOURCES, RunToken
 
 MAX_BODY_BYTES = 8 << 20
 MAX_CONNECTIONS = 2048
 MAX_OPEN_CONNECTIONS = MAX_CONNECTIONS + 256
+ROOM_SHARE = 8
+"""One in so many of the connections that wait for a request is closed at once: to look for them
+takes as long as to accept a hundred."""
 MAX_REQUESTS_PER_S = 2000
 """Requests of one address in a second; a service answers some 800 (docs/benchmarks.md, tools)."""
 HEADER_TIMEOUT_S = 10.0
@@ -104,7 +110,10 @@ class HttpGuard:
             text = f"the body is over the limit of {MAX_BODY_BYTES} bytes; send less per request"
             await _answer(send, 413, text, unread=receive)
         else:
-            if body is not None:
+            problem = None if body is None else density_problem(body)
+            if problem is not None:
+                await _answer(send, 413, f"the body holds {problem}; send less per request")
+            elif body is not None:
                 await self.app(scope, _replay(body, receive), send)
 
     def _is_flood(self, address: str) -> bool:
@@ -246,9 +255,22 @@ class TimedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._waiting_for_headers: asyncio.TimerHandle | None = None
         self._bytes_without_body = 0
+        self.idle_since = time.monotonic()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request of it is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    @property
+    def address(self) -> str:
+        """Where it comes from; "" is a socket of this machine."""
+        return self.client[0] if self.client else ""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) >= MAX_CONNECTIONS:
+            _make_room(self.connections)
         if len(self.connections) > MAX_OPEN_CONNECTIONS:
             transport.abort()
             return
@@ -269,6 +291,10 @@ class TimedProtocol(HttpToolsProtocol):
         self._bytes_without_body = 0
         super().on_body(body)
 
+    def on_response_complete(self) -> None:
+        self.idle_since = time.monotonic()
+        super().on_response_complete()
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_watching()
         super().connection_lost(exc)
@@ -288,3 +314,13 @@ class TimedProtocol(HttpToolsProtocol):
     def _give_up(self) -> None:
         self._waiting_for_headers = None
         self.transport.close()
+
+
+def _make_room(connections: set[Any]) -> None:
+    """Close idle connections of the addresses that have most of them, the oldest first."""
+    idle = [one for one in connections if one.is_idle]
+    crowds = Counter(one.address for one in idle)
+    idle.sort(key=lambda one: (-crowds[one.address], one.idle_since))
+    for one in idle[: -(-len(idle) // ROOM_SHARE)]:
+        connections.discard(one)  # it goes a moment later, and more may come before
+        one.transport.abort()

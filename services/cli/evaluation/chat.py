@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import difflib
 import os
 import random
 import sys
@@ -37,8 +38,11 @@ from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.tasks import read_task_file
 
 HELP = (
-    "Type a question. :pick [SET] asks a held-out question, :sets lists the sets, :help prints "
-    "this text, :quit leaves."
+    "Type a question. :pick [SET] asks a held-out question, :task FILE:ID a task of a file, :sets "
+    "lists the sets, :help prints this text, :quit leaves."
+)
+NEEDS_PAYLOAD = (
+    "this environment may need the payload of a task: --task FILE:ID asks one with its payload"
 )
 ANSWER_TIMEOUT_S = 300.0
 READ_BYTES = 65536
@@ -62,13 +66,14 @@ def chat(arguments: argparse.Namespace) -> int:
         print(fitted.shown)
         config, decoding = fitted.applied(config), fitted.decoding
         temperature = fitted.temperature
+    asked = arguments.question if arguments.task is None else named_task(config, arguments.task)
     config = uncompared(config, None if decoding is None else decoding.scorer)
     check_tools(decoding, config_checks.check(config, "serve").specs)
     console = Console(highlight=False, markup=False, emoji=False)
 
     async def talk(served: Config) -> int:
         sampling = SamplingParameters(temperature=temperature)
-        return await converse(served, console, arguments.question, sampling, decoding)
+        return await converse(served, console, asked, sampling, decoding)
 
     def report(line: str) -> None:
         loud = line.startswith("!!")
@@ -104,6 +109,30 @@ def uncompared(config: Config, scorer: str | None = None) -> Config:
         **{table: None for name, table in ASKING.items() if name != scorer},
     }
     return config.model_copy(update={"reward": config.reward.model_copy(update=changes)})
+
+
+def named_task(config: Config, named: str) -> Task:
+    """Return the task that `FILE:ID` names; FILE is read as the configuration reads it.
+
+    Raises:
+        ConfigError: there is no such file, or no such task in it.
+    """
+    cuts = [place for place, sign in enumerate(named) if sign == ":"]
+    splits = [(Path(named[:cut]), named[cut + 1 :]) for cut in cuts]
+    found = next(((file, task_id) for file, task_id in splits if file.exists()), None)
+    if found is None:
+        raise ConfigError(
+            f"--task ({named}) must be FILE:ID, an existing file of tasks and the id of one in it"
+        )
+    file, task_id = found
+    train = [] if config.data is None else config.data.train
+    sources = [*train, *config.evaluation.sets.values()]
+    same = [one for one in sources if one.source.absolute() == file.absolute()]
+    tasks = {task.id: task for task in read_task_file(same[0] if same else file)}
+    if task_id not in tasks:
+        near = difflib.get_close_matches(task_id, tasks, n=1) or list(tasks)[:1]
+        raise ConfigError(f"--task: {file} has no task {task_id!r}; did you mean {near[0]!r}?")
+    return tasks[task_id]
 
 
 def _pick(config: Config, wanted: str, rng: random.Random) -> Task:
@@ -161,7 +190,7 @@ class LineReader:
 async def converse(
     config: Config,
     console: Console,
-    question: str | None,
+    asked: str | Task | None,
     sampling: SamplingParameters,
     decoding: Decoding | None = None,
 ) -> int:
@@ -175,9 +204,10 @@ async def converse(
             timeout_s=ANSWER_TIMEOUT_S,
         )
         policy = describe_policy(config.model.policy)
-        if question is not None:
-            task = Task(id="chat", prompt=question)
-            return _show(await client.run([task]), policy, console)
+        if isinstance(asked, str):
+            asked = Task(id="chat", prompt=asked)
+        if asked is not None:
+            return _show(await client.run([asked]), policy, console)
         legend = Text("text the model samples", style=SAMPLED_STYLE)
         console.print(legend.append("  text a tool returns", style=TOOL_STYLE))
         console.print(HELP)
@@ -195,11 +225,12 @@ async def converse(
                 console.print(", ".join(sorted(config.evaluation.sets)) or "none")
                 continue
             try:
-                task = (
-                    _pick(config, argument.strip(), rng)
-                    if command == ":pick"
-                    else Task(id=f"chat-{count}", prompt=line)
-                )
+                if command == ":pick":
+                    task = _pick(config, argument.strip(), rng)
+                elif command == ":task":
+                    task = named_task(config, argument.strip())
+                else:
+                    task = Task(id=f"chat-{count}", prompt=line)
             except ValueError as exc:
                 console.print(Text(str(exc), style="bold red"))
                 continue
@@ -213,6 +244,8 @@ def _show(results: Sequence[EvalResult], policy: str, console: Console) -> int:
     if result.scored is None:
         console.print(Text(f"no answer: {result.reason}; see the logs", style="bold red"))
         return EXIT_FAILED
+    if "env_error" in result.reason and not result.scored.trajectory.rollout.task.payload:
+        console.print(Text(NEEDS_PAYLOAD, style="bold red"), soft_wrap=True)
     record = readable(result.scored, step=0, advantage=None, trained=False)
     # The servers are fresh and number weights from 0, and `answered` is no reward.
     record["policy"] = policy

@@ -241,6 +241,9 @@ def _add_chat(commands: Commands) -> None:
     config_help = f"{CONFIG_HELP}; a run folder has its own"
     chat.add_argument("--config", type=Path, metavar="CONFIG", help=config_help)
     add_set(chat)
-    chat.add_argument("--question", metavar="TEXT", help="ask this one question and exit")
+    one = chat.add_mutually_exclusive_group()
+    one.add_argument("--question", metavar="TEXT", help="ask this one question and exit")
+    task_help = "ask the task of this id in a file of tasks, with its payload, and exit"
+    one.add_argument("--task", metavar="FILE:ID", help=task_help)
     _add_decoding(chat)
     chat.add_argument("--temperature", type=float, default=0.0, help="0 (the default) is greedy")

@@ -25,7 +25,7 @@ from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, dump_config, load_config
 from agent_r1.evaluation.answers import summary_file, write_json
-from agent_r1.evaluation.comparison import compare_files, comparison_lines
+from agent_r1.evaluation.comparison import compare_files, comparison_lines, flip_lines
 from agent_r1.evaluation.config import SEARCH_TOOL, QuestioningConfig
 from agent_r1.evaluation.main import EvaluationRun, Progress
 from agent_r1.evaluation.retrieval import check_spec
@@ -362,7 +362,7 @@ def command_again(
 def compare(arguments: argparse.Namespace) -> int:
     """Compare two result files on the questions both have."""
     comparison = compare_files(arguments.a, arguments.b)
-    for line in comparison_lines(comparison):
+    for line in [*comparison_lines(comparison), *flip_lines(comparison.flips)]:
         print(line)
     if arguments.out is not None:
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def retry_letters(arguments: argparse.Namespace) -> int:
     if url is None:
         raise ConfigError(
             f"the run in {folder} is not running, and its Redis has stopped too. Nothing is lost: "
-            f"`agent-r1 train --resume {folder}` requests every unfinished sample again"
+            f"`agent-r1 train --resume {shlex.quote(str(folder))}` requests every unfinished "
+            "sample again"
         )
 
     async def retry(broker: Broker) -> int:

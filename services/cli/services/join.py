@@ -115,7 +115,7 @@ async def _bring(
 ) -> dict[str, Any]:
     """Pull what the service needs; return the run's configuration for this host."""
     url = redis.connection_url()
-    await check_redis(url, "--redis")
+    await check_redis(url, run_id, "--redis")
     async with await Broker.connect(url, run_id) as broker, pull_client(token) as client:
         offer, bundle = await _find_bundle(Registry(broker), client, run_id, address)
         service = _served(bundle.config, service)

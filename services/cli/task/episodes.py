@@ -36,6 +36,7 @@ from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_service.config import StrictConfig
+from agent_r1_service.files.foreign import read_text
 from agent_r1_service.files.hub import model_folder
 from agent_r1_service.imports import quick_imports
 
@@ -63,11 +64,12 @@ def read_episode(path: Path) -> Episode:
         ConfigError: the file is missing or wrong.
     """
     try:
-        return Episode.model_validate_json(path.read_bytes())
-    except OSError as exc:
-        raise ConfigError(
-            f"{path} cannot be read: {exc.strerror}; write it, or correct the path"
-        ) from exc
+        text = read_text(path)
+    except (OSError, ValueError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise ConfigError(f"{path} cannot be read: {why}; write it, or correct the path") from exc
+    try:
+        return Episode.model_validate_json(text)
     except ValidationError as exc:
         first = exc.errors()[0]
         where = ".".join(map(str, first["loc"]))

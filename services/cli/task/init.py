@@ -6,6 +6,7 @@ Copies an example that comes with the package; writes nothing elsewhere and star
 from __future__ import annotations
 
 import argparse
+import shlex
 import shutil
 import subprocess
 import sys
@@ -41,7 +42,7 @@ def init(arguments: argparse.Namespace) -> int:
             "agent-r1 train run.toml --run-dir runs/first",
         )
     print(f"{at_hand(folder.resolve())} holds a task that runs as it is; its README.md explains it")
-    print(f"continue with:\n  cd {folder}")
+    print(f"continue with:\n  cd {shlex.quote(str(folder))}")
     for step in steps:
         print(f"  {step}")
     return 0

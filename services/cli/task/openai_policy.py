@@ -22,6 +22,7 @@ from agent_r1.text.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.http import MAX_DETAIL_CHARS
+from agent_r1_service.template_messages import template_message, with_json_arguments
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 TIMEOUT_S = 300.0
@@ -150,7 +151,7 @@ class DialogueChat(ChatFormat):
         """Render the prompt, and begin the dialogue with it."""
         asked = [m for m in messages if isinstance(m, ChatMessage)]
         dialogue = self._dialogue
-        dialogue.messages = [{"role": m.role, "content": m.text()} for m in asked]
+        dialogue.messages = with_json_arguments([template_message(m, str) for m in asked])
         dialogue.tools = [tool.as_function() for tool in tools]
         dialogue.add_replies([m for m in messages if isinstance(m, OutsideMessage)])
         return super().render_prompt(messages, tools)

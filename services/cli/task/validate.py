@@ -30,6 +30,7 @@ from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.rollout.envs import load_env_class
 from agent_r1_proto.rewards import ScoredTrajectory, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import Task
+from agent_r1_proto.trajectory import ANSWERED, ToolCallRecord, Trajectory
 from agent_r1_service.exit_status import EXIT_FAILED
 from agent_r1_service.files.tasks import numbered_tasks
 from agent_r1_service.user_code import describe
@@ -136,7 +137,7 @@ def repeated(tasks: Iterable[Line]) -> Iterator[str]:
     for line in tasks:
         question = json.dumps(
             [
-                [[m.role, " ".join(m.text().casefold().split())] for m in line.task.messages()],
+                [[m.role, " ".join(m.shown().casefold().split())] for m in line.task.messages()],
                 line.task.payload,
                 line.task.tool_context,
             ],
@@ -186,10 +187,12 @@ def _env_problems(config: Config, tasks: Iterable[Line]) -> Iterator[str]:
             )
 
 
-async def _reward_problems(scorer: Scorer, tasks: Iterable[Line]) -> AsyncIterator[str]:
+async def _reward_problems(
+    scorer: Scorer, tasks: Iterable[Line], empty: ScoreTurn
+) -> AsyncIterator[str]:
     """Yield the tasks whose empty answer the reward cannot score."""
     for line in tasks:
-        request = ScoreRequest(payload=line.task.payload, turns=[ScoreTurn(text=EMPTY_ANSWER)])
+        request = ScoreRequest(payload=line.task.payload, turns=[empty])
         try:
             await scorer.score(request)
         except (ComponentError, ValueError) as exc:
@@ -224,7 +227,8 @@ async def served_looks(served: Config, tasks: Sequence[Line]) -> AsyncIterator[L
             served.reward.without_asking(),
             served.turn_reader(),
         )
-        problems = [problem async for problem in _reward_problems(scorer, tasks)]
+        empty = ScoreTurn(text=EMPTY_ANSWER, token_ids=runner.chat.encode(EMPTY_ANSWER))
+        problems = [problem async for problem in _reward_problems(scorer, tasks, empty)]
         yield Look("reward", ", ".join(served.reward.components), list(_limited(problems)))
         async for look in episode_looks(served, runner, tasks):
             yield look
@@ -272,11 +276,12 @@ async def episode_looks(
     missing = [name for name, file in files.items() if file is None]
     by_id = {line.task.id: line.task for line in reversed(tasks)}
     worth: dict[str, float] = {}
+    called: set[str] = set()
     for name, file in files.items():
         if file is None:
             continue
         try:
-            look, reward = await _play(name, read_episode(file), runner, by_id)
+            look, reward = await _play(name, read_episode(file), runner, by_id, called)
         except (ConfigError, ComponentError) as exc:
             look, reward = Look(f"{name} episode", str(at_hand(file)), [str(exc)]), None
         yield look
@@ -290,6 +295,10 @@ async def episode_looks(
         yield Look("episodes", "", notes=[text])
     elif len(worth) == 2:
         yield _compared(worth["passing"], worth["failing"])
+    silent = sorted(runner.specs.keys() - called) if worth else []
+    if silent:
+        text = f"no episode calls {', '.join(silent)}, so nothing shows that it answers; add a call"
+        yield Look("tools", "", notes=[text])
 
 
 def _compared(passing: float, failing: float) -> Look:
@@ -303,9 +312,13 @@ def _compared(passing: float, failing: float) -> Look:
 
 
 async def _play(
-    name: str, episode: Episode, runner: EpisodeRunner, tasks: Mapping[str, Task]
+    name: str,
+    episode: Episode,
+    runner: EpisodeRunner,
+    tasks: Mapping[str, Task],
+    called: set[str],
 ) -> tuple[Look, float | None]:
-    """Play one episode; return what is said of it, and its reward."""
+    """Play one episode; return what is said of it, and its reward. `called` gets its tools."""
     if episode.task not in tasks:
         raise ConfigError(
             f"the {name} episode names the task {episode.task!r}, which no file of the "
@@ -313,9 +326,11 @@ async def _play(
         )
     scored = await runner.run(tasks[episode.task], scripted(episode.turns))
     trajectory = scored.trajectory
+    called.update(call.tool for call in trajectory.calls() if call.status in ANSWERED)
     problems = []
     if trajectory.status == "FAILED":
         problems.append(f"it FAILED: {trajectory.reason}; correct the tool, the ToolEnv or a turn")
+    problems += list(_unanswered(trajectory)) if name == "passing" else []
     if trajectory.status == "TRUNCATED" and name == "passing":
         problems.append(f"it was cut off: {trajectory.reason}; raise the limit or shorten a turn")
     unused = len(episode.turns) - len(trajectory.turns)
@@ -326,6 +341,20 @@ async def _play(
         )
     reward = None if scored.reward is None else total_reward(scored)
     return Look(f"{name} episode", _worth(scored), problems), reward
+
+
+def _unanswered(trajectory: Trajectory) -> Iterator[str]:
+    """Yield the tools of a passing episode all of whose calls ended in an error."""
+    calls: dict[str, list[ToolCallRecord]] = defaultdict(list)
+    for call in trajectory.calls():
+        if call.status in ANSWERED:
+            calls[call.tool].append(call)
+    for tool, found in calls.items():
+        if all(call.status == "error" for call in found):
+            yield (
+                f"every call of tools.{tool} ended in an error ({found[0].text()!r:.200}); correct "
+                "the tool, or the calls of the episode"
+            )
 
 
 def _worth(scored: ScoredTrajectory) -> str:

@@ -7,8 +7,6 @@ afterwards unless they fail, and multiplies what they took.
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1_service.files.own_folder import OwnFolder
 from agent_r1_service.files.room import free_bytes, readable_size
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE, TRAJECTORIES_DIR
 
@@ -55,10 +54,11 @@ class Plan:
 def dry_run(config: Config) -> int:
     """Take two steps, and print what the whole run would take."""
     from agent_r1_deploy import local
+    from agent_r1_deploy.local_services import cache_folder
 
     plan = plan_of(config)
-    place = Path(tempfile.mkdtemp(prefix="agent-r1-dry-run-"))
-    folder = place / "run"
+    place = OwnFolder(cache_folder(), "dry-run-")
+    folder = place.path / "run"
     kept = False
     try:
         status = local.run_training(shortened(config, folder), resume=False, temporary=True)
@@ -67,8 +67,10 @@ def dry_run(config: Config) -> int:
             return status
         measured = measure(folder)
     finally:
-        if not kept:
-            shutil.rmtree(place)
+        if kept:
+            place.keep()
+        else:
+            place.remove()
     for line in prediction(config, plan, measured):
         print(line)
     return status
@@ -92,7 +94,7 @@ def plan_of(config: Config) -> Plan:
     learner, evaluation = config.learner, config.evaluation
     steps = learner.steps
     if steps is None:
-        steps = max(1, learner.epochs * len(config.prompt_order()) // learner.groups_per_batch)
+        steps = learner.num_steps(len(config.prompt_order()))
     during = steps // evaluation.every if evaluation.every else 0
     ends = evaluation.before + evaluation.after
     return Plan(

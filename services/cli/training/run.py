@@ -13,6 +13,7 @@ import logging
 import logging.config
 import os
 import re
+import shlex
 import sys
 from functools import partial
 from importlib import resources
@@ -116,8 +117,9 @@ def _load_stored(url: str, run_dir: Path | None, options: list[str]) -> LoadedCo
     folder = run_dir or Path("runs") / run_id
     if (folder / CONFIG_FILE).exists():
         raise ConfigError(
-            f"{folder} holds a run; continue it with `agent-r1 train --resume {folder}`, or name "
-            "another folder with --run-dir"
+            f"{folder} holds a run; continue it with "
+            f"`agent-r1 train --resume {shlex.quote(str(folder))}`, or name another folder with "
+            "--run-dir"
         )
     content = RunStore(url, folder, resume=True, retry_s=STORE_RETRY_S).config()
     if content is None:
@@ -335,7 +337,10 @@ def _end_process(status: int) -> NoReturn:
 
 def _has_begun(config: Config) -> bool:
     """Say whether the learner of a run has been started before, here or on another machine."""
-    if (config.run.folder() / LEDGER_FILE).is_file():
+    from agent_r1.learner.checkpoints.standing import has_trained
+
+    folder = config.run.folder()
+    if (folder / LEDGER_FILE).is_file() or has_trained(folder):
         return True
     from agent_r1.learner.checkpoints.run_store import open_run_store
 
@@ -362,6 +367,7 @@ def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) ->
     with quick_imports():
         from agent_r1.learner import main as learner
     from agent_r1.learner import outcome
+    from agent_r1.learner.checkpoints.standing import resume_notes
     from agent_r1.learner.engine.interface import EngineError
     from agent_r1.learner.run_spec import make_run_spec
     from agent_r1.learner.stop_rules import RunFailedError
@@ -379,7 +385,13 @@ def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) ->
             resume=resume,
             max_segments=config.max_segments,
         )
-        status = outcome.finished_status(spec.folder.path, spec.total_steps) if resume else None
+        patience = config.evaluation.patience
+        status = None
+        if resume:
+            status = outcome.finished_status(spec.folder.path, spec.total_steps, patience)
+        if resume and spec.store is None:
+            for note in resume_notes(spec.folder.path):
+                logger.warning("%s", note)
         # Ranks that another launcher has started wait for this one.
         if status is not None and place.port == 0:
             folder = at_hand(spec.folder.path)
@@ -438,7 +450,8 @@ def _train_on_dialogues(
         if place.rank > 0:
             config_checks.use_plugins(config)
             commands[purpose].follow(**tables)
-        finished = commands[purpose].run(**tables)
+        form = {"tool_format": config.env.tool_format} if purpose == "sft" else {}
+        finished = commands[purpose].run(**tables, **form)
     except EngineError as exc:
         raise ValueError(str(exc)) from exc
     return 0 if finished else EXIT_INTERRUPTED

@@ -125,9 +125,9 @@ def read_questions(name: SetName, source: DataSource | None) -> list[Question]:
 
 
 def _records(source: DataSource, remedy: str) -> Iterable[tuple[str, dict[str, Any]]]:
-    if not source.is_hub and not source.source.is_file():
+    if not source.is_hub and not source.source.exists():
         raise NoDataError(f"{source} is missing; {remedy}")
-    if not source.is_hub and not source.is_parquet:
+    if not source.is_table:
         return read_records(source.source)
     try:
         return [(place, as_json(row)) for place, row in rows_of(source)]

@@ -57,8 +57,7 @@ class Ledger:
             return LedgerNumbers.model_validate_json(self.path.read_bytes())
         except ValidationError as exc:
             raise ValueError(
-                f"{self.path} does not parse ({exc.errors()[0]['msg']}); restore it, with "
-                "`incarnation` and `last_policy_version` at least as high as the run ever used"
+                f"{self.path} does not parse ({exc.errors()[0]['msg']}); restore it from a backup"
             ) from exc
 
     def require_newest(self) -> None:
@@ -73,6 +72,11 @@ class Ledger:
                 f"learner start {newest} has taken over {self.path.parent} (this is start "
                 f"{self._numbers.incarnation}); nothing more was written there"
             )
+
+    @property
+    def numbers(self) -> LedgerNumbers:
+        """The numbers that were taken last."""
+        return self._numbers
 
     @property
     def last_policy_version(self) -> int:

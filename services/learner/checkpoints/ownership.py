@@ -29,6 +29,27 @@ class TakenOverError(RunFailedError):
     """A later start of the learner has taken over the run: this one must write nothing more."""
 
 
+def writer_of(folder: Path) -> str | None:
+    """Return the learner of this machine that holds a run folder; None where none does."""
+    path = folder / LOCK_FILE
+    try:
+        inode = path.stat().st_ino
+        # Taking the lock to find out could turn away a learner that begins at this moment.
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return None
+    held = any("FLOCK" in line and f":{inode} " in line for line in locks)
+    return _holder(path) if held else None
+
+
+def _holder(path: Path) -> str:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {values['pid']} on {values['host']}"
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"see {path}"
+
+
 class FolderLock:
     """The lock of one run folder; it goes with this object at the latest."""
 
@@ -60,20 +81,13 @@ class FolderLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
             raise ValueError(
-                f"another learner is writing into {self._path.parent}: {self._holder()}; wait for "
-                "its end or stop it (kill -9 if it was suspended), then try again"
+                f"another learner is writing into {self._path.parent}: {_holder(self._path)}; wait "
+                "for its end or stop it (kill -9 if it was suspended), then try again"
             ) from exc
         except OSError as exc:
             if exc.errno not in _NO_LOCKS:
                 raise
             logger.warning("the file system of the run folder has no locks path=%s", self._path)
-
-    def _holder(self) -> str:
-        try:
-            values = json.loads(self._path.read_text(encoding="utf-8"))
-            return f"process {values['pid']} on {values['host']}"
-        except (OSError, ValueError, KeyError, TypeError):
-            return f"see {self._path}"
 
     def release(self) -> None:
         """Give the lock back."""

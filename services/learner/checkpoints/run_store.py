@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shlex
 import shutil
 import socket
 import time
@@ -195,7 +196,7 @@ class RunStore:
         if last_start and not self._resume:
             raise ValueError(
                 f"{self.url} holds a run already (its last start is {last_start}); continue it "
-                f"with `agent-r1 train --resume {self.url}`, or choose another run.id"
+                f"with `agent-r1 train --resume {shlex.quote(self.url)}`, or choose another run.id"
             )
 
     def _newest_record(self, start: int) -> StoreRecord:

@@ -107,7 +107,7 @@ def export_critic(directory: Path, model_config: ModelConfig, state: Path) -> No
     """
     config = _value_config(model_config.path)
     with torch.device("meta"):
-        model = AutoModelForTokenClassification.from_config(config)
+        model = AutoModelForTokenClassification.from_config(config, trust_remote_code=False)
     places = {"decoder": model.base_model_prefix, "head": "score"}
     tensors: dict[str, torch.Tensor] = {}
     with safe_open(state, "pt") as file:

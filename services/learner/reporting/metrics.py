@@ -112,8 +112,7 @@ def batch_metrics(
 def reward_delay_s(groups: Sequence[Group]) -> float:
     """Return the mean time from the end of a trajectory to its score, in seconds.
 
-    It holds publishing, waiting in the stream and scoring; clocks of two machines may differ, so
-    it is never below 0.
+    It holds waiting in the stream and scoring; both times are by the clock of the rollout server.
     """
     delays = [
         max(0.0, s.scored_at - s.trajectory.started_at - s.trajectory.latency_ms / 1000.0)

@@ -2,6 +2,7 @@
 
 `metrics.jsonl` (one line a step), `evaluations.jsonl` (one line an evaluation),
 `evaluation_after.jsonl` (one line a question), `failures.jsonl` (the first failure of each kind),
+`conditions.jsonl` (what hinders the run for a while),
 `tensorboard/`, `trajectories/step_000012.jsonl`, `summary.json`. The ledger and checkpoints live
 beside them.
 """
@@ -11,18 +12,28 @@ from __future__ import annotations
 import json
 import logging
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock
+from agent_r1.learner.checkpoints.standing import ledger_problem
 from agent_r1.learner.reporting.loggers import MetricLogger
 from agent_r1_proto.failures import Failure
+from agent_r1_service.files.conditions import (
+    Condition,
+    append_condition,
+    close_left_open,
+    read_conditions,
+    summarize,
+)
 from agent_r1_service.files.private import private_folder
 from agent_r1_service.files.run_folder import (
     ANSWERS_FILE,
     CHECKPOINTS_DIR,
+    CONDITIONS_FILE,
     CONFIG_FILE,
     EVALUATIONS_FILE,
     FAILURES_FILE,
@@ -93,6 +104,8 @@ class RunFolder:
             ValueError: a fresh run would mix with an earlier one, there is none to resume, or
                 another learner is writing there.
         """
+        if resume and (problem := ledger_problem(self.path, stored=stored)) is not None:
+            raise ValueError(problem)
         # A ledger without a start of its own says which numbers are taken, and no more.
         has_run = [LEDGER_FILE] if Ledger(self.path).starts else []
         has_run += [name for name in (METRICS_FILE, SUMMARY_FILE) if (self.path / name).exists()]
@@ -108,7 +121,8 @@ class RunFolder:
             found = has_run[0] if has_run else CHECKPOINTS_DIR
             raise ValueError(
                 f"run folder {self.path} is not empty (it has {found}); continue with "
-                f"`agent-r1 train --resume {self.path}`, or name another folder with --run-dir"
+                f"`agent-r1 train --resume {shlex.quote(str(self.path))}`, or name another "
+                "folder with --run-dir"
             )
         with report_full_disk("the run folder", self.path):
             private_folder(self.path)
@@ -138,6 +152,7 @@ class RunFolder:
             for path in (self.path / TRAJECTORIES_DIR).glob("step_*.jsonl"):
                 if int(path.stem.removeprefix("step_")) > step:
                     path.unlink()
+            close_left_open(self.path / CONDITIONS_FILE, "learner")
             self._loggers = open_loggers()
 
     def write_config(self, resolved: Mapping[str, Any]) -> None:
@@ -189,6 +204,17 @@ class RunFolder:
         log = str(logs[0] if logs else self.logs)
         record = {"step": step, **failure.model_dump(mode="json"), "log": log}
         self._append(FAILURES_FILE, [record])
+
+    def write_condition(self, condition: Condition) -> None:
+        """Append what hinders the run to `conditions.jsonl`."""
+        self._require_owner()
+        path = self.path / CONDITIONS_FILE
+        with report_full_disk(CONDITIONS_FILE, path):
+            append_condition(path, condition)
+
+    def conditions(self) -> list[dict[str, object]]:
+        """Return what has hindered the run so far, for the summary."""
+        return summarize(read_conditions(self.path / CONDITIONS_FILE))
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Write `summary.json`."""

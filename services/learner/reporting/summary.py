@@ -117,6 +117,7 @@ class RunSummary:
                 for name in names
             },
             "best_score": self.best_score,
+            "evaluations_since_best": self.evaluations_since_best,
             "trajectories_trained": int(self.totals.get("trajectories_trained", 0)),
             "sampled_tokens": int(tokens),
             "tokens_per_s": tokens / train_s if train_s else None,

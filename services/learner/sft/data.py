@@ -15,14 +15,18 @@ from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from agent_r1.learner.config import SftConfig, SupervisedConfig
 from agent_r1.learner.engine.interface import TrainSample
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
+from agent_r1_proto.foreign_messages import own_dialogue
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import ChatMessage
-from agent_r1_service.files.foreign import foreign_format
+from agent_r1_service.files.bad_lines import BadLines
+from agent_r1_service.files.foreign import check_utf8, foreign_format, numbered_lines
+
+LINE = 'a line is {"messages": [{"role": ..., "content": ...}, ...]}'
 
 
 class Demonstration(StrictMessage):
@@ -32,6 +36,11 @@ class Demonstration(StrictMessage):
     """The dialogue; it ends with an assistant message."""
     tools: list[dict[str, Any]] | None = None
     """Function descriptions for the chat template; None renders none."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_sharegpt(cls, values: Any) -> Any:
+        return own_dialogue(values)
 
 
 @dataclass(frozen=True)
@@ -59,12 +68,17 @@ def load_dialogues(config: SftConfig, encoder: DialogueEncoder, max_context: int
     samples: list[TrainSample] = []
     for path in config.data:
         count = len(samples)
+        bad, number = BadLines(path), 0
         for number, line in _lines(path):
             digest.update(line)
             try:
                 samples.append(_encode_line(line, config, encoder, max_context))
+            except ValidationError as exc:
+                bad.add(f"{path}, line {number}", _one_line(exc), LINE)
             except ValueError as exc:
-                raise ValueError(f"{path}, line {number}: {_one_line(exc)}") from exc
+                bad.add(f"{path}, line {number}", str(exc))
+        if bad:
+            raise ValueError(bad.text(number))
         if len(samples) == count:
             raise ValueError(f"{path} holds no dialogue; it needs one JSON object a line")
     return SftData(samples, digest.hexdigest())
@@ -72,36 +86,33 @@ def load_dialogues(config: SftConfig, encoder: DialogueEncoder, max_context: int
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield number and text of every line that is not blank."""
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"sft.data ({path}) is missing; name a JSON-lines file of dialogues")
     foreign = foreign_format(path)
     if foreign is not None:
         raise ValueError(f"sft.data: {foreign}")
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if line.strip():
-                yield number, line
+    yield from ((number, line) for number, line in numbered_lines(path) if line.strip())
 
 
-def _one_line(exc: ValueError) -> str:
-    """Return pydantic's problems on one line, or the message as it is."""
-    if not isinstance(exc, ValidationError):
-        return str(exc)
-    problems = [
-        f"{'.'.join(str(part) for part in error['loc']) or 'line'}: {error['msg']}"
-        for error in exc.errors()
-    ]
-    return "; ".join(problems) + '; a line is {"messages": [{"role": ..., "content": ...}, ...]}'
+def _one_line(exc: ValidationError) -> str:
+    """Return pydantic's problems on one line."""
+    problems: list[str] = []
+    for error in exc.errors():
+        where = ".".join(map(str, error["loc"])) or "line"
+        problems.append(f"{where}: {error['msg'].removeprefix('Value error, ')}")
+    return "; ".join(problems)
 
 
 def _encode_line(
     line: bytes, config: SftConfig, encoder: DialogueEncoder, max_context: int
 ) -> TrainSample:
     """Encode one line."""
+    check_utf8(line)
     try:
-        demonstration = Demonstration.model_validate(json.loads(line))
-    except (json.JSONDecodeError, UnicodeDecodeError) as exc:
+        values = json.loads(line)
+    except json.JSONDecodeError as exc:
         raise ValueError(f"not valid JSON: {exc}") from exc
+    demonstration = Demonstration.model_validate(values)
     encoded = encoder.encode(demonstration.messages, demonstration.tools)
     num_tokens = len(encoded.token_ids)
     if num_tokens > max_context:

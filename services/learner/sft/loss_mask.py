@@ -18,6 +18,7 @@ import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 from transformers import AutoTokenizer, GenerationConfig
 
+from agent_r1.text.tool_formats import HERMES, ToolFormat
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_service.control_tokens import (
     MARKUP,
@@ -33,6 +35,7 @@ from agent_r1_service.control_tokens import (
     spell_out,
     unused_word,
 )
+from agent_r1_service.template_messages import render_calls, template_message
 
 _CUT = "Cut-7f3a"
 
@@ -53,12 +56,19 @@ class DialogueEncoder:
     Args:
         model_path: Hugging Face model directory, or a model name.
         template_kwargs: given to every rendering.
+        tool_format: how calls are written where the template shows none.
 
     Raises:
         ValueError: the model has no tokenizer, no chat template or no end-of-turn token.
     """
 
-    def __init__(self, model_path: str, template_kwargs: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        template_kwargs: Mapping[str, Any] | None = None,
+        tool_format: ToolFormat = HERMES,
+    ) -> None:
+        self._tool_format = tool_format
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
                 model_path, trust_remote_code=False
@@ -125,7 +135,7 @@ class DialogueEncoder:
             raise ValueError(
                 "the dialogue must end with an assistant message; drop what follows the last one"
             )
-        texts = [*(message.text() for message in messages), json.dumps(tools)]
+        texts = [*(message.shown() for message in messages), json.dumps(tools)]
         self._cut = unused_word(_CUT, texts)
         messages = [self._cut_message(message) for message in messages]
         tools = map_texts(list(tools), self._cut_outside) if tools else None
@@ -161,14 +171,16 @@ class DialogueEncoder:
     ) -> str:
         from jinja2 import TemplateError
 
+        render = partial(
+            self._tokenizer.apply_chat_template,
+            tools=list(tools) if tools else None,
+            add_generation_prompt=prompt,
+            tokenize=False,
+            **self._kwargs,
+        )
         try:
-            return self._tokenizer.apply_chat_template(
-                [{"role": message.role, "content": message.text()} for message in messages],
-                tools=list(tools) if tools else None,
-                add_generation_prompt=prompt,
-                tokenize=False,
-                **self._kwargs,
-            )
+            shown = [template_message(m, str) for m in messages]
+            return render_calls(render, shown, self._tool_format.write)
         except (TemplateError, TypeError) as exc:
             roles = ", ".join(message.role for message in messages)
             raise ValueError(
@@ -196,8 +208,17 @@ class DialogueEncoder:
         """
         given = message.role in ("user", "tool")
         control = self._control if given else self._between
-        text = self._cut.join(spell_out(message.text(), control))
-        return ChatMessage(role=message.role, content=text)
+
+        def cut(text: str) -> str:
+            return self._cut.join(spell_out(text, control))
+
+        calls = [
+            call.model_copy(
+                update={"name": cut(call.name), "arguments": map_texts(call.arguments, cut)}
+            )
+            for call in message.tool_calls
+        ]
+        return message.model_copy(update={"content": cut(message.text()), "tool_calls": calls})
 
     def _cut_outside(self, text: str) -> str:
         return self._cut.join(spell_out(text, self._control))

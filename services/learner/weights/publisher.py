@@ -39,6 +39,7 @@ from agent_r1.learner.weights.canary import (
 )
 from agent_r1.learner.weights.servers import ServerClient, ServerError
 from agent_r1.learner.weights.transports import make_transport
+from agent_r1.learner.weights.transports.base import Published
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
@@ -57,6 +58,8 @@ LOUD_S = 15.0
 """How often waiting for a rollout server is reported."""
 OTHERS_GRACE_S = 1.0
 """How long the learner waits for the other servers once one has the new version."""
+UNUSABLE = 422
+"""HTTP status of a server that has found a version's files damaged, or does not understand them."""
 MAX_REFUSALS = 3
 """A push that servers answered with an error so often, and never loaded, ends the run."""
 
@@ -221,16 +224,32 @@ class WeightPublisher:
     async def _write(self) -> tuple[PushReport, NewestVersion]:
         started, loop = time.monotonic(), asyncio.get_running_loop()
         version = await loop.run_in_executor(self._engine_thread, self._ledger.next_policy_version)
-        directory = self._weights_dir / f"v{version}"
         report = PushReport(version, started, canary_floor=self.canary_floor)
-        await loop.run_in_executor(
-            self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
-        )
-        published = await self.transport.publish(version, directory)
+        published = await self._write_files(version)
         report.size_bytes = published.size_bytes
         newest = NewestVersion(policy_version=version, manifest_location=published.location)
         report.write_s = time.monotonic() - report.started
         return report, newest
+
+    async def _write_files(self, version: int) -> Published:
+        directory = self._weights_dir / f"v{version}"
+        await asyncio.get_running_loop().run_in_executor(
+            self._engine_thread, self._engine.write_snapshot, directory, self._run_id, version
+        )
+        return await self.transport.publish(version, directory)
+
+    async def _write_again(self, report: PushReport) -> None:
+        """Replace the files of a version that a server could not use: the disk may have erred.
+
+        Nobody samples with it yet, so it may be of a later step by now, where training goes on
+        meanwhile; then it is not compared with what was computed of the earlier weights.
+        """
+        version = report.policy_version
+        logger.warning("weights are written again policy_version=%d", version)
+        await asyncio.to_thread(shutil.rmtree, self._weights_dir / f"v{version}", True)
+        await self._write_files(version)
+        if self._config.max_staleness > 0:
+            report.canary = ()
 
     async def _choose_tokens(self, samples: Sequence[TrainSample]) -> list[CanaryPrompt]:
         predictions = await asyncio.get_running_loop().run_in_executor(
@@ -242,7 +261,7 @@ class WeightPublisher:
         deadline = time.monotonic() + self._config.stall_timeout_s
         next_word = time.monotonic() + LOUD_S
         problems: dict[str, str] = {}
-        refusals = 0
+        refusals, written_again = 0, False
         while True:
             servers = await self._registry.rollout_servers()
             errors = await self._load_on(servers, report)
@@ -250,6 +269,9 @@ class WeightPublisher:
                 return
             problems |= {name: str(error) for name, error in errors.items()}
             refusals += any(error.refused for error in errors.values())
+            if not written_again and any(error.status == UNUSABLE for error in errors.values()):
+                written_again = True
+                await self._write_again(report)
             if refusals >= MAX_REFUSALS or time.monotonic() > deadline:
                 raise RunFailedError(
                     f"no rollout server took policy version {report.policy_version}: "

@@ -23,9 +23,11 @@ KEEP_ALIVE_S = 2.0
 class ServerError(RuntimeError):
     """One rollout server could not be reached, or refused a request."""
 
-    def __init__(self, message: str, *, refused: bool = False) -> None:
+    def __init__(self, message: str, *, refused: bool = False, status: int | None = None) -> None:
         super().__init__(message)
         self.refused = refused
+        self.status = status
+        """Of its HTTP answer; None without one."""
 
 
 class ServerClient:
@@ -69,6 +71,7 @@ class ServerClient:
                 f"{where}: HTTP {response.status_code}: {response.text[:500]}",
                 # 5xx is an outage: the server is being replaced and asked again, like one away.
                 refused=response.is_client_error,
+                status=response.status_code,
             )
         try:
             return reply_type.model_validate_json(response.content)

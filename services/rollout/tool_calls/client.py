@@ -18,10 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-import jsonschema
-from jsonschema.exceptions import best_match
-from jsonschema.protocols import Validator
-from jsonschema.validators import validator_for
+import jsonschema.protocols
 from pydantic import JsonValue
 
 from agent_r1.rollout.tool_calls.discovery import (
@@ -44,12 +41,17 @@ from agent_r1_proto.tools import (
     ToolResult,
     ToolSpec,
 )
+from agent_r1_service.argument_schema import find_error, find_problem, make_validator
 from agent_r1_service.http.token import RunToken
 
 logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 5.0
+LONGEST_WAIT_S = 300.0
+"""Longest time a call waits for a free place at a tool, besides its own time."""
 MAX_ERROR_CHARS = 300
+COMPOSE_PROFILES = {"python_exec": "python", "code_tests": "code"}
+"""Of docker-compose.yml, by the tool that a profile turns on."""
 
 T = TypeVar("T")
 
@@ -104,7 +106,7 @@ class ToolClient:
     announced: Sequence[str] = ()
     """Names of those tools."""
     timeout_s: float = 30.0
-    """Time for one call, retries included."""
+    """Time for one call, retries included, waiting for a free place not."""
     retries: int = 3
     """Most retries of one call."""
     max_requests: int = 64
@@ -112,7 +114,7 @@ class ToolClient:
     the others from being called."""
     token: RunToken | None = None
     """Sent with every request."""
-    _validators: dict[str, Validator] = field(default_factory=dict, init=False)
+    _validators: dict[str, jsonschema.protocols.Validator] = field(default_factory=dict, init=False)
     _waiting: dict[tuple[str, str], list[_Sent]] = field(default_factory=dict, init=False)
     """By tool and instance, calls made within one turn of the event loop."""
     _sends: set[asyncio.Task[None]] = field(default_factory=set, init=False)
@@ -168,8 +170,9 @@ class ToolClient:
                 raise ValueError(
                     f"no instance of {', '.join(missing)} is announced in the tool pool "
                     f"{self.registry.pool!r} after {wait_s:g} s; start one (`agent-r1 serve tool "
-                    "CONFIG --name TOOL` with the same redis.url and run.tool_pool), set "
-                    "tools.<name>.url, or raise rollout.tool_start_timeout_s"
+                    "CONFIG --name TOOL` with the same redis.url and run.tool_pool"
+                    f"{_compose_line(missing)}), set tools.<name>.url, or raise "
+                    "rollout.tool_start_timeout_s"
                 )
             await asyncio.sleep(POLL_S)
 
@@ -187,9 +190,8 @@ class ToolClient:
         """Return why arguments do not fit a tool, in one line for the model; None if they do."""
         key = json.dumps(spec.parameters, sort_keys=True)
         if key not in self._validators:
-            kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
-            self._validators[key] = kind(spec.parameters)
-        error = best_match(self._validators[key].iter_errors(arguments))
+            self._validators[key] = make_validator(spec.parameters)
+        error = find_error(self._validators[key], arguments)
         if error is None:
             return None
         where = "/".join(str(step) for step in error.absolute_path)
@@ -222,9 +224,8 @@ class ToolClient:
             ToolOutageError: no usable answer within the time and retries allowed.
         """
         started = time.monotonic()
-        deadline = min(started + self.timeout_s, deadline or math.inf)
 
-        async def send(attempt: int) -> tuple[CallReply, int]:
+        async def send(attempt: int, deadline: float) -> tuple[CallReply, int]:
             message = ToolCall(
                 name=name,
                 arguments=arguments,
@@ -238,7 +239,7 @@ class ToolClient:
                 return await self._send_together(name, endpoint, version, message)
             return await self._http.post_calls(endpoint, name, [message]), 0
 
-        (reply, index), attempt = await self._retrying(name, send, deadline)
+        (reply, index), attempt = await self._retrying(name, send, deadline or math.inf)
         return ToolReply(
             result=reply.results[index],
             version=reply.version,
@@ -259,13 +260,13 @@ class ToolClient:
         """
         body = SessionRequest(rollout_id=rollout_id, tool_context=tool_context).model_dump_json()
 
-        async def send(attempt: int) -> None:
+        async def send(attempt: int, deadline: float) -> None:
             endpoint = self.directory.choose(name, version)
             # Noted before the answer: a session that was opened and not answered is closed too.
             self._sessions[name, rollout_id] = endpoint
             await self._http.post(endpoint, name, "/open", body)
 
-        await self._retrying(name, send, time.monotonic() + self.timeout_s)
+        await self._retrying(name, send)
 
     async def fork_session(self, name: str, rollout_id: str, fork_id: str) -> None:
         """Open a session in the state of another one, at the same instance.
@@ -275,12 +276,12 @@ class ToolClient:
         """
         body = ForkRequest(rollout_id=rollout_id, fork_id=fork_id).model_dump_json()
 
-        async def send(attempt: int) -> None:
+        async def send(attempt: int, deadline: float) -> None:
             endpoint = self._endpoint(name, rollout_id, None)
             self._sessions[name, fork_id] = endpoint
             await self._http.post(endpoint, name, "/fork", body)
 
-        await self._retrying(name, send, time.monotonic() + self.timeout_s)
+        await self._retrying(name, send)
 
     async def close_session(self, name: str, rollout_id: str) -> None:
         """Close a session, if it can be reached: a lost one expires at the service."""
@@ -308,34 +309,49 @@ class ToolClient:
         return held
 
     async def _retrying(
-        self, name: str, send: Callable[[int], Awaitable[T]], deadline: float
+        self, name: str, send: Callable[[int, float], Awaitable[T]], end: float = math.inf
     ) -> tuple[T, int]:
-        """Run `send(attempt)` until it succeeds, the retries are used up or the deadline passes.
+        """Run `send(attempt, deadline)` until it succeeds, or retries or time are used up.
 
-        While no instance is there, waiting costs no retry.
+        While no instance is there, waiting costs no retry; while all of a tool's places are taken,
+        it costs no time either, up to `end`.
         """
-        idempotent = self.specs[name].idempotent
         delay_s = FIRST_DELAY_S
         attempt = retries = 0
         problem = "no answer"
+        began = time.monotonic()
+        deadline = min(began + self.timeout_s, end)
         try:
-            async with asyncio.timeout(max(deadline - time.monotonic(), 0)):
+            async with asyncio.timeout(max(deadline - began, 0)) as clock:
                 while True:
                     try:
-                        return await send(attempt), attempt
+                        return await send(attempt, deadline), attempt
                     except RequestError as exc:
-                        unsafe = exc.outage.may_have_run and not idempotent
-                        if not exc.outage.resend or unsafe or retries == self.retries:
+                        if not self._may_resend(name, exc, retries, time.monotonic() - began):
                             raise ToolOutageError(exc.kind, name, str(exc), attempt + 1) from exc
                         logger.debug("tool call retried tool=%s error=%s", name, exc)
                         problem = str(exc)
-                        retries += exc.kind != "tool_absent"
+                        kind = exc.kind
                     attempt += 1
-                    await asyncio.sleep(delay_s * random.uniform(0.5, 1.0))
+                    retries += kind not in ("tool_absent", "tool_full")
+                    pause_s = delay_s * random.uniform(0.5, 1.0)
                     delay_s = min(delay_s * 2, LONGEST_DELAY_S)
+                    if kind == "tool_full":
+                        left_s = min(pause_s + self.timeout_s, end - time.monotonic())
+                        deadline = time.monotonic() + left_s
+                        clock.reschedule(asyncio.get_running_loop().time() + left_s)
+                    await asyncio.sleep(pause_s)
         except TimeoutError as exc:
             detail = f"nothing usable within {self.timeout_s:g} s (env.tool_timeout_s): {problem}"
             raise ToolOutageError("tool_timeout", name, detail, attempt + 1) from exc
+
+    def _may_resend(self, name: str, exc: RequestError, retries: int, waited_s: float) -> bool:
+        outage = exc.outage
+        if not outage.resend or (outage.may_have_run and not self.specs[name].idempotent):
+            return False
+        if exc.kind == "tool_full":
+            return waited_s < LONGEST_WAIT_S
+        return retries < self.retries
 
     def _send_together(
         self, name: str, endpoint: Endpoint, version: str | None, call: ToolCall
@@ -381,11 +397,17 @@ class ToolClient:
                     future.set_result((reply, index))
 
 
+def _compose_line(missing: Sequence[str]) -> str:
+    """Return the command that starts those of the tools that docker-compose.yml has off."""
+    off = [COMPOSE_PROFILES[name] for name in missing if name in COMPOSE_PROFILES]
+    profiles = "".join(f" --profile {profile}" for profile in off)
+    return f"; with docker compose and its files, `docker compose{profiles} up -d`" if off else ""
+
+
 def _check_schema(name: str, spec: ToolSpec) -> None:
-    kind = validator_for(spec.parameters, default=jsonschema.Draft202012Validator)
-    try:
-        kind.check_schema(spec.parameters)
-    except jsonschema.SchemaError as exc:
+    problem = find_problem(spec.parameters)
+    if problem is not None:
         raise ValueError(
-            f"parameters of the tool {name!r} are not a JSON Schema: {exc.message}"
-        ) from exc
+            f"parameters of the tool {name!r} are not a JSON Schema: {problem}; correct them in "
+            "the tool, and start its service again"
+        )

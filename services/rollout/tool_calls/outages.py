@@ -34,7 +34,8 @@ class Outage:
 OUTAGES: dict[str, Outage] = {
     "tool_refused": Outage("no connection could be made", resend=True, may_have_run=False),
     "tool_unreachable": Outage("the connection was lost under way", resend=True),
-    "tool_busy": Outage("429 or 503: overloaded or draining", resend=True, may_have_run=False),
+    "tool_full": Outage("429: no free place to run in", resend=True, may_have_run=False),
+    "tool_busy": Outage("503: overloaded, draining or down", resend=True, may_have_run=False),
     "tool_broken": Outage(
         "501: the tool's own code is wrong (`call` returned no result, or `open` raised)",
         resend=False,

@@ -10,7 +10,7 @@ import contextlib
 import json
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 
 import aiohttp
 import httpx
@@ -28,6 +28,9 @@ from agent_r1_service.unicode import repair_text
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
 SPEC_TIMEOUT_S = 10.0
+SLOT_TIMEOUT_S = 1.0
+"""Longest time a request waits for others of its tool; then its call tries anew, with all its time.
+"""
 MAX_REPLY_BYTES = 16 << 20
 JSON_HEADERS = {"content-type": "application/json"}
 # What a lost connection may raise; httpx-aiohttp maps most of aiohttp's errors, not all.
@@ -98,7 +101,7 @@ class ToolHttp:
         url = endpoint.url + path
         endpoint.in_flight += weight
         try:
-            async with self._slots[name]:
+            async with self._slot(name):
                 status, content = await self._exchange(url, body)
         except httpx.DecodingError as exc:
             detail = f"{url}: the answer is not in the encoding that its headers name: {exc}"
@@ -113,9 +116,22 @@ class ToolHttp:
             endpoint.succeeded()
             return content
         kind = _kind_of(status)
-        if OUTAGES[kind].resend:
+        if OUTAGES[kind].resend and kind != "tool_full":
             endpoint.failed(time.monotonic(), unreachable=False)
         raise RequestError(kind, f"{_said(content)} ({url} answered {status})")
+
+    @contextlib.asynccontextmanager
+    async def _slot(self, name: str) -> AsyncIterator[None]:
+        slots = self._slots[name]
+        try:
+            async with asyncio.timeout(SLOT_TIMEOUT_S):
+                await slots.acquire()
+        except TimeoutError as exc:
+            raise RequestError("tool_full", f"{SLOT_TIMEOUT_S:g} s without a free slot") from exc
+        try:
+            yield
+        finally:
+            slots.release()
 
     async def _exchange(self, url: str, body: str) -> tuple[int, bytes]:
         """Return status and body; no more of the body than the limit is ever held."""
@@ -184,7 +200,9 @@ def _kind_of(status: int) -> str:
         return "tool_timeout"
     if status == httpx.codes.CONFLICT:
         return "tool_session_lost"
-    if status in (httpx.codes.SERVICE_UNAVAILABLE, httpx.codes.TOO_MANY_REQUESTS):
+    if status == httpx.codes.TOO_MANY_REQUESTS:
+        return "tool_full"
+    if status == httpx.codes.SERVICE_UNAVAILABLE:
         return "tool_busy"
     if status == httpx.codes.NOT_IMPLEMENTED:
         return "tool_broken"

@@ -6,6 +6,7 @@ import ctypes
 import multiprocessing.util
 import os
 import signal
+import socket
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -250,11 +251,36 @@ def _set_up_fork(settings: VllmSettings) -> None:
     import torch
 
     die_with_server()
+    leave_connections()
     signal.set_wakeup_fd(-1)  # else a signal sent to the engine reaches the server's event loop
     warnings.simplefilter("ignore", FutureWarning)  # of vLLM about PyTorch, for every start
     torch.set_num_threads(settings.threads)
     if settings.enforce_eager is not False:
         torch.compiler.set_stance("force_eager")
+
+
+def leave_connections() -> None:
+    """Give up the network sockets of the process that this one was forked from.
+
+    A port stays taken, and its callers wait, while any process holds the socket that listens there;
+    and whoever takes over an engine must not find connections to Redis and the tools in it. Their
+    numbers stay taken: objects that the parent made may still close them.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for name in os.listdir("/proc/self/fd"):
+        if _is_network_socket(int(name)):
+            os.dup2(nowhere, int(name), inheritable=False)
+    os.close(nowhere)
+
+
+def _is_network_socket(number: int) -> bool:
+    try:
+        one = socket.socket(fileno=number)
+    except OSError:  # no socket, or the one that listed the numbers, which is closed by now
+        return False
+    family = one.family
+    one.detach()
+    return family in (socket.AF_INET, socket.AF_INET6)
 
 
 def die_with_server() -> None:

@@ -98,6 +98,13 @@ class McpTool(Tool):
         # A thread of its own: the service builds its tool while its event loop already runs.
         with ThreadPoolExecutor(1, thread_name_prefix="mcp") as thread:
             offer = thread.submit(lambda: asyncio.run(fetch_offer(self.settings))).result()
+        for problem in offer.left_out:
+            logger.warning(
+                "part of a tool is left to its server to check tool=%s server=%s problem=%s",
+                self.settings.tool,
+                self.settings.address,
+                problem,
+            )
         hints = offer.tool.annotations
         hinted = hints is not None and bool(hints.read_only_hint or hints.idempotent_hint)
         self.name = offer.tool.name

@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import IO, Any, TypeVar
 
@@ -26,6 +26,7 @@ from mcp.client.streamable_http import MCP_SESSION_ID, streamable_http_client
 from mcp_types import CONNECTION_CLOSED, CallToolResult, Implementation, Tool
 from pydantic import ValidationError
 
+from agent_r1.tools.mcp.listing import Notes, mended
 from agent_r1.tools.mcp.settings import McpSettings
 
 logger = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class Offer:
     server: str
     """Name and version of the server."""
     tool: Tool
+    left_out: Sequence[str] = ()
+    """What of its entry cannot be used here, with the place."""
 
     @property
     def version(self) -> str:
@@ -90,6 +93,7 @@ class McpConnection:
     _session_gone: bool = field(default=False, init=False)
     _http_status: str = field(default="", init=False)
     _cause: BaseException | None = field(default=None, init=False)
+    _left_out: Notes = field(default_factory=dict, init=False)
 
     @property
     def alive(self) -> bool:
@@ -173,7 +177,7 @@ class McpConnection:
                 break
         info = self._client.server_info if self._client is not None else None
         server = f"{info.name}-{info.version}" if info is not None else "unnamed"
-        return [Offer(server=server, tool=tool) for tool in tools]
+        return [Offer(server, tool, self._left_out.get(tool.name, ())) for tool in tools]
 
     async def _ask(self, request: Callable[[Client], Coroutine[Any, Any, T]]) -> T:
         client, owner = self._client, self._owner
@@ -244,6 +248,7 @@ class McpConnection:
                 errlog=self.errlog or sys.__stderr__ or sys.stderr,  # type: ignore[arg-type]
             )
         ours = Implementation(name="agent-r1", version=importlib.metadata.version("agent-r1"))
+        transport = mended(transport, self._left_out)
         return Client(transport, mode=mode, cache=None, client_info=ours)
 
     async def _note_response(self, response: httpx2.Response) -> None:

@@ -19,7 +19,7 @@ from agent_r1.tools.sandbox.settings import SHM_MB, SandboxSettings
 GUEST = Path(__file__).with_name("guest")
 """The package that runs inside."""
 _GUEST_INSIDE = Path("/sandbox")
-_PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
+PRIVATE_FOLDERS = ("/tmp", "/dev/shm")
 _START_GUEST = (
     "import sys; sys.path.insert(0, sys.argv.pop()); from {0}.main import main; "
     "del sys.path[0]; main()"
@@ -126,7 +126,8 @@ def command_line(
         elif os.path.isdir(folder):
             command += ["--ro-bind", folder, folder]
     command += ["--proc", "/proc"] if private_proc else ["--dir", "/proc"]
-    command += ["--dev", "/dev", "--remount-ro", "/dev"]
+    # Shared mappings of /dev/zero are memory that no limit counts; /dev/full reads the same.
+    command += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--remount-ro", "/dev"]
     # Before the interpreter, which may itself be installed below one of them.
     for folder, size_mb in (("/dev/shm", SHM_MB), ("/tmp", settings.file_mb)):
         command += ["--size", str(size_mb << 20), "--perms", "1777", "--tmpfs", folder]
@@ -148,7 +149,7 @@ def _show_paths(paths: list[Path]) -> list[str]:
         options += ["--perms", "0755", "--tmpfs", str(cover)]
     # Left to itself, bwrap makes the folders above a private one private as well.
     parents = {parent for path in shown for parent in path.parents if parent.name}
-    for parent in sorted(parents | {Path("/etc"), _GUEST_INSIDE} - {*map(Path, _PRIVATE_FOLDERS)}):
+    for parent in sorted(parents | {Path("/etc"), _GUEST_INSIDE} - {*map(Path, PRIVATE_FOLDERS)}):
         options += ["--perms", "0755", "--dir", str(parent)]
     for path in shown:
         options += ["--ro-bind", str(path), str(path)]
@@ -159,7 +160,7 @@ def _show_paths(paths: list[Path]) -> list[str]:
 
 def _find_cover(path: Path) -> Path | None:
     """Return the folder in a writable one that holds `path`; it is made read-only."""
-    for folder in map(Path, _PRIVATE_FOLDERS):
+    for folder in map(Path, PRIVATE_FOLDERS):
         if path.is_relative_to(folder) and path != folder:
             return folder / path.relative_to(folder).parts[0]
     return None
@@ -170,7 +171,7 @@ def private_folders(interpreter: Interpreter) -> dict[str, list[str]]:
     covers = [_find_cover(path) for path in (*interpreter.prefixes, *interpreter.packages)]
     return {
         folder: sorted({cover.name for cover in covers if cover and str(cover.parent) == folder})
-        for folder in _PRIVATE_FOLDERS
+        for folder in PRIVATE_FOLDERS
     }
 
 

@@ -9,13 +9,18 @@ from __future__ import annotations
 import ast
 import builtins
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 Json = dict[str, Any]
 
 MAX_TEST_CHARS = 500_000
+BYTE_ORDER_MARK = "\ufeff"
+"""Stands at the beginning of some files, which Python then does not compile from text."""
+Source = Annotated[str, AfterValidator(lambda text: text.removeprefix(BYTE_ORDER_MARK))]
+MAX_ALL_CHARS = 20_000_000
+"""Of all tests of a task, each with what runs before it."""
 
 
 class TestContext(BaseModel):
@@ -25,15 +30,15 @@ class TestContext(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    tests: list[str] = []
+    tests: list[Source] = []
     """Asserts, one test each (MBPP)."""
-    setup: str = ""
+    setup: Source = ""
     """Runs before each test, with the tests (MBPP's `test_setup_code`)."""
-    prompt: str = ""
+    prompt: Source = ""
     """Put before the code, which may continue where it ends (HumanEval's `prompt`)."""
     entry_point: str | None = Field(default=None, pattern=r"^[A-Za-z_]\w*$")
     """Name of the function that `check` tests."""
-    check: str | None = None
+    check: Source | None = None
     """Defines `check(candidate)` (HumanEval's `test`)."""
 
 
@@ -73,14 +78,19 @@ def read_checks(context: object) -> tuple[TestContext, list[Check]]:
         ) from exc
     if (parsed.check is None) != (parsed.entry_point is None):
         raise ValueError("tool_context must have both check and entry_point, or neither")
+    _check_size(parsed)
     try:
         setup = "\n".join(filter(None, (_find_helpers(parsed), parsed.setup)))
-        ast.parse(setup)
-        checks = [_read_test(test, setup, ast.parse(test)) for test in parsed.tests]
+        before = list(ast.walk(ast.parse(setup)))
+        checks = [_read_test(test, setup, before, ast.parse(test)) for test in parsed.tests]
         if parsed.check is not None and parsed.entry_point is not None:
             checks += _split_check(parsed.check, parsed.entry_point, setup)
-    except (SyntaxError, ValueError, RecursionError) as exc:
-        raise ValueError(f"a test in tool_context is not Python: {exc}; correct the data") from exc
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as exc:
+        # A MemoryError is what the parser makes of code that is nested too deeply.
+        problem = str(exc) or "it is nested too deeply"
+        raise ValueError(
+            f"a test in tool_context is not Python: {problem}; correct the data"
+        ) from exc
     if not checks:
         raise ValueError("tool_context has no tests; give tests, or check and entry_point")
     longest = max(len(check.test) + len(check.setup) for check in checks)
@@ -91,20 +101,36 @@ def read_checks(context: object) -> tuple[TestContext, list[Check]]:
     return parsed, checks
 
 
-def _read_test(source: str, setup: str, tree: ast.Module) -> Check:
+def _check_size(context: TestContext) -> None:
+    """Refuse what takes seconds to parse, before it is parsed."""
+    shared = len(context.setup) + len(context.prompt)
+    tests = [*context.tests, *([] if context.check is None else [context.check])]
+    sizes = [shared + len(test) for test in tests]
+    for size, limit, what in (
+        (max(sizes, default=0), MAX_TEST_CHARS, "a test in tool_context has"),
+        (sum(sizes), MAX_ALL_CHARS, f"the {len(sizes)} tests in tool_context have"),
+    ):
+        if size > limit:
+            raise ValueError(
+                f"{what} {size} characters with what runs before; the limit is {limit}; shorten "
+                "the data of the task"
+            )
+
+
+def _read_test(source: str, setup: str, before: list[ast.AST], tree: ast.Module) -> Check:
     text = source.strip()
     if len(tree.body) == 1 and isinstance(tree.body[0], ast.Assert):
         text = _show_assert(tree.body[0])
-    return Check(text, source, setup, _find_builtins(ast.parse(setup), tree))
+    return Check(text, source, setup, _find_builtins(before, tree))
 
 
 def _show_assert(node: ast.Assert) -> str:
     return f"assert {ast.unparse(node.test)}"
 
 
-def _find_builtins(*trees: ast.Module) -> tuple[str, ...]:
+def _find_builtins(before: list[ast.AST], tree: ast.Module) -> tuple[str, ...]:
     """Return the builtins that a test calls where it names nothing else: they are under test."""
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [*before, *ast.walk(tree)]
     read = {node.id for node in nodes if isinstance(node, ast.Name)}
     if any(not hasattr(builtins, name) for name in read):
         return ()

@@ -18,13 +18,26 @@ from typing import Annotated, Any
 
 from pydantic import Field, JsonValue
 
-from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError, text_result
+from agent_r1.tools.base import (
+    Arguments,
+    CallContext,
+    ToolBusyError,
+    ToolUnavailableError,
+    text_result,
+)
 from agent_r1.tools.sandbox.checks import Check, read_checks
 from agent_r1.tools.sandbox.pool import SandboxBusyError, SandboxPool
 from agent_r1.tools.sandbox.report import describe_failure, shorten
 from agent_r1.tools.sandbox.run import REPORT, Run, RunResult
 from agent_r1.tools.sandbox.settings import SandboxSettings
-from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
+from agent_r1.tools.sandbox.tool import (
+    ANSWER_MARGIN_S,
+    RUN_ATTEMPTS,
+    SandboxTool,
+    explain_short_time,
+    find_wait_s,
+    read_code,
+)
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError, Worker
 from agent_r1_proto.tools import TESTS_TOOL, TestedCode, ToolResult
 
@@ -75,27 +88,39 @@ class CodeTests(SandboxTool[CodeTestsSettings]):
         """Test `code`.
 
         Raises:
-            ToolUnavailableError: the task's tests are wrong, or no sandbox was free in time.
+            ToolBusyError: no sandbox was free in time.
+            ToolUnavailableError: the task's tests are wrong, no sandbox starts, or the call's time
+                is shorter than `total_s`.
         """
         deadline = time.monotonic() + context.timeout_s - ANSWER_MARGIN_S
         try:
-            task, checks = read_checks(context.tool_context)
+            # In a thread: many tests take a while to parse, and others call meanwhile.
+            task, checks = await asyncio.to_thread(read_checks, context.tool_context)
         except ValueError as exc:  # a fault of the data must not count against the model
             raise ToolUnavailableError(str(exc)) from exc
-        run = _TestRun(task.prompt + str(arguments["code"]), checks, self.settings, deadline)
+        code = task.prompt + read_code(arguments)
+        run = _TestRun(code, checks, self.settings, context, deadline)
         try:
-            while not run.done:
-                async with (
-                    self._pool.worker(deadline - time.monotonic()) as code,
-                    self._testers.worker(deadline - time.monotonic()) as tests,
-                ):
-                    await run.use(code, tests)
-        except (SandboxBusyError, SandboxStartError, _TestsEndedError) as exc:
+            async with self._pool.place(find_wait_s(context, self.settings.total_s)):
+                await self._judge(run)
+        except SandboxBusyError as exc:
+            raise ToolBusyError(str(exc)) from exc
+        except (SandboxStartError, _TestsEndedError) as exc:
             raise ToolUnavailableError(str(exc)) from exc
         failed = sum(failure is not None for failure in run.failures)
         counts = TestedCode(passed=len(checks) - failed, failed=failed, total=len(checks))
         answer = text_result(self._format(checks, run.failures))
         return answer.model_copy(update={"data": counts.model_dump()})
+
+    async def _judge(self, run: _TestRun) -> None:
+        """Run all tests, in as many sandboxes as that takes."""
+        while not run.done:
+            async with (
+                self._pool.worker(run.deadline - time.monotonic()) as code,
+                # A place for the code is one for its tests: there are as many of either.
+                self._testers.worker(run.deadline - time.monotonic()) as tests,
+            ):
+                await run.use(code, tests)
 
     def _format(self, checks: Sequence[Check], failures: Sequence[str | None]) -> str:
         failed = [pair for pair in zip(checks, failures, strict=True) if pair[1] is not None]
@@ -127,10 +152,12 @@ class _TestRun:
     code: str
     checks: list[Check]
     settings: CodeTestsSettings
+    context: CallContext
     deadline: float
     failures: list[str | None] = field(default_factory=list)
     """Of each test that was run: what is wrong; None where it passed."""
     _end: float | None = None
+    """When `total_s` is over; sandboxes that the code has used up are replaced in this time."""
     _tries: int = 0
 
     @property
@@ -191,6 +218,12 @@ class _TestRun:
             raise _TestsEndedError(str(judged)) from judged
         if isinstance(judged, BaseException):
             raise judged
+        if judged.report.get("stage") == "data":
+            problem = str(judged.report.get("error")).strip().splitlines()[-1]
+            raise ToolUnavailableError(
+                f"a test in tool_context cannot be compiled: {problem}; correct the data, or raise "
+                "memory_mb if that is what it lacks"
+            )
         if isinstance(ended, BaseException):
             raise ended
         if broken:
@@ -213,10 +246,7 @@ class _TestRun:
     def _run_out_of_time(self) -> None:
         assert self._end is not None
         if self.deadline < self._end:
-            raise ToolUnavailableError(
-                f"the call's deadline came before total_s ({self.settings.total_s:g}) was over; "
-                "raise env.tool_timeout_s or max_workers, or lower total_s"
-            )
+            raise explain_short_time(self.context, "total_s", self.settings.total_s)
         self._fail_rest(f"no time left: all tests together may take {self.settings.total_s:g} s")
 
     def _fail_rest(self, failure: str) -> None:

@@ -10,7 +10,6 @@ import asyncio
 import ctypes
 import logging
 import os
-import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -18,6 +17,7 @@ from dataclasses import replace
 
 from agent_r1.tools.sandbox import bubblewrap
 from agent_r1.tools.sandbox.interpreter import ask_interpreter
+from agent_r1.tools.sandbox.orphans import adopt_orphans
 from agent_r1.tools.sandbox.settings import SandboxSettings
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxPlan, SandboxStartError, Worker
 
@@ -56,6 +56,7 @@ class SandboxPool:
             bwrap = bubblewrap.find_bwrap(settings.bwrap)
         else:
             logger.warning('sandbox = "container": programs see all that this container holds')
+            adopt_orphans()
             if not own_user:
                 _hide_from_user()
         interpreter = await ask_interpreter(settings.python)
@@ -86,14 +87,12 @@ class SandboxPool:
             await asyncio.wait(self._endings)
 
     @asynccontextmanager
-    async def worker(self, wait_s: float) -> AsyncIterator[Worker]:
-        """Lend a worker for one call; it is ended afterwards, or used again.
+    async def place(self, wait_s: float) -> AsyncIterator[None]:
+        """Wait for one of the `max_workers` places, and keep it for one call.
 
         Raises:
             SandboxBusyError: none became free in time.
-            SandboxStartError: a sandbox could not be started.
         """
-        deadline = time.monotonic() + wait_s
         try:
             # Not wait_for: it swallows a cancellation that comes with a free one.
             async with asyncio.timeout(wait_s):
@@ -104,20 +103,30 @@ class SandboxPool:
                 "max_workers of this tool or start more instances of it"
             ) from exc
         try:
-            worker = await self._take(deadline)
-            worker.begin_call()
-            try:
-                yield worker
-            finally:
-                # In the background: an exception of the call, or its end, does not wait for it.
-                self._ready.append(asyncio.create_task(self._renew(worker)))
+            yield
         finally:
             self._free.release()
 
-    async def _take(self, deadline: float) -> Worker:
+    @asynccontextmanager
+    async def worker(self, wait_s: float) -> AsyncIterator[Worker]:
+        """Lend a worker to a call that has a place; it is ended afterwards, or used again.
+
+        Raises:
+            SandboxBusyError: it did not start in time.
+            SandboxStartError: a sandbox could not be started.
+        """
+        worker = await self._take(wait_s)
+        worker.begin_call()
+        try:
+            yield worker
+        finally:
+            # In the background: an exception of the call, or its end, does not wait for it.
+            self._ready.append(asyncio.create_task(self._renew(worker)))
+
+    async def _take(self, wait_s: float) -> Worker:
         starting = self._ready.popleft()
         try:
-            async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
+            async with asyncio.timeout(max(0.0, wait_s)):
                 return await asyncio.shield(starting)
         except SandboxStartError:
             self._ready.append(asyncio.create_task(self._start_one()))

@@ -11,12 +11,19 @@ from typing import Annotated
 
 from pydantic import Field
 
-from agent_r1.tools.base import Arguments, CallContext, ToolUnavailableError
+from agent_r1.tools.base import Arguments, CallContext, ToolBusyError, ToolUnavailableError
 from agent_r1.tools.sandbox.pool import SandboxBusyError
 from agent_r1.tools.sandbox.report import describe_failure, shorten
 from agent_r1.tools.sandbox.run import RunResult
 from agent_r1.tools.sandbox.settings import SandboxSettings
-from agent_r1.tools.sandbox.tool import ANSWER_MARGIN_S, RUN_ATTEMPTS, SandboxTool
+from agent_r1.tools.sandbox.tool import (
+    ANSWER_MARGIN_S,
+    RUN_ATTEMPTS,
+    SandboxTool,
+    explain_short_time,
+    find_wait_s,
+    read_code,
+)
 from agent_r1.tools.sandbox.worker import SandboxEndedError, SandboxStartError
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import ToolResult
@@ -40,9 +47,21 @@ class PythonExec(SandboxTool[PythonSettings]):
     )
 
     async def call(self, arguments: Arguments, context: CallContext) -> ToolResult:
-        """Run `code`."""
+        """Run `code`.
+
+        Raises:
+            ToolBusyError: no sandbox was free in time.
+            ToolUnavailableError: no sandbox starts, or the call's time is shorter than `wall_s`.
+        """
         deadline = time.monotonic() + context.timeout_s - ANSWER_MARGIN_S
-        result, wall_s = await self._run(str(arguments["code"]), deadline)
+        wait_s = find_wait_s(context, self.settings.wall_s)
+        try:
+            async with self._pool.place(wait_s):
+                result, wall_s = await self._run(read_code(arguments), context, deadline)
+        except SandboxBusyError as exc:
+            raise ToolBusyError(str(exc)) from exc
+        except SandboxStartError as exc:
+            raise ToolUnavailableError(str(exc)) from exc
         failure = describe_failure(result, self.settings, wall_s=wall_s)
         return ToolResult(
             status="ok" if failure is None else "error",
@@ -50,22 +69,19 @@ class PythonExec(SandboxTool[PythonSettings]):
             data={"why": result.why, "cpu_s": result.cpu_s, "wall_s": result.wall_s},
         )
 
-    async def _run(self, code: str, deadline: float) -> tuple[RunResult, float]:
-        for _ in range(RUN_ATTEMPTS):
+    async def _run(
+        self, code: str, context: CallContext, deadline: float
+    ) -> tuple[RunResult, float]:
+        for attempt in range(RUN_ATTEMPTS):
             try:
                 async with self._pool.worker(deadline - time.monotonic()) as worker:
                     wall_s = min(self.settings.wall_s, deadline - time.monotonic())
                     result = await worker.run_program(code, wall_s=wall_s)
             except SandboxEndedError:
                 continue
-            except (SandboxBusyError, SandboxStartError) as exc:
-                raise ToolUnavailableError(str(exc)) from exc
-            if result.why == "wall" and wall_s < self.settings.wall_s:
-                raise ToolUnavailableError(
-                    f"the call's deadline left {wall_s:.1f} s of wall_s "
-                    f"({self.settings.wall_s:g}); raise env.tool_timeout_s or max_workers, or "
-                    "lower wall_s"
-                )
+            # What has ended its sandbox before has taken the time that it lacks now.
+            if result.why == "wall" and wall_s < self.settings.wall_s and attempt == 0:
+                raise explain_short_time(context, "wall_s", self.settings.wall_s)
             return result, wall_s
         return RunResult(why="killed"), self.settings.wall_s
 

@@ -19,11 +19,15 @@ _SECCOMP_RET_ALLOW = 0x7FFF0000
 _SECCOMP_RET_ERRNO = 0x00050000
 _SECCOMP_RET_KILL_PROCESS = 0x80000000
 # Offsets in struct seccomp_data.
-_NR, _ARCH, _ARG0, _ARG1 = 0, 4, 16, 24
-_LOAD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_NR, _ARCH, _ARG0, _ARG1, _ARG3 = 0, 4, 16, 24, 40
+_HIGH_HALF = 4
+_LOAD, _JEQ, _JGT, _JGE, _JSET, _RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
 # CLONE_NEWCGROUP | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET | NEWNS
 _CLONE_NEW = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x20000
 _AF_UNIX = 1
+_MAP_SHARED, _MAP_ANONYMOUS = 0x01, 0x20
+_SHARED_BYTES = 4096
+"""Largest shared mapping where a program can open /dev/zero: a semaphore fits into it."""
 _TIOCSTI, _TIOCLINUX, _TIOCSETD = 0x5412, 0x541C, 0x5423
 _LAST_KNOWN = 462  # mseal, Linux 6.10; the numbers are the same on both machines from 424 on
 
@@ -93,6 +97,7 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "move_pages": (279, 239),
     "migrate_pages": (256, 238),
     # memory that no limit counts: it belongs to no process once it is unmapped
+    "vmsplice": (278, 75),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
     "shmget": (29, 194),
@@ -123,18 +128,25 @@ class _Machine:
     socket: int
     socketpair: int
     ioctl: int
+    mmap: int
 
 
 _MACHINES = {
-    "x86_64": _Machine(0xC000003E, 0, clone=56, clone3=435, socket=41, socketpair=53, ioctl=16),
-    "aarch64": _Machine(0xC00000B7, 1, clone=220, clone3=435, socket=198, socketpair=199, ioctl=29),
+    "x86_64": _Machine(
+        0xC000003E, 0, clone=56, clone3=435, socket=41, socketpair=53, ioctl=16, mmap=9
+    ),
+    "aarch64": _Machine(
+        0xC00000B7, 1, clone=220, clone3=435, socket=198, socketpair=199, ioctl=29, mmap=222
+    ),
 }
 
 
-def compile_filter(machine: str | None = None) -> bytes:
+def compile_filter(machine: str | None = None, *, private_dev: bool) -> bytes:
     """Return the filter as an array of `struct sock_filter`.
 
     Args:
+        private_dev: /dev is the sandbox's own, without a /dev/zero. Otherwise shared mappings of
+            more than a page are refused: nothing tells those of /dev/zero from others.
         machine: `x86_64` or `aarch64`; None is this machine.
 
     Raises:
@@ -175,8 +187,22 @@ def compile_filter(machine: str | None = None) -> bytes:
     program += _check_argument(
         target.ioctl, _ARG1, [op for code in terminal for op in _return_if(_JEQ, code, refuse)]
     )
+    program += _check_argument(target.mmap, _ARG3, _refuse_shared(refuse, private_dev))
     program.append(_op(_RET, _SECCOMP_RET_ALLOW))
     return b"".join(program)
+
+
+def _refuse_shared(refuse: int, private_dev: bool) -> list[bytes]:
+    """Refuse shared memory of no file, which stays when a process drops it from its page tables."""
+    anonymous = _return_if(_JSET, _MAP_ANONYMOUS, refuse)
+    if not private_dev:
+        anonymous += [
+            _op(_LOAD, _ARG1 + _HIGH_HALF),
+            *_return_if(_JGT, 0, refuse),
+            _op(_LOAD, _ARG1),
+            *_return_if(_JGT, _SHARED_BYTES, refuse),
+        ]
+    return [_op(_JSET, _MAP_SHARED, false=len(anonymous)), *anonymous]
 
 
 def _op(code: int, value: int, *, true: int = 0, false: int = 0) -> bytes:

@@ -1,4 +1,9 @@
-"""What the tools that run the model's code share: one argument, `code`, and a pool of sandboxes."""
+"""What the tools that run the model's code share: one argument, `code`, and a pool of sandboxes.
+
+A program's own time (`wall_s`, `total_s`) begins when it has a sandbox. A call therefore waits for
+one only as long as all of that time is left afterwards; then it is sent back (`ToolBusyError`), and
+rollout sends it again. So no program becomes an outage by hanging.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,15 @@ from typing import Generic
 
 from pydantic import JsonValue
 
-from agent_r1.tools.base import Tool
+from agent_r1.tools.base import Arguments, CallContext, Tool, ToolBusyError, ToolUnavailableError
+from agent_r1.tools.sandbox.checks import BYTE_ORDER_MARK
 from agent_r1.tools.sandbox.pool import SandboxPool
 from agent_r1.tools.sandbox.settings import S, parse_settings
 
 ANSWER_MARGIN_S = 0.5
 """Part of a call's time kept for the way back."""
+START_MARGIN_S = 2.0
+"""Part of a call's time kept for a sandbox that is still starting."""
 RUN_ATTEMPTS = 2
 """Runs of code that ends its sandbox: the first time something else may have killed it."""
 
@@ -49,3 +57,27 @@ class SandboxTool(Tool, Generic[S]):
     async def stop(self) -> None:
         """End the sandboxes."""
         await self._pool.stop()
+
+
+def read_code(arguments: Arguments) -> str:
+    """Return the argument `code`, without a byte order mark."""
+    return str(arguments["code"]).removeprefix(BYTE_ORDER_MARK)
+
+
+def find_wait_s(context: CallContext, limit_s: float) -> float:
+    """Return how long a call may wait for a place, so that `limit_s` is left for its program."""
+    left_s = context.timeout_s - ANSWER_MARGIN_S
+    return left_s if left_s < limit_s else max(0.0, left_s - limit_s - START_MARGIN_S)
+
+
+def explain_short_time(context: CallContext, name: str, limit_s: float) -> ToolUnavailableError:
+    """Return why a program did not have the `limit_s` that the setting `name` gives it."""
+    if context.timeout_s - ANSWER_MARGIN_S >= limit_s:
+        return ToolBusyError(
+            f"waiting for a sandbox left less than {name} ({limit_s:g} s) of the call's time; "
+            "raise max_workers of this tool or start more instances of it"
+        )
+    return ToolUnavailableError(
+        f"the call's time ({context.timeout_s:.1f} s) ends before {name} ({limit_s:g} s) does; "
+        f"raise env.tool_timeout_s or lower {name}"
+    )

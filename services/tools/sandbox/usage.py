@@ -6,7 +6,7 @@ import contextlib
 import os
 from pathlib import Path
 
-_COUNTED = ("RssAnon:", "RssShmem:")
+_COUNTED = ("RssAnon:", "RssShmem:", "VmSwap:", "HugetlbPages:")
 
 
 def find_tree(root: int) -> list[int]:
@@ -16,10 +16,17 @@ def find_tree(root: int) -> list[int]:
     while waiting:
         pid = waiting.pop()
         found.append(pid)
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                children = Path(f"/proc/{pid}/task/{thread}/children").read_text(encoding="ascii")
-                waiting += map(int, children.split())
+        waiting += find_children(pid)
+    return found
+
+
+def find_children(pid: int) -> list[int]:
+    """Return the children of all threads of a process; [] when it is gone."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            children = Path(f"/proc/{pid}/task/{thread}/children").read_text(encoding="ascii")
+            found += map(int, children.split())
     return found
 
 

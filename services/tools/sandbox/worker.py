@@ -21,11 +21,11 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.tools.sandbox import bubblewrap
 from agent_r1.tools.sandbox.interpreter import Interpreter
+from agent_r1.tools.sandbox.orphans import end_orphans
 from agent_r1.tools.sandbox.run import Run, RunResult, open_run
 from agent_r1.tools.sandbox.seccomp import compile_filter
 from agent_r1.tools.sandbox.settings import FILES, OPEN_FILES, SandboxSettings
@@ -205,6 +205,7 @@ class Worker:
         try:
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._process.wait()
+                await self._end_rest()
                 await self._listener
         except TimeoutError:
             logger.error("a sandbox does not end pid=%d", self._process.pid)
@@ -230,12 +231,17 @@ class Worker:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    async def _end_rest(self) -> None:
+        """End what outlives process 1 of the sandbox, where no namespace does."""
+        if self._plan.bwrap is None:
+            await end_orphans()
+
     async def _guard(self, run: Run, wall_s: float) -> None:
         """End a run that takes too much; no program can reach this process."""
         # A fork counts the pages it shares with the guest as its own.
         limit = (self._plan.settings.memory_mb << 20) + 2 * self._base_memory
         deadline = time.monotonic() + wall_s
-        while not run.stopping.is_set():
+        while not run.stopping.is_set() and self._process.returncode is None:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 run.stop("wall")
@@ -252,6 +258,9 @@ class Worker:
                 run.stop("files")
         if run.why in ("memory", "files"):  # the sandbox is not used again
             self._kill_processes()
+            return
+        if self._process.returncode is not None:
+            await self._end_rest()
             return
         with contextlib.suppress(OSError):
             self._send({"stop": run.number})
@@ -289,7 +298,7 @@ async def _spawn(
             environment = bubblewrap.ENVIRONMENT | {"HOME": folder, "TMPDIR": folder}
         else:
             contents = bubblewrap.user_files(bubblewrap.SANDBOX_UID if uid is None else uid)
-            contents["seccomp"] = compile_filter()
+            contents["seccomp"] = compile_filter(private_dev=True)
             files = {name: _memory_file(stack, data) for name, data in contents.items()}
             command = bubblewrap.command_line(
                 plan.bwrap,
@@ -313,15 +322,17 @@ async def _spawn(
 def _set_up_message(plan: SandboxPlan, uid: int | None, folder: str | None) -> Json:
     settings = plan.settings
     container = plan.bwrap is None
+    seccomp = compile_filter(private_dev=False) if container else b""
     processes = settings.processes + 1  # the guest
     if container and uid is None:
         processes += count_user_tasks(os.getuid())  # the limit counts those of the whole user
     return {
         "uid": uid,
         "container": container,
-        "seccomp": base64.b64encode(compile_filter()).decode() if container else None,
+        "seccomp": base64.b64encode(seccomp).decode(),
         "folder": folder or "/tmp",
         "writable": {folder: []} if folder else bubblewrap.private_folders(plan.interpreter),
+        "python": str(plan.interpreter.executable),
         "paths": [str(path) for path in plan.interpreter.packages],
         "preload": settings.preload,
         "limits": {
@@ -355,8 +366,10 @@ def _remove_folder(folder: str | None) -> None:
 
 
 def _count_files(tree: list[int]) -> int:
+    """Return the number of files in the fuller one of the sandbox's writable folders."""
     for pid in reversed(tree):
         with contextlib.suppress(OSError):
-            found = os.statvfs(Path("/proc", str(pid), "root/tmp"))
-            return found.f_files - found.f_ffree
+            root = f"/proc/{pid}/root"
+            found = [os.statvfs(root + folder) for folder in bubblewrap.PRIVATE_FOLDERS]
+            return max(folder.f_files - folder.f_ffree for folder in found)
     return 0

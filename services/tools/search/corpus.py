@@ -19,7 +19,8 @@ import numpy as np
 from pydantic import ValidationError
 
 from agent_r1_proto.messages import StrictMessage
-from agent_r1_service.files.foreign import open_data
+from agent_r1_service.files.bad_lines import BadLines, first_problem
+from agent_r1_service.files.foreign import check_utf8, numbered_lines
 from agent_r1_service.files.writing import hash_file
 
 ENGLISH_STOP_WORDS = (
@@ -44,24 +45,32 @@ def read_passages(path: Path, *, skip: int = 0) -> Iterator[Passage]:
     """Yield the passages of a corpus file, in order; the first `skip` lines are left unread.
 
     Raises:
-        ValueError: the file is missing, empty, or has a malformed line (named by number).
+        ValueError: the file is missing, empty, or has malformed lines (the first ten are named).
     """
     if not path.is_file():
         raise ValueError(
             f"corpus {str(path)!r} does not exist or is not a file; set corpus to a JSON lines "
             "file of {id, title, text}"
         )
-    line_number = 0
+    bad, line_number = BadLines(path), 0
     try:
-        with open_data(path) as lines:
-            for line_number, line in enumerate(lines, start=1):
-                if line_number > skip:
-                    yield _parse(path, line_number, line)
+        for line_number, line in numbered_lines(path):
+            if line_number <= skip:
+                continue
+            try:
+                passage = _parse(line)
+            except ValueError as exc:
+                bad.add(f"{path}:{line_number}", str(exc))
+                continue
+            if not bad:
+                yield passage
     except (EOFError, OSError, zlib.error) as exc:
         raise ValueError(
             f"{path}:{line_number + 1}: cannot be read further ({exc}); check that the file is "
             "readable and whole"
         ) from exc
+    if bad:
+        raise ValueError(bad.text(line_number))
     if line_number == 0:
         raise ValueError(f"corpus {str(path)!r} is empty; it needs one passage per line")
 
@@ -117,18 +126,15 @@ def hash_of(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _parse(path: Path, line_number: int, line: bytes) -> Passage:
+def _parse(line: bytes) -> Passage:
     if not line.strip():
-        raise ValueError(
-            f'{path}:{line_number}: the line is empty; it must be {{"id", "title", "text"}}'
-        )
+        raise ValueError('the line is empty; it must be {"id", "title", "text"}')
+    check_utf8(line)
     try:
         return Passage.model_validate_json(line)
     except ValidationError as exc:
-        error = exc.errors()[0]
-        where = ".".join(str(part) for part in error["loc"])
         shown = line.decode(errors="replace").strip()[:_SHOWN_CHARS]
         raise ValueError(
-            f"{path}:{line_number}: {where + ': ' if where else ''}{error['msg']}; a line must be "
-            f'{{"id": text, "title": text, "text": text}} and is {shown!r}'
+            f'{first_problem(exc)}; a line must be {{"id": text, "title": text, "text": text}} '
+            f"and is {shown!r}"
         ) from exc

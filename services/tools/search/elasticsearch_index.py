@@ -7,6 +7,7 @@ the search tool reads it (`elasticsearch_bm25.py`). Every index carries its orig
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -151,8 +152,8 @@ def check_index(client: Elasticsearch, server: ElasticsearchServer, name: str) -
     with explained(server):
         found = stored_indices(client, name)
     command = (
-        f"agent-r1 search index --backend elasticsearch --corpus FILE --index {name} "
-        f"--url {server.url}"
+        f"agent-r1 search index --backend elasticsearch --corpus FILE --index {shlex.quote(name)} "
+        f"--url {shlex.quote(server.url)}"
     )
     if not found:
         raise ValueError(

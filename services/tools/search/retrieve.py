@@ -23,7 +23,7 @@ RETRIEVE_TIMEOUT_S = 60.0
 class RetrieveRequest(StrictMessage):
     """Body of `POST /retrieve`, the interface of Search-R1 retrieval servers (arXiv:2503.09516)."""
 
-    queries: list[str]
+    queries: Annotated[list[str], Field(fail_fast=True)]
     """Their trainer sends the queries of a whole batch at once, none when nobody searches."""
     topk: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Passages per query; None and 0 are the tool's `top_k`."""

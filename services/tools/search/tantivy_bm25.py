@@ -32,6 +32,7 @@ from agent_r1.tools.search.corpus import (
     searched_text,
     survey,
 )
+from agent_r1.tools.search.unspaced import cut_unspaced
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.files.writing import hash_file, put_in_place
 
@@ -40,7 +41,10 @@ logger = logging.getLogger(__name__)
 SETTINGS: dict[str, Any] = {
     "format": 1,
     "tantivy": importlib.metadata.version("tantivy"),
-    "analyzer": "no possessive 's, simple, lowercase, stop words, english stemmer",
+    "analyzer": (
+        "no possessive 's, pieces of unspaced scripts, simple, lowercase, stop words, "
+        "english stemmer"
+    ),
     "stop_words": list(ENGLISH_STOP_WORDS),
     "indexed": "title, newline, text in NFC",
 }
@@ -136,7 +140,7 @@ class TantivyIndex:
         return [self._search_one(query, top_k) for query in queries]
 
     def _search_one(self, text: str, top_k: int) -> list[Hit]:
-        counts = Counter(self._analyzer.analyze(_POSSESSIVE.sub("", text)))
+        counts = Counter(self._analyzer.analyze(_words_of(text)))
         if not counts:
             return []
         clauses = []
@@ -154,6 +158,11 @@ class TantivyIndex:
         stored = self._searcher.doc(address).get_first(_STORED)
         assert stored is not None  # every document was written with one
         return Passage.model_validate_json(bytes(stored))
+
+
+def _words_of(text: str) -> str:
+    """Return a text as the analyzer is to read it."""
+    return cut_unspaced(_POSSESSIVE.sub("", text))
 
 
 def _analyzer() -> tantivy.TextAnalyzer:
@@ -240,7 +249,7 @@ def _write_passages(corpus: Path, index: tantivy.Index, num_passages: int) -> in
     try:
         for passage in read_passages(corpus, skip=done):
             document = tantivy.Document()
-            document.add_text(_FIELD, _POSSESSIVE.sub("", searched_text(passage)))
+            document.add_text(_FIELD, _words_of(searched_text(passage)))
             document.add_bytes(_STORED, passage.model_dump_json().encode())
             writer.add_document(document)
             done += 1

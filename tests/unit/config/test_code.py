@@ -355,3 +355,22 @@ def test_the_prompt_of_a_judge_is_read(folder: Path, prompt: str | None, wrong: 
     if wrong is not None:
         assert f"reward.judge.prompt_file ({file})" in problems[0]
         assert wrong in problems[0]
+
+
+def test_a_module_that_several_parts_need_is_described_once(folder: Path):
+    write(folder, "torn", "x = 1\nclass Env(:\n")
+    options = [
+        *tool("one", "torn:One"),
+        "env.type=torn:Env",
+        "reward.components={'torn:score' = 1.0}",
+    ]
+    first, *others = loaded(folder, *options).problems
+    assert first == (
+        "env.type (torn:Env): module torn cannot be imported: SyntaxError: invalid syntax "
+        "(torn.py, line 2)"
+    )
+    assert others == [
+        "tools.one.type (torn:One): module torn cannot be imported: as for env.type (torn:Env)",
+        "reward.components (torn:score): module torn cannot be imported: as for env.type "
+        "(torn:Env)",
+    ]

@@ -271,3 +271,9 @@ def test_listeners_are_what_this_run_starts(folder: Path):
     remote = load(folder, "tools.search.url=http://h:1")
     keys = [key for key, _ in config_machine.listeners(remote, trains=False)]
     assert keys == ["reward", "rollout"]
+
+
+def test_little_free_disk_is_not_shown_as_none(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    # The model's weights have 0.7 million values; 3 of its checkpoints take more than 4 MB.
+    monkeypatch.setattr(config_machine, "free_bytes", lambda _: 4_000_000)
+    assert "has 4.00 MB of free disk, and checkpoints take at least" in problems(folder)

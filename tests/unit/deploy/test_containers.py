@@ -34,6 +34,16 @@ def test_secrets_are_made_once_and_are_for_the_services_alone(tmp_path: Path):
     assert {mode for name, mode in modes.items() if "elastic" in name} == {"0o400"}
 
 
+def test_services_that_run_programs_have_no_secrets_but_their_own(tmp_path: Path):
+    secrets = run_init(tmp_path, REDIS_PASSWORD="one")
+    secrets = run_init(tmp_path, REDIS_PASSWORD="another")
+    own = {file.name: file for file in (tmp_path / "sandbox-secrets").iterdir()}
+    assert own.keys() == {"token", "redis-password"}
+    for name, file in own.items():
+        assert file.read_text() == secrets[name].read_text()
+        assert oct(stat.S_IMODE(file.stat().st_mode)) == "0o440"
+
+
 def test_a_secret_that_is_given_replaces_the_one_that_is_there(tmp_path: Path):
     before = {name: file.read_text() for name, file in run_init(tmp_path).items()}
     secrets = run_init(tmp_path, REDIS_PASSWORD="correct horse", HF_TOKEN="hf_0123456789")

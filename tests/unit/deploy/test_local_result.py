@@ -163,3 +163,26 @@ def test_nobody_is_sent_to_a_folder_that_is_deleted(
     shown = "".join(capsys.readouterr())
     assert str(tmp_path) not in shown
     assert "start again with the same command" in shown
+
+
+def test_the_next_commands_can_be_pasted_whatever_is_in_the_path(tmp_path: Path):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps({"steps": 1}))
+    output = io.StringIO()
+    print_result(folder, NAMES, output)
+    for words in ([f"show '{folder}'"], [f"chat '{folder}'"], [f"--logdir '{folder}/tensorboard'"]):
+        assert words[0] in output.getvalue()
+
+
+def test_the_command_that_continues_a_run_can_be_pasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "my run"
+    folder.mkdir()
+    (folder / "ledger.json").write_text("{}")
+    print_stopped(folder, None)
+    assert f"train --resume '{folder}'" in capsys.readouterr().out
+    (folder / "config.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"--resume '{folder}'"):
+        claim_run_folder(folder, resume=False)

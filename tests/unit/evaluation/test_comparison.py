@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from agent_r1.cli import main as cli
 from agent_r1.evaluation.answers import Answer, CallLine, TurnLine, meta_file
-from agent_r1.evaluation.comparison import compare_files, comparison_lines
+from agent_r1.evaluation.comparison import compare_files, comparison_lines, flip_lines
 from agent_r1.evaluation.statistics import Estimate
 from tests.unit.evaluation.lines import answer, write
 
@@ -127,3 +128,33 @@ def test_a_file_with_several_answers_to_a_question_is_refused(tmp_path: Path):
     b = write(tmp_path / "b.jsonl", [answer("1"), answer("1", attempt=1)])
     with pytest.raises(ValueError, match=r"b\.jsonl has several answers .* without --attempts"):
         compare_files(a, b)
+
+
+def test_questions_that_flipped_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    # A is right at q0 and q1, B at q1 and q2; q3 failed in B and flips nothing.
+    a = [answer(f"q{i}", float(i < 2)) for i in range(3)] + [answer("q3", 1.0)]
+    b = [answer(f"q{i}", float(i > 0)) for i in range(3)] + [answer("q3", failed=True)]
+    files = [str(write(tmp_path / f"{n}.jsonl", one)) for n, one in (("a", a), ("b", b))]
+    out = tmp_path / "out.json"
+    assert cli.main(["compare", *files, "--out", str(out)]) == 0
+    text = capsys.readouterr().out
+    first, _, second = text.partition("better in B: 1\n")
+    assert "better in A: 1\n  s  q0  em 1 and 0  " in first
+    assert second.startswith("  s  q2  em 0 and 1  ")
+    flipped = [(one["id"], one["better"]) for one in json.loads(out.read_text())["flipped"]]
+    assert flipped == [("q0", "A"), ("q2", "B")]
+
+
+def test_without_exact_match_the_reward_says_what_flipped_and_a_long_list_is_cut(tmp_path: Path):
+    def lines(reward: float) -> list[Answer]:
+        none: dict[str, Any] = {"f1": None, "substring_match": None}
+        return [answer(f"q{i:02}", None, reward=reward, **none) for i in range(25)]
+
+    a, b = write(tmp_path / "a.jsonl", lines(0.5)), write(tmp_path / "b.jsonl", lines(0.75))
+    shown = flip_lines(compare_files(a, b).flips)
+    assert shown[0] == "better in B: 25"
+    assert shown[1].startswith("  s  q00  reward 0.5 and 0.75  ")
+    # 20 of 25 are shown.
+    assert len(shown) == 22
+    assert shown[-1] == "  and 5 more; --out FILE has all of them"
+    assert flip_lines(compare_files(a, a).flips) == []

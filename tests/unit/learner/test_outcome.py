@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_r1.learner.outcome import Losses, finished_status
+from agent_r1.learner.outcome import Losses, finished_status, last_summary
 
 
 def evaluation(n: int, failed: int) -> dict[str, object]:
@@ -57,3 +57,19 @@ def test_a_run_has_finished_when_it_has_ended_after_all_of_its_steps(
 
 def test_a_run_that_has_never_ended_has_not_finished(tmp_path: Path):
     assert finished_status(tmp_path, total_steps=50) is None
+
+
+def test_evaluations_that_gave_up_leave_nothing_to_do(tmp_path: Path):
+    summary = {"status": "finished", "steps": 6, "evaluations_since_best": 3}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
+    assert finished_status(tmp_path, total_steps=50, patience=3) == "finished"
+    assert finished_status(tmp_path, total_steps=50, patience=4) is None
+    assert finished_status(tmp_path, total_steps=50) is None
+
+
+def test_the_summary_of_an_earlier_start_is_not_the_last_one(tmp_path: Path):
+    (tmp_path / "summary.json").write_text(json.dumps({"status": "failed", "starts": 1}))
+    (tmp_path / "ledger.json").write_text('{"incarnation": 1}')
+    assert last_summary(tmp_path)["status"] == "failed"
+    (tmp_path / "ledger.json").write_text('{"incarnation": 2}')
+    assert last_summary(tmp_path) == {}

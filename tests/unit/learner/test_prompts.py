@@ -280,3 +280,15 @@ def test_a_prompt_that_the_chat_template_refuses_is_named_by_its_line(tmp_path: 
         f"{tmp_path / 'd.jsonl'}:2: the chat template cannot render"
     )
     assert "roles user, user: roles must take turns; correct the prompt" in str(caught.value)
+
+
+def test_a_model_folder_runs_no_code_where_prompts_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    named = {"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["evil.Evil", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(named))
+    monkeypatch.setattr("builtins.input", lambda _: "y")  # who is asked says yes
+    with pytest.raises(ValueError, match="trust_remote_code"):
+        PromptFormat(str(tmp_path), None, {}).load_tokenizer()
+    assert not (tmp_path / "ran").exists()

@@ -696,3 +696,49 @@ def test_a_turn_that_began_inside_a_thought_keeps_its_opening(end_id: int):
     tokenizer = build_tokenizer(template=template)
     chat = ChatFormat(tokenizer, end_of_turn_ids=[end_id], segments=True)
     assert chat.said("a</think>b").content == "<think>\na</think>b"
+
+
+CALLING = [
+    ChatMessage.model_validate(message)
+    for message in (
+        {"role": "user", "content": "Who?"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"function": {"name": "search", "arguments": '{"q": "<|im_end|>"}'}}],
+        },
+        {"role": "user", "content": "Well?"},
+    )
+]
+SHOWS_CALLS = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for call in m.tool_calls or [] -%}
+<tool_call>{{ call.function.name }}({{ ARGUMENTS }})</tool_call>
+{%- endfor -%}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+
+
+@pytest.mark.parametrize(
+    ("template", "turn"),
+    [
+        # The template shows no calls: they are in the format of calls.
+        (None, '<tool_call>{"name": "search", "arguments": {"q": "<|im_end|>"}}</tool_call>'),
+        ("call.function.arguments | tojson", '<tool_call>search({"q": "<|im_end|>"})</tool_call>'),
+        # It wants the arguments as a string, as some do, and joins it to another.
+        ("'=' + call.function.arguments", '<tool_call>search(={"q": "<|im_end|>"})</tool_call>'),
+    ],
+)
+def test_calls_of_a_prompt_are_shown_without_control_tokens(
+    end_id: int, template: str | None, turn: str
+):
+    tokenizer = build_tokenizer()
+    if template is not None:
+        tokenizer.chat_template = SHOWS_CALLS.replace("ARGUMENTS", template)
+    chat = ChatFormat(tokenizer, end_of_turn_ids=[end_id], reply_roles=())
+    rendered = chat.render_prompt(CALLING)
+    assert turn in rendered.text
+    # Three messages end; the end token in the argument is spelled out.
+    assert rendered.token_ids.count(end_id) == 3

@@ -378,6 +378,79 @@ async def test_more_connections_than_allowed_are_answered_503(monkeypatch: pytes
     assert refused.status_code == 503
 
 
+async def test_idle_connections_of_one_address_shut_nobody_out(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_guard, "MAX_CONNECTIONS", 40)
+    monkeypatch.setattr("agent_r1_service.http.serving.MAX_CONNECTIONS", 40)
+
+    async def crowd(service: Service) -> asyncio.StreamWriter:
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", service.port, local_addr=("127.0.0.2", 0)
+        )
+        writer.write(b"GET /call HT")
+        return writer
+
+    async with serving() as service:
+        early, to_early = await service.connect()  # honest, idle, and the oldest of all
+        crowds = [await crowd(service) for _ in range(100)]
+        late, to_late = await service.connect()
+        for reader, writer in ((early, to_early), (late, to_late)):
+            writer.write(b"GET /call HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+            assert (await answer_of(reader))[0] == 200
+        for writer in (*crowds, to_early, to_late):
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+async def test_an_honest_caller_gets_in_beside_a_crowd_of_its_own_address(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(http_guard, "MAX_CONNECTIONS", 40)
+    monkeypatch.setattr("agent_r1_service.http.serving.MAX_CONNECTIONS", 40)
+    async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
+        crowds = [await service.connect() for _ in range(100)]
+        answers = [await client.get(f"{service.url}/call") for _ in range(3)]
+        for _, writer in crowds:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+    assert [answer.status_code for answer in answers] == [200] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"[" + b"[]," * 60_000 + b"[]]", "60002 lists and objects; the limit is 50000"),
+        (b"[" + b'"",' * 2_700_000 + b'""]', "2700001 texts"),
+        (b"[" + b"1," * 4_000_000 + b"1]", "4000000 values; the limit is 250000"),
+        (b"{" + b",".join(b'"%x":1' % n for n in range(200_000)) + b"}", "200000 keys"),
+        (b"[" + b'"\\\\",' * 1_600_000 + b'""]', "800001 texts"),
+    ],
+    ids=["lists", "texts", "numbers", "keys", "backslashes"],
+)
+async def test_a_body_that_would_take_seconds_to_read_is_refused(body: bytes, said: str):
+    async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.post(f"{service.url}/call", content=body)
+    assert answer.status_code == 413
+    assert f"the body holds {said}" in answer.json()["detail"]
+    assert service.bodies == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        json.dumps(['def f(x): return {x: [x, x]}, \\ "[" \n' * 100_000]).encode(),
+        json.dumps([['"', "\\", "a:b,c[d{e"]] * 40_000).encode(),
+        json.dumps([0.5] * 240_000).encode(),
+    ],
+    ids=["code", "many texts", "numbers"],
+)
+async def test_a_large_body_of_text_or_numbers_is_read(body: bytes):
+    async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.post(f"{service.url}/call", content=body)
+    assert answer.json() == {"bytes": len(body)}
+
+
 async def test_connections_that_nobody_can_answer_are_closed_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from redis.asyncio.connection import parse_url
 
-from agent_r1_service.config import RedisConfig, hide_password
+from agent_r1_service.config import RedisConfig, hide_password, split_password
 
 PASSWORD = "p@ss/w:rd?#%"
 
@@ -83,3 +83,23 @@ def test_what_does_not_fit_is_refused_without_the_password(values: dict[str, Any
 @pytest.mark.parametrize("password", ["pw", "p/w", "p@w", "p:w"])
 def test_no_part_of_a_password_is_shown(password: str):
     assert hide_password(f"redis://me:{password}@h:1/0") == "redis://me:***@h:1/0"
+
+
+@pytest.mark.parametrize(
+    ("url", "bare", "password"),
+    [
+        ("redis://h:1/0", "redis://h:1/0", None),
+        ("redis://me@h/0", "redis://me@h/0", None),
+        ("redis://:a%40b%2Fc@h:1/0", "redis://h:1/0", "a@b/c"),
+        ("rediss://me:pw@h:1/0?x=1", "rediss://me@h:1/0?x=1", "pw"),
+        ("unix://me:pw@/run/redis.sock", "unix://me@/run/redis.sock", "pw"),
+    ],
+)
+def test_a_url_without_its_password_leads_to_the_same_place(
+    url: str, bare: str, password: str | None, tmp_path: Path
+):
+    assert split_password(url) == (bare, password)
+    if password is not None:
+        (tmp_path / "password").write_text(password)
+        again = RedisConfig(url=bare, password_file=tmp_path / "password")
+        assert again.connection_url({}) == url

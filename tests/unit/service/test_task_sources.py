@@ -465,3 +465,41 @@ def test_without_the_library_the_message_has_the_command(monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(MissingPackageError, match=r"pip install 'agent-r1\[data\]'"):
         read_task_file(source("hf:owner/name:train"))
+
+
+# --- Folders of `save_to_disk` -------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    datasets = importlib.import_module("datasets")
+    rows = [{"id": "a", "prompt": "Where?", "n": 1.0}, {"id": "b", "prompt": "Who?", "n": None}]
+    table = datasets.Dataset.from_list(rows)
+    table.with_format("numpy").save_to_disk(tmp_path / "one", num_shards=2)
+    datasets.DatasetDict(train=table, test=table).save_to_disk(tmp_path / "dict")
+    return tmp_path
+
+
+def test_a_saved_data_set_is_read(saved: Path):
+    columns = {"id": "id", "prompt": "prompt", "payload.n": "n"}
+    for folder in (saved / "one", saved / "dict" / "train"):
+        first, second = read_task_file(source(folder, columns=columns))
+        assert first == Task(id="a", prompt="Where?", payload={"n": 1.0})
+        assert second == Task(id="b", prompt="Who?")
+    digests = {source_digest(source(saved / name, columns=columns)) for name in ("one", "one")}
+    assert len(digests) == 1
+    with pytest.raises(TaskFileError, match=r"one, row 1: n: Extra inputs .*named in columns"):
+        read_task_file(source(saved / "one"))
+
+
+def test_a_folder_of_splits_is_answered_with_their_names(saved: Path):
+    with pytest.raises(TaskFileError, match=r"holds the splits train, test .* such as .*/train$"):
+        read_task_file(source(saved / "dict"))
+
+
+def test_another_folder_is_called_one(saved: Path):
+    with pytest.raises(TaskFileError, match=r"is a folder, and none that datasets\.save_to_disk"):
+        read_task_file(source(saved))
+    (saved / "one" / "state.json").write_text("{}")
+    with pytest.raises(TaskFileError, match="one: the data set cannot be loaded"):
+        read_task_file(source(saved / "one"))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import threading
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -15,7 +16,14 @@ from fastapi import FastAPI
 from pydantic import JsonValue
 
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.base import Arguments, CallContext, Tool, ToolUnavailableError, error_result
+from agent_r1.tools.base import (
+    Arguments,
+    CallContext,
+    Tool,
+    ToolBusyError,
+    ToolUnavailableError,
+    error_result,
+)
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tools import CallReply, ToolHealth, ToolResult, ToolSpec
 from tests.support.fakes import LeavingClient
@@ -54,6 +62,8 @@ class Scripted(Tool):
                 raise TimeoutError("the site was slow")
             case "outage":
                 raise ToolUnavailableError("the database is down")
+            case "full":
+                raise ToolBusyError("all 4 places are taken")
             case "error":
                 return error_result("nothing there")
             case "number":
@@ -224,11 +234,27 @@ async def test_arguments_that_do_not_fit_the_schema_never_reach_the_tool(
     assert len(tool.contexts) == 1
 
 
-async def test_an_outage_is_503_and_no_result():
+async def test_many_arguments_are_checked_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    threads: list[threading.Thread] = []
+
+    def find(*_: object) -> None:
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr("agent_r1.tools.app.find_error", find)
     async with client_of(Scripted()) as client:
-        response = await post_calls(client, a_call("outage"))
-    assert response.status_code == 503
-    assert response.json()["detail"] == "the database is down"
+        for count in (10, 2000):
+            await results(client, a_call(arguments={"do": "it", "many": [[0] * count]}))
+    assert [thread is threading.main_thread() for thread in threads] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("do", "status", "detail"),
+    [("outage", 503, "the database is down"), ("full", 429, "all 4 places are taken")],
+)
+async def test_an_outage_is_no_result(do: str, status: int, detail: str):
+    async with client_of(Scripted()) as client:
+        response = await post_calls(client, a_call(do))
+    assert (response.status_code, response.json()) == (status, {"detail": detail})
 
 
 async def test_a_call_beyond_its_time_is_504_and_cancelled():

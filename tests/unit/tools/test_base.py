@@ -52,6 +52,10 @@ def subclass(**attributes: Any) -> Tool:
     [
         ({"parameters": {"type": "array"}}, r'Mine\.parameters must be .* "type": "object"'),
         ({"parameters": {"type": "object", "required": "query"}}, "not a valid JSON Schema"),
+        (
+            {"parameters": {"type": "object", "properties": {"a": {"$ref": "#/$defs/B"}}}},
+            r"'#/\$defs/B' leads nowhere \(at \$\.properties\.a\.\$ref\); correct that place",
+        ),
         ({"name": "two words"}, r"name \('two words'\)"),
         ({"max_batch": 0}, r"max_batch \(0\)"),
         ({"call": lambda self, arguments, context: "x"}, "call is not async; write `async def"),

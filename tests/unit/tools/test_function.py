@@ -93,6 +93,32 @@ async def test_arguments_have_the_types_of_their_annotations_and_the_context_is_
         await made.call({"place": {}}, CONTEXT)
 
 
+async def test_a_parameter_may_have_any_name():
+    @tool
+    def reserved(
+        model_config: str, schema: int, _private: str = "p", model_fields: str = "f"
+    ) -> list[Any]:
+        """Answers what it got.
+
+        Args:
+            model_config: a name that pydantic keeps for itself.
+            schema: one of its methods.
+            _private: a name that pydantic refuses.
+            model_fields: another that it keeps.
+        """
+        return [model_config, schema, _private, model_fields]
+
+    made = served(reserved)
+    parameters = made.spec().parameters
+    names = ["model_config", "schema", "_private", "model_fields"]
+    assert list(parameters["properties"]) == names
+    assert parameters["required"] == ["model_config", "schema"]
+    given = {"model_config": "a", "schema": 1, "_private": "b"}
+    assert await made.call(given, CONTEXT) == '["a",1,"b","f"]'
+    with pytest.raises(ValueError, match="schema: Input should be a valid integer"):
+        await made.call({"model_config": "a", "schema": "x"}, CONTEXT)
+
+
 async def test_texts_and_results_are_answered_as_they_are_and_none_is_no_answer():
     @tool
     def echo(value: ToolResult | str | None) -> object:

@@ -63,7 +63,8 @@ class HttpTransport(AbstractAsyncContextManager["HttpTransport"]):
     async def publish(self, policy_version: int, directory: Path) -> Published:
         """See `Transport.publish`; the location is a URL."""
         base = self._previous
-        if self._config.push == "dense" or self._deltas + 1 >= self._config.dense_every:
+        again = base == directory  # a version that is written again has no other before it
+        if again or self._config.push == "dense" or self._deltas + 1 >= self._config.dense_every:
             base = None
         manifest = await asyncio.to_thread(describe_files, directory, base)
         self._deltas = 0 if manifest.delta is None else self._deltas + 1

@@ -26,7 +26,7 @@ import sys
 import time
 from typing import Any
 
-from .process import PR_SET_DUMPABLE, run_child
+from .process import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, run_child
 
 Json = dict[str, Any]
 
@@ -34,7 +34,7 @@ PACKET_BYTES = 1 << 17
 RUN_FILES = 3
 KILL_ROUNDS = 1000
 KILL_PAUSE_S = 0.001
-PR_SET_PDEATHSIG, PR_SET_SECCOMP = 1, 22
+PR_SET_SECCOMP = 22
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 36, 38
 
 
@@ -87,6 +87,7 @@ def set_up(config: Json) -> None:
     # Process 1 gets no signal from inside that it has no handler for.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if config["container"]:
+        check_readable(config)
         prctl(libc, PR_SET_CHILD_SUBREAPER, 1)
         install_filter(libc, base64.b64decode(config["seccomp"]))
     os.umask(0o077)
@@ -99,6 +100,21 @@ def set_up(config: Json) -> None:
         importlib.import_module(name)
     gc.collect()
     gc.freeze()
+
+
+def check_readable(config: Json) -> None:
+    """Check that the sandbox's user may read the interpreter and its packages.
+
+    Raises:
+        ValueError: it may not; a program could import nothing.
+    """
+    for folder in (os.path.dirname(os.__file__), *config["paths"]):
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise ValueError(
+                f"the user of the sandbox ({os.getuid()}) cannot read {folder} of python "
+                f"({config['python']!r}); set python to an interpreter that every user can read, "
+                "such as '/usr/bin/python3', or open the folders above it to all users"
+            )
 
 
 def prctl(libc: ctypes.CDLL, option: int, value: int) -> None:
@@ -192,7 +208,7 @@ def find_children() -> list[int]:
         with contextlib.suppress(OSError):
             parent = waiting.pop()
             for thread in os.listdir(f"/proc/{parent}/task"):
-                with open(f"/proc/{parent}/task/{thread}/children", encoding="ascii") as file:
+                with open(f"/proc/{parent}/task/{thread}/children", encoding="utf-8") as file:
                     waiting += [int(child) for child in file.read().split()]
             if parent != os.getpid() and not is_zombie(parent):
                 found.append(parent)
@@ -201,7 +217,7 @@ def find_children() -> list[int]:
 
 def is_zombie(pid: int) -> bool:
     """Tell whether the process has ended and only waits to be reaped."""
-    with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+    with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
         return file.read().rpartition(")")[2].split()[0] in "ZX"
 
 

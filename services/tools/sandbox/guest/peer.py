@@ -15,22 +15,35 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import collections
+import importlib
 import inspect
 import io
 import random
 import re
+import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from typing import Any
 
-from .proxy import BINARY, UNARY, Proxy, Remote, remote_of
-from .values import FIXED_BASES, PLAIN_BASES, Reader, RefusedValue, Writer, write_plain_base
+from .lent import CHANGEABLE, LentContainers, change, has_leaves
+from .proxy import BINARY, UNARY, Proxy, Remote, is_failure, is_proxy, make_proxy, remote_of
+from .values import (
+    FIXED_BASES,
+    PLAIN_BASES,
+    Reader,
+    RefusedValue,
+    Writer,
+    read_number,
+    write_plain_base,
+)
 
 TEST_MODULE = "tests"
 _OPEN_TYPES = (io.StringIO, io.BytesIO, random.Random, re.Pattern)
 """Standard types whose public attributes show nothing of a process."""
-_CHANGEABLE = (list, dict, set, bytearray, collections.deque)
+_INPUTS = ("input", "readline")
+"""What the code may ask the tests for: lines that they have for it, as by `patch`."""
 
 
 class Peer:
@@ -41,6 +54,7 @@ class Peer:
         receive: returns the next message.
         scope: names of the code under test; None on the side of the tests.
         describe: returns the text of an exception for people.
+        printed: returns what the code has printed since the last call.
     """
 
     def __init__(
@@ -50,17 +64,22 @@ class Peer:
         *,
         scope: dict[str, Any] | None,
         describe: Callable[[BaseException], str],
+        printed: Callable[[], str] | None = None,
     ) -> None:
-        self._send = send
-        self._receive = receive
+        self._send_message = send
+        self._receive_message = receive
+        self._printed = printed
         self._scope = scope
         self._describe = describe
         self._objects: list[Any] = []
+        self._given: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._kinds: dict[int, int] = {}
         self._received: dict[int, Any] = {}
         self._received_classes: dict[type, int] = {}
         self._pending: dict[int, BaseException] = {}
+        self._failure: AssertionError | None = None
+        self._lent = LentContainers(self._exchange, lambda value: self._write_all([value])[0])
         self._reader = Reader(self._resolve)
         self._operations: dict[str, Callable[..., Any]] = {
             **UNARY,
@@ -72,8 +91,17 @@ class Peer:
             "plain": write_plain_base,
             "isinstance": isinstance,
             "take": self._take_items,
-            "await": lambda coroutine: asyncio.run(_finish(coroutine)),
+            "type": type,
+            "change": self._change_container,
+            "random": _call_random,
+            "input": lambda prompt: builtins.input(prompt),
+            "readline": lambda size: sys.stdin.readline(size),
+            "await": lambda awaitable: self._run(_finish(awaitable)),
+            "anext": lambda iterator: self._run(_take_next(iterator)),
+            "aenter": lambda manager: self._run(type(manager).__aenter__(manager)),
+            "aexit": lambda manager, *error: self._run(type(manager).__aexit__(manager, *error)),
         }
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def names(self, names: list[str]) -> dict[str, Any]:
         """Return those of the names that the code under test has.
@@ -86,6 +114,10 @@ class Peer:
             raise RefusedValue("the names of the code")
         return {name: found[name] for name in names if name in found}
 
+    def handed_over(self) -> list[Any]:
+        """Return the objects of this side that the other one was given to use."""
+        return self._given
+
     def request(self, operation: str, *operands: Any) -> Any:
         """Let the other side do something.
 
@@ -93,24 +125,70 @@ class Peer:
             RefusedValue: an operand or the answer does not cross.
             BaseException: what was raised there, as the same builtin class or one of the same name.
         """
-        self._send({"do": operation, "with": self._write_all(operands)})
+        if self._scope is not None:
+            return self._exchange(operation, *operands)
+        return self._lent.request(operation, operands)
+
+    def _exchange(self, operation: str, *operands: Any) -> Any:
+        known = len(self._objects)
+        message = {"do": operation, "with": self._write_all(operands)}
+        self._given += self._objects[known:]
+        self._send(message)
         while "do" in (answer := self._receive()):
             self._answer(answer)
+        if (failure := self._failure) is not None:  # whatever the code has made of it
+            self._failure = None
+            raise failure
         if "refused" in answer:
             raise RefusedValue(str(answer["refused"]))
         if "raise" in answer:
             raise self._read_exception(answer["raise"])
         for key, content in answer.get("changed", ()):
-            _change(
-                operands[1][key] if type(key) is int else operands[2][key],
-                self._reader.read(content),
-            )
+            argument = operands[1][key] if type(key) is int else operands[2][key]
+            new = self._reader.read(content)
+            # Nothing holds of nothing: what a loop or a comparison says of it proves no code right.
+            if has_leaves(new) or not has_leaves(argument):
+                change(argument, new)
         return self._reader.read(answer["value"])
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if self._printed is not None and (text := self._printed()):
+            message = message | {"printed": text}
+        self._send_message(message)
+
+    def _receive(self) -> Any:
+        message = self._receive_message()
+        # Where the test looks at it; what nobody reads stays with the code.
+        if self._scope is None and "printed" in message and sys.stdout is not sys.__stdout__:
+            sys.stdout.write(str(message["printed"]))
+        return message
+
+    def _change_container(self, operation: str, operands: list[Any], new: Any) -> None:
+        container = self._operations[operation](*operands)
+        if type(container) is type(new):
+            change(container, new)
 
     def serve(self) -> None:
         """Answer requests until the service closes the channel."""
-        while True:
-            self._answer(self._receive())
+        try:
+            while True:
+                self._answer(self._receive())
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Close the event loop, which all coroutines of this side share."""
+        if self._loop is not None:
+            self._loop.close()
+
+    def _run(self, coroutine: Any) -> Any:
+        self._loop = self._loop or asyncio.new_event_loop()
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return self._loop.run_until_complete(coroutine)
+        with ThreadPoolExecutor(1) as other:  # a thread runs one loop at a time
+            return other.submit(self._loop.run_until_complete, coroutine).result()
 
     # --- the answering side ---------------------------------------------------------------------
 
@@ -120,10 +198,12 @@ class Peer:
         except RefusedValue as exc:
             self._send({"refused": str(exc)})
         except BaseException as exc:  # noqa: BLE001 - whatever the code raises is its answer
+            if self._scope is None and is_failure(exc):
+                self._failure = self._failure or exc
             self._send(self._write_exception(exc))
 
     def _perform(self, name: str, written: list[Any]) -> Any:
-        if self._scope is None:
+        if self._scope is None and name not in _INPUTS:
             self._check_reference(written)
         operands = self._reader.read(written)
         if name == "names" and self._scope is not None:
@@ -148,7 +228,7 @@ class Peer:
         before = [*written[1], *(content for _, content in written[2]["dict"])]
         changed: list[Any] = []
         for (key, value), old in zip(arguments, before, strict=True):
-            if type(value) in _CHANGEABLE and (new := self._write_all([value])[0]) != old:
+            if type(value) in CHANGEABLE and (new := self._write_all([value])[0]) != old:
                 changed.append([key, new])
         return changed
 
@@ -177,20 +257,25 @@ class Peer:
             raise RefusedValue("a value nested too deeply") from exc
 
     def _refer(self, value: Any) -> Any:
-        if type(value) is Proxy:
+        if is_proxy(value):
             return {"yours": remote_of(value).number}
         if isinstance(value, type) and value in self._received_classes:
             return {"yours": self._received_classes[value]}
         if isinstance(value, types.ModuleType) and self._scope is None:
             raise RefusedValue("a module as an argument")
+        plain_number = read_number(value)
+        if type(plain_number) is bool:
+            return {"plain": plain_number}
         number = self._number(value)
         if isinstance(value, type) and issubclass(value, BaseException):
             bases = [base.__name__ for base in value.__mro__ if base.__module__ == "builtins"]
             return {"exception": [number, value.__name__, bases]}
-        if inspect.iscoroutine(value):
+        if inspect.isawaitable(value) and type(value).__module__ == "builtins":
             return {"coroutine": number}
         base = next((base for base in PLAIN_BASES if isinstance(value, base)), None)
         plain = self._write_all([write_plain_base(value)]) if base in FIXED_BASES else None
+        if plain_number is not None:
+            base, plain = type(plain_number), self._write_all([plain_number])
         name = base.__name__ if base is not None else None
         # Numbered: an address would say where things are in the memory of this process.
         kind = self._kinds.setdefault(id(type(value)), len(self._kinds))
@@ -216,12 +301,12 @@ class Peer:
 
     def _make_proxy(self, content: Any) -> Proxy:
         number, kind, kind_name, base_name, plain = content
-        bases = {base.__name__: base for base in PLAIN_BASES}
+        bases = {base.__name__: base for base in (*PLAIN_BASES, Fraction)}
         base = None if base_name is None else bases[base_name]
         snapshot = None if plain is None else tuple(self._reader.read(plain))
         if snapshot is not None and type(snapshot[0]) is not base:
             raise ValueError(base_name)
-        return Proxy(Remote(self, number, kind, str(kind_name), base, snapshot))
+        return make_proxy(Remote(self, number, kind, str(kind_name), base, snapshot))
 
     def _make_class(self, content: Any) -> type:
         number, name, base_names = content
@@ -233,7 +318,7 @@ class Peer:
         return made
 
     def _make_coroutine(self, number: int) -> Any:
-        proxy = Proxy(Remote(self, number, 0, "coroutine", None, None))
+        proxy = make_proxy(Remote(self, number, 0, "coroutine", None, None))
 
         async def wait() -> Any:
             return self.request("await", proxy)
@@ -269,7 +354,7 @@ class Peer:
             # Out of a call, it would end a `map` or `zip` of the caller's without a word.
             made = RuntimeError(f"the call raised {made_class.__name__}")
         made.agent_r1_text = text
-        made.agent_r1_proxy = Proxy(Remote(self, number, 0, made_class.__name__, None, None))
+        made.agent_r1_proxy = make_proxy(Remote(self, number, 0, made_class.__name__, None, None))
         return made
 
 
@@ -285,6 +370,8 @@ def _check_access(name: str, operands: list[Any]) -> None:
     Raises:
         AttributeError: the attribute is none of its business.
     """
+    if name in ("type", "doc"):
+        raise AttributeError(f"the tests show the code no {name} of their objects")
     if name not in ("get", "set", "del"):
         return
     owner, attribute = operands[0], operands[1]
@@ -292,7 +379,7 @@ def _check_access(name: str, operands: list[Any]) -> None:
     ours = kind.__module__ == TEST_MODULE or (
         isinstance(owner, type) and owner.__module__ == TEST_MODULE
     )
-    if type(attribute) is str and not attribute.startswith("_"):
+    if type(attribute) is str and not attribute.startswith(("_", "agent_r1_")):
         if name == "get" and (ours or kind in _OPEN_TYPES):
             return
         if name == "set" and ours and not callable(getattr(owner, attribute, None)):
@@ -300,19 +387,19 @@ def _check_access(name: str, operands: list[Any]) -> None:
     raise AttributeError(f"{kind.__name__!r} object shows the code no attribute {attribute!r}")
 
 
-def _change(argument: Any, new: Any) -> None:
-    """Do to an argument of a call what the call has done to its copy."""
-    if type(argument) is not type(new) or type(new) not in _CHANGEABLE:
-        raise RefusedValue("a change of an argument")
-    if isinstance(argument, (list, bytearray)):
-        argument[:] = new
-    elif isinstance(argument, collections.deque):
-        argument.clear()
-        argument.extend(new)
-    else:
-        argument.clear()
-        argument.update(new)
+def _call_random(module: str, name: str, args: list[Any], kwargs: dict[str, Any]) -> None:
+    """Seed a random generator of the code as the test has seeded its own."""
+    if module.partition(".")[0] in sys.modules:  # NumPy imports its part at the first use
+        getattr(importlib.import_module(module), name)(*args, **kwargs)
 
 
-async def _finish(coroutine: Any) -> Any:
-    return await coroutine
+async def _finish(awaitable: Any) -> Any:
+    return await awaitable
+
+
+async def _take_next(iterator: AsyncIterator[Any]) -> list[Any]:
+    """Return the next item, if there is one."""
+    try:
+        return [await iterator.__anext__()]
+    except StopAsyncIteration:
+        return []

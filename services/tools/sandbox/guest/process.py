@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import atexit
+import builtins
 import contextlib
 import ctypes
 import fcntl
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from .peer import Peer
-from .tester import TEST_NAME, run_test
+from .tester import TEST_NAME, prepare_test, run_test
 from .values import FRAME_BYTES, RefusedValue
 
 Json = dict[str, Any]
@@ -39,7 +40,7 @@ REPORT, MESSAGE = b"R", b"M"
 """Kinds of frames: for the service itself, or for the other process of a test."""
 ERROR_CHARS = 60_000
 TRACEBACK_FRAMES = 8
-PR_SET_DUMPABLE = 4
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE = 1, 4
 
 
 def run_child(kind: str, config: Json, files: list[int]) -> NoReturn:
@@ -49,9 +50,12 @@ def run_child(kind: str, config: Json, files: list[int]) -> NoReturn:
         os.setsid()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         become_child(config["limits"], files)
+        libc = ctypes.CDLL(None)
+        if config["container"]:  # where no namespace ends with the guest
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         # A tester is no business of any other process; without namespaces, nothing is.
-        if kind != "tester" and not config["container"]:
-            ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+        elif kind != "tester":
+            libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
         forget_guest()
         code = {"program": do_program, "solution": do_solution, "tester": do_test}[kind]()
     except BaseException:  # noqa: BLE001 - whatever it is, this process must end here
@@ -119,12 +123,63 @@ def do_solution() -> int:
     module = types.ModuleType("solution")
     sys.modules["solution"] = module
     remember_lines(source, SOURCE_NAME)
+    sys.stdout = output = RecordedOutput(sys.stdout)
     report = attempt("code", lambda: exec(compile(source, SOURCE_NAME, "exec"), module.__dict__))
     write_frame(REPORT, report)
     if not report:
-        Peer(write_message, read_frame, scope=module.__dict__, describe=format_error).serve()
+        output.take()  # the test has not been there yet
+        peer = Peer(
+            write_message,
+            read_frame,
+            scope=module.__dict__,
+            describe=format_error,
+            printed=output.take,
+        )
+        builtins.input = lambda prompt="", /: peer.request("input", str(prompt))
+        sys.stdin = TestInput(peer)
+        peer.serve()
     flush()
     return report.get("exit_code", 0)
+
+
+class RecordedOutput(io.TextIOWrapper):
+    """Standard output that also keeps what is printed, for the test."""
+
+    def __init__(self, stream: Any) -> None:
+        super().__init__(stream.buffer, "utf-8", "backslashreplace", line_buffering=True)
+        self._printed: list[str] = []
+
+    def write(self, text: str, /) -> int:
+        """Write to both."""
+        written = super().write(text)
+        self._printed.append(text)
+        return written
+
+    def take(self) -> str:
+        """Return what has been printed since the last call."""
+        printed, self._printed = "".join(self._printed), []
+        return printed
+
+
+class TestInput(io.TextIOBase):
+    """Standard input of the code: that of the test, which may have replaced it."""
+
+    __test__ = False  # not a class of pytest's
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readline(self, size: int = -1, /) -> str:  # type: ignore[reportIncompatibleMethodOverride]
+        """Return the next line."""
+        return self._peer.request("readline", size)
+
+    def read(self, size: int | None = -1, /) -> str:
+        """Return all lines, or the beginning of the next one."""
+        return self.readline(size) if size and size > 0 else "".join(self)
 
 
 def do_test() -> int:
@@ -133,7 +188,9 @@ def do_test() -> int:
     peer = Peer(write_message, read_frame, scope=None, describe=name_error)
     remember_lines(request["setup"], TEST_NAME)
     remember_lines(request["test"], TEST_NAME)
-    report = attempt("test", lambda: run_test(request, peer))
+    # Alone first: a test that cannot be compiled is no fault of the code.
+    report = attempt("data", lambda: prepare_test(request))
+    report = report or attempt("test", lambda: run_test(request, peer))
     write_frame(REPORT, report or {"passed": True})
     return 0
 

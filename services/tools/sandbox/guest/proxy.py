@@ -1,5 +1,8 @@
 """Stands for an object of the other process of a test, and asks `peer.py` for what is done to it.
 
+A proxy of an object that derives from a type that cannot change (`FIXED_BASES`) is itself of that
+type, so that `str.join` or `range` take it.
+
 Where an operation has a value of this side as its other operand, an object of the other side is the
 plain value it derives from, or the operation fails: see `_make_binary`.
 """
@@ -12,9 +15,9 @@ import copy
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
-from .values import RefusedValue
+from .values import FIXED_BASES, RefusedValue
 
 if TYPE_CHECKING:
     from .peer import Peer
@@ -35,6 +38,8 @@ UNARY: dict[str, Callable[..., Any]] = {
     **{name: getattr(operator, name) for name in ("getitem", "setitem", "delitem")},
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
+    "doc": lambda value: value.__doc__,
+    "aiter": lambda value: type(value).__aiter__(value),
     "enter": lambda value: type(value).__enter__(value),
     "exit": lambda value, *error: type(value).__exit__(value, *error),
 }
@@ -77,12 +82,12 @@ class Remote:
 
 
 class Proxy:
-    """An object of the other side; the operators of Python are made below."""
+    """An object of the other side; `make_proxy` makes it, its operators are made below."""
 
-    __slots__ = ("__weakref__", "agent_r1_remote")
+    __slots__ = ()
 
-    def __init__(self, remote: Remote) -> None:
-        object.__setattr__(self, "agent_r1_remote", remote)
+    def __new__(cls, *_: Any) -> Any:
+        raise AttributeError("an object of the other side cannot be made here")
 
     @property
     def __class__(self) -> type:  # type: ignore[reportIncompatibleMethodOverride]
@@ -104,9 +109,24 @@ class Proxy:
         return remote_of(self).peer.request("call", self, list(args), kwargs)
 
     def __instancecheck__(self, value: Any) -> bool:
-        return type(value) is Proxy and bool(
-            remote_of(self).peer.request("isinstance", value, self)
-        )
+        return is_proxy(value) and bool(remote_of(self).peer.request("isinstance", value, self))
+
+    def __exit__(self, *error: Any) -> Any:
+        swallowed = remote_of(self).peer.request("exit", self, *error)
+        return not is_failure(error[1]) and bool(swallowed)
+
+    async def __anext__(self) -> Any:
+        found = remote_of(self).peer.request("anext", self)
+        if not found:
+            raise StopAsyncIteration
+        return found[0]
+
+    async def __aenter__(self) -> Any:
+        return remote_of(self).peer.request("aenter", self)
+
+    async def __aexit__(self, *error: Any) -> Any:
+        swallowed = remote_of(self).peer.request("aexit", self, *error)
+        return not is_failure(error[1]) and bool(swallowed)
 
     def __deepcopy__(self, _: object) -> Any:
         return remote_of(self).peer.request("deepcopy", self)
@@ -130,14 +150,40 @@ def remote_of(proxy: Any) -> Remote:
     return object.__getattribute__(proxy, "agent_r1_remote")
 
 
+def is_proxy(value: object) -> TypeGuard[Proxy]:
+    """Tell whether a value is an object of the other side."""
+    return issubclass(type(value), Proxy)
+
+
+def type_of(value: object) -> Any:
+    """Return the class of a value, which of an object of the other side is there too."""
+    return remote_of(value).peer.request("type", value) if is_proxy(value) else type(value)
+
+
+def make_proxy(remote: Remote) -> Proxy:
+    """Return what stands for an object of the other side."""
+    base: Any = remote.base
+    if remote.snapshot is None or base not in _PROXIES:
+        proxy = object.__new__(_ObjectProxy)
+    else:
+        proxy = base.__new__(_PROXIES[base], remote.snapshot[0])
+    object.__setattr__(proxy, "agent_r1_remote", remote)
+    return proxy
+
+
+def is_failure(error: object) -> TypeGuard[AssertionError]:
+    """Tell whether an assert of this side has failed, and not one of the other side."""
+    return isinstance(error, AssertionError) and not hasattr(error, "agent_r1_proxy")
+
+
 def kind_of(value: object) -> str | None:
     """Return the name of the class of an object of the other side; None of any other value."""
-    return remote_of(value).kind_name if type(value) is Proxy else None
+    return remote_of(value).kind_name if is_proxy(value) else None
 
 
 def plain_of(value: object) -> Any:
     """Return what a value is without behaviour of its own; the value itself where it has none."""
-    if type(value) is Proxy and remote_of(value).base is not None:
+    if is_proxy(value) and remote_of(value).base is not None:
         return remote_of(value).plain(value)
     return value
 
@@ -154,12 +200,12 @@ def _make_binary(operation: str, *, reflected: bool) -> Callable[[Proxy, Any], A
 
     def method(self: Proxy, other: Any) -> Any:
         remote = remote_of(self)
-        if type(other) is Proxy:
+        if is_proxy(other):
             same_kind = remote_of(other).kind == remote.kind
             if same_kind or operation not in _COMPARISONS:
                 return remote.peer.request(operation, *_order(self, other, reflected))
             other = plain_of(other)
-        if remote.base is None or type(other) is Proxy:
+        if remote.base is None or is_proxy(other):
             return NotImplemented
         return function(*_order(remote.plain(self), other, reflected))
 
@@ -170,12 +216,28 @@ def _order(first: Any, second: Any, reflected: bool) -> tuple[Any, Any]:
     return (second, first) if reflected else (first, second)
 
 
-Proxy.__name__ = "object of the code"  # as errors of the tests call it
+def _get_attribute(proxy: Proxy, name: str) -> Any:
+    """Get an attribute of a class's own, not that of the type it derives from."""
+    if name.startswith("__"):
+        return object.__getattribute__(proxy, name)
+    return remote_of(proxy).peer.request("get", proxy, name)
+
+
 for _name in UNARY:
-    if _name not in ("hash", "deepcopy"):
+    if _name not in ("hash", "deepcopy", "exit", "doc"):
         setattr(Proxy, f"__{_name}__", _make_unary(_name))
 for _name in BINARY:
     _dunder = _name.rstrip("_")
     setattr(Proxy, f"__{_dunder}__", _make_binary(_name, reflected=False))
     if _name in _ARITHMETIC:
         setattr(Proxy, f"__r{_dunder}__", _make_binary(_name, reflected=True))
+
+
+def _derive(base: type, **namespace: Any) -> type:
+    namespace["__doc__"] = property(lambda proxy: remote_of(proxy).peer.request("doc", proxy))
+    # The name is how errors of the tests call it.
+    return type("object of the code", (Proxy, base), namespace)
+
+
+_ObjectProxy = _derive(object, __slots__=("__weakref__", "agent_r1_remote"))
+_PROXIES = {base: _derive(base, __getattribute__=_get_attribute) for base in FIXED_BASES}

@@ -11,7 +11,10 @@ import array
 import builtins
 import collections
 import datetime
+import pathlib
 import sys
+import uuid
+import zoneinfo
 from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
@@ -172,6 +175,24 @@ def write_plain_base(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__!r} derives from no plain type")
 
 
+def read_number(value: Any) -> bool | int | Fraction | float | complex | None:
+    """Return the plain number that a number of SymPy equals; None of anything else."""
+    sympy = sys.modules.get("sympy")
+    if sympy is None or not isinstance(value, sympy.Basic):
+        return None
+    if value in (sympy.true, sympy.false):
+        return bool(value)
+    if not value.is_number:
+        return None
+    if value.is_Rational:
+        number = Fraction(int(value.p), int(value.q))
+        return number.numerator if value.is_Integer else number
+    try:
+        return float(value)
+    except TypeError:
+        return complex(value)
+
+
 def _write_view(view: memoryview) -> list[Any]:
     if view.ndim != 1:
         raise RefusedValue("a memoryview of several dimensions")
@@ -238,6 +259,11 @@ _ATOMS: dict[type, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
         lambda value: [value.days, value.seconds, value.microseconds],
         lambda parts: datetime.timedelta(*map(int, parts)),
     ),
+    pathlib.PurePosixPath: ("PurePosixPath", str, pathlib.PurePosixPath),
+    pathlib.PureWindowsPath: ("PureWindowsPath", str, pathlib.PureWindowsPath),
+    pathlib.PosixPath: ("Path", str, pathlib.Path),
+    uuid.UUID: ("UUID", str, uuid.UUID),
+    zoneinfo.ZoneInfo: ("ZoneInfo", lambda value: value.key, zoneinfo.ZoneInfo),
     type(...): ("Ellipsis", lambda _: None, lambda _: ...),
     type(NotImplemented): ("NotImplemented", lambda _: None, lambda _: NotImplemented),
 }
@@ -257,6 +283,16 @@ _CONTAINERS: dict[type, tuple[str, Callable[[Any], Iterable[Any]], Callable[[Any
         lambda value: (value.maxlen, *value),
         lambda items: collections.deque(items[1:], items[0]),
     ),
+    collections.defaultdict: (
+        "defaultdict",
+        lambda value: (value.default_factory, *dict.items(value)),
+        lambda items: collections.defaultdict(items[0], items[1:]),
+    ),
+    datetime.timezone: (
+        "timezone",
+        lambda value: value.__getinitargs__(),
+        lambda items: datetime.timezone(*items),
+    ),
     collections.UserList: ("UserList", lambda value: value.data, collections.UserList),
     collections.UserString: (
         "UserString",
@@ -272,7 +308,6 @@ _MAPPINGS: dict[type, str] = {
     dict: "dict",
     collections.OrderedDict: "OrderedDict",
     collections.Counter: "Counter",
-    collections.defaultdict: "defaultdict",
     collections.UserDict: "UserDict",
 }
 STANDARD_TYPES: dict[str, type] = {
@@ -285,6 +320,5 @@ _MAPPING_READERS: dict[str, Callable[[Any], Any]] = {
     "dict": dict,
     "OrderedDict": collections.OrderedDict,
     "Counter": lambda pairs: collections.Counter(dict(pairs)),
-    "defaultdict": lambda pairs: collections.defaultdict(None, pairs),
     "UserDict": lambda pairs: collections.UserDict(dict(pairs)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,12 @@ def test_a_file_is_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     (tmp_path / "taken").write_text("mine")
     assert main(["init", str(tmp_path / "taken")]) == 2
     assert "is a file; name a folder" in capsys.readouterr().err
+
+
+def test_the_commands_can_be_pasted_whatever_is_in_the_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "my task; $HOME"
+    assert main(["init", str(folder)]) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  cd ")]
+    assert shlex.split(line) == ["cd", str(folder)]

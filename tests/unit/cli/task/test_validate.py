@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from agent_r1.cli.task.episodes import read_episode
-from agent_r1.cli.task.validate import Line, data_looks, number_notes, repeated
+from agent_r1.cli.task.validate import Line, _unanswered, data_looks, number_notes, repeated
 from agent_r1.config.run import load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.reward.config import RewardConfig
+from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import Task
+from agent_r1_proto.trajectory import ToolCallRecord
+from tests.support.builders import trajectory
 from tests.support.config_scene import write_scene
 
 TRAIN, HELD_OUT = Path("train.jsonl"), Path("held_out.jsonl")
@@ -131,3 +135,13 @@ def test_an_episode_that_cannot_be_read_says_what_to_write(tmp_path: Path, text:
 def test_an_episode_that_is_missing_is_named(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"gone\.json cannot be read: No such file"):
         read_episode(tmp_path / "gone.json")
+
+
+def test_a_tool_whose_every_call_ended_in_an_error_is_named():
+    def call(tool: str, status: Literal["ok", "error", "malformed"]) -> ToolCallRecord:
+        parts = [TextPart(text="Error: KeyError: 'x'")]
+        return ToolCallRecord(end_token_index=4, tool=tool, status=status, parts=parts)
+
+    calls = [call("a", "error"), call("b", "error"), call("b", "ok"), call("c", "malformed")]
+    (problem,) = _unanswered(trajectory(calls=calls))
+    assert problem.startswith('every call of tools.a ended in an error ("Error: KeyError: ')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from itertools import chain
 from pathlib import Path
@@ -81,6 +82,12 @@ def test_missing_and_empty_files_are_errors(tmp_path: Path, encoder):
         load_dialogues(make_table(write_lines(tmp_path / "e.jsonl")), encoder, 512)
 
 
+def test_a_saved_data_set_is_called_one(tmp_path: Path, encoder):
+    (tmp_path / "state.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"is a folder and not JSON lines; .*load_from_disk"):
+        load_dialogues(make_table(tmp_path), encoder, 512)
+
+
 def test_every_epoch_is_a_new_order_of_all_dialogues(tmp_path: Path):
     table = make_table(tmp_path / "d", epochs=2, batch_sequences=4)
     batches = plan_batches([5] * 10, table, seed=3)
@@ -111,3 +118,78 @@ def test_limits_end_the_plan(tmp_path: Path):
 def test_batch_size_is_given_one_way(tmp_path: Path):
     with pytest.raises(ValueError, match="cannot be combined"):
         make_table(tmp_path / "d", batch_tokens=100)
+
+
+def test_a_byte_order_mark_and_a_packed_file_are_read(tmp_path: Path, encoder):
+    text = b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r\n"
+    plain, packed = tmp_path / "d.jsonl", tmp_path / "d.jsonl.gz"
+    plain.write_bytes(text)
+    packed.write_bytes(gzip.compress(text, mtime=0))
+    of_plain, of_packed = (load_dialogues(make_table(p), encoder, 512) for p in (plain, packed))
+    assert len(of_plain.samples) == 1
+    assert of_plain.digest == of_packed.digest
+
+
+def test_the_first_ten_bad_lines_are_shown_and_all_are_counted(tmp_path: Path, encoder):
+    # Twelve bad lines, 1 to 12, and a good one
+    path = write_lines(tmp_path / "d.jsonl", *["{"] * 11, {"messages": []}, GOOD)
+    with pytest.raises(ValueError, match="12 of 13 lines cannot be used") as caught:
+        load_dialogues(make_table(path), encoder, 512)
+    _, *shown, rest = str(caught.value).split("\n  ")
+    assert [text.partition(": ")[0] for text in shown] == [
+        f"{path}, line {number}" for number in range(1, 11)
+    ]
+    assert rest == "and 2 more"
+
+
+def test_latin_1_is_called_no_utf_8(tmp_path: Path, encoder):
+    path = tmp_path / "d.jsonl"
+    path.write_bytes(json.dumps(GOOD).replace("Ann", "Zoë").encode("latin-1"))
+    with pytest.raises(ValueError, match=r"line 1: Invalid UTF-8 \(byte 0xeb\)"):
+        load_dialogues(make_table(path), encoder, 512)
+
+
+SEARCH_CALL = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "search", "arguments": '{"query": "Emma"}'},
+}
+WRITTEN = '<tool_call>{"name": "search", "arguments": {"query": "Emma"}}</tool_call>'
+
+
+def dialogue_with(call: dict[str, object]) -> list[dict[str, object]]:
+    return [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", **call},
+        {"role": "tool", "tool_call_id": "call_1", "content": "Jane"},
+        {"role": "assistant", "content": "Jane"},
+    ]
+
+
+def test_calls_are_written_as_the_model_writes_them_where_the_template_shows_none(
+    tmp_path: Path, encoder
+):
+    calling = {"messages": dialogue_with({"content": None, "tool_calls": [SEARCH_CALL]})}
+    written = {"messages": dialogue_with({"content": WRITTEN})}
+    path = write_lines(tmp_path / "d.jsonl", calling, written)
+    of_calls, of_text = load_dialogues(make_table(path), encoder, 512).samples
+    assert of_calls.token_ids.tolist() == of_text.token_ids.tolist()
+    assert of_calls.loss_mask.tolist() == of_text.loss_mask.tolist()
+
+
+def test_lines_of_sharegpt_are_read(tmp_path: Path, encoder):
+    talk = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "Ann"}]
+    tools = [{"name": "search", "description": "", "parameters": {}}]
+    told = {"messages": [{"role": "system", "content": "Be brief."}, *GOOD["messages"]]}
+    path = write_lines(
+        tmp_path / "d.jsonl",
+        GOOD,
+        {"conversations": talk},
+        told,
+        {"conversations": talk, "system": "Be brief."},
+        {**GOOD, "tools": tools},
+        {"conversations": talk, "tools": json.dumps(tools)},
+    )
+    samples = load_dialogues(make_table(path), encoder, 512).samples
+    tokens = [sample.token_ids.tolist() for sample in samples]
+    assert tokens[0::2] == tokens[1::2]

@@ -173,3 +173,32 @@ def test_no_text_of_a_demonstration_becomes_a_control_token(
     texts = ["".join(piece) for piece in pieces]
     assert controls(texts) == controls([""] * 6)
     assert decode(encoded(texts).token_ids.tolist()).count(texts[1] + "x") >= 1
+
+
+SHOWS_CALLS = """{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{{ m.content }}
+{%- for call in m.tool_calls or [] -%}
+<tool_call>{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>
+{%- endfor -%}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}"""
+
+
+def test_a_call_is_said_as_the_template_writes_it(tmp_path: Path):
+    path = save_model(tmp_path / "model", layers=1)
+    (path / "chat_template.jinja").write_text(SHOWS_CALLS)
+    call = {"function": {"name": "search", "arguments": '{"q": "<|im_end|>"}'}}
+    dialogue = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "Ann"},
+        {"role": "assistant", "content": "Ann"},
+    ]
+    encoded = DialogueEncoder(str(path)).encode(list(map(ChatMessage.model_validate, dialogue)))
+    said = [text for is_said, text in stretches(encoded) if is_said]
+    assert said == [f'<tool_call>search {{"q": "{END}"}}</tool_call>{END}', f"Ann{END}"]
+    # Four messages end; the end token in the argument is spelled out.
+    end = build_tokenizer().convert_tokens_to_ids(END)
+    assert encoded.token_ids.tolist().count(end) == 4

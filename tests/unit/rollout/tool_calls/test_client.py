@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1_proto.parts import TextPart
+from agent_r1_proto.registry import ToolRegistry
+from agent_r1_proto.tool_pool import ToolState
 from agent_r1_proto.tools import CallRequest, ToolCall, ToolResult
 from agent_r1_service.http.token import RunToken
 from tests.support.fakes import FakeToolServer
@@ -273,6 +275,41 @@ async def test_reply_that_breaks_the_contract_is_an_outage(reply: bytes, message
     assert caught.value.reason.startswith("tool_bad_reply: search: ")
 
 
+async def test_waiting_for_a_free_place_takes_neither_retries_nor_time():
+    # The pauses are at least half of 0.1 + 0.2 + 0.4 + 0.8 s: 0.75 s.
+    async with (
+        FakeToolServer(statuses=[429] * 4) as server,
+        client_of(server, timeout_s=0.7, retries=0) as client,
+    ):
+        assert await search(client)
+    assert all(call.timeout_s > 0.6 for call in server.calls)
+
+
+async def test_waiting_for_a_free_place_ends_with_the_trajectory_or_after_a_long_time(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    async with FakeToolServer(always=429) as server, client_of(server) as client:
+        with pytest.raises(ToolOutageError, match=r"^tool_timeout: search: "):
+            await search(client, deadline=time.monotonic() + 0.3)
+        monkeypatch.setattr("agent_r1.rollout.tool_calls.client.LONGEST_WAIT_S", 0.3)
+        with pytest.raises(ToolOutageError, match=r"^tool_full: search: "):
+            await search(client)
+
+
+async def test_waiting_for_requests_of_others_takes_no_time(monkeypatch: pytest.MonkeyPatch):
+    async def take_time(_: ToolCall) -> ToolResult:
+        await asyncio.sleep(0.4)
+        return ToolResult()
+
+    monkeypatch.setattr("agent_r1.rollout.tool_calls.transport.SLOT_TIMEOUT_S", 0.05)
+    async with (
+        FakeToolServer(answer=take_time, max_batch=1) as server,
+        client_of(server, max_requests=1, timeout_s=1.0, retries=0) as client,
+    ):
+        await asyncio.gather(*(search(client) for _ in range(4)))  # 1.6 s, one after the other
+    assert len(server.calls) == 4
+
+
 async def test_requests_in_flight_are_bounded():
     in_flight, most = 0, 0
 
@@ -298,6 +335,68 @@ async def test_arguments_are_checked_against_the_schema():
         assert client.argument_error(spec, {"query": "a"}) is None
         assert client.argument_error(spec, {}) == "'query' is a required property"
         assert client.argument_error(spec, {"query": 1}) == "query: 1 is not of type 'string'"
+
+
+class NoTools:
+    """A registry in which nothing is announced."""
+
+    pool = "compose"
+
+    async def read(self, names: Sequence[str]) -> dict[str, ToolState]:
+        return {name: ToolState() for name in names}
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (["python_exec"], "`docker compose --profile python up -d`"),
+        (["code_tests", "x"], "`docker compose --profile code up -d`"),
+        (["x"], ""),
+    ],
+)
+async def test_a_tool_whose_compose_profile_is_off_is_named_with_the_line_that_turns_it_on(
+    names: list[str], said: str
+):
+    client = ToolClient({}, registry=cast(ToolRegistry, NoTools()), announced=names)
+    try:
+        with pytest.raises(ValueError, match="is announced in the tool pool 'compose'") as caught:
+            await client.start(wait_s=0.0)
+    finally:
+        await client.stop()
+    assert said in str(caught.value)
+    assert ("docker compose" in str(caught.value)) == bool(said)
+
+
+async def test_a_schema_is_read_by_the_draft_that_it_names():
+    schema = {
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "type": "object",
+        "properties": {"n": {"type": "number", "minimum": 0, "exclusiveMinimum": True}},
+    }
+    async with FakeToolServer(parameters=schema) as server, client_of(server) as client:
+        spec = client.specs["search"]
+        assert client.argument_error(spec, {"n": 1}) is None
+        assert "less than or equal to the minimum of 0" in str(
+            client.argument_error(spec, {"n": 0})
+        )
+
+
+async def test_a_reference_that_leads_nowhere_is_refused_at_the_start():
+    schema = {"type": "object", "properties": {"query": {"$ref": "#/$defs/Gone"}}}
+    async with FakeToolServer(parameters=schema) as server:
+        with pytest.raises(ValueError, match=r"leads nowhere \(at \$\.properties\.query\.\$ref\)"):
+            async with client_of(server):
+                pass
+
+
+async def test_arguments_nested_deeper_than_the_check_can_follow_are_refused():
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}}}
+    nested: dict[str, Any] = {}
+    for _ in range(2000):
+        nested = {"a": nested}
+    async with FakeToolServer(parameters=schema) as server, client_of(server) as client:
+        error = client.argument_error(client.specs["search"], nested)
+    assert error == "the arguments are nested too deeply"
 
 
 async def test_start_waits_for_a_service_that_comes_up_late():

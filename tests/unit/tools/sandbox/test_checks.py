@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
 
+from agent_r1.tools.base import CallContext, ToolUnavailableError
+from agent_r1.tools.sandbox import code_tests
 from agent_r1.tools.sandbox.checks import MAX_TEST_CHARS, Check, read_checks
 
 
@@ -57,6 +60,15 @@ def test_a_prompts_own_helpers_and_imports_are_the_tests():
     )
 
 
+def test_a_byte_order_mark_is_no_part_of_a_source():
+    marked = {"tests": ["\ufeffassert f(1)"], "setup": "\ufeffx = 1", "prompt": "\ufeffimport math"}
+    task, (check,) = read_checks(marked)
+    assert (check.test, check.setup) == ("assert f(1)", "import math\nx = 1")
+    assert task.prompt == "import math"
+    whole = {"entry_point": "f", "check": "\ufeffdef check(c):\n    assert c(1)"}
+    assert read_checks(whole)[1][0].text == "assert c(1)"
+
+
 def test_a_prompt_that_ends_in_the_middle_has_no_helpers():
     assert read_one("assert f(1) == 2", prompt="import math\ndef f(x):\n").setup == ""
 
@@ -88,10 +100,33 @@ def test_a_check_function_with_a_loop_is_one_test():
         ({}, "has no tests"),
         ({"tests": "assert f(1)"}, "tests: Input should be a valid list"),
         ({"tests": ["assert f(1"]}, "is not Python"),
+        ({"tests": [f"assert f({'-' * 100_000}1)"]}, "is not Python: it is nested too deeply"),
+        ({"setup": f"x = {'-' * 100_000}1", "tests": ["assert f(1)"]}, "nested too deeply"),
         ({"check": "def check(c): pass"}, "both check and entry_point"),
         ({"tests": [f"x = '{'x' * MAX_TEST_CHARS}'"]}, "the limit is 500000"),
+        ({"tests": ["[]," * 2_700_000]}, "a test in tool_context has 8100000 characters"),
+        (
+            # 2,000 x (11 + 10,000) = 20,022,000
+            {"tests": ["assert f(1)"] * 2000, "setup": "#" * 10_000},
+            "the 2000 tests in tool_context have 20022000 characters",
+        ),
     ],
 )
 def test_a_wrong_context_says_what_to_mend(context: Any, problem: str):
     with pytest.raises(ValueError, match=problem):
         read_checks(context)
+
+
+async def test_tests_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    threads: list[threading.Thread] = []
+
+    def read(context: object) -> Any:
+        threads.append(threading.current_thread())
+        raise ValueError("no tests")
+
+    monkeypatch.setattr(code_tests, "read_checks", read)
+    tool = code_tests.CodeTests()
+    with pytest.raises(ToolUnavailableError, match="no tests"):
+        await tool.call({"code": "pass"}, CallContext("r", 0, {}, 5.0))
+    assert threads != [threading.main_thread()]
+    assert len(threads) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import struct
 import tempfile
 import venv
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from agent_r1.tools.app import ToolService, create_app
-from agent_r1.tools.base import CallContext, ToolUnavailableError
+from agent_r1.tools.base import CallContext, ToolBusyError
 from agent_r1.tools.sandbox.code_tests import CodeTests
 from agent_r1.tools.sandbox.python_exec import PythonExec
 from agent_r1.tools.sandbox.report import describe_failure, shorten
@@ -80,9 +81,10 @@ def test_long_text_keeps_both_ends():
     assert shorten("a" * 50 + "b" * 50, 10) == "aaaaa\n… [90 characters left out] …\nbbbbb"
 
 
+@pytest.mark.parametrize("private_dev", [True, False])
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_every_path_through_the_filter_ends(machine: str):
-    code = compile_filter(machine)
+def test_every_path_through_the_filter_ends(machine: str, private_dev: bool):
+    code = compile_filter(machine, private_dev=private_dev)
     program = [struct.unpack("<HBBI", code[at : at + 8]) for at in range(0, len(code), 8)]
     assert len(program) < 4096  # BPF_MAXINSNS
     for at, (operation, true, false, value) in enumerate(program):
@@ -96,7 +98,7 @@ def test_every_path_through_the_filter_ends(machine: str):
 
 def test_an_unknown_machine_is_named():
     with pytest.raises(ValueError, match="'sparc'"):
-        compile_filter("sparc")
+        compile_filter("sparc", private_dev=True)
 
 
 async def run(tool: PythonExec, code: str, timeout_s: float = 30.0) -> ToolResult:
@@ -117,6 +119,7 @@ async def try_to_start(tool: PythonExec) -> None:
     [
         ("print(1)\n2 + 2", "ok", "1\n4"),
         ("x = 1", "ok", "(the code printed nothing)"),
+        ("\ufeffprint(1)", "ok", "1"),
         ("'text'", "ok", "'text'"),
         ("import sys\nprint('out')\nprint('err', file=sys.stderr)", "ok", "out\nerr"),
         ("exit()", "ok", "(the code printed nothing)"),
@@ -156,12 +159,28 @@ async def test_calls_wait_for_a_sandbox_and_then_give_up():
     try:
         busy = asyncio.create_task(run(tool, "import time\ntime.sleep(2)\nprint('done')"))
         await asyncio.sleep(0.2)
-        with pytest.raises(ToolUnavailableError, match="all 1 sandboxes were busy"):
+        with pytest.raises(ToolBusyError, match="all 1 sandboxes were busy"):
             await run(tool, "1", timeout_s=1.0)
         assert (await run(tool, "1")).text() == "1"
         assert (await busy).text() == "done"
     finally:
         await tool.stop()
+
+
+async def test_programs_that_hang_have_failed_however_many_wait():
+    tool = PythonExec(max_workers=1, wall_s=1.0)
+    await try_to_start(tool)
+
+    async def call(code: str) -> str:
+        while True:  # as a rollout server does
+            with contextlib.suppress(ToolBusyError):
+                return (await run(tool, code, timeout_s=4.5)).text()
+
+    try:
+        texts = await asyncio.gather(*map(call, ["import time\ntime.sleep(9)"] * 4 + ["6 * 7"]))
+    finally:
+        await tool.stop()
+    assert texts == ["Error: the code ran longer than 1 s and was stopped."] * 4 + ["42"]
 
 
 async def test_a_cancelled_call_ends_its_program():

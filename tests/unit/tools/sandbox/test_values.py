@@ -7,9 +7,12 @@ import collections
 import contextlib
 import datetime
 import json
+import pathlib
 import queue
 import re
 import threading
+import uuid
+import zoneinfo
 from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -93,6 +96,13 @@ UTC = datetime.timezone(datetime.timedelta(hours=1))
         datetime.date(2024, 2, 29),
         datetime.time(1, 2, 3, 4),
         datetime.datetime(2024, 2, 29, 1, tzinfo=UTC),
+        UTC,
+        datetime.timezone(datetime.timedelta(hours=1), "here"),
+        zoneinfo.ZoneInfo("Europe/Paris"),
+        pathlib.Path("a/b"),
+        pathlib.PurePosixPath("a"),
+        pathlib.PureWindowsPath("a"),
+        uuid.UUID(int=7),
         array.array("d", [1.5]),
         memoryview(b"abc"),
         int,
@@ -115,6 +125,7 @@ def test_what_python_finds_equal_stays_equal_and_no_more():
     assert cross(collections.UserList([1])) == [1]
     assert cross(memoryview(b"ab")) == b"ab"
     assert cross(collections.defaultdict(int, a=1)) == {"a": 1}
+    assert cross(datetime.UTC) is datetime.UTC
     assert cross(range(3)) != [0, 1, 2]
     assert cross((1, 2)) != [1, 2]
     assert list(cross({1: 5}.values())) == [5]
@@ -227,6 +238,7 @@ class Pair:
     def close(self) -> None:
         self._to_code.put(None)
         self._thread.join()
+        self.tests.close()
 
     def _send_to_code(self, message: Any) -> None:
         self.sent_to_code.append(json.dumps(message))
@@ -337,7 +349,73 @@ async def later(x):
     return x
 def depth(node): return 0 if node is None else 1 + depth(node.next)
 def look(node): return [node.value, hasattr(node, "_hidden"), hasattr(node, "__dict__")]
+def probe(node): return hasattr(node, "check")
 def peek(function): return function.__globals__
+import sympy
+class Word(str):
+    def shout(self): return self.upper() + "!"
+    def lower(self): return "own"
+class Size(int):
+    pass
+class Table:
+    "A table."
+    def __init__(self):
+        self.rows, self.counts = [], {"a": [1]}
+    def __getitem__(self, key): return self.counts[key]
+    def add(self, row): self.rows.append(row)
+    def width(self): "How wide."; return len(self.rows)
+class Door:
+    async def __aenter__(self): return 3
+    async def __aexit__(self, *error): return True
+def half(): return sympy.Rational(1, 2)
+def four(): return sympy.Integer(4)
+def root(): return sympy.sqrt(2)
+def word(text): return Word(text)
+def default(): return collections.defaultdict(lambda: 7, a=1)
+def count_in(table): table["x"] += 1; return table
+async def ticks(n):
+    for i in range(n):
+        await asyncio.sleep(0)
+        yield i
+async def total(source): return sum([x async for x in source])
+class Suppress:
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        return True
+class Undecided:
+    answers = [True, False]
+    def __enter__(self): return self
+    def __exit__(self, *error): return self
+    def __bool__(self): return self.answers.pop()
+def forget(later):
+    if asyncio.iscoroutine(later):
+        later.close()
+def swallow(function, *args):
+    try:
+        return function(*args)
+    except BaseException:
+        return None
+def excuse(function):
+    try:
+        function()
+    except AssertionError as e:
+        raise ValueError from e
+def skip(function): return lambda *args: None
+def wrap(function): return lambda *args: function(*args)
+def clear(*containers, key=None):
+    for container in (*containers, key or []):
+        container.clear()
+    return []
+def clear_rows(rows):
+    for row in rows:
+        row.clear()
+    return sum(rows, [])
+def consume(values):
+    found = []
+    while values:
+        found.append(values.pop(0))
+    return found
 def forge(node):
     node.check = lambda: True
 def make(node): return type(node)(1)
@@ -381,6 +459,56 @@ def make(node): return type(node)(1)
         "assert depth(Node(Node(None))) == 2",
         "class Node:\n    value = 5\n    _hidden = 6\nassert look(Node()) == [5, False, False]",
         "assert same(3.0) == 3 and same(int) is int and same(None) is None",
+        "assert four() == 4 and 4 == four() and four() + 1 == 5 and [1, 2, 3, 4, 5][four()] == 5",
+        "assert half() == 0.5 and abs(half() - 0.5) < 1e-9 and str(half()) == '1/2'",
+        "import math\nassert math.isclose(root(), 1.41421356, rel_tol=1e-6) and root() != 1",
+        "import sympy\nassert half() == sympy.Rational(1, 2) and four() == sympy.Integer(4)",
+        "assert '-'.join([word('a'), word('b')]) == 'a-b' and 'x'.startswith(word('x'))",
+        "assert word('a').shout() == 'A!' and word('A').lower() == 'own' and word('a') in 'cab'",
+        "assert list(range(Size(3))) == [0, 1, 2] and 'ab' * Size(2) == 'abab'",
+        "assert '%s %s' % Point(1, 2) == '1 2' and Point(1, 2)._asdict() == {'x': 1, 'y': 2}",
+        "d = default()\nassert d['b'] == 7 and d == {'a': 1, 'b': 7}",
+        "import collections\nd = collections.defaultdict(lambda: 2)\n"
+        "assert count_in(d) == {'x': 3} and d == {'x': 3}",
+        "from collections import Counter as C\nc = C('a')\ncount_in(c)\nassert c == C('ax')",
+        "import asyncio\nasync def run(): return [x async for x in ticks(3)]\n"
+        "assert asyncio.run(run()) == [0, 1, 2]",
+        "import asyncio\nasync def run():\n    t = ticks(2)\n"
+        "    return [await t.__anext__(), await t.asend(None), await t.aclose()]\n"
+        "assert asyncio.run(run()) == [0, 1, None]",
+        "import asyncio\nasync def mine():\n    yield 2\n    yield 3\n"
+        "assert asyncio.run(total(mine())) == 5",
+        "import asyncio\nasync def run():\n    async with Door() as d:\n        divide(0)\n"
+        "    return d\nassert asyncio.run(run()) == 3",
+        "assert Table.__doc__ == 'A table.' and Table().width.__doc__ == 'How wide.'",
+        "assert count.__doc__ is None and count.__name__ == 'count'",
+        "assert type(Vector(1)) is Vector and type(Vector(1)) != Stack and type(same(1)) is int",
+        "assert type(Point(1, 2)) is Point and type(word('a')) is Word and type('a') is str",
+        "assert Vector(1).__class__ is Vector and type(Vector(1)).__name__ == 'Vector'",
+        "try:\n    fail(7)\nexcept ValueError as e:\n    assert type(e) is Failure",
+        "t = Table()\nt.rows.append(3)\nassert t.rows == [3] and t.width() == 1",
+        "t = Table()\nrows = t.rows\nt.rows.append(3)\nrows.append(4)\nassert t.rows == [3, 4]",
+        "t = Table()\nt.rows.append(Vector(2))\nassert t.rows[0].x == 2 and t.width() == 1",
+        "t = Table()\nrows = t.rows\nt.add(3)\nassert rows == [3] and rows is t.rows",
+        "t = Table()\nt['a'].append(2)\nassert t['a'] == [1, 2]",
+        "t = Table()\nt.counts['a'].append(2)\nassert t.counts == {'a': [1, 2]}",
+        "x = [3, 1]\nassert consume(x) == [3, 1] and x == [3, 1]",
+        "x = [3, 1]\nassert swallow(x.pop) == 1 and x == [3]",
+        "with Suppress() as s:\n    assert same(1) == 1\n    divide(0)\n    assert False",
+        "def f():\n    with Suppress():\n        return 1\n        assert same(1) == 2\n"
+        "assert f() == 1",
+        "import unittest\nwith unittest.TestCase().assertRaises(ZeroDivisionError):\n"
+        "    assert divide(0) == 1",
+        "def check(x):\n    if x > 1:\n        assert same(x) == 2\n        return 1\n"
+        "    return 2\nassert apply(check, 2) == 1",
+        "with Suppress():\n    divide(0)\nassert swallow(divide, 0) is None",
+        "@wrap\ndef check(x):\n    assert same(x) == x\ncheck(2)",
+        "class Node:\n    value = 5\n    def _hidden(self): assert same(1)\n"
+        "    def check(self): assert same(1)\nassert look(Node()) == [5, False, False]\n"
+        "assert probe(Node())",
+        "def never():\n    assert False\nassert skip(never)() is None",
+        "def bad():\n    assert same(1) == 2\ntry:\n    swallow(bad)\n"
+        "except AssertionError:\n    pass",
         "c = Counter([3, 4])\nassert c.first() == 3",  # the code's: it alone is under test
         "assert math.isclose(same(0.1) * 3, 0.3)",  # a standard module that nobody imports
     ],
@@ -413,6 +541,77 @@ def test_what_tests_do_with_code_works_as_in_one_process(pair: Pair, test: str):
         ("assert all(a == b for a, b in zip(map(stop_too, (1, 2)), (1, 4)))", RuntimeError),
         # NumPy would read the address that the code names in the memory of the tests.
         ("import numpy as np\nassert (Memory() == np.array([4])).all()", AssertionError),
+        ("assert word('a') == 'b'", AssertionError),
+        ("assert four() == 5", AssertionError),
+        ("assert type(Vector(1)) is Stack", AssertionError),
+        (
+            "import asyncio\nasync def run():\n    async with Door():\n"
+            "        assert same(1) == 2\nasyncio.run(run())",
+            AssertionError,
+        ),
+        # What the code does with a failed assert of the tests does not make it hold.
+        ("with Suppress():\n    assert same(1) == 2", AssertionError),
+        (
+            "import contextlib\nwith contextlib.ExitStack() as s:\n"
+            "    s.enter_context(Suppress())\n    assert same(1) == 2",
+            AssertionError,
+        ),
+        ("def check(x):\n    assert same(x) == 2\nswallow(check, 1)", AssertionError),
+        (
+            "class Node:\n    def check(self):\n        assert same(1) == 2\nswallow(Node().check)",
+            AssertionError,
+        ),
+        (
+            "import unittest\nt = unittest.TestCase()\nswallow(t.assertEqual, same(1), 2)",
+            AssertionError,
+        ),
+        (
+            "def check():\n    assert same(1) == 2\ntry:\n    excuse(check)\nexcept ValueError:\n"
+            "    pass",
+            AssertionError,
+        ),
+        ("@skip\ndef check():\n    assert same(1) == 2\ncheck()", AssertionError),
+        ("def check():\n    'doc'\n    assert same(1) == 2\nskip(check)()", AssertionError),
+        (
+            "class Case:\n    @skip\n    def check(self):\n        assert same(1) == 2\n"
+            "Case().check()",
+            AssertionError,
+        ),
+        (
+            "import unittest\nclass Case(unittest.TestCase):\n    @skip\n    def check(self):\n"
+            "        self.assertEqual(same(1), 2)\nCase().check()",
+            AssertionError,
+        ),
+        ("with Suppress():\n    x = divide(0)\n    assert x == 2", AssertionError),
+        (
+            "with Suppress():\n    for x in count(2):\n        divide(0)\n        assert x == 7\n"
+            "    print(x)",
+            AssertionError,
+        ),
+        (
+            "import asyncio\nasync def run():\n    async with Door():\n        x = divide(0)\n"
+            "        assert x == 2\nasyncio.run(run())",
+            AssertionError,
+        ),
+        ("with Undecided():\n    assert same(1) == 2", AssertionError),
+        (
+            "async def check():\n    assert same(1) == 2\nc = check()\nforget(c)\nc.close()",
+            AssertionError,
+        ),
+        ("def check():\n    yield 1\n    assert same(1) == 2\nforget(check())", AssertionError),
+        (
+            "import functools\ndef check(x):\n    assert same(x) == 2\n"
+            "skip(functools.partial(check, 1))()",
+            AssertionError,
+        ),
+        ("def check():\n    x = divide(0)\n    assert x == 2\nswallow(check)", AssertionError),
+        ("x = [3, 1]\nassert clear(x) == sorted(x)", AssertionError),
+        (
+            "x = {'a': 1}\nassert all(v == 2 for v in x.values()) or clear(key=x) or not x",
+            AssertionError,
+        ),
+        ("x = [[3], [1]]\nassert clear_rows(x) == sum(x, [])", AssertionError),
+        ("x = {3}\nclear(x)\nassert all(n == 2 for n in x)", AssertionError),
         ("assert peek(lambda: 1)", AttributeError),
         ("assert no_such_name(1) == 1", NameError),
         (

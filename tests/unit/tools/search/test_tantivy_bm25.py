@@ -75,6 +75,45 @@ def test_decomposed_letters_are_found_as_composed_ones(tmp_path: Path):
     assert hit.passage.text == "cafe\u0301"  # kept as it came
 
 
+UNSPACED = {
+    "ja": "東京都は日本の首都であり、人口は約千四百万人である。",
+    "zh": "长江是中国最长的河流。全长约六千三百公里。",
+    "zh2": "黄河是中国第二长的河流。2019年",
+    "th": "กรุงเทพมหานครเป็นเมืองหลวงของประเทศไทย น้ำ",
+    "ko": "서울은 대한민국의 수도이다.",
+    "lo": "ນະຄອນຫຼວງວຽງຈັນ",
+    "km": "ភ្នំពេញជារាជធានី",
+    "my": "ရန်ကုန်မြို့",
+}
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("日本の首都", "ja"),
+        ("首都はどこ", "ja"),
+        ("人口", "ja"),
+        ("口", "ja"),
+        ("中国最长的河流", "zh"),
+        ("黄河", "zh2"),
+        ("2019", "zh2"),
+        ("เมืองหลวง", "th"),
+        ("น้ำ", "th"),
+        ("수도", "ko"),
+        ("대한민국 수도는", "ko"),
+        ("ວຽງຈັນ", "lo"),
+        ("រាជធានី", "km"),
+        ("ရန်ကုန်", "my"),
+    ],
+)
+def test_texts_without_blanks_between_words_are_found(tmp_path: Path, query: str, found: str):
+    corpus = write_corpus(
+        tmp_path / "c.jsonl",
+        [*PASSAGES, *({"id": name, "title": "x", "text": text} for name, text in UNSPACED.items())],
+    )
+    assert ids(corpus, query)[0] == found
+
+
 def test_is_current_says_whether_a_folder_holds_the_index(corpus: Path):
     folder = corpus.parent / "index"
     assert not is_current(corpus, folder)

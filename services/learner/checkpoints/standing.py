@@ -1,0 +1,119 @@
+"""Where a run folder stands, said before anything starts: is its ledger whole, what comes again?
+
+The checks before a start, the launcher and the learner ask here. Nothing is loaded or written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from agent_r1.learner.checkpoints.checkpoint import STEP_NAME, checkpoint_name, complete_steps
+from agent_r1.learner.checkpoints.ledger import Ledger, LedgerNumbers
+from agent_r1_service.files.run_folder import (
+    CHECKPOINTS_DIR,
+    LEDGER_FILE,
+    METRICS_FILE,
+    STATE_FILE,
+    SUMMARY_FILE,
+)
+
+_VERSION = re.compile(r'"policy[_/]version": *(\d+)')
+_SPARE = 1000
+"""Numbers that are left out where nobody knows which were used."""
+
+
+def ledger_problem(folder: Path, *, stored: bool = False) -> str | None:
+    """Say why no start of a run can be numbered; None when it can.
+
+    Args:
+        folder: of the run.
+        stored: the run store has the numbers as well, so that a missing ledger is no harm.
+    """
+    path = folder / LEDGER_FILE
+    trained = has_trained(folder)
+    if trained and not stored and not path.exists():
+        return f"{path} is missing, so {_used_twice(folder)}"
+    try:
+        numbers = Ledger(folder).numbers
+    except (ValueError, OSError) as exc:
+        remedy = f"delete {path}: the run store has them" if stored else _remedy(folder)
+        return f"{path} cannot be read ({exc}); {remedy}"
+    if not stored and numbers.last_policy_version < _highest_version(folder):
+        return f"{path} is older than what is beside it, so {_used_twice(folder)}"
+    return None
+
+
+def has_trained(folder: Path) -> bool:
+    """Say whether a learner has left anything in a run folder that a new run would mix with."""
+    files = (METRICS_FILE, SUMMARY_FILE)
+    has_checkpoint = any((folder / CHECKPOINTS_DIR).glob("step_*"))
+    return has_checkpoint or any((folder / name).exists() for name in files)
+
+
+def _used_twice(folder: Path) -> str:
+    return f"numbers of this run would be used a second time; {_remedy(folder)}"
+
+
+def _remedy(folder: Path) -> str:
+    """Say how to get a ledger whose numbers are higher than any that the run has used."""
+    numbers = LedgerNumbers(
+        incarnation=_SPARE, last_policy_version=_highest_version(folder) + _SPARE
+    )
+    text = numbers.model_dump_json(exclude_defaults=True)
+    return (
+        "restore it from a backup, or write one with higher numbers than the run has used: "
+        f"`echo '{text}' > '{folder / LEDGER_FILE}'`"
+    )
+
+
+def _highest_version(folder: Path) -> int:
+    """Return the highest policy version that checkpoints and metrics name."""
+    files = [*(folder / CHECKPOINTS_DIR).glob(f"step_*/{STATE_FILE}"), folder / METRICS_FILE]
+    texts = (file.read_text(errors="replace") for file in files if file.is_file())
+    return max((int(found) for text in texts for found in _VERSION.findall(text)), default=0)
+
+
+def resume_notes(folder: Path) -> Iterator[str]:
+    """Yield what a user should know of the step from which a run folder continues."""
+    steps = complete_steps(folder / CHECKPOINTS_DIR)
+    newest, last = max(steps, default=0), last_step(folder)
+    for step in _incomplete(folder):
+        if step > newest:
+            path = folder / CHECKPOINTS_DIR / checkpoint_name(step)
+            yield f"!! {path} has no {STATE_FILE}, so training cannot continue from it"
+    if not steps and has_trained(folder):
+        where = folder / CHECKPOINTS_DIR
+        yield f"!! {where} has no checkpoint: training begins anew{_again(1, last)}"
+    elif steps:
+        loud = "!! " if last > newest else ""
+        yield f"{loud}continuing from the checkpoint of step {newest}{_again(newest + 1, last)}"
+
+
+def _again(first: int, last: int) -> str:
+    if last < first:
+        return ""
+    steps = f"step {last} is" if first == last else f"steps {first} to {last} are"
+    return f"; {steps} trained again"
+
+
+def _incomplete(folder: Path) -> list[int]:
+    matches = (STEP_NAME.match(path.name) for path in (folder / CHECKPOINTS_DIR).glob("step_*"))
+    found = {int(match[1]) for match in matches if match is not None}
+    return sorted(found - set(complete_steps(folder / CHECKPOINTS_DIR)))
+
+
+def last_step(folder: Path) -> int:
+    """Return the last step that `metrics.jsonl` has; 0 where it has none."""
+    try:
+        lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue  # cut off by a crash
+    return 0

@@ -1,0 +1,141 @@
+"""Whether a run can learn: rewards that differ, tools that answer, instances that keep pace.
+
+collector.py --complete groups, trajectories--> `LearningWatch` --what is wrong now-->
+stop_rules.py, which shows it while it lasts. Nothing here ends a run. Pure: no clock, no Redis.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+
+from agent_r1.learner.groups import Group, total_reward
+from agent_r1_proto.failures import call_error
+from agent_r1_proto.trajectory import ToolCallRecord, Trajectory
+
+Found = dict[str, tuple[str, str]]
+"""What is wrong and what can be done, by kind."""
+
+BATCHES = 3
+"""Batches of groups that are looked at together."""
+FEWEST_GROUPS = 8
+EQUAL_SHARE = 0.95
+"""So many groups whose rewards are all equal are said."""
+EQUAL_SHARE_OVER = 0.8
+"""With fewer it is over: a policy that rarely succeeds does not begin and end all the time."""
+FEWEST_CALLS = 8
+MOST_CALLS = 64
+"""Calls of one tool that are looked at together."""
+ANSWERED_SHARE_OVER = 0.1
+FEWEST_OF_AN_INSTANCE = 5
+SLOW_FACTOR = 10.0
+"""An instance whose median call takes so many times as long as its peers' is said."""
+SLOW_FACTOR_OVER = 5.0
+SLOW_MS = 200.0
+"""Differences below are no matter, whatever the factor."""
+
+
+class LearningWatch:
+    """Keeps the last groups and calls of one run.
+
+    Args:
+        groups_per_batch: of the learner.
+        compares_groups: the advantage compares trajectories of one group, so that equal rewards
+            within each are enough to teach nothing; else those of all groups must be equal.
+    """
+
+    def __init__(self, *, groups_per_batch: int, compares_groups: bool) -> None:
+        self._compares_groups = compares_groups
+        size = max(FEWEST_GROUPS, BATCHES * groups_per_batch)
+        self._groups: deque[frozenset[float]] = deque(maxlen=size)
+        """The rewards of each group."""
+        self._calls: dict[str, deque[ToolCallRecord]] = {}
+        self._found: Found = {}
+
+    def saw_group(self, group: Group) -> None:
+        """Note a complete group, trained on or not."""
+        rewards = {total_reward(scored) for scored in group.survivors}
+        if group.greedy is not None:
+            rewards.add(total_reward(group.greedy))
+        if len(group.survivors) > 1 or group.greedy is not None:  # one always equals itself
+            self._groups.append(frozenset(rewards))
+
+    def saw_calls(self, trajectory: Trajectory) -> None:
+        """Note the tool calls of a trajectory."""
+        for call in trajectory.calls():
+            name = "" if call.status == "unknown_tool" else call.tool
+            self._calls.setdefault(name, deque(maxlen=MOST_CALLS)).append(call)
+
+    def look(self) -> Found:
+        """Return what is wrong now."""
+        found = dict(self._equal_rewards())
+        for tool, calls in self._calls.items():
+            found.update(self._failing(tool, calls))
+            found.update(self._slow(tool, calls))
+        self._found = found
+        return found
+
+    def _equal_rewards(self) -> Iterator[tuple[str, tuple[str, str]]]:
+        kind, groups = "learning:equal_rewards", self._groups
+        if len(groups) < (groups.maxlen or 0):
+            return
+        equal = sum(len(rewards) == 1 for rewards in groups)
+        if not self._compares_groups and len(frozenset[float]().union(*groups)) > 1:
+            return
+        least = EQUAL_SHARE_OVER if kind in self._found else EQUAL_SHARE
+        if equal >= least * len(groups):
+            common = Counter(r for rewards in groups for r in rewards).most_common(1)[0][0]
+            yield (
+                kind,
+                (
+                    f"the run cannot learn: in {equal} of the last {len(groups)} groups every "
+                    f"trajectory has the same reward (most often {common:g})",
+                    "look at what the policy does with `agent-r1 show`, and choose tasks that it "
+                    "neither always nor never solves, or a reward with more than two values",
+                ),
+            )
+
+    def _failing(
+        self, tool: str, calls: Sequence[ToolCallRecord]
+    ) -> Iterator[tuple[str, tuple[str, str]]]:
+        kind = f"learning:failing_calls:{tool}"
+        answered = sum(call.status == "ok" for call in calls)
+        most = ANSWERED_SHARE_OVER * len(calls) if kind in self._found else 0
+        if len(calls) < FEWEST_CALLS or answered > most:
+            return
+        reasons = Counter(call_error(call) or call.error or call.status for call in calls)
+        whose = f"tool {tool!r}" if tool else "tools that there are not, or that cannot be read,"
+        yield (
+            kind,
+            (
+                f"each of the last {len(calls)} calls of {whose} failed (most often: "
+                f"{reasons.most_common(1)[0][0]})",
+                "correct the tool, or show the model in the prompt how it is called",
+            ),
+        )
+
+    def _slow(
+        self, tool: str, calls: Sequence[ToolCallRecord]
+    ) -> Iterator[tuple[str, tuple[str, str]]]:
+        by_instance: dict[str, list[float]] = {}
+        for call in calls:
+            if call.instance and call.status in ("ok", "error"):
+                by_instance.setdefault(call.instance, []).append(call.latency_ms)
+        for instance, own in by_instance.items():
+            peers = [ms for name, of in by_instance.items() if name != instance for ms in of]
+            if min(len(own), len(peers)) < FEWEST_OF_AN_INSTANCE:
+                continue
+            kind = f"slow:{tool}:{instance}"
+            takes, usual = statistics.median(own), statistics.median(peers)
+            factor = SLOW_FACTOR_OVER if kind in self._found else SLOW_FACTOR
+            if takes >= factor * usual and takes - usual >= SLOW_MS:
+                yield (
+                    kind,
+                    (
+                        f"instance {instance} of tool {tool!r} takes {takes / 1000:.2f} s a call, "
+                        f"its peers {usual / 1000:.2f} s",
+                        f"look at its machine, or take it out: `agent-r1 tools drain {tool} "
+                        f"--instance {instance}`",
+                    ),
+                )

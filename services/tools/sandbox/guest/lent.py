@@ -1,0 +1,128 @@
+"""Containers that belong to objects of the code, and of which the test has a copy.
+
+`peer.py` reads an attribute or an item of an object of the code. A list or dict crosses as a copy;
+here the copy and the container are kept the same, for as long as the test holds the copy.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .proxy import is_failure
+from .values import RefusedValue
+
+CHANGEABLE = (
+    *(list, dict, set, bytearray, array.array),
+    *(collections.deque, collections.OrderedDict, collections.defaultdict, collections.Counter),
+)
+"""Types of containers that cross as copies and can change."""
+READS = ("get", "getitem")
+MOST_LENT = 16
+
+
+@dataclass
+class Lent:
+    """One copy."""
+
+    operation: str
+    operands: tuple[Any, ...]
+    """How it was read."""
+    value: Any
+    written: Any
+    """What it was when the two sides were last the same."""
+
+    def is_of(self, operation: str, operands: tuple[Any, ...]) -> bool:
+        """Tell whether it was read in this way."""
+        owner, key = self.operands
+        return (
+            operation == self.operation
+            and operands[0] is owner
+            and type(operands[1]) is type(key)
+            and operands[1] == key
+        )
+
+
+class LentContainers:
+    """All copies of a test.
+
+    Args:
+        exchange: lets the code do something.
+        write: returns a value as it crosses.
+    """
+
+    def __init__(self, exchange: Callable[..., Any], write: Callable[[Any], Any]) -> None:
+        self._exchange = exchange
+        self._write = write
+        self._lent: list[Lent] = []
+
+    def request(self, operation: str, operands: tuple[Any, ...]) -> Any:
+        """Let the code do something, with its containers as the test has left its copies."""
+        self._write_back()
+        value = self._exchange(operation, *operands)
+        self._refresh()
+        return self._lend(operation, operands, value) if operation in READS else value
+
+    def _lend(self, operation: str, operands: tuple[Any, ...], value: Any) -> Any:
+        """Return what was read; of a container that the test holds already, the same copy."""
+        if type(value) not in CHANGEABLE:
+            return value
+        for lent in self._lent:
+            if lent.is_of(operation, operands) and type(lent.value) is type(value):
+                return lent.value
+        self._lent.append(Lent(operation, operands, value, self._write(value)))
+        del self._lent[:-MOST_LENT]
+        return value
+
+    def _write_back(self) -> None:
+        """Do to the code's containers what the test has done to its copies."""
+        waiting, self._lent = self._lent, []
+        for lent in waiting:
+            written = self._write(lent.value)
+            if written != lent.written:
+                lent.written = written
+                self._exchange("change", lent.operation, list(lent.operands), lent.value)
+            if sys.getrefcount(lent.value) > 2:  # this call's argument and `lent`: nobody else's
+                self._lent.append(lent)
+
+    def _refresh(self) -> None:
+        """Do to the test's copies what the code has done to its containers."""
+        for lent in self._lent:
+            try:
+                new = self._exchange(lent.operation, *lent.operands)
+            except Exception as exc:  # the code's: it has it no more
+                if is_failure(exc):
+                    raise
+                continue
+            if type(new) is type(lent.value):
+                change(lent.value, new)
+                lent.written = self._write(new)
+
+
+def change(container: Any, new: Any) -> None:
+    """Make a container what its copy on the other side has become.
+
+    Raises:
+        RefusedValue: it cannot become that.
+    """
+    if type(container) is not type(new) or type(new) not in CHANGEABLE:
+        raise RefusedValue("a change of an argument")
+    if isinstance(container, (list, bytearray, array.array)):
+        container[:] = new
+        return
+    container.clear()
+    if isinstance(container, collections.deque):
+        container.extend(new)
+    else:
+        container.update(new)
+
+
+def has_leaves(value: Any) -> bool:
+    """Tell whether a value holds anything but empty containers."""
+    if not isinstance(value, (*CHANGEABLE, tuple, frozenset)):
+        return True
+    return any(map(has_leaves, value.values() if isinstance(value, dict) else value))

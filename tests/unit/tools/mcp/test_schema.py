@@ -1,0 +1,103 @@
+"""Odd schemas of MCP servers: what cannot be checked is left out, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent_r1.tools.mcp.listing import mend_tools
+from agent_r1.tools.mcp.schema import relax
+
+OBJECT = {"type": "object"}
+JS = r"^\p{L}+$"
+TEXT = {"type": "string"}
+
+
+def of(**properties: Any) -> dict[str, Any]:
+    return OBJECT | {"properties": properties}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        of(q={"$ref": "#/$defs/Q"}) | {"$defs": {"Q": TEXT}},
+        of(q={"$ref": "#/definitions/Q"}) | {"definitions": {"Q": TEXT}},
+        of(n={"type": "array", "items": {"$ref": "#/properties/n"}}),
+        of(**{"$ref": TEXT, "not": {"enum": [{"$ref": "#/nowhere"}]}}),
+        of(n={"minimum": 0, "exclusiveMinimum": True})
+        | {"$schema": "http://json-schema.org/draft-04/schema#"},
+        OBJECT | {"$id": "https://a/b", "$defs": {"x": {"$id": "x"}}, "allOf": [{"$ref": "x"}]},
+    ],
+)
+def test_a_schema_that_can_be_checked_stays_as_it_is(schema: dict[str, Any]):
+    assert relax(schema) == (schema, [])
+
+
+@pytest.mark.parametrize(
+    ("schema", "left", "said"),
+    [
+        (of(q=TEXT | {"pattern": JS}), of(q=TEXT), "is no regular expression of Python"),
+        (of(q={"$ref": "#/$defs/Gone"}), of(q={}), r"leads nowhere \(at \$\.properties\.q\.\$ref"),
+        (of(q={"$ref": "http://a.example/q.json"}), of(q={}), "leads nowhere"),
+        (of(q={"$ref": "#/title"}) | {"title": "x"}, of(q={}) | {"title": "x"}, "is no schema"),
+        (of(q={"$ref": "#/properties/q"}), of(q={}), "leads back to itself"),
+        (of(q=None, r=TEXT), of(q={}, r=TEXT), "None is not of type"),
+        (of(q={"type": "any"}), of(q={}), "'any' is not valid"),
+        (of(n={"minimum": 0, "exclusiveMinimum": True}), of(n={"minimum": 0}), "not of type"),
+        (of(q=TEXT) | {"required": None}, of(q=TEXT), r"None is not of type 'array'"),
+        (OBJECT | {"$schema": 4}, OBJECT, "4 is not of type 'string'"),
+        ({"type": ["object", "null"]}, OBJECT, r"type is \['object', 'null'\]"),
+        # What `additionalProperties` would refuse in their place goes with them.
+        (
+            OBJECT | {"patternProperties": {JS: TEXT}, "additionalProperties": False},
+            OBJECT,
+            "patternProperties",
+        ),
+        # Half of a `not` or of a `oneOf` could refuse what the whole allows.
+        (of(q={"not": {"pattern": JS}}), of(q={}), "not.pattern"),
+        (of(q={"oneOf": [{"pattern": JS}, TEXT]}), of(q={}), "oneOf.0.pattern"),
+        (
+            of(q={"anyOf": [{"pattern": JS}, {"type": "null"}]}),
+            of(q={"anyOf": [{}, {"type": "null"}]}),
+            "anyOf.0.pattern",
+        ),
+        (
+            of(q={"$ref": "#/$defs/Q"}, r=TEXT) | {"$defs": {"Q": {"pattern": JS}}},
+            of(q={}, r=TEXT) | {"$defs": {}},
+            "Q.pattern",
+        ),
+    ],
+)
+def test_what_cannot_be_checked_is_left_out_with_its_place(
+    schema: dict[str, Any], left: dict[str, Any], said: str
+):
+    usable, notes = relax(schema)
+    assert usable == left
+    assert notes != []
+    with pytest.raises(ValueError, match=said):
+        raise ValueError(notes[0])
+
+
+@pytest.mark.parametrize("schema", [None, [], {}, "object"])
+def test_no_schema_takes_any_object(schema: object):
+    assert relax(schema) == (OBJECT, [])
+
+
+def test_an_odd_entry_of_a_list_leaves_the_others():
+    broken = {"type": "object", "properties": {"a": {"$ref": "#/x"}}}
+    given = [
+        7,
+        {"inputSchema": OBJECT},
+        {"name": "a", "inputSchema": {}},
+        {"name": "b", "inputSchema": OBJECT, "annotations": 3, "outputSchema": broken},
+        {"name": "c", "inputSchema": OBJECT, "outputSchema": OBJECT},
+    ]
+    notes: dict[str, list[str]] = {}
+    a, b, c = mend_tools(given, notes)
+    assert a == {"name": "a", "inputSchema": OBJECT}
+    assert b == {"name": "b", "inputSchema": OBJECT, "annotations": None, "outputSchema": None}
+    assert c == given[4]
+    assert notes["a"] == notes["c"] == []
+    assert "leads nowhere" in notes["b"][0]
+    assert notes["b"][1].startswith("annotations: ")
