@@ -1,11 +1,19 @@
 #!/bin/sh
-# Train the agents, critics and reward models of decoding.toml, then compare ways to decode with them.
-# From the repository root. What is finished is kept: start it again to continue. The agents learn at a
-# tenth of the rate of table.toml, so that after 80 steps they still leave something to choose, and
-# their critics and reward models have seen enough.
+# Train the agents of decoding.toml, learn what their turns are worth, fit how to search, then compare
+# ways to decode. From the repository root. What is finished is kept: start it again to continue. The
+# agents learn at a tenth of the rate of table.toml, so that after 80 steps they still leave something
+# to choose.
 set -eu
 example=examples/deep_world
 runs=runs/deep_world/decoding
+train_values() { # folder, files of continued turns
+    .venv/bin/agent-r1 train-reward "$example/turn_values.toml" --set run.seed="$seed" \
+        --set model.path="\"$(ls -d "$run"/checkpoints/step_*/model | tail -1)\"" \
+        --set train_reward.trajectories="[$2]" --set train_reward.output="$1"
+}
+scored_by() { # folder of a model
+    echo "--set reward.components.reward_model=0.0 --set reward.model.path=$1 --set reward.model.model=turn-values"
+}
 for seed in 0 1 2; do
     run="$runs/ppo_seed$seed"
     if [ ! -d "$run" ]; then
@@ -17,13 +25,24 @@ for seed in 0 1 2; do
     elif [ ! -f "$run/summary.json" ]; then
         .venv/bin/agent-r1 train --resume "$run"
     fi
-    if [ ! -d "$runs/critic_seed$seed" ]; then
-        .venv/bin/agent-r1 export "$run" "$runs/critic_seed$seed" --critic
+    # What turns are worth: first in states that the agent comes to, then in states that a search
+    # comes to which is led by what was learned from those.
+    turns="$runs/turns_seed$seed.jsonl" searched="$runs/searched_seed$seed.jsonl"
+    continued="--decode value_guided --decode-lookahead 0 --decode-candidates 8 --decode-continuations 4"
+    train="{train = {source = \"$example/data/train.jsonl\", max_items = 1000}}"
+    if [ ! -d "$runs/turn_values_seed$seed" ]; then
+        .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$turns" $continued \
+            --decode-beta 0 --set evaluation.temperature=1 --set "evaluation.sets=$train"
+        [ -d "$runs/first_values_seed$seed" ] || train_values "$runs/first_values_seed$seed" "\"$turns\""
+        .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$searched" $continued \
+            --decode-beta 4 --set evaluation.temperature=1 --set "evaluation.sets=$train" \
+            --set run.seed=1 $(scored_by "$runs/first_values_seed$seed")
+        train_values "$runs/turn_values_seed$seed" "\"$turns\", \"$searched\""
     fi
-    if [ ! -d "$runs/reward_model_seed$seed" ]; then
-        .venv/bin/agent-r1 train-reward "$example/reward_model.toml" --set run.seed="$seed" \
-            --set train_reward.trajectories="[\"$run\"]" --set train_reward.max_tokens=3000000 \
-            --set train_reward.output="$runs/reward_model_seed$seed"
+    if [ ! -f "$run/decoding.json" ]; then
+        .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$runs/fit_seed$seed.jsonl" \
+            --decode value_guided --decode-fit 0.5 1.0 $(scored_by "$runs/turn_values_seed$seed") \
+            --set "evaluation.sets={development = {source = \"$example/data/eval_development.jsonl\", max_items = 200}}"
     fi
 done
 exec .venv/bin/agent-r1 matrix "$example/decoding.toml"

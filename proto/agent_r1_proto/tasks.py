@@ -16,13 +16,18 @@ from agent_r1_proto.messages import Message, StreamMessage, StrictMessage
 from agent_r1_proto.parts import Content, shown_text, text_of
 from agent_r1_proto.policies import DEFAULT_POLICY, PolicyName
 
-Purpose = Literal["train", "eval"]
+Purpose = Literal["train", "eval", "value"]
+"""`value`: shows what turns are worth. Like `eval`, it never trains and no credit counts it."""
 Role = Literal["system", "user", "assistant", "tool"]
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 2.0
 """Of vLLM, which refuses more and samples at 0.01 where less is asked for."""
 DecodingMethod = Literal["best_of_n", "majority", "value_guided", "beam"]
 TURN_BY_TURN: tuple[DecodingMethod, ...] = ("value_guided", "beam")
 """Methods that choose after every turn; the others choose among whole interactions."""
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 def _check_temperature(temperature: float) -> float:
@@ -114,12 +119,23 @@ class Decoding(StrictMessage):
 
     method: DecodingMethod
     """`best_of_n`: of whole interactions, the one that the scorer likes best. `majority`: the first
-    of those whose answer is the most frequent. `value_guided`: after every turn, the candidate that
-    the scorer likes best. `beam`: the same with several branches kept."""
-    candidates: Annotated[int, Field(ge=2)] = 4
-    """Interactions sampled (`best_of_n`, `majority`), or turns sampled after every branch."""
+    of those whose answer is the most frequent. `value_guided`: after every turn, the candidate with
+    the highest log-probability plus `beta` times its advantage. `beam`: several branches, drawn in
+    proportion to that, which vote at the end."""
+    candidates: Annotated[int, Field(ge=1)] = 4
+    """Interactions (`best_of_n`, `majority`), or turns sampled after every branch. The greedy one
+    is among the interactions, and beside the turns."""
     keep: Annotated[int, Field(ge=1)] = 1
     """`beam`: branches that are kept after every turn; 1 with every other method."""
+    beta: Annotated[float | None, Field(ge=0, exclude_if=_is_none)] = None
+    """`value_guided`, `beam`: weight of a value beside a log-probability; None is 1. With 0 nothing
+    is scored."""
+    branch_below: Annotated[float | None, Field(gt=0, le=1, exclude_if=_is_none)] = None
+    """`value_guided`, `beam`: candidates are sampled where the greedy turn is less probable than
+    this; None: everywhere."""
+    continuations: Annotated[int | None, Field(ge=0, exclude_if=_is_none)] = None
+    """`value_guided` with the purpose `value`: how often the interaction is continued after each
+    candidate of one turn, so that rewards say what the candidate is worth."""
     lookahead: Annotated[int, Field(ge=0)] | None = None
     """Turns whose calls are run before a candidate is scored, its own included; None is 1. With 0 a
     candidate is scored as it is written, and only the calls of those kept are run."""
@@ -127,12 +143,18 @@ class Decoding(StrictMessage):
     """Most tool calls of all branches together: a number, or the name under which the task's
     payload has it. None: no limit."""
     scorer: str | None = None
-    """Reward component that scores branches; it never sees the payload. `majority` has none."""
+    """Reward component that scores branches; it never sees the payload. `majority` has none, and
+    neither has `beta` 0."""
 
     @property
     def by_turn(self) -> bool:
         """Whether it chooses after every turn."""
         return self.method in TURN_BY_TURN
+
+    @property
+    def needs_scorer(self) -> bool:
+        """Whether branches are scored."""
+        return self.beta != 0 if self.by_turn else self.method != "majority"
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
@@ -141,15 +163,25 @@ class Decoding(StrictMessage):
                 f"decoding.keep ({self.keep}) must be 2 or more with the method beam and 1 with "
                 f"every other; the method is {self.method}"
             )
-        if self.lookahead is not None and not self.by_turn:
+        for key in ("lookahead", "beta", "branch_below", "continuations"):
+            if getattr(self, key) is not None and not self.by_turn:
+                raise ValueError(
+                    f"decoding.{key} ({getattr(self, key)}) belongs to {' and '.join(TURN_BY_TURN)}"
+                    f"; {self.method} scores whole interactions: leave it out"
+                )
+        if self.continuations and self.method != "value_guided":
             raise ValueError(
-                f"decoding.lookahead ({self.lookahead}) belongs to {' and '.join(TURN_BY_TURN)}; "
-                f"{self.method} scores whole interactions: leave it out"
+                f"decoding.continuations ({self.continuations}) needs the method value_guided; the "
+                f"method is {self.method}"
             )
-        if (self.scorer is None) != (self.method == "majority"):
+        if self.candidates < 2 and not self.by_turn:
             raise ValueError(
-                f"decoding.scorer is {self.scorer!r} with the method {self.method}; majority has "
-                "no scorer, and every other method needs one"
+                f"decoding.candidates ({self.candidates}) must be 2 or more with {self.method}"
+            )
+        if (self.scorer is not None) != self.needs_scorer:
+            raise ValueError(
+                f"decoding.scorer is {self.scorer!r} with the method {self.method}; majority and "
+                "beta 0 have no scorer, and everything else needs one"
             )
         return self
 
@@ -260,6 +292,13 @@ class RolloutTask(StreamMessage):
                 f"decoding ({self.decoding.method}) chooses among samples, and at temperature 0 "
                 "they are all the same; raise sampling.temperature"
             )
+        continues = self.decoding is not None and bool(self.decoding.continuations)
+        if continues != (self.purpose == "value"):
+            raise ValueError(
+                f"the purpose is {self.purpose}, and decoding.continuations is "
+                f"{self.decoding and self.decoding.continuations}; the purpose value needs 1 or "
+                "more, and no other has them"
+            )
         return self
 
     def stream_key(self) -> str:
@@ -281,4 +320,4 @@ class RolloutTask(StreamMessage):
     def says_more(self) -> bool:
         """Whether readers of version 1 would misread it."""
         parts = any(not isinstance(message.content, str) for message in self.task.messages())
-        return parts or self.policy != DEFAULT_POLICY
+        return parts or self.purpose == "value" or self.policy != DEFAULT_POLICY

@@ -148,6 +148,38 @@ class Lineage(Message):
     """The policy that sampled it."""
 
 
+def _is_empty(values: list[object]) -> bool:
+    return not values
+
+
+class ProbedTurn(Message):
+    """One candidate of a turn, and what came of it."""
+
+    turn: Turn
+    """As it is written: its calls are not run."""
+    calls: bool
+    """It calls a tool."""
+    sample: int | None
+    """Which of the candidates wrote it first; None where only the greedy turn is it."""
+    greedy: bool
+    """It is the greedy turn."""
+    logprob: float
+    """Natural-log probability of all its tokens, at the sampling temperature."""
+    value: float | None = None
+    """What the scorer says of it; None where nothing is scored."""
+    outcomes: list[float] = []
+    """Reward of each continuation; one value where the turn calls nothing."""
+
+
+class Probe(Message):
+    """Candidates for one turn of a trajectory, each followed to the end several times."""
+
+    after: Annotated[int, Field(ge=0)]
+    """Turns of the trajectory before it."""
+    candidates: list[ProbedTurn]
+    """Those that differ."""
+
+
 class DecodingCost(Message):
     """What a search over the branches of an interaction has spent, and what it chose."""
 
@@ -163,10 +195,8 @@ class DecodingCost(Message):
     """Tokens that the scorer's model read and wrote; 0 of a scorer without one."""
     score: float | None = None
     """Score of the branch that was chosen; None with `majority`."""
-
-
-def _is_empty(values: list[object]) -> bool:
-    return not values
+    probe: Annotated[Probe | None, Field(exclude_if=_is_none)] = None
+    """What candidates of one turn are worth, where that was asked for and a turn had several."""
 
 
 class Trajectory(StreamMessage):

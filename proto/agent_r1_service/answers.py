@@ -25,11 +25,18 @@ def check_pattern(pattern: str) -> str:
     return pattern
 
 
-def most_frequent(answers: Iterable[str | None]) -> int:
+def most_frequent(answers: Iterable[str | None], weights: Iterable[float] | None = None) -> int:
     """Return the index of the first answer that most say, 0 where all are empty or None.
+
+    Args:
+        answers: in their order.
+        weights: what the vote of each counts, above 0; None counts all alike.
 
     Source: self-consistency, arXiv:2203.11171.
     """
     said = [" ".join((answer or "").casefold().split()) for answer in answers]
-    counts = Counter(filter(None, said))
-    return said.index(counts.most_common(1)[0][0]) if counts else 0
+    votes: Counter[str] = Counter()
+    for answer, weight in zip(said, weights or [1.0] * len(said), strict=True):
+        votes[answer] += weight
+    del votes[""]
+    return said.index(votes.most_common(1)[0][0]) if votes else 0

@@ -108,6 +108,8 @@ class EvalClient:
     sampling: SamplingParameters = GREEDY
     decoding: Decoding | None = None
     """How each answer is chosen among several branches; None samples one."""
+    greedy_first: bool = False
+    """The first of several answers to a question is greedy."""
     seed: int | None = None
     """Each question's own seed derives from it (`question_seed`), whatever else is asked; None
     leaves seeds to the rollout server."""
@@ -223,6 +225,8 @@ class EvalClient:
         if self.seed is not None:
             seed = question_seed(self.seed, question.task)
             sampling = sampling.model_copy(update={"seed": seed})
+        if self.greedy_first and ATTEMPT not in question.task.metadata:
+            sampling = sampling.model_copy(update={"temperature": 0.0})
         return RolloutTask(
             key=RolloutKey(
                 run_id=self.run_id,
@@ -233,7 +237,7 @@ class EvalClient:
             ),
             group_size=1,
             task=question.task,
-            purpose="eval",
+            purpose="value" if self.decoding and self.decoding.continuations else "eval",
             sampling=sampling,
             decoding=self.decoding,
             reply_stream=self._stream,

@@ -11,15 +11,17 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Annotated, Any
 
-from pydantic import JsonValue, ValidationError, computed_field
+from pydantic import Field, JsonValue, ValidationError, computed_field
 
 from agent_r1.evaluation.config import Method
 from agent_r1_proto.messages import Message
 from agent_r1_proto.parts import shown_text
+from agent_r1_proto.rewards import ScoreTurn, score_turns
 from agent_r1_proto.tasks import ChatMessage, Task
-from agent_r1_proto.trajectory import ANSWERED, Status, Trajectory
+from agent_r1_proto.trajectory import ANSWERED, Probe, Status, Trajectory
 from agent_r1_service.evaluation_client import ATTEMPT, EvalResult
 from agent_r1_service.files.writing import write_atomically
 
@@ -56,6 +58,39 @@ class Retrieved(Message):
     """The tool's whole answer; the model sees it within the limits of `[env]`."""
     version: str
     """Version of the tool that answered."""
+
+
+class Candidate(Message):
+    """One turn that might have been taken, and what came of it."""
+
+    turn: ScoreTurn
+    """As it is written: its calls are not run."""
+    calls: bool
+    """It calls a tool."""
+    sample: int | None
+    """Which of the candidates wrote it first; None where only the greedy turn is it."""
+    greedy: bool
+    """It is the greedy turn."""
+    logprob: float
+    """Natural-log probability of all its tokens, at the sampling temperature."""
+    value: float | None = None
+    """What the scorer says of it; None where nothing is scored."""
+    outcomes: Annotated[list[float], Field(min_length=1)]
+    """Reward of each continuation; one value where the turn calls nothing."""
+
+    @property
+    def mean(self) -> float:
+        """Mean reward."""
+        return fmean(self.outcomes)
+
+
+class Place(Message):
+    """A state that an interaction came to, and what may follow."""
+
+    turns: list[ScoreTurn]
+    """That lead there."""
+    candidates: list[Candidate]
+    """Those that differ, at least two."""
 
 
 class Answer(Message):
@@ -109,6 +144,8 @@ class Answer(Message):
     """With `--decode`: calls that tools answered to branches that were not chosen."""
     replayed_calls: int | None = None
     """With `--decode`: calls made once more, to give a branch the state of a tool."""
+    place: Place | None = None
+    """With `--decode-continuations`: where the interaction was continued after each candidate."""
     policy_versions: list[int] = []
     seed: int | None = None
     """Seed of the first turn's sampler."""
@@ -197,6 +234,7 @@ def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
             "scorer_tokens": cost.scorer_tokens,
             "discarded_calls": cost.calls - kept,
             "replayed_calls": cost.replayed_calls,
+            "place": None if cost.probe is None else _place(trajectory, cost.probe),
         }
     return spent | {
         "status": trajectory.status,
@@ -217,6 +255,17 @@ def _of_trajectory(trajectory: Trajectory) -> dict[str, Any]:
             for turn in trajectory.turns
         ],
     }
+
+
+def _place(trajectory: Trajectory, probe: Probe) -> Place:
+    turns = score_turns([one.turn for one in probe.candidates])
+    return Place(
+        turns=score_turns(trajectory.turns[: probe.after]) if probe.after else [],
+        candidates=[
+            Candidate.model_validate({**one.model_dump(exclude={"turn"}), "turn": turn})
+            for turn, one in zip(turns, probe.candidates, strict=True)
+        ],
+    )
 
 
 def parse_answers(data: bytes, path: Path) -> list[Answer]:

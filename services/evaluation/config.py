@@ -29,6 +29,8 @@ class QuestioningConfig(StrictConfig):
     """Each question's sampling seed derives from it, from the set's name and from the task's id."""
     attempts: Annotated[int, Field(ge=1)] = 1
     """Answers sampled for each question."""
+    greedy_first: bool = False
+    """The first of several answers is greedy."""
     decoding: Decoding | None = None
     """How each answer is chosen among several branches; None samples one."""
     max_turns: Annotated[int, Field(ge=1)] | None = None

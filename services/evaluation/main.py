@@ -106,6 +106,7 @@ class EvaluationRun:
             "max_turns": questioning.turns(),
             "max_questions": questioning.max_questions,
             **({"attempts": questioning.attempts} if questioning.attempts > 1 else {}),
+            **({"greedy_first": True} if questioning.greedy_first else {}),
             **_decoding_facts(questioning.decoding),
             **{f"sets.{name}": f"sha256:{source_digest(one)}" for name, one in sets.items()},
             **(facts or {}),
@@ -190,6 +191,7 @@ class EvaluationRun:
                     temperature=questioning.temperature, max_turns=questioning.turns()
                 ),
                 decoding=questioning.decoding,
+                greedy_first=questioning.greedy_first,
                 seed=questioning.seed,
                 timeout_s=questioning.timeout_s,
                 sample_timeout_s=questioning.sample_timeout_s,

@@ -432,7 +432,8 @@ class TrainRewardConfig(SupervisedConfig):
     """`[train_reward]`: a reward model from stored trajectories, `agent-r1 train-reward CONFIG`."""
 
     trajectories: Annotated[list[Path], Field(min_length=1)]
-    """Run folders, or files of their `trajectories`."""
+    """Run folders, files of their `trajectories`, or answers of `agent-r1 evaluate` with
+    `--decode-continuations`, which say what turns are worth."""
     label: str = "exact_match"
     """The reward component that the model learns, from 0 to 1; "total" is the whole reward."""
     held_out: Annotated[float, Field(gt=0, lt=1)] = 0.1

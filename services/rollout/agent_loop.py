@@ -168,7 +168,8 @@ class AgentLoop:
         if branch.record.prompt_length >= self._turns.max_context:
             self._refuse_prompt(branch)
         elif branch.rollout.decoding is not None:
-            search = Search(self._turns, branch.rollout.decoding, states, self._scorer)
+            seed = turn_seed(self._run_seed, branch.rollout, 0)
+            search = Search(self._turns, branch.rollout.decoding, states, self._scorer, seed)
             return await search.run(branch)
         while branch.ended is None:
             with span("turn", number=len(branch.record.turns)):
@@ -265,7 +266,7 @@ def _check_decoding(
             f"decoding_refused: calls of {', '.join(lasting)} have effects outside their "
             f"session, which cannot be undone when {decoding.method} discards a branch"
         )
-    if decoding.scorer is not None and scorer is None:
+    if (decoding.scorer is not None or decoding.continuations) and scorer is None:
         raise AttemptFailedError(
             "decoding_refused: this server knows no reward service; set rollout.scorer_url"
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 
 import numpy as np
 from pydantic import JsonValue
@@ -97,6 +98,11 @@ class TrajectoryBuilder:
         """Keep only the first tokens of a prompt that is too long to sample from."""
         del self.token_ids[max_tokens:]
         self.prompt_length = len(self.token_ids)
+
+    @property
+    def turn_logprob(self) -> float:
+        """Natural-log probability of the last turn, at the temperature that it was sampled at."""
+        return math.fsum(self._logprobs[-1][1])
 
     def add_sampled(self, generation: Generation, read: TurnText) -> int:
         """Append one turn of the model; return the index of its first token."""

@@ -46,14 +46,18 @@ class Turns:
     """Most tokens of one segment, prompt included."""
     run_seed: int
 
-    async def sample(self, branch: Branch) -> int:
+    async def sample(self, branch: Branch, temperature: float | None = None) -> int:
         """Let the model write the next turn; a limit that cuts it ends the branch.
+
+        Args:
+            branch: gets the turn.
+            temperature: None takes that of its rollout.
 
         Returns:
             Tokens that were sampled.
         """
         with span("generate"):
-            generation = await self._generate(branch)
+            generation = await self._generate(branch, temperature)
         text = self.chat.decode_turn(generation.token_ids)
         branch.record.add_sampled(generation, self._read(text))
         if generation.finish_reason == "length":
@@ -83,13 +87,17 @@ class Turns:
         """Return how many calls of the last turn would reach a tool."""
         return branch.state.calls.num_runnable(_last(branch))
 
+    def has_calls(self, branch: Branch) -> bool:
+        """Say whether the last turn calls a tool."""
+        return bool(_last(branch).calls)
+
     def answer(self, branch: Branch) -> str | None:
         """Return the answer that the last turn gives; None without one."""
         return _last(branch).answer
 
     # -- the model -------------------------------------------------------------------------------
 
-    async def _generate(self, branch: Branch) -> Generation:
+    async def _generate(self, branch: Branch, temperature: float | None) -> Generation:
         rollout, record = branch.rollout, branch.record
         number, context = len(record.turns), record.context
         room = self.max_context - len(context)
@@ -98,7 +106,7 @@ class Turns:
         generation = await self.policy.generate(
             context,
             max_tokens=min(self.env.max_tokens_per_turn, room),
-            temperature=rollout.sampling.temperature,
+            temperature=rollout.sampling.temperature if temperature is None else temperature,
             seed=turn_seed(self.run_seed, rollout, number, branch.path),
             request_id="/".join(filter(None, names)),
         )

@@ -19,7 +19,7 @@ from agent_r1.rollout.envs import ToolEnv
 from agent_r1.rollout.policy import Generation
 from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1_proto.rewards import ScoreRequest, Value
-from agent_r1_proto.tasks import Decoding, RolloutTask, Task
+from agent_r1_proto.tasks import Decoding, Purpose, RolloutTask, SamplingParameters, Task
 from agent_r1_proto.trajectory import VersionSpan
 from tests.support.builders import rollout_task
 from tests.support.fakes import FakeToolServer, Sampled
@@ -76,11 +76,16 @@ class ScriptedScorer:
 
     score: Score
     asked: list[ScoreRequest] = field(default_factory=list)
+    judged: list[ScoreRequest] = field(default_factory=list)
 
     async def value(self, component: str, interaction: ScoreRequest) -> Value:
         assert component == COMPONENT
         self.asked.append(interaction)
         return Value(value=self.score(interaction), tokens=SCORER_TOKENS)
+
+    async def outcome(self, interaction: ScoreRequest) -> float:
+        self.judged.append(interaction)
+        return self.score(interaction)
 
 
 @dataclass
@@ -127,10 +132,18 @@ async def searching(
         await tools.stop()
 
 
-def asks(method: str, *, task: Task | None = None, **options: Any) -> RolloutTask:
+def asks(
+    method: str,
+    *,
+    task: Task | None = None,
+    purpose: Purpose = "eval",
+    sampling: SamplingParameters | None = None,
+    **options: Any,
+) -> RolloutTask:
     """Return a sample that is to be searched for."""
     if method != "majority":
         options = {"scorer": COMPONENT} | options
     decoding = Decoding.model_validate({"method": method, **options})
-    given: dict[str, Any] = {} if task is None else {"task": task}
-    return rollout_task(run_id="run", purpose="eval", decoding=decoding, **given)
+    given = {"task": task, "sampling": sampling}
+    given = {name: value for name, value in given.items() if value is not None}
+    return rollout_task(run_id="run", purpose=purpose, decoding=decoding, **given)

@@ -92,6 +92,11 @@ ELSEWHERE = {
     ("examples/deep_world/README.md", "agent-r1 diagnose"): "tests/integration/test_diagnose.py",
     ("examples/deep_world/README.md", "agent-r1 train"): "tests/unit/examples/test_deep_world.py",
     ("examples/deep_world/README.md", "agent-r1 table"): "tests/integration/test_launcher_table.py",
+    ("examples/lookahead/README.md", "python examples/lookahead/generate.py"): (
+        "tests/unit/examples/test_lookahead.py"
+    ),
+    ("examples/lookahead/README.md", "agent-r1 diagnose"): "tests/integration/test_diagnose.py",
+    ("examples/lookahead/README.md", "agent-r1 train"): "tests/unit/examples/test_lookahead.py",
     ("examples/multihop_qa/README.md", "python convert.py"): "tests/e2e/test_multihop_smoke.py",
     ("examples/multihop_qa/README.md", "agent-r1 train"): "tests/e2e/test_multihop_smoke.py",
     ("examples/starter/README.md", ""): "tests/e2e/test_wheel.py",

@@ -19,7 +19,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1.cli.evaluation.decoding import check_tools, decoding_of
+from agent_r1.cli.evaluation.decoding import (
+    check_tools,
+    decoding_of,
+    fitted_setting,
+)
 from agent_r1.cli.policy import config_file_of, describe_policy, with_policy
 from agent_r1.cli.results.transcript import SAMPLED_STYLE, TOOL_STYLE, print_transcript
 from agent_r1.config import checks as config_checks
@@ -55,14 +59,20 @@ def chat(arguments: argparse.Namespace) -> int:
             f"{HIGHEST_TEMPERATURE:g}"
         )
     config = chat_config(arguments.policy, arguments.config, arguments.options)
-    decoding = decoding_of(arguments, config, arguments.temperature)
+    temperature = arguments.temperature
+    if (fitted := fitted_setting(arguments, config.model.policy)) is None:
+        decoding = decoding_of(arguments, config, temperature)
+    else:
+        print(fitted.shown)
+        config, decoding = fitted.applied(config), fitted.decoding
+        temperature = fitted.temperature
     asked = arguments.question if arguments.task is None else named_task(config, arguments.task)
     config = uncompared(config, None if decoding is None else decoding.scorer)
     check_tools(decoding, config_checks.check(config, "serve").specs)
     console = Console(highlight=False, markup=False, emoji=False)
 
     async def talk(served: Config) -> int:
-        sampling = SamplingParameters(temperature=arguments.temperature)
+        sampling = SamplingParameters(temperature=temperature)
         return await converse(served, console, asked, sampling, decoding)
 
     def report(line: str) -> None:

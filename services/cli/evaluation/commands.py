@@ -65,10 +65,24 @@ def _add_evaluation(commands: Commands) -> None:
         "evaluation.temperature > 0 (default: 1)",
     )
     _add_decoding(evaluate)
+    evaluate.add_argument(
+        "--decode-fit",
+        type=float,
+        nargs="+",
+        metavar="T",
+        help="with --decode value_guided: measure how well the scorer tells candidates apart that "
+        "were sampled at these temperatures, and write the best setting into the run folder",
+    )
     out_help = "JSON-lines file to write"
     evaluate.add_argument("--out", type=Path, required=True, metavar="FILE", help=out_help)
     overwrite_help = "start again and discard the answers in FILE"
     evaluate.add_argument("--overwrite", action="store_true", help=overwrite_help)
+
+
+CONTINUATIONS_HELP = (
+    "in one turn of each interaction, continue M times after every candidate, and write into the "
+    "result what each is worth; train-reward learns from it"
+)
 
 
 def _add_decoding(command: argparse.ArgumentParser) -> None:
@@ -79,15 +93,30 @@ def _add_decoding(command: argparse.ArgumentParser) -> None:
         choices=DECODING_METHODS,
         help="choose each answer among several branches. best_of_n: sample whole interactions and "
         "take the one that the scorer likes best. majority: take the most frequent answer. "
-        "value_guided: after every turn, take the candidate that the scorer likes best. beam: the "
-        "same with several branches kept",
+        "value_guided: after every turn, take the candidate that is likely and that the scorer "
+        "values; alone, with the setting that was fitted for the run. beam: the same with several "
+        "branches kept",
     )
     add(
         "--decode-candidates",
         type=int,
         metavar="K",
-        help="interactions sampled, or turns sampled after every branch (default: 4)",
+        help="interactions, or turns sampled after every branch beside the greedy one (default: 4)",
     )
+    add(
+        "--decode-beta",
+        type=float,
+        metavar="B",
+        help="weight of a value beside a log-probability in value_guided and beam (default: 1)",
+    )
+    add(
+        "--decode-branch-below",
+        type=float,
+        metavar="P",
+        help="sample candidates only where the greedy turn is less probable than this (default: "
+        "everywhere)",
+    )
+    add("--decode-continuations", type=int, metavar="M", help=CONTINUATIONS_HELP)
     add("--decode-keep", type=int, metavar="B", help="branches that beam keeps (default: 2)")
     add(
         "--decode-lookahead",

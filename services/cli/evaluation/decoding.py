@@ -1,20 +1,31 @@
 """`--decode` and its options, for `agent-r1 evaluate` and `agent-r1 chat`.
 
-Every mistake is found here, before a service starts; rollout/decoding does the search.
+Every mistake is found here, before a service starts; rollout/decoding does the search. With
+`--decode value_guided` alone, setting and scorer are those that the run has fitted (fit.py).
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from agent_r1.cli.policy import config_file_of
 from agent_r1.config.run import Config, ConfigError
+from agent_r1.evaluation.guidance import Guidance
 from agent_r1.reward.components import ASKING
+from agent_r1.reward.config import RewardConfig
+from agent_r1_proto.messages import Message
 from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.tools import ToolSpec
+from agent_r1_proto.weights import SNAPSHOT_FILE
 
+DECODING_FILE = "decoding.json"
+"""In a run folder: the fitted setting."""
 BEAM_KEEPS = 2
 """Branches that `beam` keeps unless told otherwise."""
 
@@ -33,14 +44,7 @@ def decoding_of(
         ConfigError: an option does not fit the method or the configuration.
     """
     method: str | None = arguments.decode
-    given = {
-        "candidates": arguments.decode_candidates,
-        "keep": arguments.decode_keep,
-        "lookahead": arguments.decode_lookahead,
-        "max_calls": _number_or_name(arguments.decode_max_calls),
-        "scorer": arguments.decode_scorer,
-    }
-    values = {name: value for name, value in given.items() if value is not None}
+    values = given_options(arguments)
     if method is None:
         if values:
             raise ConfigError(f"--decode-{min(values).replace('_', '-')} needs --decode METHOD")
@@ -52,7 +56,7 @@ def decoding_of(
         )
     if method == "beam":
         values = {"keep": BEAM_KEEPS} | values
-    if method != "majority":
+    if method != "majority" and values.get("beta") != 0.0:
         values["scorer"] = scorer_of(arguments.decode_scorer, config)
     try:
         return Decoding.model_validate({"method": method, **values})
@@ -60,6 +64,81 @@ def decoding_of(
         first = exc.errors(include_url=False)[0]
         where = f"--decode-{first['loc'][0]}: ".replace("_", "-") if first["loc"] else ""
         raise ConfigError(f"{where}{first['msg'].removeprefix('Value error, ')}") from exc
+
+
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `Decoding` that options give."""
+    given = {
+        "candidates": arguments.decode_candidates,
+        "keep": arguments.decode_keep,
+        "lookahead": arguments.decode_lookahead,
+        "beta": arguments.decode_beta,
+        "branch_below": arguments.decode_branch_below,
+        "continuations": arguments.decode_continuations,
+        "max_calls": _number_or_name(arguments.decode_max_calls),
+        "scorer": arguments.decode_scorer,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+class FittedSetting(Message):
+    """How a run's policy is decoded best, as `--decode-fit` has found."""
+
+    decoding: Decoding | None
+    """None: greedily."""
+    temperature: float
+    component: str | None
+    """That scores branches."""
+    model: str | None
+    """Folder of the model that the component asks; None: the configuration says."""
+    reason: str
+    """Why its scorer leads no search; "" where it does."""
+    measured: Guidance
+    """Of the scorer."""
+
+    @property
+    def shown(self) -> str:
+        """Say what is done, and why."""
+        if self.decoding is None:
+            return f"decoding greedily: {self.reason}"
+        if self.reason:
+            return f"decoding by {self.decoding.method}: {self.reason}"
+        options = self.decoding.model_dump(mode="json", exclude={"method"}, exclude_none=True)
+        told = ", ".join(f"{name} {value}" for name, value in options.items())
+        return f"decoding by {self.decoding.method}: {told}, temperature {self.temperature:g}"
+
+    def applied(self, config: Config) -> Config:
+        """Return a configuration whose rewards ask the scorer, where one is needed."""
+        if self.decoding is None or self.decoding.scorer is None or self.model is None:
+            return config
+        return with_scorers(config, {self.decoding.scorer: self.model})
+
+
+def fitted_setting(arguments: argparse.Namespace, policy: str) -> FittedSetting | None:
+    """Return what was fitted for the run of a policy, where `--decode value_guided` says no more.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    if arguments.decode != "value_guided" or given_options(arguments):
+        return None
+    return read_setting(policy)
+
+
+def read_setting(policy: str) -> FittedSetting | None:
+    """Return what was fitted for the run of a policy; None where nothing was.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    run = config_file_of(policy)
+    file = None if run is None else run.with_name(DECODING_FILE)
+    if file is None or not file.is_file():
+        return None
+    try:
+        return FittedSetting.model_validate_json(file.read_bytes())
+    except ValidationError as exc:
+        raise ConfigError(f"{file} cannot be read ({exc}); fit it again with --decode-fit") from exc
 
 
 def _number_or_name(text: str | None) -> int | str | None:
@@ -99,3 +178,28 @@ def check_tools(decoding: Decoding | None, specs: Mapping[str, ToolSpec]) -> Non
             "effects outside their session (outside_effects), which cannot be undone; "
             "leave the tool out with env.enable_tools, or evaluate without --decode"
         )
+
+
+def with_scorers(config: Config, folders: Mapping[str, str]) -> Config:
+    """Return the configuration with components that ask models of these folders.
+
+    A model is called by its component and a digest of its weights, so that a cell which was made
+    with another one is known.
+
+    Raises:
+        ConfigError: a folder has no weights.
+    """
+    if not folders:
+        return config
+    reward: dict[str, object] = config.reward.model_dump()
+    reward["components"] = {**dict.fromkeys(folders, 0.0), **config.reward.components}
+    for name, folder in folders.items():
+        weights = Path(folder) / SNAPSHOT_FILE
+        if not weights.is_file():
+            raise ConfigError(
+                f"models.scorers.{name} ({folder}) has no {SNAPSHOT_FILE}; name a folder that "
+                "`agent-r1 export --critic` or `agent-r1 train-reward` wrote"
+            )
+        digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
+        reward[ASKING[name]] = {"path": folder, "model": f"{name}-{digest}"}
+    return config.model_copy(update={"reward": RewardConfig.model_validate(reward)})

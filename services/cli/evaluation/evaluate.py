@@ -16,7 +16,11 @@ from pathlib import Path
 
 from pydantic import JsonValue
 
-from agent_r1.cli.evaluation.decoding import check_tools, decoding_of
+from agent_r1.cli.evaluation.decoding import (
+    check_tools,
+    decoding_of,
+    fitted_setting,
+)
 from agent_r1.cli.policy import describe_policy, with_policy
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, dump_config, load_config
@@ -55,7 +59,11 @@ def evaluate(arguments: argparse.Namespace) -> int:
     if arguments.method == "naive_rag":
         check_search(config)
     _check_attempts(arguments.attempts, config)
-    decoding = decoding_of(arguments, config, config.evaluation.temperature)
+    if arguments.decode_fit is not None:
+        from agent_r1.cli.evaluation.fit import fit
+
+        return fit(arguments, config)
+    config, decoding = with_decoding(config, arguments)
     specs = config_checks.check(config, "evaluate").specs
     check_tools(decoding, specs)
     if arguments.method == "naive_rag" and SEARCH_TOOL in specs:
@@ -91,6 +99,20 @@ def evaluate(arguments: argparse.Namespace) -> int:
     print(f"answers: {out}")
     print(f"scores:  {summary_file(out)}")
     return _status(scores, config.learner.max_lost_share)
+
+
+def with_decoding(config: Config, arguments: argparse.Namespace) -> tuple[Config, Decoding | None]:
+    """Return how answers are chosen, and the configuration with what that needs.
+
+    Raises:
+        ConfigError: an option does not fit the method or the configuration.
+    """
+    fitted = fitted_setting(arguments, config.model.policy)
+    if fitted is None:
+        return config, decoding_of(arguments, config, config.evaluation.temperature)
+    print(fitted.shown)
+    evaluation = config.evaluation.model_copy(update={"temperature": fitted.temperature})
+    return fitted.applied(config).model_copy(update={"evaluation": evaluation}), fitted.decoding
 
 
 def _status(scores: Mapping[str, SetSummary], max_share: float) -> int:
@@ -315,6 +337,9 @@ def again(arguments: argparse.Namespace) -> str:
         "--decode-candidates": arguments.decode_candidates,
         "--decode-keep": arguments.decode_keep,
         "--decode-lookahead": arguments.decode_lookahead,
+        "--decode-beta": arguments.decode_beta,
+        "--decode-branch-below": arguments.decode_branch_below,
+        "--decode-continuations": arguments.decode_continuations,
         "--decode-max-calls": arguments.decode_max_calls,
         "--decode-scorer": arguments.decode_scorer,
         "--out": arguments.out,

@@ -20,7 +20,7 @@ from agent_r1.config.run import Config, ConfigError
 from agent_r1.evaluation.answers import Answer
 from agent_r1.evaluation.main import EvaluationRun
 from agent_r1.evaluation.matrix.cells import load_cell, measure, read_cell, write_cell
-from agent_r1.evaluation.matrix.pool import choose, enough
+from agent_r1.evaluation.matrix.pool import calls_of, choose, enough, tokens_of
 from agent_r1.evaluation.matrix.report import NOT_RUN, Results, write_report
 from agent_r1_deploy.threads import in_thread
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
@@ -160,12 +160,14 @@ def _candidates(choice: Choice, answers: Sequence[Answer]) -> int | None:
 
     None where they are to cost as much as a cell that is not finished.
     """
-    if choice.tokens_of is None:
+    if choice.costs_as is None:
         return choice.candidates
-    costing = load_cell(choice.tokens_of)
+    costing = load_cell(choice.costs_as)
     if costing is None:
         return None
-    return enough(answers, costing.sampled_tokens[0], choice.candidates)
+    if choice.counts == "calls":
+        return enough(answers, calls_of, costing.calls[0], choice.candidates)
+    return enough(answers, tokens_of, costing.sampled_tokens[0], choice.candidates)
 
 
 def _kept(plan: MatrixPlan, arguments: argparse.Namespace) -> str:

@@ -6,14 +6,14 @@ so; a mistake in a file is an error.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from pydantic import JsonValue, ValidationError
 
-from agent_r1.cli.evaluation.decoding import scorer_of
+from agent_r1.cli.evaluation.decoding import read_setting, scorer_of, with_scorers
 from agent_r1.cli.evaluation.evaluate import evaluation_facts, questioning
 from agent_r1.cli.policy import with_policy
 from agent_r1.config.checks import use_plugins
@@ -28,7 +28,6 @@ from agent_r1.evaluation.matrix.config import (
     DecodeEntry,
     MatrixFile,
     Method,
-    Scorer,
     SetName,
 )
 from agent_r1.evaluation.matrix.data_sets import (
@@ -43,11 +42,9 @@ from agent_r1.evaluation.matrix.data_sets import (
 from agent_r1.evaluation.matrix.questions import Question
 from agent_r1.evaluation.matrix.report import CellKey
 from agent_r1.reward.components import ASKING
-from agent_r1.reward.config import RewardConfig
 from agent_r1.tools.loading import describe_tool
 from agent_r1_proto.tasks import Decoding
 from agent_r1_proto.tools import ToolSpec
-from agent_r1_proto.weights import SNAPSHOT_FILE
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.source import write_lines
 from agent_r1_service.files.tasks import source_digest
@@ -90,8 +87,10 @@ class Choice:
     """Answers that are chosen from, at least."""
     scorer: str | None
     """Component that says which is the best; None takes the most frequent."""
-    tokens_of: Path | None
-    """File of the cell whose sampled tokens are to be reached; None: exactly `candidates`."""
+    costs_as: Path | None
+    """File of the cell whose cost is to be reached; None: exactly `candidates`."""
+    counts: Literal["tokens", "calls"] = "tokens"
+    """What is counted."""
 
 
 @dataclass(frozen=True)
@@ -269,21 +268,25 @@ class _Planner:
         family: Family,
         max_turns: int | None = None,
     ) -> PlannedCell:
-        temperature = 0.0 if decode.method == "greedy" else decode.temperature
+        decoding, temperature = self._decodings[decode.label], decode.temperature
+        if decode.method == "greedy":
+            temperature = 0.0
+        elif decode.method == "fitted":
+            decoding, temperature = self._fitted(place.model)
         changes = {"sets": {place.set: source}, "temperature": temperature}
         evaluation = config.evaluation.model_copy(update=changes)
         # The sets of the configuration are gone, and so is what names them.
         diagnose = config.diagnose.model_copy(update={"sets": None})
         config = config.model_copy(update={"evaluation": evaluation, "diagnose": diagnose})
-        decoding, choice = self._decodings[decode.label], None
-        answers = place.name
+        choice, answers = None, place.name
         if self._matrix.pools(decode):
-            assert decoding is not None  # of every method but greedy
+            assert decoding is not None  # of every method but greedy and fitted
             choice, decoding = self._choice(place, decode, decoding), None
-            answers = replace(place, decode=POOL).name
+            answers = replace(place, decode=f"{POOL}_{temperature:g}").name
         attempts = 1 if choice is None else self._matrix.pool or 1
         asked = questioning(config, "agent", attempts, decoding)
-        asked = asked.model_copy(update={"max_turns": max_turns})
+        changes = {"max_turns": max_turns, "greedy_first": choice is not None}
+        asked = asked.model_copy(update=changes)
         return PlannedCell(
             place=place,
             family=family,
@@ -298,12 +301,30 @@ class _Planner:
         )
 
     def _choice(self, place: CellKey, decode: DecodeEntry, decoding: Decoding) -> Choice:
-        costing = decode.tokens_of
+        costing = decode.tokens_of or decode.calls_of
         return Choice(
             candidates=decode.candidates,
             scorer=decoding.scorer,
-            tokens_of=None if costing is None else self._file(replace(place, decode=costing)),
+            costs_as=None if costing is None else self._file(replace(place, decode=costing)),
+            counts="tokens" if decode.calls_of is None else "calls",
         )
+
+    def _fitted(self, model: str) -> tuple[Decoding | None, float]:
+        """Return what was fitted for a model's run; its scorer must be one of the matrix."""
+        (policy,) = (entry.policy for entry in self._matrix.models if entry.name == model)
+        fitted = read_setting(_located(policy, self._base_folder))
+        if fitted is None:
+            raise ConfigError(
+                f"nothing was fitted for {policy}; fit it with `agent-r1 evaluate CONFIG --policy "
+                f"{policy} --decode value_guided --decode-fit` (docs/decoding.md)"
+            )
+        scorer = None if fitted.decoding is None else fitted.decoding.scorer
+        if scorer is not None and scorer not in self._models[model].reward.components:
+            raise ConfigError(
+                f"the setting fitted for {policy} asks {scorer}, and the model {model} has "
+                f"no such scorer; add it to its scorers: {scorer} = {fitted.model!r}"
+            )
+        return fitted.decoding, fitted.temperature
 
     def _file(self, place: CellKey) -> Path:
         folder = self._results.with_name(f"{self._results.name}_cells")
@@ -335,39 +356,14 @@ def service_config(config: Config, family: Family, style: str) -> Config:
     )
 
 
-def with_scorers(config: Config, folders: Mapping[Scorer, str]) -> Config:
-    """Return the configuration with components that ask models of these folders.
-
-    A model is called by its component and a digest of its weights, so that a cell which was made
-    with another one is known.
-
-    Raises:
-        ConfigError: a folder has no weights.
-    """
-    if not folders:
-        return config
-    reward: dict[str, object] = config.reward.model_dump()
-    reward["components"] = {**dict.fromkeys(folders, 0.0), **config.reward.components}
-    for name, folder in folders.items():
-        weights = Path(folder) / SNAPSHOT_FILE
-        if not weights.is_file():
-            raise ConfigError(
-                f"models.scorers.{name} ({folder}) has no {SNAPSHOT_FILE}; name a folder that "
-                "`agent-r1 export --critic` or `agent-r1 train-reward` wrote"
-            )
-        digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
-        reward[ASKING[name]] = {"path": folder, "model": f"{name}-{digest}"}
-    return config.model_copy(update={"reward": RewardConfig.model_validate(reward)})
-
-
 def _choice_settings(choice: Choice | None) -> dict[str, JsonValue]:
     if choice is None:
         return {}
-    costing = None if choice.tokens_of is None else choice.tokens_of.stem
+    costing = None if choice.costs_as is None else choice.costs_as.stem
     return {
         "pool.candidates": choice.candidates,
         "pool.scorer": choice.scorer,
-        "pool.tokens_of": costing,
+        f"pool.{choice.counts}_of": costing,
     }
 
 
@@ -379,6 +375,7 @@ def _settings(config: Config, asked: QuestioningConfig, source: DataSource) -> d
         "max_turns": asked.max_turns,
         "tasks": f"sha256:{source_digest(source)}",
         **({} if asked.attempts == 1 else {"attempts": asked.attempts}),
+        **({"greedy_first": True} if asked.greedy_first else {}),
         **{
             f"reward.{table}.model": getattr(config.reward, table).model
             for name, table in ASKING.items()

@@ -50,14 +50,19 @@ class DecodeEntry(StrictConfig):
     The keys after `temperature` are the options of `agent-r1 evaluate --decode`.
     """
 
-    method: Literal["greedy"] | DecodingMethod
-    """`greedy` is one answer at temperature 0; the others choose among several branches."""
+    method: Literal["greedy", "fitted"] | DecodingMethod
+    """`greedy` is one answer at temperature 0, `fitted` what `--decode-fit` wrote into the run of
+    the policy; the others choose among several branches."""
     name: Name | None = None
     """Names the entry in reports and files; None: the method, and the number of candidates."""
     temperature: PositiveTemperature = 1.0
     """At which branches are sampled."""
-    candidates: Annotated[int, Field(ge=2)] = 4
-    """Interactions sampled, or turns sampled after every branch."""
+    candidates: Annotated[int, Field(ge=1)] = 4
+    """Interactions, the greedy one among them, or turns sampled after every branch."""
+    beta: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of a value beside a log-probability."""
+    branch_below: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Candidates are sampled where the greedy turn is less probable than this; None: everywhere."""
     keep: Annotated[int, Field(ge=2)] = 2
     """Branches that beam keeps."""
     lookahead: Annotated[int, Field(ge=0)] = 1
@@ -69,6 +74,8 @@ class DecodeEntry(StrictConfig):
     tokens_of: Name | None = None
     """`majority` and `best_of_n` of a pool: another entry. As many answers are chosen from as cost
     at least as many sampled tokens, and no fewer than `candidates`."""
+    calls_of: Name | None = None
+    """The same with the calls that tools answered."""
 
     @property
     def series(self) -> str:
@@ -76,12 +83,13 @@ class DecodeEntry(StrictConfig):
         parts = [self.method, *filter(None, [self.scorer])]
         if self.method in TURN_BY_TURN:
             parts.append(f"d = {self.lookahead}")
-        return ", ".join(parts) + (", equal tokens" if self.tokens_of else "")
+        equal = {"tokens": self.tokens_of, "calls": self.calls_of}
+        return ", ".join([*parts, *(f"equal {name}" for name, of in equal.items() if of)])
 
     @property
     def label(self) -> str:
         """Name the entry in reports and files: `greedy`, `majority_4`."""
-        if self.name is not None or self.method == "greedy":
+        if self.name is not None or self.method not in BRANCHING:
             return self.name or self.method
         return f"{self.method}_{self.candidates}"
 
@@ -92,9 +100,12 @@ class DecodeEntry(StrictConfig):
             "candidates": BRANCHING,
             "keep": ("beam",),
             "lookahead": TURN_BY_TURN,
+            "beta": TURN_BY_TURN,
+            "branch_below": TURN_BY_TURN,
             "max_calls": BRANCHING,
             "scorer": tuple(name for name in BRANCHING if name != "majority"),
             "tokens_of": POOLED,
+            "calls_of": POOLED,
         }
         for key in self.model_fields_set & needed.keys():
             if self.method not in needed[key]:
@@ -102,23 +113,29 @@ class DecodeEntry(StrictConfig):
                     f"decode {self.method!r} has {key} = {getattr(self, key)!r}, which belongs to "
                     f"{', '.join(needed[key])}; remove it"
                 )
+        if self.tokens_of is not None and self.calls_of is not None:
+            raise ValueError(f"decode {self.label!r} has tokens_of and calls_of; keep one of them")
         return self
 
     def decoding(self, scorer_of: Callable[[str | None], str]) -> Decoding | None:
-        """Return what the rollout server is asked for; None for greedy.
+        """Return what the rollout server is asked for; None for greedy and fitted.
 
         Args:
             scorer_of: returns the component that scores branches, given the one that is named.
         """
-        if self.method == "greedy":
+        if self.method == "greedy" or self.method == "fitted":
             return None
+        by_turn = self.method in TURN_BY_TURN
+        scores = self.method != "majority" and not (by_turn and self.beta == 0.0)
         return Decoding(
             method=self.method,
             candidates=self.candidates,
             keep=self.keep if self.method == "beam" else 1,
-            lookahead=self.lookahead if self.method in TURN_BY_TURN else None,
+            lookahead=self.lookahead if by_turn else None,
+            beta=self.beta if by_turn else None,
+            branch_below=self.branch_below,
             max_calls=self.max_calls,
-            scorer=None if self.method == "majority" else scorer_of(self.scorer),
+            scorer=scorer_of(self.scorer) if scores else None,
         )
 
 
@@ -157,8 +174,8 @@ class MatrixFile(StrictConfig):
     """Task files of your own, which are asked as they are, with the environment, the tools and the
     reward of the configuration."""
     pool: Annotated[int, Field(ge=2)] | None = None
-    """Answers that are sampled to each question and stored, for `majority` and `best_of_n` to
-    choose from; None lets each of their entries sample its own."""
+    """Answers to each question that are stored, at each temperature, for `majority` and `best_of_n`
+    to choose from: the greedy one, and sampled ones. None lets each entry sample its own."""
     methods: Annotated[list[Method], Field(min_length=1)] = list(METHODS)
     """How models are asked; all ways by default."""
     models: Annotated[list[ModelEntry], Field(min_length=1)]
@@ -201,19 +218,14 @@ class MatrixFile(StrictConfig):
                     f"decode {entry.label!r} has max_calls, and the answers of a pool are sampled "
                     "one by one; remove it, or the pool"
                 )
-        if len({entry.temperature for entry in pooled}) > 1:
-            raise ValueError(
-                "majority and best_of_n have several temperatures, and one pool is sampled at one "
-                "of them; give them the same"
-            )
         sampled = {entry.label for entry in self.decode if not self.pools(entry)}
         for entry in self.decode:
-            if entry.tokens_of is not None and (
-                not self.pools(entry) or entry.tokens_of not in sampled
-            ):
+            key = "tokens_of" if entry.tokens_of is not None else "calls_of"
+            named = entry.tokens_of or entry.calls_of
+            if named is not None and (not self.pools(entry) or named not in sampled):
                 raise ValueError(
-                    f"decode {entry.label!r} has tokens_of = {entry.tokens_of!r}; it needs pool, "
-                    f"and names an entry that samples its own answers: {', '.join(sorted(sampled))}"
+                    f"decode {entry.label!r} has {key} = {named!r}; it needs pool, and names an "
+                    f"entry that samples its own answers: {', '.join(sorted(sampled))}"
                 )
         return self
 

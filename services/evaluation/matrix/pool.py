@@ -6,7 +6,7 @@ looks at the same answers. What an answer costs is what all answers cost that we
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from math import fsum
 from statistics import fmean
@@ -29,12 +29,15 @@ def choose(answers: Iterable[Answer], candidates: int, scorer: str | None) -> li
     return [_chosen(of_one[:candidates], scorer) for of_one in _by_question(answers)]
 
 
-def enough(answers: Iterable[Answer], tokens: float, fewest: int) -> int:
-    """Return how many answers to a question cost so many sampled tokens, on average.
+def enough(
+    answers: Iterable[Answer], cost: Callable[[Answer], int], least: float, fewest: int
+) -> int:
+    """Return how many answers to a question cost so much, on average.
 
     Args:
         answers: of the pool, in any order.
-        tokens: that must be reached.
+        cost: of one answer: `tokens_of` or `calls_of`.
+        least: cost that must be reached.
         fewest: the least that is returned.
 
     Returns:
@@ -43,9 +46,19 @@ def enough(answers: Iterable[Answer], tokens: float, fewest: int) -> int:
     questions = [of_one for of_one in _by_question(answers) if not any(a.failed for a in of_one)]
     size = max(map(len, questions), default=fewest)
     for number in range(fewest, size):
-        if fmean(_sampled(of_one[:number]) for of_one in questions) >= tokens:
+        if fmean(sum(map(cost, of_one[:number])) for of_one in questions) >= least:
             return number
     return size
+
+
+def tokens_of(answer: Answer) -> int:
+    """Return the tokens that were sampled for an answer."""
+    return answer.sampled_tokens or 0
+
+
+def calls_of(answer: Answer) -> int:
+    """Return the calls that tools answered for an answer."""
+    return sum(answer.calls.values())
 
 
 def _by_question(answers: Iterable[Answer]) -> list[list[Answer]]:
@@ -63,17 +76,13 @@ def _chosen(answers: Sequence[Answer], scorer: str | None) -> Answer:
             f"the pool's answers to {answers[0].id!r} have no component {scorer!r}; name it in "
             "reward.components, and discard the pool with --overwrite"
         )
-    calls = sum(sum(answer.calls.values()) for answer in answers)
+    calls = sum(map(calls_of, answers))
     return found.model_copy(
         update={
             "attempt": 0,
-            "sampled_tokens": _sampled(answers),
+            "sampled_tokens": sum(map(tokens_of, answers)),
             "discarded_calls": calls - sum(found.calls.values()),
             "scorer_tokens": sum(a.component_tokens.get(scorer or "", 0) for a in answers),
             "seconds": fsum(answer.seconds or 0.0 for answer in answers),
         }
     )
-
-
-def _sampled(answers: Sequence[Answer]) -> int:
-    return sum(answer.sampled_tokens or 0 for answer in answers)

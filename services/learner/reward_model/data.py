@@ -1,7 +1,8 @@
 """Stored trajectories as a reward model learns them: a dialogue so far, and the verdict on it.
 
-`trajectories/*.jsonl` of runs (reporting/trajectory_log.py) --> train_and_test --JudgedEpisode-->
-training_data --TrainSample--> sft/supervised.py
+`trajectories/*.jsonl` of runs (reporting/trajectory_log.py), or answers whose turns were continued
+(evaluation/answers.py) --> train_and_test --JudgedEpisode--> training_data --TrainSample-->
+sft/supervised.py
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
+from pydantic_core import from_json
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import TrainSample
@@ -30,6 +33,24 @@ from agent_r1_service.verdicts import BAD, GOOD, verdict_dialogue
 TOTAL = "total"
 _READER = TurnReader()
 """Reads turns of older versions, of which only the thoughts matter here."""
+
+
+class _Candidate(BaseModel):
+    turn: ScoreTurn
+    outcomes: Annotated[list[float], Field(min_length=1)]
+
+
+class _Place(BaseModel):
+    turns: list[ScoreTurn]
+    candidates: list[_Candidate]
+
+
+class _Answer(BaseModel):
+    """What is read of an answer that `agent-r1 evaluate --decode-continuations` wrote."""
+
+    id: str
+    prompt: list[ChatMessage]
+    place: _Place | None
 
 
 class _Record(BaseModel):
@@ -54,6 +75,9 @@ class JudgedEpisode:
     """Of every call."""
     label: float
     """0.0 to 1.0."""
+    place: str = ""
+    """Names the state in which its last turn was one of several candidates, whose labels are mean
+    rewards of their continuations; "" for what one interaction came to."""
 
 
 def train_and_test(config: TrainRewardConfig) -> tuple[list[JudgedEpisode], list[JudgedEpisode]]:
@@ -148,7 +172,10 @@ def _read(path: Path, label: str) -> Iterator[JudgedEpisode | None]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield _episode(_Record.model_validate_json(line), label)
+                if "place" in (values := from_json(line)):
+                    yield from _candidates(_Answer.model_validate(values), f"{path}:{number}")
+                else:
+                    yield _episode(_Record.model_validate(values), label)
             except ValidationError as exc:
                 first = exc.errors()[0]
                 where = ".".join(map(str, first["loc"])) or "line"
@@ -178,6 +205,28 @@ def _episode(record: _Record, label: str) -> JudgedEpisode | None:
         statuses=[call.status for turn in record.turns for call in turn.calls],
         label=value,
     )
+
+
+def _candidates(answer: _Answer, name: str) -> Iterator[JudgedEpisode]:
+    """Return an episode for each candidate of the state that an answer came to."""
+    place = answer.place or _Place(turns=[], candidates=[])
+    for candidate in place.candidates:
+        value = fmean(candidate.outcomes)
+        if not 0.0 <= value <= 1.0:
+            raise ValueError(
+                f"the mean reward of a candidate is {value}, and what is learned must be from 0 to "
+                "1; let another reward judge the continuations"
+            )
+        turns = [*place.turns, candidate.turn]
+        yield JudgedEpisode(
+            task_id=answer.id,
+            status="COMPLETED",
+            prompt=answer.prompt,
+            turns=_READER.read_request(ScoreRequest(payload={}, turns=turns)).turns,
+            statuses=[call.status for turn in turns for call in turn.calls],
+            label=value,
+            place=name,
+        )
 
 
 class VerdictEncoder:
@@ -251,7 +300,8 @@ def training_data(
     for episode in episodes:
         digest.update(json.dumps([episode.task_id, episode.label]).encode())
         last = len(episode.turns)
-        for count in range(1 if config.turns == "all" else last, last + 1):
+        first = 1 if config.turns == "all" and not episode.place else last
+        for count in range(first, last + 1):
             for verdict, weight in ((GOOD, episode.label), (BAD, 1.0 - episode.label)):
                 if weight > 0.0:
                     sample = encoder.sample(episode, count, verdict, weight)

@@ -41,7 +41,7 @@ def report(
     """
     judged = [episode for episode in held_out if well_formed(episode)]
     scores, labels = scored(engine, judged, encoder)
-    tasks = np.array([episode.task_id for episode in judged])
+    tasks = np.array([episode.place or episode.task_id for episode in judged])
     outside = _regression([e for e in train if well_formed(e)], judged)
     low, high = _interval(scores, labels, tasks)
     return {

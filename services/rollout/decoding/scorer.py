@@ -6,12 +6,16 @@ that could read the answer there would find it where a real one would not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import httpx
+from pydantic import JsonValue
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch
+from agent_r1_proto.messages import Message
 from agent_r1_proto.rewards import (
+    Reward,
     ScoreRequest,
     Value,
     ValueRequest,
@@ -36,6 +40,14 @@ class BranchScorer(Protocol):
         """
         ...
 
+    async def outcome(self, interaction: ScoreRequest) -> float:
+        """Return the reward of an interaction that has ended; it knows the payload.
+
+        Raises:
+            AttemptFailedError: there is none.
+        """
+        ...
+
 
 class RewardService:
     """Asks a reward service.
@@ -46,7 +58,7 @@ class RewardService:
     """
 
     def __init__(self, url: str, token: RunToken | None) -> None:
-        self._url = f"{url.rstrip('/')}/value"
+        self._url = url.rstrip("/")
         self._http = httpx.AsyncClient(
             timeout=SCORE_TIMEOUT_S,
             limits=httpx.Limits(max_connections=None),
@@ -60,30 +72,46 @@ class RewardService:
         Raises:
             AttemptFailedError: the service did not answer, or the component failed.
         """
-        body = ValueRequest(component=component, interaction=interaction).model_dump_json()
-        headers = {"content-type": "application/json"}
+        body = ValueRequest(component=component, interaction=interaction)
+        return Value.model_validate_json(await self._post("/value", body))
+
+    async def outcome(self, interaction: ScoreRequest) -> float:
+        """Return the reward of an interaction that has ended.
+
+        Raises:
+            AttemptFailedError: the service did not answer, or a component failed.
+        """
+        return Reward.model_validate_json(await self._post("/score", interaction)).total
+
+    async def _post(self, path: str, body: Message) -> bytes:
+        url, headers = f"{self._url}{path}", {"content-type": "application/json"}
         try:
-            answer = await self._http.post(self._url, content=body, headers=headers)
+            answer = await self._http.post(url, content=body.model_dump_json(), headers=headers)
         except httpx.TransportError as exc:
             raise AttemptFailedError(
-                f"scorer_unreachable: {self._url}: {type(exc).__name__}: {exc}"
+                f"scorer_unreachable: {url}: {type(exc).__name__}: {exc}"
             ) from exc
         if answer.status_code != httpx.codes.OK:
             said = answer.text[:MAX_DETAIL_CHARS]
-            raise AttemptFailedError(f"scorer_error: {self._url}: {answer.status_code}: {said}")
-        return Value.model_validate_json(answer.content)
+            raise AttemptFailedError(f"scorer_error: {url}: {answer.status_code}: {said}")
+        return answer.content
 
     async def close(self) -> None:
         """Close the connections."""
         await self._http.aclose()
 
 
-def as_interaction(branch: Branch) -> ScoreRequest:
-    """Return a branch as a scorer sees it; one that goes on counts as TRUNCATED."""
+def as_interaction(branch: Branch, payload: Mapping[str, JsonValue] | None = None) -> ScoreRequest:
+    """Return a branch as a scorer sees it; one that goes on counts as TRUNCATED.
+
+    Args:
+        branch: an interaction as far as it has come.
+        payload: of its task, for who may know the answer.
+    """
     record = branch.record
     return ScoreRequest(
         prompt=branch.rollout.task.messages(),
-        payload={},
+        payload=dict(payload or {}),
         turns=score_turns(record.turns),
         token_ids=valued_tokens(record.token_ids, record.segment_starts, record.turns),
         status="TRUNCATED" if branch.ended is None else branch.ended[0],

@@ -2,32 +2,35 @@
 
 agent_loop.py hands in the branch that holds the prompt and gets the one that was chosen. Each round
 samples the next turn of every branch: once, after several first turns (`best_of_n`, `majority`), or
-several times, of which the best are kept (`value_guided`, `beam`).
+several times, of which some are taken (`value_guided`, `beam`), as tilting.py says.
 
 A branch's prompt is its parent's tokens and its own, so the engine finds them in its prefix cache.
 A branch gets a state of its own (sessions, environment) when its calls are run, not before.
 
-Source: best of n and choosing by value at every step, arXiv:2310.17022; beam search over scored
-steps, arXiv:2408.03314, section 5; majority, arXiv:2203.11171.
+Source: best of n and choosing by value at every step, arXiv:2310.17022; beams kept by resampling,
+arXiv:2606.05296; majority, arXiv:2203.11171.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
+import random
 from collections.abc import Sequence
 
 from agent_r1.rollout.branch import Branch, BranchState
+from agent_r1.rollout.decoding.particles import Particle, resampled
 from agent_r1.rollout.decoding.scorer import BranchScorer, as_interaction
 from agent_r1.rollout.decoding.spending import CallBudget, Spending
 from agent_r1.rollout.turns import Turns
 from agent_r1_proto.tasks import Decoding
-from agent_r1_proto.trajectory import ANSWERED, DecodingCost
+from agent_r1_proto.trajectory import ANSWERED, DecodingCost, Probe, ProbedTurn, Status
 from agent_r1_service.answers import most_frequent
+from agent_r1_service.tilting import Proposal, tilted
 from agent_r1_service.together import run_together
 
-OUT_OF_CALLS = "decoding_max_calls"
-"""Reason of a branch that ends because the budget has no calls left for its last turn."""
+OUT_OF_CALLS: tuple[Status, str] = ("TRUNCATED", "decoding_max_calls")
+"""How a branch ends when the budget has no calls left for its last turn."""
 
 
 class Search:
@@ -40,6 +43,7 @@ class Search:
         decoding: says how.
         states: those that are open; the caller begins with the one of the first branch.
         scorer: scores branches; None where the method needs none.
+        seed: of what is drawn.
     """
 
     def __init__(
@@ -48,13 +52,20 @@ class Search:
         decoding: Decoding,
         states: list[BranchState],
         scorer: BranchScorer | None,
+        seed: int,
     ) -> None:
         self._turns = turns
         self._decoding = decoding
+        self._beta = 1.0 if decoding.beta is None else decoding.beta
         self._states = states
         self._scorer = scorer
+        self._rng = random.Random(seed)
         self._spent = Spending(states=list(states))
         self._scores: dict[Branch, float] = {}
+        self._remembered: dict[Branch, ProbedTurn] = {}
+        """Candidates for one turn, before their calls are run, all in one state."""
+        self._num_places = 0
+        """Turns so far that had several candidates."""
 
     async def run(self, first: Branch) -> tuple[Branch, DecodingCost]:
         """Return the branch that is chosen, at its end, and what the search has cost.
@@ -65,69 +76,94 @@ class Search:
         """
         self._budget = CallBudget.of(self._decoding.max_calls, first.rollout.task)
         chosen = await (self._by_turn(first) if self._decoding.by_turn else self._whole(first))
-        score = self._scores.get(chosen)
-        return chosen, self._spent.message(None if score == -math.inf else score)
+        return chosen, self._spent.message(self._scores.get(chosen), await self._probed())
 
     # -- whole interactions ----------------------------------------------------------------------
 
     async def _whole(self, first: Branch) -> Branch:
+        """Choose among whole interactions, of which the first is the greedy one."""
         branches = [first.sprout(str(i)) for i in range(self._decoding.candidates)]
         while going := [branch for branch in branches if branch.ended is None]:
-            await self._sample(going)
+            await self._sample([b for b in going if b is branches[0]], temperature=0.0)
+            await self._sample([b for b in going if b is not branches[0]])
             await self._run_calls(self._admit(going))
+        paid = self._paid(branches)
         if self._decoding.method == "majority":
-            return branches[most_frequent(self._turns.answer(branch) for branch in branches)]
-        await self._score([branch for branch in branches if branch not in self._scores])
-        return self._best(branches)[0]
+            return paid[most_frequent(self._turns.answer(branch) for branch in paid)]
+        await self._score(paid)
+        return max(paid, key=lambda branch: self._scores[branch])
 
     # -- turn by turn ----------------------------------------------------------------------------
 
     async def _by_turn(self, first: Branch) -> Branch:
-        """Keep the best branches after every turn; one that has ended competes with its score."""
-        kept = [first]
-        while any(branch.ended is None for branch in kept):
-            ended = [branch for branch in kept if branch.ended is not None]
-            candidates = await self._candidates([b for b in kept if b.ended is None])
+        """Take one turn after the other; branches that have ended keep their weights."""
+        kept = [Particle(first, copies=self._decoding.keep)]
+        while going := [particle for particle in kept if particle.branch.ended is None]:
+            await self._propose(going)
+            await self._weigh(going)
+            if self._decoding.continuations and len(going[0].candidates) > 1:
+                await self._remember(going[0])
+            kept = self._take(kept)
             if self._decoding.lookahead == 0:
-                kept = await self._keep_as_written(ended, candidates)
-            else:
-                kept = await self._keep_by_outcome(ended, candidates)
-            await self._close_all_but(kept)
-        return kept[0]
+                await self._run_calls(self._admit([particle.branch for particle in kept]))
+            going_on = [p.branch.state for p in kept if p.branch.ended is None]
+            await self._close_all_but([*going_on, *(b.state for b in self._remembered)])
+        return await self._vote(kept)
 
-    async def _candidates(self, parents: Sequence[Branch]) -> list[Branch]:
-        """Return branches that are one turn longer; equal ones of one parent count once."""
-        children = [
-            parent.sprout(f"{parent.path}.{i}".lstrip("."))
-            for parent in parents
-            for i in range(self._decoding.candidates)
-        ]
-        await self._sample(children)
-        fresh: dict[tuple[object, ...], Branch] = {}
-        for child in children:
-            fresh.setdefault((child.state, *child.record.token_ids), child)
-        return list(fresh.values())
+    async def _propose(self, particles: Sequence[Particle]) -> None:
+        """Find what may follow: the greedy turn and, unless that is all but sure, sampled ones."""
+        for particle in particles:
+            particle.greedy = particle.sprout("g")
+            particle.candidates = [particle.greedy]
+        await self._sample([particle.greedy for particle in particles], temperature=0.0)
+        unsure = [particle for particle in particles if self._is_unsure(particle.greedy)]
+        sampled = [[p.sprout(str(i)) for i in range(self._decoding.candidates)] for p in unsure]
+        await self._sample([branch for branches in sampled for branch in branches])
+        for particle, branches in zip(unsure, sampled, strict=True):
+            # Sampled ones first: their log-probabilities are those of the temperature.
+            distinct: dict[tuple[int, ...], Branch] = {}
+            for branch in (*branches, particle.greedy):
+                distinct.setdefault(tuple(branch.record.token_ids), branch)
+            particle.candidates = list(distinct.values())
 
-    async def _keep_as_written(
-        self, ended: Sequence[Branch], candidates: Sequence[Branch]
-    ) -> list[Branch]:
-        """Score turns before their calls are run, and run those of the branches that are kept."""
-        await self._score(candidates)
-        ranked = self._best([*ended, *candidates])
-        kept: list[Branch] = []
-        for branch in ranked:
-            if len(kept) < self._decoding.keep and (branch.ended or self._admit([branch])):
-                kept.append(branch)
-        await self._run_calls([branch for branch in kept if branch.ended is None])
-        return kept or ranked[:1]
+    def _is_unsure(self, greedy: Branch) -> bool:
+        limit = self._decoding.branch_below
+        return limit is None or math.exp(greedy.record.turn_logprob) < limit
 
-    async def _keep_by_outcome(
-        self, ended: Sequence[Branch], candidates: Sequence[Branch]
-    ) -> list[Branch]:
-        """Score turns by what their calls lead to, after more turns where that is asked for."""
-        await self._run_calls(self._admit(candidates))
-        unscored = [branch for branch in candidates if branch not in self._scores]
-        probes = [await self._probe(branch) for branch in unscored]
+    async def _weigh(self, particles: Sequence[Particle]) -> None:
+        """Score candidates where there are several: as they are written, or by what follows."""
+        several = [b for p in particles if len(p.candidates) > 1 for b in p.candidates]
+        if self._decoding.lookahead == 0:
+            self._end_unpayable(several)
+            await self._score(self._paid(several))
+        else:
+            await self._run_calls(self._admit([b for p in particles for b in p.candidates]))
+            await self._look_ahead(self._paid(several))
+        for particle in particles:
+            paid = self._paid(particle.candidates)
+            candidates = [self._candidate(branch) for branch in paid]
+            particle.candidates, particle.tilted = paid, tilted(candidates, self._beta)
+
+    def _candidate(self, branch: Branch) -> Proposal:
+        return Proposal(
+            branch.record.turn_logprob,
+            calls=self._turns.has_calls(branch),
+            value=self._scores.get(branch, 0.0),
+        )
+
+    def _take(self, particles: Sequence[Particle]) -> list[Particle]:
+        """Return what goes on: the candidate that counts most, or some that are drawn.
+
+        A search that shows what turns are worth draws, so that it comes to many places.
+        """
+        if self._decoding.method == "beam" or self._decoding.continuations:
+            return resampled(particles, self._rng)
+        (particle,) = particles
+        return [Particle(particle.candidates[particle.tilted.index(max(particle.tilted))])]
+
+    async def _look_ahead(self, branches: Sequence[Branch]) -> None:
+        """Score branches by what their calls lead to, after more turns where that is asked for."""
+        probes = [await self._probe(branch) for branch in branches]
         going = [probe for probe in probes if probe.ended is None]
         for _ in range((self._decoding.lookahead or 1) - 1):
             await self._sample(going)
@@ -135,9 +171,9 @@ class Search:
             await self._run_calls(going)
             going = [probe for probe in going if probe.ended is None]
         await self._score(probes)
-        for branch, probe in zip(unscored, probes, strict=True):
-            self._scores[branch] = self._scores[probe]
-        return self._best([*ended, *candidates])[: self._decoding.keep]
+        for branch, probe in zip(branches, probes, strict=True):
+            if probe in self._scores:
+                self._scores[branch] = self._scores[probe]
 
     async def _probe(self, branch: Branch) -> Branch:
         """Return what looks ahead for a branch: itself, where there is nothing more to see."""
@@ -147,10 +183,76 @@ class Search:
         await self._fork(probe)
         return probe
 
+    async def _vote(self, particles: Sequence[Particle]) -> Branch:
+        """Return a branch whose answer counts most, where each is judged once as a whole."""
+        if len(particles) == 1:
+            return particles[0].branch
+        paid = self._paid([particle.branch for particle in particles])
+        await self._score(paid)
+        logs = {
+            p.branch: math.log(p.copies) + p.log_weight + self._beta * self._scores.get(p.branch, 0)
+            for p in particles
+        }
+        ranked = sorted(paid, key=lambda branch: -logs[branch])
+        weights = [math.exp(logs[branch] - logs[ranked[0]]) for branch in ranked]
+        return ranked[most_frequent(map(self._turns.answer, ranked), weights)]
+
+    # -- what turns are worth --------------------------------------------------------------------
+
+    async def _remember(self, particle: Particle) -> None:
+        """Keep the candidates of one of the turns that have several, each turn equally likely."""
+        self._num_places += 1
+        if self._rng.random() * self._num_places >= 1.0:
+            return
+        spare = particle.sprout("?")
+        await self._fork(spare)
+        self._remembered = {}
+        for branch in particle.candidates:
+            copy = branch.sprout(f"{branch.path}?")
+            copy.state = spare.state
+            read = branch.path.rpartition(".")[2]
+            self._remembered[copy] = ProbedTurn(
+                turn=branch.record.turns[-1],
+                calls=self._turns.has_calls(branch),
+                sample=int(read) if read.isdecimal() else None,
+                greedy=branch.record.token_ids == particle.greedy.record.token_ids,
+                logprob=branch.record.turn_logprob,
+                value=self._scores.get(branch),
+            )
+
+    async def _probed(self) -> Probe | None:
+        """Return what the remembered candidates are worth, each followed to the end."""
+        if not self._remembered:
+            return None
+        copies = {branch: self._copies(branch) for branch in self._remembered}
+        going = [branch for of_one in copies.values() for branch in of_one]
+        while going := [branch for branch in going if branch.ended is None]:
+            await self._run_calls(going)
+            going = [branch for branch in going if branch.ended is None]
+            await self._sample(going)
+        candidates = [
+            turn.model_copy(update={"outcomes": await self._outcomes(copies[branch])})
+            for branch, turn in self._remembered.items()
+        ]
+        (first, *_) = self._remembered
+        return Probe(after=len(first.record.turns) - 1, candidates=candidates)
+
+    def _copies(self, branch: Branch) -> list[Branch]:
+        """Return a branch as often as it is to be continued: once, where it calls nothing."""
+        number = (self._decoding.continuations or 0) if self._turns.has_calls(branch) else 1
+        return [branch.sprout(f"{branch.path}{i}") for i in range(number)]
+
+    async def _outcomes(self, branches: Sequence[Branch]) -> list[float]:
+        assert self._scorer is not None
+        return await run_together(
+            self._scorer.outcome(as_interaction(branch, branch.rollout.task.payload))
+            for branch in branches
+        )
+
     # -- steps -----------------------------------------------------------------------------------
 
-    async def _sample(self, branches: Sequence[Branch]) -> None:
-        counts = await run_together(self._turns.sample(branch) for branch in branches)
+    async def _sample(self, branches: Sequence[Branch], temperature: float | None = None) -> None:
+        counts = await run_together(self._turns.sample(b, temperature) for b in branches)
         self._spent.sampled_tokens += sum(counts)
 
     def _affords(self, branch: Branch) -> bool:
@@ -158,16 +260,23 @@ class Search:
         return self._budget.take(self._turns.num_calls(branch))
 
     def _admit(self, branches: Sequence[Branch]) -> list[Branch]:
-        """Return the branches whose calls the budget has; the others end, as the worst of all."""
+        """Return the branches whose calls the budget has; the others end."""
         going = [branch for branch in branches if branch.ended is None]
-        admitted: list[Branch] = []
+        admitted = [branch for branch in going if self._affords(branch)]
         for branch in going:
-            if self._affords(branch):
-                admitted.append(branch)
-            else:
-                branch.ended = ("TRUNCATED", OUT_OF_CALLS)
-                self._scores[branch] = -math.inf
+            if branch not in admitted:
+                branch.ended = OUT_OF_CALLS
         return admitted
+
+    def _end_unpayable(self, branches: Sequence[Branch]) -> None:
+        """End the branches whose calls the budget does not have, of whose others one is taken."""
+        for branch in branches:
+            if branch.ended is None and not self._budget.has(self._turns.num_calls(branch)):
+                branch.ended = OUT_OF_CALLS
+
+    def _paid(self, branches: Sequence[Branch]) -> Sequence[Branch]:
+        """Return those that did not end for lack of calls, or all where all did."""
+        return [branch for branch in branches if branch.ended != OUT_OF_CALLS] or branches
 
     async def _run_calls(self, branches: Sequence[Branch]) -> None:
         """Carry out the last turns; of branches that share a state, the last one inherits it."""
@@ -186,21 +295,20 @@ class Search:
         self._spent.states.append(branch.state)
 
     async def _score(self, branches: Sequence[Branch]) -> None:
+        """Score the branches that have no score yet, where the method needs scores."""
+        if not self._decoding.needs_scorer:
+            return
         component = self._decoding.scorer
         assert self._scorer is not None
         assert component is not None
-        asked = [self._scorer.value(component, as_interaction(branch)) for branch in branches]
-        for branch, value in zip(branches, await run_together(asked), strict=True):
+        fresh = [branch for branch in branches if branch not in self._scores]
+        asked = [self._scorer.value(component, as_interaction(branch)) for branch in fresh]
+        for branch, value in zip(fresh, await run_together(asked), strict=True):
             self._scores[branch] = value.value
             self._spent.scores += 1
             self._spent.scorer_tokens += value.tokens
 
-    def _best(self, branches: Sequence[Branch]) -> list[Branch]:
-        """Return branches by their scores, the highest first; equal ones in their order."""
-        return sorted(branches, key=lambda branch: -self._scores[branch])
-
-    async def _close_all_but(self, kept: Sequence[Branch]) -> None:
-        needed = [branch.state for branch in kept if branch.ended is None]
+    async def _close_all_but(self, needed: Sequence[BranchState]) -> None:
         for state in [state for state in self._states if state not in needed]:
             self._states.remove(state)
             await asyncio.shield(state.close(self._turns.env.step_timeout_s))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from agent_r1.rollout.branch import AttemptFailedError, BranchState
 from agent_r1_proto.tasks import Task
-from agent_r1_proto.trajectory import DecodingCost
+from agent_r1_proto.trajectory import DecodingCost, Probe
 
 
 @dataclass
@@ -33,13 +33,16 @@ class CallBudget:
             )
         return cls(found)
 
+    def has(self, num_calls: int) -> bool:
+        """Say whether so many calls are left."""
+        return self.left is None or num_calls <= self.left
+
     def take(self, num_calls: int) -> bool:
         """Take some calls, if so many are left."""
-        if self.left is None:
-            return True
-        if num_calls > self.left:
+        if not self.has(num_calls):
             return False
-        self.left -= num_calls
+        if self.left is not None:
+            self.left -= num_calls
         return True
 
 
@@ -54,8 +57,8 @@ class Spending:
     states: list[BranchState] = field(default_factory=list)
     """Every state that there was."""
 
-    def message(self, score: float | None) -> DecodingCost:
-        """Return it as a trajectory carries it, with the score of the branch that was chosen."""
+    def message(self, score: float | None, probe: Probe | None) -> DecodingCost:
+        """Return it as a trajectory carries it, with what was chosen and what was found."""
         return DecodingCost(
             sampled_tokens=self.sampled_tokens,
             calls=self.calls,
@@ -63,4 +66,5 @@ class Spending:
             scores=self.scores,
             scorer_tokens=self.scorer_tokens,
             score=score,
+            probe=probe,
         )

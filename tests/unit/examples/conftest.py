@@ -25,6 +25,11 @@ CODE_SCRIPTS = (
     *("demonstrations", "tokenizer", "generate", "repair"),
 )
 
+LOOKAHEAD_SCRIPTS = (
+    *("residents", "policies", "sources"),
+    *("demonstrations", "tokenizer", "generate"),
+)
+
 
 def load_scripts(example: str, names: Sequence[str]) -> SimpleNamespace:
     """Import the modules of an example; their short names are gone from sys.modules afterwards."""
@@ -111,4 +116,28 @@ def tiny_code_files(
     """A folder with a small version of the files of seed 5."""
     folder = tmp_path_factory.mktemp("tiny_code")
     tiny_code.generate.write_exercises(5, folder, **tiny_code_size)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def lookahead() -> SimpleNamespace:
+    """The modules of lookahead by name."""
+    return load_scripts("lookahead", LOOKAHEAD_SCRIPTS)
+
+
+@pytest.fixture(scope="session")
+def lookahead_size() -> dict[str, int]:
+    """How much of a world the tests generate."""
+    return {"num_people": 300, "num_train": 100, "num_eval": 120, "num_demos": 1200}
+
+
+@pytest.fixture(scope="session")
+def lookahead_files(
+    lookahead: SimpleNamespace,
+    lookahead_size: dict[str, int],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Path:
+    """A folder with the generated files of a small world 5."""
+    folder = tmp_path_factory.mktemp("lookahead")
+    lookahead.generate.write_world(5, folder, **lookahead_size)
     return folder

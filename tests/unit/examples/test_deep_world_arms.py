@@ -63,22 +63,34 @@ def test_right_runs_answer_every_training_question(
     assert runs != deep_world.right_runs.right_runs(tasks, look_up, seed=1)
 
 
-def test_every_search_is_compared_with_best_of_n_of_its_scorer_at_its_own_cost():
+def test_the_search_has_to_beat_every_baseline_at_its_own_cost():
     folder = Path(__file__).parents[3] / "examples" / "deep_world"
     matrix = MatrixFile.model_validate(tomllib.loads((folder / "decoding.toml").read_text()))
     entries = {entry.label: entry for entry in matrix.decode}
-    for comparison in matrix.comparisons:
-        first, second = entries[comparison.first], entries[comparison.second]
-        assert (first.method, second.method) == ("best_of_n", "value_guided")
-        assert first.tokens_of == second.label
-        assert first.scorer == second.scorer
-        assert first.candidates == second.candidates == 8
+    searches = [entry.label for entry in matrix.decode if entry.method == "fitted"]
+    assert searches == ["guided"]
+    goals = {(c.first, name): (c.second, c.goal) for c in matrix.comparisons for name in c.sets}
+    for name in entries.keys() - searches:
+        assert goals[name, "compositions"] == ("guided", "better")
+        for other in ("in_domain", "longer", "wording"):
+            assert goals[name, other] == ("guided", "not_worse")
+        costs = entries[name].tokens_of or entries[name].calls_of
+        assert costs == (None if name == "greedy" else "guided")
     trained = (folder / "decoding.sh").read_text()
     for number, model in enumerate(matrix.models):
         for place in (model.policy, *model.scorers.values()):
             name = Path(place).name
             assert name.endswith(f"_seed{number}")
             assert f"$runs/{name.removesuffix(str(number))}$seed" in trained
+
+
+def test_what_turns_are_worth_is_learned_and_fitted_on_no_reported_set():
+    folder = Path(__file__).parents[3] / "examples" / "deep_world"
+    trained = (folder / "decoding.sh").read_text()
+    asked = re.findall(r"data/(\w+)\.jsonl", trained)
+    assert set(asked) == {"train", "eval_development"}
+    reported = tomllib.loads((folder / "decoding.toml").read_text())["tasks"]
+    assert "data/eval_development.jsonl" not in reported.values()
 
 
 def test_the_gain_by_a_learned_reward_is_a_share_of_that_by_labels(

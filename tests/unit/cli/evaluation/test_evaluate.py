@@ -434,7 +434,7 @@ def test_decoding_is_asked_for_recorded_and_continued(
         ),
         (
             ("--decode", "majority", "--decode-candidates", "1", *REWARD_MODEL),
-            "--decode-candidates: Input should be greater than or equal to 2",
+            "decoding.candidates (1) must be 2 or more with majority",
         ),
     ],
 )

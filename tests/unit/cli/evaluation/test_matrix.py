@@ -400,11 +400,20 @@ def test_what_chooses_from_a_pool_shares_its_answers(own: Path):
     for cell in (majority, best):
         assert (cell.questioning.attempts, cell.questioning.decoding) == (4, None)
         assert cell.questioning.temperature == 1.0
+        assert cell.questioning.greedy_first
     assert majority.choice is not None
     assert (majority.choice.candidates, majority.choice.scorer) == (3, None)
     assert best.choice is not None
-    assert best.choice.tokens_of == cells["held_out-one-as_they_are-guided"].file
+    assert best.choice.costs_as == cells["held_out-one-as_they_are-guided"].file
     assert best.settings["pool.tokens_of"] == "held_out-one-as_they_are-guided"
+
+
+def test_answers_of_another_temperature_are_another_pool(own: Path):
+    text = OWN_TOML.replace("candidates = 2\n", "candidates = 2\ntemperature = 0.5\n")
+    cells = planned(plan_of(own, text))
+    majority, best = (cells[f"held_out-one-as_they_are-{n}"] for n in ("majority_3", "best"))
+    assert majority.answers != best.answers
+    assert (majority.questioning.temperature, best.questioning.temperature) == (1.0, 0.5)
 
 
 def test_the_pool_is_asked_once_and_the_comparison_reported(own: Path, services: FakeServices):
@@ -465,7 +474,7 @@ def test_a_cost_that_is_not_known_yet_leaves_its_cell_for_later(
         ("pool = 4", "pool = 2", "chooses from 3 answers, and the pool has 2"),
         ("pool = 4", "", "tokens_of = 'guided'; it needs pool"),
         ('tokens_of = "guided"', 'tokens_of = "best"', "names an entry that samples its own"),
-        ('tokens_of = "guided"', "temperature = 0.5", "several temperatures"),
+        ('tokens_of = "guided"', 'tokens_of = "guided"\ncalls_of = "guided"', "keep one of them"),
         ('tokens_of = "guided"', "max_calls = 2", "has max_calls"),
         ('second = "guided"', 'second = "guide"', "names 'guide', which is none of greedy, guided"),
         ('sets = ["held_out"]', 'sets = ["held"]', "names 'held', which is none of held_out"),

@@ -10,7 +10,7 @@ from agent_r1.evaluation.answers import CallLine, TurnLine
 from agent_r1.evaluation.matrix.cells import Cell
 from agent_r1.evaluation.matrix.comparisons import compare, reached
 from agent_r1.evaluation.matrix.config import ComparisonEntry
-from agent_r1.evaluation.matrix.pool import choose, enough
+from agent_r1.evaluation.matrix.pool import calls_of, choose, enough, tokens_of
 from agent_r1.evaluation.statistics import Estimate
 from tests.unit.evaluation.lines import answer
 
@@ -71,7 +71,13 @@ def test_a_question_of_which_an_answer_failed_has_failed():
     ],
 )
 def test_as_many_answers_are_enough_as_cost_so_many_tokens(tokens: int, fewest: int, number: int):
-    assert enough([*pool("a"), *pool("b")], tokens, fewest) == number
+    assert enough([*pool("a"), *pool("b")], tokens_of, tokens, fewest) == number
+
+
+@pytest.mark.parametrize(("calls", "number"), [(0, 1), (0.5, 2), (2, 3), (6, 4)])
+def test_as_many_answers_are_enough_as_make_so_many_calls(calls: float, number: int):
+    # 0, then 0 + 1, 0 + 1 + 2, 0 + 1 + 2 + 3.
+    assert enough([*pool("a"), *pool("b")], calls_of, calls, 1) == number
 
 
 def cell(scores: dict[str, float], tokens: float = 80.0, **changes: Any) -> Cell:

@@ -27,8 +27,9 @@ from tests.support.fakes import (
 
 
 def own_number(path: str) -> int:
-    """Return which of its siblings a branch is."""
-    return int(path.rstrip("~").rpartition(".")[2] or 0)
+    """Return which of its siblings a branch is; the greedy one writes what the first writes."""
+    name = path.rstrip("~").rpartition(".")[2]
+    return int(name) if name.isdecimal() else 0
 
 
 def num_results(dialogue: str) -> int:
@@ -114,10 +115,10 @@ async def test_the_best_candidate_is_kept_after_every_turn(chat: ChatFormat, end
     assert queries(server) == ["0", "1", "10", "11", "12", "2"]
     cost = trajectory.decoding
     assert cost is not None
-    # Three turns of three candidates; the last three are the same answer, scored once: 3 + 3 + 1.
-    assert (cost.calls, cost.scores, cost.scorer_tokens) == (6, 7, 7 * SCORER_TOKENS)
+    # Two turns of three candidates; all answers are the same, so none of them is scored.
+    assert (cost.calls, cost.scores, cost.scorer_tokens) == (6, 6, 6 * SCORER_TOKENS)
     assert cost.sampled_tokens == built.model.num_sampled > trajectory.num_action_tokens
-    assert (cost.score, cost.replayed_calls) == (0.6, 0)
+    assert (cost.score, cost.replayed_calls) == (None, 0)
 
 
 async def test_a_branch_is_sampled_after_the_very_tokens_of_its_parent(
@@ -130,9 +131,10 @@ async def test_a_branch_is_sampled_after_the_very_tokens_of_its_parent(
         trajectory = await built.loop.run(asks("value_guided", candidates=2))
     prompts = [request.token_ids for request in built.model.requests]
     first, second = (trajectory.token_ids[: turn.start].tolist() for turn in trajectory.turns)
-    assert prompts == [first, first, second, second]
-    assert len({request.seed for request in built.model.requests}) == 4
-    assert len({request.request_id for request in built.model.requests}) == 4
+    assert prompts == [first] * 3 + [second] * 3  # the greedy turn, and two candidates
+    assert [request.temperature for request in built.model.requests] == [0.0, 1.0, 1.0] * 2
+    assert len({request.seed for request in built.model.requests}) == 6
+    assert len({request.request_id for request in built.model.requests}) == 6
 
 
 async def test_with_lookahead_0_only_the_calls_of_the_kept_are_run(chat: ChatFormat, end_id: int):
@@ -165,7 +167,6 @@ async def test_the_scorer_gets_the_very_tokens_that_lead_to_the_state(
     asked = [request.token_ids for request in built.scorer.asked]
     assert asked[1] == trajectory.token_ids[: ends[lookahead]].tolist()
     assert asked[0] != asked[1]
-    assert asked[-1] == trajectory.token_ids[: last.end - 1].tolist()
 
 
 @pytest.mark.parametrize(("lookahead", "reached"), [(1, "01"), (2, "11")])
@@ -241,20 +242,177 @@ async def test_majority_and_best_of_n_choose_from_the_same_samples(chat: ChatFor
     assert seeds[:3] == seeds[3:]
 
 
-async def test_equal_candidates_count_once(chat: ChatFormat, end_id: int):
+async def test_equal_candidates_are_one_and_a_single_one_is_not_scored(
+    chat: ChatFormat, end_id: int
+):
     def write(dialogue: str, path: str, seed: int) -> str:
-        return "<answer>yes</answer>" if num_results(dialogue) else call_text(query="7")
+        if num_results(dialogue):
+            return f"<answer>{own_number(path) // 2}</answer>"  # 0, 0, 1, 1
+        return call_text(query="7")
 
     async with (
         FakeToolServer(answer=stands) as server,
-        searching(chat, end_id, write, lambda _: 0.0, server) as built,
+        searching(chat, end_id, write, worth({"1": 0.5}), server) as built,
     ):
         trajectory = await built.loop.run(asks("value_guided", candidates=4))
     assert queries(server) == ["7"]
-    assert len(built.scorer.asked) == 2
+    assert [asked.turns[-1].answer for asked in built.scorer.asked] == ["0", "1"]
+    assert answer(trajectory) == "1"
     assert trajectory.decoding is not None
-    # What was sampled four times has been paid four times.
-    assert trajectory.decoding.sampled_tokens == 4 * trajectory.num_action_tokens
+    assert (trajectory.decoding.scores, trajectory.decoding.score) == (2, 0.5)
+    # What was sampled four times, and greedily, has been paid five times.
+    assert trajectory.decoding.sampled_tokens == 5 * trajectory.num_action_tokens
+
+
+# --- the rule -------------------------------------------------------------------------------------
+
+
+def differing(*texts: str) -> Write:
+    """Write a model whose greedy turn is the first of some answers, and candidates all of them."""
+    return lambda dialogue, path, seed: f"<answer>{texts[own_number(path)]}</answer>"
+
+
+@pytest.mark.parametrize(
+    ("beta", "reached"),
+    [
+        # A token has the log-probability -0.5, and the two answers differ by five tokens: 2.5 nats.
+        # A value that is 0.5 higher is worth more than that from beta = 5 on.
+        (4.9, "3"),
+        (5.1, "400000"),
+    ],
+)
+async def test_a_value_outweighs_what_is_likely_only_with_enough_weight(
+    chat: ChatFormat, end_id: int, beta: float, reached: str
+):
+    values = worth({"3": 0.1, "400000": 0.6})
+    async with searching(chat, end_id, differing("3", "400000"), values) as built:
+        trajectory = await built.loop.run(asks("value_guided", candidates=2, beta=beta))
+    short, long = (len(chat.encode(text)) for text in ("3", "400000"))
+    assert long - short == 5
+    assert answer(trajectory) == reached
+
+
+async def test_without_weight_nothing_is_scored_and_the_likeliest_is_taken(
+    chat: ChatFormat, end_id: int
+):
+    async with searching(chat, end_id, differing("400000", "3")) as built:
+        asked = asks("value_guided", candidates=2, beta=0.0, scorer=None)
+        trajectory = await built.loop.run(asked)
+    assert answer(trajectory) == "3"
+
+
+async def test_whether_to_answer_the_model_alone_decides(chat: ChatFormat, end_id: int):
+    # The scorer likes the answer best by far; to call is likelier, since it is the shorter turn.
+    def write(dialogue: str, path: str, seed: int) -> str:
+        if num_results(dialogue):
+            return f"<answer>{place(dialogue)}</answer>"
+        long_answer = "<answer>9" + "0" * 40 + "</answer>"
+        return [call_text(query="1"), long_answer, call_text(query="2")][own_number(path)]
+
+    values = worth({"1": 0.1, "2": 0.3, "9" + "0" * 40: 1.0})
+    async with (
+        FakeToolServer(answer=stands) as server,
+        searching(chat, end_id, write, values, server) as built,
+    ):
+        decoding = asks("value_guided", candidates=3, lookahead=0, beta=50.0)
+        trajectory = await built.loop.run(decoding)
+    # Of the two calls, which are as likely as each other, the better one is made.
+    assert answer(trajectory) == "2"
+
+
+async def test_a_turn_that_is_all_but_sure_is_not_searched(chat: ChatFormat, end_id: int):
+    # exp(-0.5 * tokens) is below 0.9 for every turn, and above 0.0001 for none of under 18 tokens.
+    for limit, requests in ((0.9, 1 + 2), (1e-9, 1)):
+        async with searching(chat, end_id, differing("1", "2"), worth({"2": 1.0})) as built:
+            asked = asks("value_guided", candidates=2, branch_below=limit, beta=9.0)
+            await built.loop.run(asked)
+        assert len(built.model.requests) == requests
+
+
+async def test_the_greedy_answer_is_among_whole_ones(chat: ChatFormat, end_id: int):
+    async with searching(chat, end_id, differing("1", "2", "3"), worth({"1": 0.5})) as built:
+        trajectory = await built.loop.run(asks("best_of_n", candidates=3))
+    assert answer(trajectory) == "1"
+    assert [request.temperature for request in built.model.requests] == [0.0, 1.0, 1.0]
+
+
+# --- what turns are worth -------------------------------------------------------------------------
+
+
+async def test_continuations_say_what_the_candidates_of_a_turn_are_worth(
+    chat: ChatFormat, end_id: int
+):
+    # A walk of one step, to 0 or 1, whose answer is where it stands; the third candidate answers.
+    def write(dialogue: str, path: str, seed: int) -> str:
+        if num_results(dialogue):
+            return f"<answer>{place(dialogue)}</answer>"
+        return [call_text(query="0"), call_text(query="1"), "<answer>5</answer>"][own_number(path)]
+
+    task = with_budget(answers=["1"])
+    async with (
+        FakeToolServer(answer=stands, sessions=True) as server,
+        searching(chat, end_id, write, worth({"1": 1.0, "5": 0.25}), server) as built,
+    ):
+        asked = asks(
+            "value_guided", candidates=3, beta=0.0, scorer=None, lookahead=0, continuations=2,
+            purpose="value", task=task,
+        )  # fmt: skip
+        trajectory = await built.loop.run(asked)
+    assert trajectory.status == "COMPLETED"
+    assert trajectory.decoding is not None
+    probe = trajectory.decoding.probe
+    assert probe is not None
+    assert probe.after == 0
+    found = {one.turn.text: one.outcomes for one in probe.candidates}
+    # An answer ends the interaction, so it is not continued.
+    assert found == {
+        call_text(query="0"): [0.0, 0.0],
+        call_text(query="1"): [1.0, 1.0],
+        "<answer>5</answer>": [0.25],
+    }
+    assert [one.turn.calls for one in probe.candidates] == [[], [], []]
+    assert probe.candidates[0].logprob == pytest.approx(-0.5 * len(sampled_ids(chat, "0")))
+    # Only outcomes are asked for, and whoever judges them knows the payload.
+    assert built.scorer.asked == []
+    assert {one.payload["answers"][0] for one in built.scorer.judged} == {"1"}
+    assert sorted(server.closed) == sorted(server.opened)
+
+
+def sampled_ids(chat: ChatFormat, query: str) -> list[int]:
+    return [*chat.encode(call_text(query=query)), 0]  # and the end of the turn
+
+
+async def test_a_place_is_shown_with_the_turns_that_lead_to_it(chat: ChatFormat, end_id: int):
+    async with (
+        FakeToolServer(answer=stands) as server,
+        searching(chat, end_id, walking(3), worth({}), server) as built,
+    ):
+        places: set[int] = set()
+        for seed in range(12):
+            asked = asks(
+                "value_guided", candidates=2, beta=0.0, scorer=None, continuations=1,
+                purpose="value", sampling=SamplingParameters(seed=seed),
+            )  # fmt: skip
+            trajectory = await built.loop.run(asked)
+            assert trajectory.decoding is not None
+            probe = trajectory.decoding.probe
+            assert probe is not None
+            places.add(probe.after)
+            walked = [turn.calls[0].arguments["query"] for turn in trajectory.turns[:3]]
+            before = walked[probe.after - 1] if probe.after else ""
+            wanted = {call_text(query=f"{before}{number}") for number in (0, 1)}
+            assert {one.turn.text for one in probe.candidates} == wanted
+    assert places == {0, 1, 2}
+
+
+async def test_no_place_is_shown_where_turns_have_no_alternative(chat: ChatFormat, end_id: int):
+    async with searching(chat, end_id, differing("1", "1")) as built:
+        asked = asks(
+            "value_guided", candidates=2, beta=0.0, scorer=None, continuations=2, purpose="value"
+        )
+        trajectory = await built.loop.run(asked)
+    assert trajectory.decoding is not None
+    assert trajectory.decoding.probe is None
 
 
 # --- a budget of calls ----------------------------------------------------------------------------
@@ -458,7 +616,7 @@ async def test_a_scorer_sees_turns_and_results_and_never_the_payload(chat: ChatF
         await built.loop.run(asks("value_guided", candidates=2, task=task))
     asked = built.scorer.asked
     assert all(one.payload == {} for one in asked)
-    assert [one.status for one in asked] == ["TRUNCATED", "TRUNCATED", "COMPLETED"]
+    assert [one.status for one in asked] == ["TRUNCATED", "TRUNCATED"]
     assert asked[0].prompt[0].content == "who?"
     assert asked[0].turns[0].calls[0].text == "at 0"
 
@@ -469,9 +627,12 @@ async def test_a_scorer_sees_turns_and_results_and_never_the_payload(chat: ChatF
         ({"method": "value_guided", "scorer": "s", "keep": 2}, "2 or more with the method beam"),
         ({"method": "beam", "scorer": "s"}, "2 or more with the method beam"),
         ({"method": "best_of_n", "scorer": "s", "lookahead": 1}, "scores whole interactions"),
-        ({"method": "majority", "scorer": "s"}, "majority has no scorer"),
-        ({"method": "value_guided"}, "every other method needs one"),
-        ({"method": "majority", "candidates": 1}, "greater than or equal to 2"),
+        ({"method": "majority", "scorer": "s"}, "majority and beta 0 have no scorer"),
+        ({"method": "value_guided"}, "everything else needs one"),
+        ({"method": "value_guided", "beta": 0.0, "scorer": "s"}, "beta 0 have no scorer"),
+        ({"method": "majority", "beta": 1.0}, "belongs to value_guided and beam"),
+        ({"method": "beam", "keep": 2, "scorer": "s", "continuations": 2}, "needs the method"),
+        ({"method": "majority", "candidates": 1}, "must be 2 or more"),
     ],
 )
 def test_options_that_do_not_fit_the_method_are_refused(values: dict[str, Any], match: str):
@@ -486,3 +647,7 @@ def test_a_search_is_for_evaluation_and_samples_above_temperature_0():
     greedy = SamplingParameters(temperature=0.0)
     with pytest.raises(ValidationError, match="at temperature 0"):
         rollout_task(decoding=decoding, purpose="eval", sampling=greedy)
+    probing = Decoding(method="value_guided", beta=0.0, continuations=2)
+    for purpose, asked in (("eval", probing), ("value", decoding)):
+        with pytest.raises(ValidationError, match="the purpose value needs 1 or more"):
+            rollout_task(decoding=asked, purpose=purpose)

@@ -1,0 +1,51 @@
+"""How much each of several candidates for a turn is to count: what is likely, tilted by values.
+
+rollout/decoding searches with it, and evaluation/guidance.py fits it. Pure functions.
+
+pi * exp(beta * Q) is the policy that earns the most Q while a KL of weight 1/beta holds it near pi
+(arXiv:2310.17022). A scorer is asked only what it can tell: which of the calls, or which of the
+answers, is better. Whether it is time to answer, pi alone decides: the value of a state that has
+ended and that of one which goes on are not comparable, since a scorer errs differently in them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One of the turns that may follow a state."""
+
+    logprob: float
+    """Natural-log probability."""
+    calls: bool
+    """It calls a tool."""
+    value: float = 0.0
+    """Of the state behind it."""
+
+
+def tilted(candidates: Sequence[Proposal], beta: float) -> list[float]:
+    """Return the log of pi * exp(beta * A) for each candidate, pi summing to 1 over all.
+
+    A is the value minus the mean value, under pi, of the candidates that also call, or also do not.
+    """
+    total = log_sum([c.logprob for c in candidates])
+    means = {
+        calls: _mean([c for c in candidates if c.calls == calls])
+        for calls in {c.calls for c in candidates}
+    }
+    return [c.logprob - total + beta * (c.value - means[c.calls]) for c in candidates]
+
+
+def _mean(candidates: Sequence[Proposal]) -> float:
+    total = log_sum([c.logprob for c in candidates])
+    return math.fsum(math.exp(c.logprob - total) * c.value for c in candidates)
+
+
+def log_sum(logs: Sequence[float]) -> float:
+    """Return the log of the sum of what these are logs of."""
+    highest = max(logs)
+    return highest + math.log(math.fsum(math.exp(log - highest) for log in logs))

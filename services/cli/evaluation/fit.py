@@ -1,0 +1,156 @@
+"""`agent-r1 evaluate --decode value_guided --decode-fit T ...`: whether a scorer may lead a search.
+
+Continues turns of development questions at each temperature, lets evaluation/guidance.py measure
+the scorer and fit the setting, and writes it into the run folder, where `evaluate` and `chat` find
+it. Where no search pays, the better of greedy answers and a vote is written instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from statistics import fmean
+from typing import Any
+
+from agent_r1.cli.evaluation.decoding import (
+    DECODING_FILE,
+    FittedSetting,
+    check_tools,
+    given_options,
+    scorer_of,
+)
+from agent_r1.cli.evaluation.evaluate import Meter, evaluation_facts, questioning
+from agent_r1.cli.policy import config_file_of
+from agent_r1.config import checks as config_checks
+from agent_r1.config.run import Config, ConfigError
+from agent_r1.evaluation.guidance import Guidance, guidance
+from agent_r1.evaluation.main import EvaluationRun
+from agent_r1.reward.components import ASKING
+from agent_r1_deploy.threads import in_thread
+from agent_r1_proto.tasks import Decoding
+from agent_r1_service.exit_status import EXIT_INTERRUPTED
+from agent_r1_service.files.writing import write_atomically
+
+DEFAULTS: dict[str, Any] = {"candidates": 8, "lookahead": 0, "beta": 1.0, "continuations": 4}
+"""How turns are proposed and continued while a scorer is measured."""
+
+
+class Fit:
+    """What `--decode-fit` asks, and what it makes of the answers."""
+
+    def __init__(self, arguments: argparse.Namespace, config: Config) -> None:
+        if arguments.decode != "value_guided":
+            raise ConfigError(
+                "--decode-fit fits the method value_guided; add --decode value_guided"
+            )
+        values = DEFAULTS | given_options(arguments)
+        values["scorer"] = scorer_of(arguments.decode_scorer, config)
+        self.decoding = Decoding.model_validate({"method": "value_guided", **values})
+        self.temperatures: list[float] = arguments.decode_fit
+        self._config, self._out = config, arguments.out.resolve()
+        vote = Decoding(method="majority", candidates=self.decoding.candidates)
+        self._measured = {
+            t: self._evaluation(f"{t:g}", self.decoding, t) for t in self.temperatures
+        }
+        self._others = {
+            "greedy": self._evaluation("greedy", None, 0.0),
+            "majority": self._evaluation("majority", vote, self.temperatures[0]),
+        }
+
+    def _evaluation(
+        self, name: str, decoding: Decoding | None, temperature: float
+    ) -> EvaluationRun:
+        evaluation = self._config.evaluation.model_copy(update={"temperature": temperature})
+        config = self._config.model_copy(update={"evaluation": evaluation})
+        return EvaluationRun(
+            sets=config.evaluation.sets,
+            questioning=questioning(config, "base_tool_call", 1, decoding),
+            out=self._out.with_name(f"{self._out.stem}-{name}.jsonl"),
+            facts=evaluation_facts(config),
+        )
+
+    async def run(self, served: Config, meter: Meter) -> FittedSetting:
+        """Ask services, and return the setting that is best."""
+        found: list[Guidance] = []
+        for temperature, evaluation in self._measured.items():
+            await _ask(evaluation, served, meter)
+            places = [a.place for a in evaluation.file.answers.values() if a.place is not None]
+            found.append(guidance(places, temperature, self.decoding.candidates))
+            meter.event(_shown(found[-1]))
+        best = max(found, key=lambda one: one.gain[0])
+        if not best.why_not:
+            return self._setting(best, self._guided(best))
+        scores: dict[str, float] = {}
+        for name, evaluation in self._others.items():
+            await _ask(evaluation, served, meter)
+            rewards = [a.reward for a in evaluation.file.answers.values() if a.reward is not None]
+            scores[name] = fmean(rewards or [0.0])
+            meter.event(f"{name}: mean reward {scores[name]:.3f}")
+        votes = scores["majority"] > scores["greedy"]
+        vote = Decoding(method="majority", candidates=self.decoding.candidates) if votes else None
+        return self._setting(best, vote)
+
+    def _guided(self, found: Guidance) -> Decoding:
+        changes = {
+            "candidates": found.candidates,
+            "beta": found.beta,
+            "branch_below": found.branch_below,
+            "continuations": None,
+        }
+        return self.decoding.model_copy(update=changes)
+
+    def _setting(self, found: Guidance, decoding: Decoding | None) -> FittedSetting:
+        component = self.decoding.scorer
+        table = getattr(self._config.reward, ASKING.get(component or "", ""), None)
+        return FittedSetting(
+            decoding=decoding,
+            temperature=found.temperature if decoding is not None else 0.0,
+            component=component,
+            model=str(table.path) if table is not None and table.path is not None else None,
+            reason=found.why_not,
+            measured=found,
+        )
+
+
+async def _ask(evaluation: EvaluationRun, served: Config, meter: Meter) -> None:
+    if evaluation.left:
+        await in_thread(
+            lambda: evaluation.ask(run=served.run, redis=served.redis, on_progress=meter.show)
+        )
+
+
+def _shown(found: Guidance) -> str:
+    mean, low, high = found.gain
+    return (
+        f"temperature {found.temperature:g}: {found.places} states, AUC {found.auc:.3f}, delta "
+        f"{found.delta:.3f}, sigma {found.sigma:.3f}, useful width {found.useful_width:.1f}; best "
+        f"with {found.candidates} candidates, beta {found.beta:g}: a turn is worth {mean:+.3f} "
+        f"[{low:+.3f}, {high:+.3f}] more than the greedy one"
+    )
+
+
+def fit(arguments: argparse.Namespace, config: Config) -> int:
+    """Measure the scorer of a run's policy, and write how to decode into the run folder."""
+    from agent_r1_deploy import local_client
+
+    run = config_file_of(config.model.policy)
+    if run is None:
+        raise ConfigError("--decode-fit writes into a run folder; name one with --policy")
+    wanted = Fit(arguments, config)
+    check_tools(wanted.decoding, config_checks.check(config, "evaluate").specs)
+    meter = Meter()
+
+    async def ask(served: Config) -> FittedSetting:
+        return await wanted.run(served, meter)
+
+    try:
+        setting = local_client.run_client(config, ask, meter.event)
+    except KeyboardInterrupt:
+        print("stopped; the same command continues", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    finally:
+        meter.end()
+    write_atomically(run.with_name(DECODING_FILE), setting.model_dump_json(indent=2) + "\n")
+    print(setting.shown)
+    print(f"setting: {run.with_name(DECODING_FILE)}; `--decode value_guided` takes it from now on")
+    return 0

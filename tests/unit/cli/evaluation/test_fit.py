@@ -1,0 +1,200 @@
+"""`evaluate --decode-fit`, and who takes what it wrote; services stand in, figures are by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent_r1.cli import main as cli
+from agent_r1.cli.evaluation.decoding import DECODING_FILE, read_setting
+from agent_r1.config.run import Config
+from agent_r1.evaluation.answers import Candidate, Place
+from agent_r1.evaluation.main import EvaluationRun
+from agent_r1_deploy import local_client
+from agent_r1_proto.rewards import ScoreTurn
+from agent_r1_proto.tasks import Decoding
+from tests.support.config_scene import load_nothing, task_line, write_scene
+from tests.unit.evaluation.lines import answer
+
+Client = Callable[[Config], Coroutine[Any, Any, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch):
+    load_nothing(monkeypatch)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = write_scene(tmp_path / "example")
+    (path.parent / "held_out.jsonl").write_text("".join(task_line(f"q{i}") for i in range(4)))
+    model = path.parent / "model"
+    run = path.parent / "run"
+    shutil.copytree(model, run / "checkpoints" / "step_000001" / "model")
+    (run / "config.json").write_text(json.dumps({"run": {}, "model": {}, "learner": {}}))
+    scorer = path.parent / "turn_values"
+    shutil.copytree(model, scorer)
+    (scorer / "model.safetensors").write_bytes(b"weights")
+    return path
+
+
+def candidate(value: float, worth: float, *, greedy: bool) -> Candidate:
+    return Candidate(
+        turn=ScoreTurn(text="t"),
+        calls=True,
+        sample=None if greedy else 0,
+        greedy=greedy,
+        logprob=math.log(0.6 if greedy else 0.2),
+        value=value,
+        outcomes=[worth, worth],
+    )
+
+
+class Services:
+    """Answers every question: the scorer sees what turns are worth, as far as `sees` says."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[tuple[float, Decoding | None]] = []
+        self.configs: list[Config] = []
+        self.sees: Callable[[float], float] = lambda temperature: 0.8
+        self.votes = 0.25
+        monkeypatch.setattr(local_client, "run_client", self.run_client)
+        monkeypatch.setattr(EvaluationRun, "ask", lambda evaluation, **_: self.ask(evaluation))
+
+    def run_client(self, config: Config, client: Client, report: Callable[[str], None]) -> Any:
+        self.configs.append(config)
+        return asyncio.run(client(config))
+
+    def ask(self, evaluation: EvaluationRun) -> None:
+        asked = evaluation._questioning
+        self.asked.append((asked.temperature, asked.decoding))
+        value, place = self.sees(asked.temperature), None
+        if asked.decoding is not None and asked.decoding.continuations:
+            place = Place(
+                turns=[],
+                candidates=[
+                    candidate(0.2, 0.0, greedy=True),
+                    candidate(value, 1.0, greedy=False),
+                ],
+            )
+        votes = asked.decoding is not None and asked.decoding.method == "majority"
+        em = self.votes if votes else 0.5
+        for task in evaluation.left:
+            evaluation.file.append(answer(task.id, em, set="held_out", place=place))
+
+
+@pytest.fixture
+def services(monkeypatch: pytest.MonkeyPatch) -> Services:
+    return Services(monkeypatch)
+
+
+def command(file: Path, *more: str) -> list[str]:
+    run, out = file.parent / "run", file.parent / "scores.jsonl"
+    return ["evaluate", str(file), "--policy", str(run), "--out", str(out), *more]
+
+
+def fit(file: Path, *more: str) -> int:
+    scorer = file.parent / "turn_values"
+    return cli.main(
+        command(
+            file,
+            *("--decode", "value_guided", "--decode-fit", "0.7", "1.0"),
+            *("--set", "reward.components={exact_match = 1.0, reward_model = 0.0}"),
+            *("--set", f'reward.model={{path = "{scorer}", model = "turn-values"}}'),
+            *more,
+        )
+    )
+
+
+def setting(file: Path) -> Any:
+    found = read_setting(str(file.parent / "run"))
+    assert found is not None
+    return found
+
+
+def test_the_better_temperature_is_fitted_written_and_taken(
+    file: Path, services: Services, capsys: pytest.CaptureFixture[str]
+):
+    # At 0.7 the scorer ranks the two turns the wrong way round.
+    services.sees = lambda temperature: 0.8 if temperature == 1.0 else 0.1
+    assert fit(file) == 0
+    assert [temperature for temperature, _ in services.asked] == [0.7, 1.0]
+    probing = services.asked[0][1]
+    assert probing is not None
+    assert (probing.candidates, probing.continuations, probing.lookahead) == (8, 4, 0)
+    found = setting(file)
+    # log 3 = 1.0986 is to be made up by a value that is 0.6 higher: from beta = 1.83 on.
+    decoding = found.decoding
+    assert (decoding.method, decoding.beta, decoding.scorer) == (
+        "value_guided",
+        2.0,
+        "reward_model",
+    )
+    assert (decoding.continuations, found.temperature, found.reason) == (None, 1.0, "")
+    assert (found.measured.auc, found.measured.places) == (1.0, 4)
+    assert "AUC 0.000" in capsys.readouterr().out
+
+    # Without further options, evaluate asks with it, and with its scorer.
+    assert cli.main(command(file, "--decode", "value_guided")) == 0
+    assert services.asked[-1] == (1.0, decoding)
+    reward = services.configs[-1].reward
+    assert reward.components["reward_model"] == 0.0
+    assert reward.model is not None
+    assert reward.model.path == file.parent / "turn_values"
+    assert "decoding by value_guided: candidates" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("votes", "method"), [(0.25, None), (0.75, "majority")])
+def test_a_scorer_that_knows_nothing_gives_way_to_greedy_answers_or_a_vote(
+    file: Path,
+    services: Services,
+    capsys: pytest.CaptureFixture[str],
+    votes: float,
+    method: str | None,
+):
+    services.sees = lambda temperature: 0.2
+    services.votes = votes
+    assert fit(file) == 0
+    asked = [None if decoding is None else decoding.method for _, decoding in services.asked]
+    assert asked == ["value_guided", "value_guided", None, "majority"]
+    found = setting(file)
+    assert (None if found.decoding is None else found.decoding.method) == method
+    assert "50% of the pairs" in found.reason
+    assert found.reason in capsys.readouterr().out
+    assert cli.main(command(file, "--decode", "value_guided")) == 0
+    assert services.asked[-1][1] == found.decoding
+
+
+def test_options_come_before_what_was_fitted(file: Path, services: Services):
+    assert fit(file) == 0
+    options = ("--decode", "value_guided", "--decode-beta", "0", "--decode-candidates", "3")
+    assert cli.main(command(file, *options, "--set", "evaluation.temperature=0.5")) == 0
+    decoding = services.asked[-1][1]
+    assert decoding is not None
+    assert (decoding.candidates, decoding.beta, decoding.scorer) == (3, 0.0, None)
+
+
+def test_a_fit_goes_on_where_it_stopped(file: Path, services: Services):
+    assert fit(file) == 0
+    (file.parent / "run" / DECODING_FILE).unlink()
+    services.asked.clear()
+    assert fit(file) == 0
+    assert services.asked == []
+    assert setting(file).decoding.beta == 2.0
+
+
+def test_what_cannot_be_fitted_is_said(
+    file: Path, services: Services, capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(command(file, "--decode", "majority", "--decode-fit", "1.0")) == 2
+    assert "add --decode value_guided" in capsys.readouterr().err
+    (file.parent / "run" / DECODING_FILE).write_text("{}")
+    assert cli.main(command(file, "--decode", "value_guided")) == 2
+    assert "fit it again with --decode-fit" in capsys.readouterr().err
