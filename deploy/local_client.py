@@ -100,7 +100,8 @@ async def serving(
             yield served, services.supervisor
     finally:
         await asyncio.shield(services.supervisor.stop())
-        await leave_shared_redis(own)
+        if services.holds_run_id:
+            await leave_shared_redis(own)
         logging.getLogger().removeHandler(handler)
         handler.close()
     # Kept when something went wrong: the message names a log in it.

@@ -18,11 +18,12 @@ from rich.text import Text
 from agent_r1.cli.results.transcript import print_transcript
 from agent_r1.config.sources import at_hand
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
+from agent_r1.learner.outcome import FAILED, FINISHED, FINISHED_WITH_LOSSES, INTERRUPTED
 from agent_r1_deploy.local_view import program, read_json_lines, set_scores
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
 from agent_r1_service.files.run_folder import LEDGER_FILE, LOGS_DIR, SUMMARY_FILE, TRAJECTORIES_DIR
+from agent_r1_service.files.writing import write_atomically
 
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""
@@ -144,6 +145,16 @@ def _print_next(console: Console, run: Path) -> None:
     console.print(f"  {agent_r1} chat {run}            ask the agent yourself", soft_wrap=True)
     console.print(f"  {tensorboard} --logdir {run}/tensorboard", soft_wrap=True)
     console.print(f"  {run}/summary.json, {run}/logs/", soft_wrap=True)
+
+
+def note_failure(folder: Path, error: str) -> None:
+    """Say in the summary why the launcher stopped a run: its learner knows only that it did."""
+    summary = summary_of(folder)
+    if summary.get("status") == INTERRUPTED:
+        text = json.dumps(
+            summary | {"status": FAILED, "reason": error}, indent=2, ensure_ascii=False
+        )
+        write_atomically(folder / SUMMARY_FILE, text + "\n")
 
 
 def print_stopped(folder: Path, error: str | None, *, temporary: bool = False) -> None:

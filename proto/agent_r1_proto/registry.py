@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -54,6 +54,31 @@ class RolloutServer(Message):
     host: str
     started_at: float
     """Unix time, seconds."""
+
+
+class LearnerHeartbeat(Message):
+    """A sign of life of the learner that trains a run."""
+
+    pid: int
+    host: str
+    folder: str
+    """Its run folder."""
+    started_at: float
+    """Unix time, seconds."""
+    beats: int = 0
+    """Signs of life so far: it changes while the learner lives."""
+
+    def is_of(self, other: LearnerHeartbeat) -> bool:
+        """Whether both are of the same start."""
+        return self.model_copy(update={"beats": other.beats}) == other
+
+
+class KnownNumbers(NamedTuple):
+    """The highest numbers that the services of a run know; 0 where they know none."""
+
+    incarnation: int
+    policy_version: int
+    """Published in Redis, or held by a rollout server."""
 
 
 class Registry:
@@ -126,6 +151,30 @@ class Registry:
         """Return the learner's current incarnation; None before its first start."""
         value = await self._get(self._broker.keys.incarnation)
         return None if value is None else int(value)
+
+    async def set_heartbeat(self, heartbeat: LearnerHeartbeat, expiry_s: float) -> None:
+        """Write or renew the sign of life of the learner, valid for `expiry_s` seconds."""
+        key, value = self._broker.keys.heartbeat, heartbeat.model_dump_json()
+        await self._broker.retrying(
+            lambda: self._broker.redis.set(key, value, px=int(expiry_s * 1000)), f"set {key}"
+        )
+
+    async def heartbeat(self) -> LearnerHeartbeat | None:
+        """Return the sign of life of the learner; None where none lives."""
+        value = await self._get(self._broker.keys.heartbeat)
+        return None if value is None else LearnerHeartbeat.model_validate_json(value)
+
+    async def withdraw_heartbeat(self) -> None:
+        """Remove the sign of life of the learner."""
+        key = self._broker.keys.heartbeat
+        await self._broker.retrying(lambda: self._broker.redis.delete(key), f"delete {key}")
+
+    async def known_numbers(self) -> KnownNumbers:
+        """Return the numbers that no later start of the learner may use again."""
+        newest, incarnation = await self.newest()
+        held = [server.policy_version for server in await self.rollout_servers()]
+        published = 0 if newest is None else newest.policy_version
+        return KnownNumbers(incarnation or 0, max([published, *held]))
 
     async def newest(self) -> tuple[NewestVersion | None, int | None]:
         """Return newest version and incarnation in one request, each None before it is set."""

@@ -91,6 +91,10 @@ class PushReport:
     """Longest time a server took to score them."""
 
 
+class ServersAheadError(RunFailedError):
+    """Every rollout server holds a higher version than the one that was published."""
+
+
 def prepare_weights_dir(spec: RunSpec, snapshot_bytes: int) -> None:
     """Remove what a learner that was killed left unfinished; refuse versions that will not fit.
 
@@ -168,10 +172,18 @@ class WeightPublisher:
     async def push(self, canary: Sequence[TrainSample] = ()) -> PushReport:
         """Publish the engine's weights as the next version and bring them to the servers.
 
+        Servers that announce themselves only now may hold a higher version, of a folder that this
+        one is a copy of: then the weights get a number above it.
+
         Raises:
             RunFailedError, CanaryError, DiskFullError: as `publish` and `deliver`.
         """
-        return await self.deliver(await self.publish(canary))
+        while True:
+            report = await self.publish(canary)
+            try:
+                return await self.deliver(report)
+            except ServersAheadError as exc:
+                logger.warning("servers hold a higher version, publishing again error=%s", exc)
 
     async def publish(self, canary: Sequence[TrainSample] = ()) -> PushReport:
         """Publish the engine's weights as the next version; then the engine may train on.
@@ -220,7 +232,10 @@ class WeightPublisher:
 
     async def _write(self) -> tuple[PushReport, NewestVersion]:
         started, loop = time.monotonic(), asyncio.get_running_loop()
-        version = await loop.run_in_executor(self._engine_thread, self._ledger.next_policy_version)
+        known = await self._registry.known_numbers()
+        version = await loop.run_in_executor(
+            self._engine_thread, self._ledger.next_policy_version, known.policy_version
+        )
         directory = self._weights_dir / f"v{version}"
         report = PushReport(version, started, canary_floor=self.canary_floor)
         await loop.run_in_executor(
@@ -245,6 +260,12 @@ class WeightPublisher:
         refusals = 0
         while True:
             servers = await self._registry.rollout_servers()
+            if servers and all(s.policy_version > report.policy_version for s in servers):
+                raise ServersAheadError(
+                    f"no rollout server took policy version {report.policy_version}: all hold a "
+                    f"higher one, such as {servers[0].policy_version}; resume the run, which then "
+                    "goes on above it"
+                )
             errors = await self._load_on(servers, report)
             if report.servers:
                 return
