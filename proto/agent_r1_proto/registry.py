@@ -43,6 +43,15 @@ DRAIN_EXPIRY_S = 60
 """A rollout server renews its announcement, and sees that it is to drain, within this time."""
 
 
+# In one step: two starts of a learner must not publish the same number.
+_PUBLISH = """
+local known = tonumber(redis.call('GET', KEYS[2]) or '0')
+if known > tonumber(ARGV[2]) then return known end
+redis.call('SET', KEYS[1], ARGV[1])
+return 0
+"""
+
+
 class RolloutServer(Message):
     """One rollout server, as it announces itself."""
 
@@ -86,6 +95,7 @@ class Registry:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._publish: Any = broker.redis.register_script(_PUBLISH)
 
     async def announce_rollout_server(self, server: RolloutServer, expiry_s: float) -> float | None:
         """Write or renew one server's announcement, valid for `expiry_s` seconds.
@@ -137,6 +147,20 @@ class Registry:
     async def set_newest_version(self, newest: NewestVersion) -> None:
         """Publish which weights are the newest."""
         await self._set(self._broker.keys.newest_version, newest.model_dump_json())
+
+    async def publish_version(self, newest: NewestVersion, incarnation: int) -> int:
+        """Publish which weights are the newest, unless a later start of the learner is at work.
+
+        Returns:
+            The incarnation of that start; 0 where there is none, and the version is published.
+        """
+        keys = (self._broker.keys.newest_version, self._broker.keys.incarnation)
+        arguments = [newest.model_dump_json(), incarnation]
+        return int(
+            await self._broker.retrying(
+                lambda: self._publish(keys=keys, args=arguments), "publish version"
+            )
+        )
 
     async def newest_version(self) -> NewestVersion | None:
         """Return the newest version; None before the learner has set one."""

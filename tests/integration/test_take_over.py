@@ -87,7 +87,7 @@ async def test_a_take_over_that_was_asked_for_ends_the_other_and_goes_on(
         await asyncio.wait_for(Learner(copy, second).run(), WAIT_S)
         with pytest.raises(TakenOverError, match="learner start 2 has taken over"):
             await asyncio.wait_for(first, WAIT_S)
-    assert services.loads == list(range(1, len(services.loads) + 1))  # no version twice
+    assert services.loads == sorted(set(services.loads))  # no version twice
     assert Ledger(copied).last_policy_version == services.loads[-1]
 
 

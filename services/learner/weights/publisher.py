@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
@@ -194,10 +195,16 @@ class WeightPublisher:
         Raises:
             CanaryError: a server that took long to load an earlier version is out of bounds.
             DiskFullError: the snapshot does not fit.
+            TakenOverError: a later start of the learner is at work.
         """
         self._raise_stragglers()
         report, newest = await self._write()
-        await self._registry.set_newest_version(newest)
+        own = self._ledger.last_incarnation
+        if later := await self._registry.publish_version(newest, own):
+            raise TakenOverError(
+                f"learner start {later} has taken over this run (this is start {own}); policy "
+                f"version {newest.policy_version} was not published"
+            )
         self.newest = newest
         self._pushes += 1
         if canary and self._pushes % self._config.canary_every == 0:
