@@ -22,10 +22,12 @@ from agent_r1.config.models import fetch_models, model_variables, with_models
 from agent_r1.config.run import Config, ConfigError, write_config
 from agent_r1.config.sources import quoted
 from agent_r1.learner.checkpoints.standing import ledger_problem, resume_notes
+from agent_r1.learner.heartbeat import refuse_a_second
 from agent_r1.learner.outcome import finished_status, last_summary
 from agent_r1_deploy.local_folder import claim_run_folder, launcher_state, running_launcher
 from agent_r1_deploy.local_result import (
     EXIT_OF_STATUS,
+    note_failure,
     print_nothing_to_do,
     print_result,
     print_stopped,
@@ -82,9 +84,13 @@ async def _claim_run_id(broker: Broker, config: Config, report: Callable[[str], 
     A start needs nothing of an earlier one: the learner issues its outstanding groups again.
 
     Raises:
-        ConfigError: servers of a run with this id are at work.
+        ConfigError: servers or a learner of a run with this id are at work.
     """
     registry = Registry(broker)
+    try:
+        await refuse_a_second(registry, config.run.id, config.run.folder())
+    except ValueError as exc:
+        raise ConfigError(str(exc)) from exc
     deadline = time.monotonic() + config.rollout.announce_expiry_s + CLAIM_MARGIN_S
     waiting = False
     while servers := await registry.rollout_servers():
@@ -117,6 +123,7 @@ async def prepare_redis(
     url = await services.start_redis()
     async with await Broker.connect(url, config.run.id) as broker:
         await _claim_run_id(broker, config, report)
+        services.holds_run_id = True
         if not learner:
             # No learner will say which weights are the newest: the configured model's are.
             await Registry(broker).set_newest_version(NewestVersion(policy_version=0))
@@ -270,7 +277,8 @@ async def _run_services(
         if not asked.done():  # else the first interrupt has said it
             view.event("stopping the services")
         await services.stop()
-        await leave_shared_redis(config)
+        if services.holds_run_id:
+            await leave_shared_redis(config)
         await cancel_all(watching, over, asked)
         view.close()
     return interrupts.asked.is_set()
@@ -344,6 +352,7 @@ def run_training(config: Config, *, resume: bool, temporary: bool = False) -> in
         interrupted = run_services(config, folder, variables, train, view)
     except ServiceError as exc:
         logger.error("run stopped reason=%s", exc)
+        note_failure(folder, str(exc))
         print_stopped(folder, str(exc), temporary=temporary)
         return EXIT_FAILED
     except ConfigError:

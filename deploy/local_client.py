@@ -151,7 +151,8 @@ async def _serving(
             await cancel_all(watching)
     finally:
         await asyncio.shield(services.stop())
-        await leave_shared_redis(own)
+        if services.holds_run_id:
+            await leave_shared_redis(own)
         logging.getLogger().removeHandler(handler)
         handler.close()
 

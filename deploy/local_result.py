@@ -19,7 +19,7 @@ from rich.text import Text
 from agent_r1.cli.results.transcript import print_transcript
 from agent_r1.config.sources import at_hand, quoted
 from agent_r1.evaluation.score_names import ScoreNames
-from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
+from agent_r1.learner.outcome import FAILED, FINISHED, FINISHED_WITH_LOSSES, INTERRUPTED
 from agent_r1_deploy.local_view import program, read_json_lines, set_scores
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import ERROR_PREFIX, EXIT_LOSSES
@@ -31,6 +31,7 @@ from agent_r1_service.files.run_folder import (
     SUMMARY_FILE,
     TRAJECTORIES_DIR,
 )
+from agent_r1_service.files.writing import write_atomically
 
 EXIT_OF_STATUS = {FINISHED: 0, FINISHED_WITH_LOSSES: EXIT_LOSSES}
 """Exit status of `agent-r1 train` by the status of a run that reached its last step."""
@@ -174,6 +175,16 @@ def print_nothing_to_do(folder: Path, status: str, output: TextIO | None = None)
         "with --set",
         file=output or sys.stdout,
     )
+
+
+def note_failure(folder: Path, error: str) -> None:
+    """Say in the summary why the launcher stopped a run: its learner knows only that it did."""
+    summary = summary_of(folder)
+    if summary.get("status") == INTERRUPTED:
+        text = json.dumps(
+            summary | {"status": FAILED, "reason": error}, indent=2, ensure_ascii=False
+        )
+        write_atomically(folder / SUMMARY_FILE, text + "\n")
 
 
 def print_stopped(folder: Path, error: str | None, *, temporary: bool = False) -> None:

@@ -109,6 +109,8 @@ class LocalServices:
         write_token(config.run, self._token_file)
         self.redis_url = ""
         """Set once Redis answers."""
+        self.holds_run_id = False
+        """Whether the run's keys in Redis belong to these services."""
         self.tool_urls: dict[str, str] = {}
         """Of the tools that were started, by name; set once they are up."""
         self.reward_url = ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar, cast
@@ -50,6 +51,7 @@ class Keys:
         self.dead_letter_count = self.prefix + "dead_letters:count"
         self.newest_version = self.newest_version_of(DEFAULT_POLICY)
         self.incarnation = self.prefix + "incarnation"
+        self.heartbeat = self.prefix + "learner"
         self.join_offer = self.prefix + "join_offer"
         self.failure_counts = self.prefix + "failures:counts"
         self.first_failures = self.prefix + "failures:first"
@@ -76,6 +78,10 @@ class Keys:
     def failures(self, stream: str) -> str:
         """Return the hash that counts failed processings of a stream's entries."""
         return f"{stream}:failures"
+
+    def suspects(self, stream: str) -> str:
+        """Return the hash that says of suspect entries how often each was processed alone."""
+        return f"{stream}:suspects"
 
     def rollout_server(self, server_id: str) -> str:
         """Return the key under which one rollout server announces itself."""
@@ -147,6 +153,8 @@ class RedisConnection:
     """Failed processings of one entry before it is dead-lettered."""
     address: str = field(default="", init=False)
     """The URL without its password, for messages."""
+    answers_since: float = field(default_factory=time.monotonic)
+    """`time.monotonic` since when Redis has answered without an outage that was noticed."""
     _commits: SharedCommits = field(init=False)
 
     def __post_init__(self) -> None:
@@ -261,6 +269,7 @@ class RedisConnection:
                 delay_s = min(delay_s * 2, LONGEST_DELAY_S)
                 continue
             if waiting:
+                self.answers_since = time.monotonic()
                 logger.warning("redis answers again operation=%s", what)
             if task and task.cancelling() > cancellations:
                 # redis-py sends inside `asyncio.wait_for`, which in Python 3.11 loses a

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, ValidationError
 
@@ -43,6 +43,15 @@ DRAIN_EXPIRY_S = 60
 """A rollout server renews its announcement, and sees that it is to drain, within this time."""
 
 
+# In one step: two starts of a learner must not publish the same number.
+_PUBLISH = """
+local known = tonumber(redis.call('GET', KEYS[2]) or '0')
+if known > tonumber(ARGV[2]) then return known end
+redis.call('SET', KEYS[1], ARGV[1])
+return 0
+"""
+
+
 class RolloutServer(Message):
     """One rollout server, as it announces itself."""
 
@@ -56,11 +65,37 @@ class RolloutServer(Message):
     """Unix time, seconds."""
 
 
+class LearnerHeartbeat(Message):
+    """A sign of life of the learner that trains a run."""
+
+    pid: int
+    host: str
+    folder: str
+    """Its run folder."""
+    started_at: float
+    """Unix time, seconds."""
+    beats: int = 0
+    """Signs of life so far: it changes while the learner lives."""
+
+    def is_of(self, other: LearnerHeartbeat) -> bool:
+        """Whether both are of the same start."""
+        return self.model_copy(update={"beats": other.beats}) == other
+
+
+class KnownNumbers(NamedTuple):
+    """The highest numbers that the services of a run know; 0 where they know none."""
+
+    incarnation: int
+    policy_version: int
+    """Published in Redis, or held by a rollout server."""
+
+
 class Registry:
     """The run's shared facts. Every call waits with back-off while Redis is away."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
+        self._publish: Any = broker.redis.register_script(_PUBLISH)
 
     async def announce_rollout_server(self, server: RolloutServer, expiry_s: float) -> float | None:
         """Write or renew one server's announcement, valid for `expiry_s` seconds.
@@ -113,6 +148,20 @@ class Registry:
         """Publish which weights are the newest."""
         await self._set(self._broker.keys.newest_version, newest.model_dump_json())
 
+    async def publish_version(self, newest: NewestVersion, incarnation: int) -> int:
+        """Publish which weights are the newest, unless a later start of the learner is at work.
+
+        Returns:
+            The incarnation of that start; 0 where there is none, and the version is published.
+        """
+        keys = (self._broker.keys.newest_version, self._broker.keys.incarnation)
+        arguments = [newest.model_dump_json(), incarnation]
+        return int(
+            await self._broker.retrying(
+                lambda: self._publish(keys=keys, args=arguments), "publish version"
+            )
+        )
+
     async def newest_version(self) -> NewestVersion | None:
         """Return the newest version; None before the learner has set one."""
         value = await self._get(self._broker.keys.newest_version)
@@ -126,6 +175,30 @@ class Registry:
         """Return the learner's current incarnation; None before its first start."""
         value = await self._get(self._broker.keys.incarnation)
         return None if value is None else int(value)
+
+    async def set_heartbeat(self, heartbeat: LearnerHeartbeat, expiry_s: float) -> None:
+        """Write or renew the sign of life of the learner, valid for `expiry_s` seconds."""
+        key, value = self._broker.keys.heartbeat, heartbeat.model_dump_json()
+        await self._broker.retrying(
+            lambda: self._broker.redis.set(key, value, px=int(expiry_s * 1000)), f"set {key}"
+        )
+
+    async def heartbeat(self) -> LearnerHeartbeat | None:
+        """Return the sign of life of the learner; None where none lives."""
+        value = await self._get(self._broker.keys.heartbeat)
+        return None if value is None else LearnerHeartbeat.model_validate_json(value)
+
+    async def withdraw_heartbeat(self) -> None:
+        """Remove the sign of life of the learner."""
+        key = self._broker.keys.heartbeat
+        await self._broker.retrying(lambda: self._broker.redis.delete(key), f"delete {key}")
+
+    async def known_numbers(self) -> KnownNumbers:
+        """Return the numbers that no later start of the learner may use again."""
+        newest, incarnation = await self.newest()
+        held = [server.policy_version for server in await self.rollout_servers()]
+        published = 0 if newest is None else newest.policy_version
+        return KnownNumbers(incarnation or 0, max([published, *held]))
 
     async def newest(self) -> tuple[NewestVersion | None, int | None]:
         """Return newest version and incarnation in one request, each None before it is set."""

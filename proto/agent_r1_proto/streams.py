@@ -113,8 +113,9 @@ class Broker(RedisConnection):
         """
         keys = self.keys
         streams = (keys.tasks, keys.trajectories, keys.scored)
-        names = [*map(keys.failures, streams), keys.newest_version, keys.incarnation]
-        names += [keys.join_offer, keys.dead_letters, keys.dead_letter_count]
+        names = [*map(keys.failures, streams), *map(keys.suspects, streams)]
+        names += [keys.newest_version, keys.incarnation, keys.join_offer, keys.heartbeat]
+        names += [keys.dead_letters, keys.dead_letter_count]
         names += [keys.failure_counts, keys.first_failures]
 
         async def forget() -> None:

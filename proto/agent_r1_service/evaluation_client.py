@@ -18,6 +18,8 @@ from typing import Any
 from pydantic import model_validator
 
 from agent_r1_proto.dead_letters import DeadLetter
+from agent_r1_proto.failures import FailureBoard
+from agent_r1_proto.lost_samples import LostSamples, lost_reason
 from agent_r1_proto.messages import Message
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import StreamConsumer
@@ -161,8 +163,10 @@ class EvalClient:
         on_result: OnResult | None,
     ) -> None:
         deadline = time.monotonic() + self.timeout_s
+        lost = LostSamples(self.broker, self._stream)
         while left := sum(question.open for question in questions):
             await self._ask(questions)
+            await self._ask_for_lost(questions, lost)
             wait_s = min(READ_BLOCK_S, deadline - time.monotonic())
             if wait_s <= 0:
                 logger.warning(
@@ -220,6 +224,35 @@ class EvalClient:
             )
         await self.broker.publish_many(self.broker.keys.tasks, messages)
 
+    async def _ask_for_lost(self, questions: list[_Question], lost: LostSamples) -> None:
+        """Ask questions again that Redis has lost; none of their attempts has failed."""
+        now = time.monotonic()
+        youngest = now - self.broker.lease_s / 2
+        asked = {
+            str(self._key(question, index)): (question, index)
+            for index, question in enumerate(questions)
+            if question.open and question.attempt >= 0 and question.asked_at <= youngest
+        }
+        found = await lost.find(asked)
+        if not found:
+            return
+        logger.warning("asking lost questions again client_id=%s n=%d", self.client_id, len(found))
+        await FailureBoard(self.broker).note("evaluation", lost_reason(len(found)))
+        messages: list[RolloutTask] = []
+        for question, index in (asked[key] for key in found):
+            question.asked_at = now
+            messages.append(self._message(question, index))
+        await self.broker.publish_many(self.broker.keys.tasks, messages)
+
+    def _key(self, question: _Question, index: int) -> RolloutKey:
+        return RolloutKey(
+            run_id=self.run_id,
+            incarnation=0,
+            group_id=index,
+            sample_index=0,
+            attempt=question.attempt,
+        )
+
     def _message(self, question: _Question, index: int) -> RolloutTask:
         sampling = self.sampling
         if self.seed is not None:
@@ -228,13 +261,7 @@ class EvalClient:
         if self.greedy_first and ATTEMPT not in question.task.metadata:
             sampling = sampling.model_copy(update={"temperature": 0.0})
         return RolloutTask(
-            key=RolloutKey(
-                run_id=self.run_id,
-                incarnation=0,
-                group_id=index,
-                sample_index=0,
-                attempt=question.attempt,
-            ),
+            key=self._key(question, index),
             group_size=1,
             task=question.task,
             purpose="value" if self.decoding and self.decoding.continuations else "eval",

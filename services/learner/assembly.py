@@ -34,7 +34,7 @@ from agent_r1.learner.weights.publisher import (
 )
 from agent_r1_proto.connection import LEARNER_GROUP
 from agent_r1_proto.failures import Failure, FailureBoard
-from agent_r1_proto.registry import Registry
+from agent_r1_proto.registry import KnownNumbers, Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import StreamConsumer
 from agent_r1_proto.streams import Broker
@@ -98,8 +98,12 @@ class TrainingRun:
         self.spec.folder.write_failure(self.step, failure)
 
 
-async def open_folder(spec: RunSpec, engine: PolicyEngine, engine_thread: Executor) -> OpenedFolder:
+async def open_folder(
+    spec: RunSpec, engine: PolicyEngine, engine_thread: Executor, known: KnownNumbers
+) -> OpenedFolder:
     """Take the run folder over, and load the newest checkpoint of a resumed run into the engine.
+
+    Numbers go on from those that the services know, which may be newer than the folder.
 
     Raises:
         ValueError: the checkpoint is damaged or of other prompts, or the disk is too small.
@@ -108,7 +112,7 @@ async def open_folder(spec: RunSpec, engine: PolicyEngine, engine_thread: Execut
     ledger = Ledger(spec.folder.path, spec.store)
     loop = asyncio.get_running_loop()
     if spec.resume:  # before the checkpoint is read: whoever wrote it writes no more
-        await loop.run_in_executor(engine_thread, ledger.next_incarnation)
+        await loop.run_in_executor(engine_thread, ledger.next_incarnation, known.incarnation)
     checkpoints = Checkpoints(
         spec.folder.path,
         keep_last=spec.learner.keep_last,
@@ -118,7 +122,8 @@ async def open_folder(spec: RunSpec, engine: PolicyEngine, engine_thread: Execut
     )
     state = await loop.run_in_executor(engine_thread, _restore, spec, engine, checkpoints)
     if not spec.resume:
-        await loop.run_in_executor(engine_thread, ledger.next_incarnation)
+        await loop.run_in_executor(engine_thread, ledger.next_incarnation, known.incarnation)
+    ledger.go_on_after(incarnation=0, policy_version=known.policy_version)
     facts = RunFacts(spec.run.id, spec.folder.path, spec.resolved_config)
     opening = partial(open_loggers, spec.learner.loggers, facts, state.step)
     spec.folder.open_at(state.step, ledger.require_newest, opening)

@@ -20,7 +20,8 @@ from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.groups import AcceptResult, Group, GroupBuffer, failure_reason
 from agent_r1.learner.prompts import PromptOrder
 from agent_r1.learner.stop_rules import FailureMonitor
-from agent_r1_proto.failures import FailureBoard, place_of_failure
+from agent_r1_proto.failures import FailureBoard, failure, place_of_failure
+from agent_r1_proto.lost_samples import LostSamples, lost_reason
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
@@ -90,6 +91,9 @@ class RolloutCollector:
         self._dead_letters = 0
         """Entries that were dead-lettered, as of the last look."""
         self._broker = broker
+        self._lost = LostSamples(broker)
+        self._asking = 0
+        """Calls of `_ask` under way: what they publish may be in no stream yet."""
         self._registry = registry
         self._prompts = prompts
         self._monitor = monitor
@@ -119,7 +123,14 @@ class RolloutCollector:
                 group_id = self.next_group_id
                 self.next_group_id += 1
             tasks += self.groups.open(group_id, self._prompts.task(group_id), time.monotonic())
-        await self._broker.publish_many(self._broker.keys.tasks, tasks)
+        await self._ask(tasks)
+
+    async def _ask(self, tasks: Sequence[RolloutTask]) -> None:
+        self._asking += 1
+        try:
+            await self._broker.publish_many(self._broker.keys.tasks, tasks)
+        finally:
+            self._asking -= 1
 
     async def collect_forever(self, consumer: StreamConsumer[ScoredTrajectory]) -> None:
         """Put every scored trajectory into its slot, forever.
@@ -237,7 +248,8 @@ class RolloutCollector:
             overdue = self.groups.overdue(time.monotonic())
             if overdue:
                 logger.warning("samples overdue, issued again count=%d", len(overdue))
-                await self._broker.publish_many(self._broker.keys.tasks, overdue)
+                await self._ask(overdue)
+            await self._ask_for_lost()
             await self._look_at_redis()
             await self._broker.wait_for_writes()  # a read-only Redis is as good as away
             self._last_contact = time.monotonic()
@@ -277,8 +289,21 @@ class RolloutCollector:
         await self._registry.set_incarnation(own)
         await announce()
         tasks = self.groups.reissue_open(time.monotonic())
-        await self._broker.publish_many(self._broker.keys.tasks, tasks)
+        await self._ask(tasks)
         self._monitor.redis_lost.update({})
+
+    async def _ask_for_lost(self) -> None:
+        """Issue samples again that Redis has lost; none of their attempts has failed."""
+        if self._asking:
+            return
+        # Young ones are left out: in a run that flows there are no others, and nothing to read.
+        asked = self.groups.open_keys(time.monotonic(), self._broker.lease_s / 2)
+        tasks = self.groups.reissue_lost(await self._lost.find(asked), time.monotonic())
+        if tasks:
+            reason = lost_reason(len(tasks))
+            logger.warning("samples lost, issued again count=%d", len(tasks))
+            self._monitor.note_attempts([(failure("learner", reason, str(tasks[0].key)), 0)])
+            await self._ask(tasks)
 
     async def _look_at_redis(self) -> None:
         keys = self._broker.keys

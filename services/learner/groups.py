@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -145,7 +145,8 @@ class GroupBuffer:
         self.newest_version = 0
         self._config = config
         self.counts: Counter[str] = Counter()
-        """Results by what became of them; `reissued` samples, dropped and equal groups."""
+        """Results by what became of them; `reissued` samples, those of them that Redis had `lost`,
+        dropped and equal groups."""
         self._sampling = SamplingParameters(
             temperature=config.temperature, max_turns=config.max_turns
         )
@@ -198,19 +199,22 @@ class GroupBuffer:
         self._groups[group_id] = group
         return [self._task(group, index) for index in range(len(slots))]
 
+    def _key(self, group: Group, sample_index: int) -> RolloutKey:
+        return RolloutKey(
+            run_id=self.run_id,
+            incarnation=self.incarnation,
+            group_id=group.group_id,
+            sample_index=sample_index,
+            attempt=group.slots[sample_index].attempt,
+        )
+
     def _task(self, group: Group, sample_index: int) -> RolloutTask:
         attempt = group.slots[sample_index].attempt
         sampling = self._sampling
         if sample_index == self._config.group_size:
             sampling = sampling.model_copy(update={"temperature": 0.0})
         return RolloutTask(
-            key=RolloutKey(
-                run_id=self.run_id,
-                incarnation=self.incarnation,
-                group_id=group.group_id,
-                sample_index=sample_index,
-                attempt=attempt,
-            ),
+            key=self._key(group, sample_index),
             group_size=self._config.slots_per_group,
             task=group.task,
             purpose="train",
@@ -325,23 +329,40 @@ class GroupBuffer:
 
     def overdue(self, now: float) -> list[RolloutTask]:
         """Return the samples to issue again because they gave no final result in time."""
-        return self._reissue(now, self._config.sample_timeout_s)
+        return self._next_attempts(self._open(now, self._config.sample_timeout_s), now)
 
     def reissue_open(self, now: float) -> list[RolloutTask]:
         """Return every sample without a final result, to issue again (Redis lost its data)."""
-        return self._reissue(now, 0.0)
+        return self._next_attempts(self._open(now), now)
 
-    def _reissue(self, now: float, timeout_s: float) -> list[RolloutTask]:
-        tasks: list[RolloutTask] = []
-        for group in self._groups.values():
-            for index, slot in enumerate(group.slots):
-                if slot.final or now - slot.issued_at < timeout_s:
-                    continue
-                slot.attempt += 1
-                slot.issued_at = now
-                tasks.append(self._task(group, index))
-        self.counts["reissued"] += len(tasks)
-        return tasks
+    def open_keys(self, now: float, least_age_s: float = 0.0) -> list[str]:
+        """Return the attempts without a final result that were issued so long ago."""
+        return [str(self._key(group, index)) for group, index in self._open(now, least_age_s)]
+
+    def reissue_lost(self, keys: Collection[str], now: float) -> list[RolloutTask]:
+        """Return those that are still open, to issue again: Redis lost them, no attempt failed."""
+        lost = [one for one in self._open(now) if str(self._key(*one)) in keys]
+        self.counts["lost"] += len(lost)
+        return self._reissue(lost, now)
+
+    def _open(self, now: float, least_age_s: float = 0.0) -> list[tuple[Group, int]]:
+        return [
+            (group, index)
+            for group in self._groups.values()
+            for index, slot in enumerate(group.slots)
+            if not slot.final and now - slot.issued_at >= least_age_s
+        ]
+
+    def _next_attempts(self, samples: Sequence[tuple[Group, int]], now: float) -> list[RolloutTask]:
+        for group, index in samples:
+            group.slots[index].attempt += 1
+        return self._reissue(samples, now)
+
+    def _reissue(self, samples: Sequence[tuple[Group, int]], now: float) -> list[RolloutTask]:
+        for group, index in samples:
+            group.slots[index].issued_at = now
+        self.counts["reissued"] += len(samples)
+        return [self._task(group, index) for group, index in samples]
 
     def take_batch(self) -> list[Group] | None:
         """Take the oldest complete groups, sorted by id.

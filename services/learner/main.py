@@ -17,13 +17,16 @@ from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
 from agent_r1.learner.algorithms import check_equal_groups, find_advantage, find_policy_loss
+from agent_r1.learner.assembly import connect
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine
 from agent_r1.learner.engine.ranks.messages import CriticSetup, EngineSetup
 from agent_r1.learner.engine.ranks.place import RankPlace
+from agent_r1.learner.heartbeat import refuse_a_second
 from agent_r1.learner.outcome import INTERRUPTED
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.train import Learner
+from agent_r1_proto.registry import Registry
 from agent_r1_service.announcements import write_announcement
 from agent_r1_service.config import ModelConfig, RunConfig
 from agent_r1_service.exit_status import STOP_SIGNALS
@@ -60,6 +63,9 @@ def train(
         check_equal_groups(spec.learner.policy_loss)
     spec.folder.write_config(spec.resolved_config)
     try:
+        with _interruptible():
+            if not spec.take_over:
+                asyncio.run(_refuse_a_second(spec))
         with _interruptible(), build_engine(spec, place) as engine:
             status = asyncio.run(run_until_stopped(spec, engine, announce_dir))
             if status == INTERRUPTED:
@@ -115,6 +121,12 @@ def engine_setup(run: RunConfig, model: ModelConfig, config: LearnerConfig) -> E
         else None,
         deterministic=run.deterministic,
     )
+
+
+async def _refuse_a_second(spec: RunSpec) -> None:
+    """Refuse a second learner of the run before the model is loaded beside the first one's."""
+    async with await connect(spec) as broker:
+        await refuse_a_second(Registry(broker), spec.run.id, spec.folder.path)
 
 
 async def run_until_stopped(spec: RunSpec, engine: PolicyEngine, announce_dir: Path | None) -> str:

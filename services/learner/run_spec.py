@@ -39,6 +39,8 @@ class RunSpec:
     """Where checkpoints and ledger are besides the folder (`learner.checkpoint_url`)."""
     max_segments: int = 1
     """Most segments of one trajectory."""
+    take_over: bool = False
+    """Whether another learner that trains this run is to end."""
 
     @property
     def total_steps(self) -> int:
@@ -91,6 +93,7 @@ def make_run_spec(
     resolved_config: Mapping[str, Any],
     resume: bool,
     max_segments: int = 1,
+    take_over: bool = False,
 ) -> RunSpec:
     """Read the evaluation sets and check that the run folder fits.
 
@@ -119,4 +122,5 @@ def make_run_spec(
         resume=resume,
         store=store,
         max_segments=max_segments,
+        take_over=take_over,
     )

@@ -18,12 +18,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from functools import partial
 
 from agent_r1.learner.assembly import TrainingRun, assemble, connect, open_folder
 from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.groups import Group
+from agent_r1.learner.heartbeat import Heartbeat, refuse_a_second
 from agent_r1.learner.outcome import FAILED, INTERRUPTED
 from agent_r1.learner.reporting.prometheus import learner_page, scrape_targets
 from agent_r1.learner.reporting.step_report import StepReport
@@ -36,6 +38,7 @@ from agent_r1.learner.train_samples import build_samples, loss_spec
 from agent_r1.learner.weights.canary import CanaryError, canary_samples
 from agent_r1.learner.weights.publisher import PushReport
 from agent_r1.learner.weights.run_bundle import RunOffer
+from agent_r1_proto.registry import Registry
 from agent_r1_service.http.token import find_token
 from agent_r1_service.tracing import record_span
 
@@ -267,8 +270,16 @@ class Learner:
     async def _train(self, stop_signal: StopSignal, server: LearnerServer) -> str:
         spec, unless_stopped = self._spec, stop_signal.unless_stopped
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
-            opened = await open_folder(spec, self._engine, thread)
-            async with await unless_stopped(connect(spec)) as broker:
+            async with await unless_stopped(connect(spec)) as broker, AsyncExitStack() as stack:
+                registry = Registry(broker)
+                if not spec.take_over:
+                    await unless_stopped(refuse_a_second(registry, spec.run.id, spec.folder.path))
+                heartbeat = Heartbeat(registry, spec.folder.path, spec.redis.lease_s)
+                await unless_stopped(heartbeat.beat())
+                stack.push_async_callback(heartbeat.withdraw)
+                stop_signal.spawn(heartbeat.beat_forever(), "heartbeat")
+                known = await unless_stopped(registry.known_numbers())
+                opened = await open_folder(spec, self._engine, thread, known)
                 spec.check_memory((await unless_stopped(broker.memory())).limit)
                 run = assemble(
                     spec,

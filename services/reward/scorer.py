@@ -29,6 +29,7 @@ from agent_r1.reward.model_server import TOKENS_ASKED
 from agent_r1.reward.reward_model import RewardModel
 from agent_r1.reward.versions import Versions
 from agent_r1.text.reading import TurnReader
+from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.rewards import (
     Reward,
     ScoreRequest,
@@ -100,6 +101,7 @@ class Scorer:
                 "status FAILED has no reward: an outage is not the model's failure; send "
                 "COMPLETED or TRUNCATED interactions"
             )
+        await begin_component("the built-in reward components")
         # In a thread, where a long text holds up no other request; not one of `_threads`, which
         # users' components may keep for ever.
         request, values = await asyncio.to_thread(self._measure_built_in, request)
@@ -179,6 +181,7 @@ class Scorer:
         return math.fsum(weight * values[name] for name, weight in self._weights.items())
 
     async def _run_own(self, name: str, component: Component, request: ScoreRequest) -> float:
+        await begin_component(f"reward component {name!r}")
         timeout_s = self._config.component_timeout_s
         deadline = asyncio.timeout(timeout_s)
         try:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1.reward.versions import GroupVersions
 from agent_r1_proto.connection import REWARD_GROUP
 from agent_r1_proto.failures import REWARD_ERROR, FailureBoard, innermost_frames
+from agent_r1_proto.messages import StreamMessage
 from agent_r1_proto.rewards import ScoredTrajectory
 from agent_r1_proto.scoring_models import ScoringModels
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
@@ -87,6 +88,7 @@ class RewardWorker:
         async with self._broker.consumer(
             keys.trajectories, Trajectory, group=REWARD_GROUP, consumer=self._consumer_name
         ) as consumer:
+            consumer.on_deadly = self._give_up_deadly
             try:
                 while not stop.is_set():
                     await self._versions.follow()
@@ -123,6 +125,7 @@ class RewardWorker:
         self, consumer: StreamConsumer[Trajectory], entry: Entry[Trajectory], clock: _Clock
     ) -> None:
         trajectory = entry.message
+        consumer.note_components(entry)
         reward = None
         if trajectory.status != "FAILED":
             started = time.monotonic()
@@ -163,13 +166,28 @@ class RewardWorker:
         raised = exc.__cause__ if known else exc
         frames = innermost_frames(raised) if raised is not None else ""
         await self._board.note("reward", f"{reason}\n{frames}", trajectory.rollout_id)
+        if await consumer.fail(entry, reason, self._failed(trajectory, reason, clock.time())):
+            self.num_dead += 1
+
+    async def _give_up_deadly(
+        self, trajectory: Trajectory, why: str
+    ) -> Sequence[tuple[str, StreamMessage]]:
+        """Let the sample of a trajectory that ends the process end as FAILED."""
+        reason = f"{REWARD_ERROR}: task {trajectory.rollout.task.id!r}: its scoring {why}"
+        await self._board.note("reward", reason, trajectory.rollout_id)
+        self.num_dead += 1
+        ended_at = trajectory.started_at + trajectory.latency_ms / 1000
+        return self._failed(trajectory, reason, ended_at)
+
+    def _failed(
+        self, trajectory: Trajectory, reason: str, scored_at: float
+    ) -> list[tuple[str, StreamMessage]]:
         failed = ScoredTrajectory(
             trajectory=trajectory.replace(status="FAILED", reason=reason),
             reward=None,
-            scored_at=clock.time(),
+            scored_at=scored_at,
         )
-        if await consumer.fail(entry, reason, [(self._destination(trajectory), failed)]):
-            self.num_dead += 1
+        return [(self._destination(trajectory), failed)]
 
     def _destination(self, trajectory: Trajectory) -> str:
         return trajectory.rollout.reply_stream or self._broker.keys.scored

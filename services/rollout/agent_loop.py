@@ -27,6 +27,7 @@ from agent_r1.rollout.tool_calls.client import ToolClient
 from agent_r1.rollout.tool_calls.runner import CallRunner
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1.rollout.turns import Turns, raised
+from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.tasks import Decoding, RolloutTask, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import DecodingCost, Status, Trajectory
@@ -95,6 +96,7 @@ class AgentLoop:
         deadline = None if limit is None else started + limit
         states: list[BranchState] = []
         try:
+            await begin_component(f"environment {self._env.type!r}")
             branch = self._begin(rollout, record, states, deadline)
             async with asyncio.timeout(limit):
                 branch, cost = await self._interact(branch, states)

@@ -27,6 +27,7 @@ from agent_r1.rollout.envs.checks import WrongStepError, check_step
 from agent_r1.rollout.policy import Generation, PolicyError, Sampler
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1.text.reading import TurnText
+from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.parts import ImageRefusedError, text_of
 from agent_r1_proto.tasks import Role
 from agent_r1_service.tracing import span
@@ -56,6 +57,7 @@ class Turns:
         Returns:
             Tokens that were sampled.
         """
+        await begin_component("the engine")
         with span("generate"):
             generation = await self._generate(branch, temperature)
         text = self.chat.decode_turn(generation.token_ids)
@@ -155,6 +157,7 @@ class Turns:
     ) -> EnvStep:
         view = ModelTurn(number, turn.text, turn.thought, turn.answer, turn.said)
         name = f"{type(env).__name__}.step"
+        await begin_component(f"the environment's {name}")
         try:
             async with asyncio.timeout(self.env.step_timeout_s):
                 step = await env.step(view, results)

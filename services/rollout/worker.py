@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from agent_r1.rollout.policy import EngineDeadError, PolicyError
 from agent_r1.rollout.tool_calls.outages import MAX_FREE_ATTEMPTS, is_free
 from agent_r1.rollout.trajectory_builder import failed_trajectory
 from agent_r1.rollout.weights.versions import WeightVersions
 from agent_r1_proto.failures import FailureBoard, innermost_frames
+from agent_r1_proto.messages import StreamMessage
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.stream_consumer import Entry, StreamConsumer
 from agent_r1_proto.tasks import RolloutTask
@@ -80,6 +81,7 @@ class RolloutWorker:
         self._stopping = False
         self._draining = False
         self._fatal: EngineDeadError | None = None
+        consumer.on_deadly = self._give_up_deadly
         self._failures: Counter[str] = Counter()
         """FAILED attempts by kind."""
         self.on_attempt: Callable[[Trajectory, bool], None] = lambda trajectory, published: None
@@ -223,6 +225,7 @@ class RolloutWorker:
     async def _work(self, entry: Entry[RolloutTask]) -> None:
         """Run the attempts of one sample and publish the last."""
         task = entry.message
+        self._consumer.note_components(entry)
         free = 0
         try:
             while True:
@@ -300,6 +303,14 @@ class RolloutWorker:
         await self._board.note("rollout", f"{reason}\n{innermost_frames(exc)}", str(task.key))
         failed = failed_trajectory(task, reason)
         await self._consumer.fail(entry, reason, [(self._trajectories, failed)])
+
+    async def _give_up_deadly(
+        self, task: RolloutTask, why: str
+    ) -> Sequence[tuple[str, StreamMessage]]:
+        """Let a sample that ends the process end as FAILED."""
+        reason = f"rollout_error: task {task.task.id!r}: its rollout {why}"
+        await self._board.note("rollout", reason, str(task.key))
+        return [(self._trajectories, failed_trajectory(task, reason))]
 
     def _die(self, exc: EngineDeadError) -> None:
         if self._fatal is None:

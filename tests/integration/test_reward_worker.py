@@ -61,6 +61,12 @@ def held(request):
 def broken(request):
     raise KeyError("tests")
 
+def deadly(request):
+    # As a lack of memory ends it: no error, no clean-up.
+    if request.turns[-1].answer == "boom":
+        os.kill(os.getpid(), 9)
+    return 1.0
+
 def not_a_number(request):
     return float("nan")
 """
@@ -289,6 +295,47 @@ async def test_what_a_killed_worker_was_scoring_is_scored_by_another(
     reward = found[record.rollout_id].reward
     assert reward is not None
     assert reward.components["held_reward:held"] == 1.0
+
+
+async def test_a_trajectory_that_kills_its_process_is_dead_lettered_and_the_rest_is_scored(
+    broker: Broker, redis_url: str, tmp_path: Path
+):
+    (tmp_path / "deadly_reward.py").write_text(PLUGIN)
+    table = {"components": {"exact_match": 1.0, "deadly_reward:deadly": 0.0}}
+    run_id = broker_run(broker)
+    records = [
+        trajectory(rollout_task(run_id, group_id=group), answer="Ada" if group else "boom")
+        for group in range(3)
+    ]
+    await broker.publish_many(broker.keys.trajectories, records)
+    name = "reward component 'deadly_reward:deadly'"
+    deaths = 0
+    service = Service("0", redis_url, run_id, table, tmp_path)
+    try:
+        async with asyncio.timeout(3 * WAIT_S):
+            while await broker.depth(broker.keys.trajectories):
+                if service.process.poll() is not None:
+                    assert service.process.returncode == -signal.SIGKILL, service.log.read_text()
+                    deaths += 1
+                    service = Service(str(deaths), redis_url, run_id, table, tmp_path)
+                await asyncio.sleep(POLL_S)
+        found = await take(broker, 3)
+    finally:
+        service.kill()
+    assert deaths == 3  # once beside the others, twice alone
+    assert [found[record.rollout_id].reward is None for record in records] == [True, False, False]
+    failed = found[records[0].rollout_id].trajectory
+    task_id = records[0].rollout.task.id
+    assert (failed.status, failed.reason) == (
+        "FAILED",
+        f"reward_error: task {task_id!r}: its scoring ended 2 processes while nothing else was in "
+        f"flight there, as a crash or a lack of memory does; the last time in {name}",
+    )
+    [letter] = await broker.dead_letters()
+    assert letter.key == records[0].rollout_id
+    assert letter.reason.endswith(name)
+    ((shown, count),) = await FailureBoard(broker).read()
+    assert (shown.where, shown.reason, count) == ("reward", failed.reason, 1)
 
 
 async def test_the_service_scores_both_ways_and_stops_cleanly(

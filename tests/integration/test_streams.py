@@ -15,7 +15,7 @@ import pytest
 
 from agent_r1_proto.dead_letters import MAX_LETTERS
 from agent_r1_proto.failures import MAX_KINDS, OTHER_KINDS, FailureBoard
-from agent_r1_proto.messages import encode_entry
+from agent_r1_proto.messages import StreamMessage, encode_entry
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.stream_consumer import StreamConsumer
 from agent_r1_proto.streams import Broker
@@ -302,6 +302,134 @@ async def test_deliveries_alone_never_dead_letter(broker: Broker):
             await consumer.release(entry)
     assert await broker.dead_letters() == []
     assert await broker.depth(broker.keys.tasks) == 1
+
+
+async def left_by_the_dead(broker: Broker, *tasks: RolloutTask) -> None:
+    """Let a consumer take entries and end as a killed process does, its leases over."""
+    await broker.publish_many(broker.keys.tasks, tasks)
+    ended = tasks_consumer(broker, "ended")
+    with contextlib.suppress(RuntimeError):
+        async with ended:
+            assert len(await ended.read(len(tasks), 1.0)) == len(tasks)
+            raise RuntimeError
+    await asyncio.sleep(LEASE_S)
+
+
+async def test_suspects_are_processed_alone(broker: Broker):
+    await left_by_the_dead(broker, *(rollout_task(group_id=group) for group in range(3)))
+    await broker.publish(broker.keys.tasks, rollout_task(group_id=3))
+    async with tasks_consumer(broker, "heir") as heir:
+        for group in range(4):
+            [entry] = await heir.read(8, WAIT_S)
+            assert (entry.message.key.group_id, entry.suspect) == (group, group < 3)
+            if entry.suspect:
+                assert await heir.read(8, 0.05) == []
+            await heir.finish(entry)
+    assert await broker.redis.exists(broker.keys.suspects(broker.keys.tasks)) == 0
+
+
+async def test_a_busy_consumer_finishes_before_it_takes_a_suspect(broker: Broker):
+    async with tasks_consumer(broker, "heir") as heir:
+        await broker.publish(broker.keys.tasks, rollout_task(group_id=1))
+        [busy] = await heir.read(8, WAIT_S)
+        await left_by_the_dead(broker, rollout_task(group_id=0))
+        await broker.publish(broker.keys.tasks, rollout_task(group_id=2))
+        await until(lambda: reads_nothing(heir))
+        await heir.finish(busy)
+        [suspect] = await heir.read(8, WAIT_S)
+        assert (suspect.message.key.group_id, suspect.suspect) == (0, True)
+        await heir.finish(suspect)
+        [after] = await heir.read(8, WAIT_S)
+        assert (after.message.key.group_id, after.suspect) == (2, False)
+
+
+async def reads_nothing(consumer: StreamConsumer[RolloutTask]) -> bool:
+    entries = await consumer.read(8, 0.05)
+    for entry in entries:
+        await consumer.finish(entry)
+    return not entries
+
+
+async def test_an_entry_that_ends_its_process_twice_alone_is_dead_lettered(
+    redis_url: str, run_id: str, broker: Broker
+):
+    tasks = [rollout_task(group_id=group) for group in range(4)]
+    await broker.publish_many(broker.keys.tasks, tasks)
+    # Once with the others, then twice alone.
+    for number in range(3):
+        with worker(redis_url, run_id, f"w{number}", "crash") as process:
+            assert await asyncio.to_thread(process.wait, WAIT_S) == 7
+    given_up: list[str] = []
+
+    async def give_up(task: RolloutTask, reason: str) -> list[tuple[str, StreamMessage]]:
+        given_up.append(f"{task.key}: {reason}")
+        return [(broker.keys.trajectories, trajectory(task, status="FAILED", reason=reason))]
+
+    async with tasks_consumer(broker, "last") as last:
+        last.on_deadly = give_up
+        left: list[int] = []
+        async with asyncio.timeout(WAIT_S):
+            while await broker.depth(broker.keys.tasks):
+                for entry in await last.read(8, 0.2):
+                    left.append(entry.message.key.group_id)
+                    await last.finish(entry)
+    assert left == [1, 2, 3]
+    [letter] = await broker.dead_letters()
+    assert letter.key == str(tasks[0].key)
+    assert letter.reason == (
+        "ended 2 processes while nothing else was in flight there, as a crash or a lack of memory "
+        "does; the last time in component 'x'"
+    )
+    assert given_up == [f"{tasks[0].key}: {letter.reason}"]
+    assert await broker.depth(broker.keys.trajectories) == 1  # whoever waits for it hears of it
+    assert await broker.redis.exists(broker.keys.suspects(broker.keys.tasks)) == 0
+
+
+async def test_what_is_given_back_never_becomes_a_dead_letter(broker: Broker):
+    await left_by_the_dead(broker, rollout_task())
+    for number in range(4):  # alone each time, and given back in an orderly end
+        async with tasks_consumer(broker, f"drained{number}") as drained:
+            [entry] = await drained.read(8, WAIT_S)
+            assert entry.suspect
+            if number % 2:
+                await drained.release(entry)
+    assert await broker.dead_letters() == []
+
+
+async def test_an_orderly_end_makes_no_suspects(broker: Broker):
+    await broker.publish_many(
+        broker.keys.tasks, [rollout_task(group_id=group) for group in range(3)]
+    )
+    async with tasks_consumer(broker, "drained") as drained:
+        assert len(await drained.read(8, 1.0)) == 3
+    async with tasks_consumer(broker, "heir") as heir:
+        entries = await heir.read(8, WAIT_S)
+    assert [entry.suspect for entry in entries] == [False] * 3
+
+
+async def test_an_outage_of_redis_makes_no_suspects(broker: Broker):
+    """While Redis was away nobody could renew a lease, and nobody has ended."""
+    await broker.publish(broker.keys.tasks, rollout_task())
+    async with tasks_consumer(broker, "living") as living, tasks_consumer(broker, "other") as other:
+        [entry] = await living.read(1, 1.0)
+        await broker.redis.xclaim(
+            broker.keys.tasks, "rollout", "living", 0, [entry.entry_id], idle=10_000, justid=True
+        )
+        broker.answers_since = time.monotonic()
+        assert await other.read(1, 1.5 * LEASE_S) == []
+        await living.finish(entry)
+
+
+async def test_many_suspects_that_end_well_are_taken_together_later(broker: Broker):
+    await left_by_the_dead(broker, *(rollout_task(group_id=group) for group in range(20)))
+    sizes: list[int] = []
+    async with tasks_consumer(broker, "heir") as heir:
+        while sum(sizes) < 20:
+            entries = await heir.read(8, WAIT_S)
+            sizes.append(len(entries))
+            await heir.finish_many(entries)
+    # Alone up to 8 that ended well, then a quarter of those.
+    assert sizes == [1] * 8 + [2, 2, 3, 3, 2]
 
 
 async def test_a_newer_major_stays_pending_and_is_reported_once(

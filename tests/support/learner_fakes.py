@@ -425,6 +425,7 @@ def training_spec(
     run_id: str,
     *,
     resume: bool = False,
+    take_over: bool = False,
     num_tasks: int = 6,
     evaluation: dict[str, Any] | None = None,
     model: ModelConfig | None = None,
@@ -456,6 +457,7 @@ def training_spec(
             "tools": {},
         },
         resume=resume,
+        take_over=take_over,
     )
 
 

@@ -82,6 +82,11 @@ def _add_running(commands: Commands) -> None:
     serve.add_argument("--redis", metavar="URL", help="with --join: Redis of the run")
     serve.add_argument("--name", metavar="TOOL", help="which tool, with `serve tool`")
     serve.add_argument("--resume", action="store_true", help="learner: continue the run")
+    serve.add_argument(
+        "--take-over",
+        action="store_true",
+        help="learner: end another learner that trains this run, and go on in its place",
+    )
     serve.add_argument("--announce-dir", type=Path, help=argparse.SUPPRESS)
     serve.add_argument("--resume-if-begun", action="store_true", help=argparse.SUPPRESS)
 

@@ -254,7 +254,7 @@ def _serve(arguments: argparse.Namespace, config: Config) -> int:
         )
     elif arguments.service == "learner":
         resume = arguments.resume or (arguments.resume_if_begun and _has_begun(config))
-        return _serve_learner(config, announce_dir, resume=resume)
+        return _serve_learner(config, announce_dir, resume=resume, take_over=arguments.take_over)
     else:
         with quick_imports():
             from agent_r1.tools import main as tools
@@ -353,7 +353,9 @@ def _with_folders(config: Config) -> Config:
     return with_models(config, fetch_models(config, logger.info))
 
 
-def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) -> int:
+def _serve_learner(
+    named: Config, announce_dir: Path | None, *, resume: bool, take_over: bool
+) -> int:
     config = _with_folders(named)
     place = read_place(os.environ, config.learner.ranks, "learner")
     if place.rank > 0:
@@ -384,6 +386,7 @@ def _serve_learner(named: Config, announce_dir: Path | None, *, resume: bool) ->
             resolved_config=dump_config(named)[0],
             resume=resume,
             max_segments=config.max_segments,
+            take_over=take_over,
         )
         patience = config.evaluation.patience
         status = None

@@ -33,8 +33,8 @@ class LedgerNumbers(StrictMessage):
 class NumberStore(Protocol):
     """Where the numbers are besides the run folder: `RunStore`."""
 
-    def claim(self, numbers: LedgerNumbers) -> LedgerNumbers:
-        """Take the next incarnation; return the run's numbers with it."""
+    def claim(self, numbers: LedgerNumbers, after: int = 0) -> LedgerNumbers:
+        """Take the next incarnation, above `after`; return the run's numbers with it."""
         ...
 
     def write_numbers(self, numbers: LedgerNumbers) -> None:
@@ -102,32 +102,42 @@ class Ledger:
         """
         numbers = self._numbers
         newest = max(numbers.incarnation, incarnation)
+        if newest == numbers.incarnation and policy_version <= numbers.last_policy_version:
+            return
         self._write(
             incarnation=newest,
             last_policy_version=max(numbers.last_policy_version, policy_version),
             incarnations_elsewhere=numbers.incarnations_elsewhere + newest - numbers.incarnation,
         )
 
-    def next_incarnation(self) -> int:
+    def next_incarnation(self, after: int = 0) -> int:
         """Take the next incarnation (the first is 1).
+
+        Args:
+            after: newest incarnation that the run's services know: the folder may be a copy, or
+                older than they are.
 
         Raises:
             ValueError, StoreError: the run store has it taken by another, or cannot be used.
         """
         if self._store is None:
+            self.go_on_after(incarnation=after, policy_version=0)
             self._write(incarnation=self._numbers.incarnation + 1)
         else:
-            self._write(**self._store.claim(self._numbers).model_dump())
+            self._write(**self._store.claim(self._numbers, after).model_dump())
         return self._numbers.incarnation
 
-    def next_policy_version(self) -> int:
+    def next_policy_version(self, after: int = 0) -> int:
         """Take the next policy version (the first is 1; 0 is the configured model).
+
+        Args:
+            after: highest version that a rollout server holds.
 
         Raises:
             TakenOverError: a later start has taken over the run.
             StoreError: the run store cannot be reached.
         """
-        self._write(last_policy_version=self._numbers.last_policy_version + 1)
+        self._write(last_policy_version=max(self._numbers.last_policy_version, after) + 1)
         if self._store is not None:
             self._store.write_numbers(self._numbers)
         return self._numbers.last_policy_version

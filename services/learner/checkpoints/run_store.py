@@ -148,11 +148,12 @@ class RunStore:
                 return path, content
         return "", None
 
-    def claim(self, numbers: LedgerNumbers) -> LedgerNumbers:
+    def claim(self, numbers: LedgerNumbers, after: int = 0) -> LedgerNumbers:
         """Take the next start of the run: whoever wrote there before writes no more.
 
         Args:
             numbers: of the run folder's ledger.
+            after: newest incarnation that the run's services know.
 
         Returns:
             The run's numbers, with this start as the newest.
@@ -165,7 +166,8 @@ class RunStore:
         last = self.last_start()
         self._refuse_a_run(last)
         self._objects.require_conditional_writes()
-        incarnation = max(numbers.incarnation, last) + 1
+        newest = max(numbers.incarnation, last)
+        incarnation = max(newest, after) + 1
         who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
         claim = json.dumps({**who, "id": uuid4().hex}).encode()
         path = f"{_folder(incarnation)}/{CLAIM_FILE}"
@@ -182,7 +184,11 @@ class RunStore:
         stored = before.numbers if self._folder_is_stale else numbers
         versions = (numbers.last_policy_version, before.numbers.last_policy_version)
         taken = stored.model_copy(
-            update={"incarnation": incarnation, "last_policy_version": max(versions)}
+            update={
+                "incarnation": incarnation,
+                "last_policy_version": max(versions),
+                "incarnations_elsewhere": stored.incarnations_elsewhere + incarnation - 1 - newest,
+            }
         )
         self._write_config()
         # Who wants to go back to an older checkpoint deletes the newer one.

@@ -83,6 +83,7 @@ FAILED_ATTEMPTS = _counter(
     "failed_attempts", "Attempts that failed since this start, repeated ones included."
 )
 REISSUED = _counter("reissued_samples", "Samples asked for again because no answer came.")
+LOST = _counter("lost_samples", "Samples among them that Redis had lost.")
 DROPPED = _counter(
     "dropped_groups", "Groups not trained: too many samples failed, or equal rewards.", "reason"
 )
@@ -177,6 +178,7 @@ def _of_flow(run: TrainingRun) -> dict[Metric, Callable[[], Value | None]]:
         RESULTS: lambda: {(outcome,): counts[outcome] for outcome in AcceptResult},
         FAILED_ATTEMPTS: lambda: run.monitor.attempts,
         REISSUED: lambda: counts["reissued"],
+        LOST: lambda: counts["lost"],
         DROPPED: lambda: {(reason,): counts[name] for name, reason in _DROPPED.items()},
         DEAD_LETTERS: lambda: counts["dead_letters"],
         GROUPS: lambda: {

@@ -19,7 +19,7 @@ from agent_r1_service.durations import format_duration
 
 logger = logging.getLogger(__name__)
 
-COUNTED = ("duplicate", "failed", "old_incarnation", "foreign", "reissued", "retried")
+COUNTED = ("duplicate", "failed", "old_incarnation", "foreign", "reissued", "lost", "retried")
 
 
 @dataclass

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from agent_r1.learner.checkpoints.ledger import Ledger
+from agent_r1.learner.checkpoints.ownership import TakenOverError
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
@@ -92,6 +93,10 @@ class PushReport:
     """Time the learner took to compute the canary's tokens."""
     score_s: float = 0.0
     """Longest time a server took to score them."""
+
+
+class ServersAheadError(RunFailedError):
+    """Every rollout server holds a higher version than the one that was published."""
 
 
 def prepare_weights_dir(spec: RunSpec, snapshot_bytes: int) -> None:
@@ -171,10 +176,18 @@ class WeightPublisher:
     async def push(self, canary: Sequence[TrainSample] = ()) -> PushReport:
         """Publish the engine's weights as the next version and bring them to the servers.
 
+        Servers that announce themselves only now may hold a higher version, of a folder that this
+        one is a copy of: then the weights get a number above it.
+
         Raises:
             RunFailedError, CanaryError, DiskFullError: as `publish` and `deliver`.
         """
-        return await self.deliver(await self.publish(canary))
+        while True:
+            report = await self.publish(canary)
+            try:
+                return await self.deliver(report)
+            except ServersAheadError as exc:
+                logger.warning("servers hold a higher version, publishing again error=%s", exc)
 
     async def publish(self, canary: Sequence[TrainSample] = ()) -> PushReport:
         """Publish the engine's weights as the next version; then the engine may train on.
@@ -185,10 +198,16 @@ class WeightPublisher:
         Raises:
             CanaryError: a server that took long to load an earlier version is out of bounds.
             DiskFullError: the snapshot does not fit.
+            TakenOverError: a later start of the learner is at work.
         """
         self._raise_stragglers()
         report, newest = await self._write()
-        await self._registry.set_newest_version(newest)
+        own = self._ledger.last_incarnation
+        if later := await self._registry.publish_version(newest, own):
+            raise TakenOverError(
+                f"learner start {later} has taken over this run (this is start {own}); policy "
+                f"version {newest.policy_version} was not published"
+            )
         self.newest = newest
         self._pushes += 1
         if canary and self._pushes % self._config.canary_every == 0:
@@ -223,7 +242,10 @@ class WeightPublisher:
 
     async def _write(self) -> tuple[PushReport, NewestVersion]:
         started, loop = time.monotonic(), asyncio.get_running_loop()
-        version = await loop.run_in_executor(self._engine_thread, self._ledger.next_policy_version)
+        known = await self._registry.known_numbers()
+        version = await loop.run_in_executor(
+            self._engine_thread, self._ledger.next_policy_version, known.policy_version
+        )
         report = PushReport(version, started, canary_floor=self.canary_floor)
         published = await self._write_files(version)
         report.size_bytes = published.size_bytes
@@ -264,6 +286,12 @@ class WeightPublisher:
         refusals, written_again = 0, False
         while True:
             servers = await self._registry.rollout_servers()
+            if servers and all(s.policy_version > report.policy_version for s in servers):
+                raise ServersAheadError(
+                    f"no rollout server took policy version {report.policy_version}: all hold a "
+                    f"higher one, such as {servers[0].policy_version}; resume the run, which then "
+                    "goes on above it"
+                )
             errors = await self._load_on(servers, report)
             if report.servers:
                 return

@@ -19,6 +19,7 @@ from agent_r1.rollout.outside_text import TRUNCATION_MARKER
 from agent_r1.rollout.tool_calls.client import ToolClient, ToolOutageError
 from agent_r1.rollout.trajectory_builder import recorded_data
 from agent_r1.text.reading import ParsedCall, TurnText
+from agent_r1_proto.component_notes import begin_component
 from agent_r1_proto.parts import ImagePart, Part, ResultPart, StoredImage, TextPart
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.tools import ToolSpec
@@ -167,6 +168,7 @@ class CallRunner:
         return CallOutcome(record, CallResult(parsed.name, parsed.arguments, status, text))
 
     async def _run_one(self, number: int, parsed: ParsedCall, end: int) -> CallOutcome:
+        await begin_component(f"tool {parsed.name!r}")
         with span("tool call", tool=parsed.name):
             return await self._call(number, parsed, end)
 

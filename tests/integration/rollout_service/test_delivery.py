@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 
 import httpx
 import pytest
 
 from agent_r1.rollout.trajectory_builder import failed_trajectory
+from agent_r1_proto.failures import FailureBoard
 from agent_r1_proto.tasks import RolloutTask
 from agent_r1_proto.trajectory import Trajectory
 from tests.support.fakes import FakeToolServer
@@ -24,6 +26,7 @@ from tests.support.rollout_bench import (
 )
 
 pytestmark = pytest.mark.redis
+LEASE_S = 0.5
 
 
 async def test_samples_become_trajectories_and_leave_the_stream(bench: Bench):
@@ -193,6 +196,42 @@ async def test_questions_of_two_clients_with_one_number_are_both_answered(bench:
         done = await bench.trajectories(2)
     assert {one.rollout.reply_stream for one in done} == set(replies)
     assert len({request.request_id for request in policy.requests}) == 2
+
+
+async def test_a_sample_that_ends_its_servers_fails_and_names_what_was_at_work(bench: Bench):
+    broker, tasks = bench.broker, bench.broker.keys.tasks
+    await bench.submit(task(bench))
+    entry_id = ""
+    with suppress(RuntimeError):  # as a process ends that is killed: it gives nothing back
+        async with broker.consumer(
+            tasks, RolloutTask, group="rollout", consumer="killed"
+        ) as consumer:
+            entry_id = (await consumer.read(1, 1.0))[0].entry_id
+            raise RuntimeError
+    suspects = broker.keys.suspects(tasks)
+    fields = [entry_id, f"{entry_id}/component"]
+    gate = asyncio.Event()
+    async with bench.server(bench.gated_policy(gate), lease_s=LEASE_S):
+
+        async def is_alone() -> bool:
+            return await broker.redis.hmget(suspects, fields) == [b"1", b"the engine"]
+
+        await until_true(is_alone)
+    # The server has stopped in order, and gave the sample back: no end is counted.
+    assert await broker.redis.hget(suspects, entry_id) == b"0"
+    await broker.redis.hset(suspects, entry_id, "2")  # as after two that did not
+    async with bench.server(bench.policy(ANSWER), lease_s=LEASE_S):
+        (done,) = await bench.trajectories(1)
+    assert (done.status, done.reason) == (
+        "FAILED",
+        f"rollout_error: task {done.rollout.task.id!r}: its rollout ended 2 processes while "
+        "nothing else was in flight there, as a crash or a lack of memory does; the last time in "
+        "the engine",
+    )
+    [letter] = await broker.dead_letters()
+    assert letter.key == done.rollout_id
+    ((shown, _),) = await FailureBoard(broker).read()
+    assert (shown.where, shown.reason) == ("rollout", done.reason)
 
 
 async def test_no_more_samples_are_taken_than_fit(bench: Bench):

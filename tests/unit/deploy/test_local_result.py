@@ -12,7 +12,7 @@ import pytest
 from agent_r1.evaluation.score_names import ScoreNames
 from agent_r1.learner.reporting.run_folder import RunFolder
 from agent_r1_deploy.local_folder import claim_run_folder
-from agent_r1_deploy.local_result import print_result, print_stopped
+from agent_r1_deploy.local_result import note_failure, print_result, print_stopped
 
 NAMES = ScoreNames(components=("desk:brief",), tools=("search",))
 
@@ -152,6 +152,27 @@ def test_a_run_that_began_goes_on_once_the_cause_is_removed(
     assert "Remove the cause before you continue" in error
     assert "--set KEY=VALUE" in error
     assert f"train --resume {tmp_path}" in error
+
+
+@pytest.mark.parametrize(
+    ("status", "after"),
+    [
+        ("interrupted", ("failed", "reward died (4 times)")),
+        ("failed", ("failed", "SIGTERM")),  # the learner knows better
+        ("finished", ("finished", "SIGTERM")),
+    ],
+)
+def test_a_run_that_the_launcher_stopped_says_why(
+    tmp_path: Path, status: str, after: tuple[str, str]
+):
+    note_failure(tmp_path, "reward died (4 times)")  # a run without a summary
+    assert list(tmp_path.iterdir()) == []
+    file = tmp_path / "summary.json"
+    file.write_text(json.dumps({"status": status, "reason": "SIGTERM", "steps": 3}))
+    note_failure(tmp_path, "reward died (4 times)")
+    summary = json.loads(file.read_text())
+    assert (summary["status"], summary["reason"]) == after
+    assert summary["steps"] == 3
 
 
 @pytest.mark.parametrize("error", [None, "the corpus has no passages"])
