@@ -10,17 +10,17 @@ the others run. Writes `report.json` and `report.txt` in any case, to attach to 
 
 from __future__ import annotations
 
-import argparse
-import functools
-import shutil
 import signal
-import subprocess
-import sys
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
     # The imports below take seconds: Ctrl-C ends them at once, and not with a traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import argparse
+import functools
+import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
