@@ -31,6 +31,7 @@ from agent_r1.config.estimate import (
     total,
     value_bytes,
 )
+from agent_r1.config.gpu_looks import unused_gpus
 from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.machine import usable_gpus
 from agent_r1.config.run import Config, load_config
@@ -95,6 +96,8 @@ def estimate(arguments: argparse.Namespace) -> int:
     found = sum_up(config, policy, critic, machine, scorers)
     for line in _lines(config, policy, found, machine):
         print(line)
+    if arguments.gpu_gb is None and (unused := unused_gpus()) is not None:
+        print(unused)
     if not found.problems:
         print(verdict(lambda reserve: fits(config, reserve=reserve)))
         return 0

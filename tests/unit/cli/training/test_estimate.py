@@ -23,10 +23,12 @@ from agent_r1.cli.training.dry_run import (
 )
 from agent_r1.cli.training.estimate import LARGEST_ERROR, sum_up, verdict, with_reserve
 from agent_r1.cli.training.remedies import changed, make_fit, tried_keys
+from agent_r1.config import gpu_looks
 from agent_r1.config.boxes import Machine
 from agent_r1.config.estimate import ModelSize, learner_parts, total
 from agent_r1.config.run import Config, load_config
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1_service.gpus import Device
 from tests.support.config_scene import write_scene
 from tests.support.public_models import write_shape
 
@@ -66,6 +68,21 @@ def test_figures_for_gpus_say_that_they_are_unverified(
     file = write_scene(tmp_path / "example")
     assert main(["estimate", str(file), "--gpu-gb", "80"]) == 0
     assert "figures for GPUs are unverified" in capsys.readouterr().out
+
+
+def test_gpus_that_the_packages_leave_unused_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    file = write_scene(tmp_path / "example")
+    h100 = Device(0, "H100", (9, 0), False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [h100, h100])
+    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0+cpu")
+    said = "the packages are for CPUs and this machine has 2 GPUs: run `make setup-gpu`"
+    main(["estimate", str(file)])
+    assert said in capsys.readouterr().out
+    main(["estimate", str(file), "--gpu-gb", "80"])  # of another machine
+    assert said not in capsys.readouterr().out
 
 
 def test_what_does_not_fit_is_said_with_status_1(
