@@ -10,17 +10,24 @@ the others run. Writes `report.json` and `report.txt` in any case, to attach to 
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+    # The imports below take seconds: Ctrl-C ends them at once, and not with a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
 import argparse
 import functools
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from agent_r1.config.gpu_looks import unused_gpus
+from agent_r1_service.exit_status import EXIT_REASON
 from agent_r1_service.gpus import read_gpus
 from scripts.gpu_test import engine, machine, report
 from scripts.gpu_test.loop import VARIANTS, Variant, run_variant
@@ -151,8 +158,23 @@ def end_in_order() -> None:
             signal.signal(number, interrupt)
 
 
+def empty_folder(out: Path) -> str | None:
+    """Make a folder for the report, without an earlier one; say why that is not possible, or None.
+
+    The folder itself may be a mount point, which cannot be removed.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for old in out.iterdir():
+            shutil.rmtree(old) if old.is_dir() and not old.is_symlink() else old.unlink()
+        tempfile.TemporaryFile(dir=out).close()
+    except OSError as exc:
+        return f"--out ({out}) cannot be written: {exc.strerror or exc}; name another folder"
+    return None
+
+
 def main() -> int:
-    """Run the parts and write the report; 1 where one of them failed."""
+    """Run the parts and write the report; 1 where one of them failed, 2 without a folder."""
     parser = argparse.ArgumentParser(prog="gpu_test", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--device", choices=sorted(SHAPES), default="cuda")
     parser.add_argument(
@@ -168,8 +190,8 @@ def main() -> int:
     if unknown := [name for name in variants if name not in VARIANTS]:
         parser.error(f"--variants names {unknown[0]!r}; there are {', '.join(VARIANTS)} and all")
     device, out = arguments.device, arguments.out.absolute()
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
+    if (problem := empty_folder(out)) is not None:
+        parser.exit(EXIT_REASON, f"{parser.prog}: error: {problem}\n")
     end_in_order()
     parts = run_all(device, variants, out, arguments.steps)
     print(report.write(out, device, parts), end="")

@@ -7,10 +7,8 @@ no tool by itself, so every turn is read as a search, and rewards are given by c
 from __future__ import annotations
 
 import json
-import os
 import signal
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -26,7 +24,17 @@ from agent_r1.config.estimate import total
 from agent_r1.config.run import load_config
 from agent_r1_service.gpus import read_gpus
 from scripts.gpu_test.model import EXAMPLE
-from scripts.gpu_test.parts import ENDED, PASSED, ROOT, Part, end, reason, tail
+from scripts.gpu_test.parts import (
+    ENDED,
+    PASSED,
+    ROOT,
+    Part,
+    end,
+    reason,
+    start,
+    tail,
+    with_full_disk,
+)
 from scripts.process_memory import memory_of
 
 POLL_S = 0.25
@@ -157,9 +165,7 @@ def train(
     command = [str(Path(sys.executable).with_name("agent-r1")), "train", *arguments]
     deadline = time.monotonic() + timeout_s
     with log.open("ab") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, env=dict(os.environ), start_new_session=True
-        )
+        process = start(command, output)
         ended = threading.Event()
         watching = threading.Thread(target=_keep_looking, args=(watch, process.pid, ended))
         watching.start()
@@ -222,8 +228,16 @@ def compare_memory(
 
 def read_steps(file: Path) -> list[dict[str, Any]]:
     """Return the whole lines of metrics.jsonl; [] where there is none."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
+    return [step for line in text.splitlines(keepends=True) if (step := _step_of(line))]
+
+
+def _step_of(line: str) -> dict[str, Any] | None:
+    """Return a step; None for a line that is being written, or that a full disk cut short."""
+    try:
+        return json.loads(line) if line.endswith("\n") else None
+    except ValueError:
+        return None
 
 
 MEDIANS = (
@@ -288,7 +302,11 @@ def run_variant(name: str, out: Path, device: str, steps: int, timeout_s: float)
         outcome = "no turn called the tool"
     part = Part(f"loop: {name}", outcome, {"steps": len(lines), **found})
     part.seconds = round(time.monotonic() - started, 1)
-    part.memory = compare_memory(config, settings, device, watch)
+    part.outcome = with_full_disk(outcome, run)
+    try:
+        part.memory = compare_memory(config, settings, device, watch)
+    except (OSError, ValueError) as exc:  # what was found before is worth more
+        part.figures["memory"] = f"cannot be compared: {exc}"
     part.figures |= {f"host_gb/{who}": round(size, 3) for who, size in watch.host_gb.items()}
     logs = [log, *sorted((folder / "logs").glob("*.log"))]
     part.tails = {f"{name}/{file.name}": tail(file) for file in logs}

@@ -11,9 +11,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from agent_r1.config.packages import installed_version
+from agent_r1_service.files.room import free_bytes
+from agent_r1_service.files.writing import write_atomically
+from agent_r1_service.memory import MIB
 
 ROOT = Path(__file__).resolve().parents[2]
 STOP_TIMEOUT_S = 60.0
@@ -76,6 +79,19 @@ def tail(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]
 
 
+def start(command: Sequence[str], output: BinaryIO) -> subprocess.Popen[bytes]:
+    """Start a process that `end` can end, with a session of its own; output gets what it prints."""
+    return subprocess.Popen(
+        command,
+        stdout=output,
+        stderr=output,
+        cwd=ROOT,
+        start_new_session=True,
+        # Started with `&` in a script, we ignore SIGINT, and a process inherits that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 def end(process: subprocess.Popen[Any]) -> None:
     """End a process and everything below it: in order, or after a minute at once."""
     process.send_signal(signal.SIGINT)
@@ -102,9 +118,7 @@ def run_process(
     started = time.monotonic()
     command = [sys.executable, "-m", f"{__package__}.{name}", str(folder), *arguments]
     with (folder / log).open("wb") as output:
-        process = subprocess.Popen(
-            command, stdout=output, stderr=output, cwd=ROOT, start_new_session=True
-        )
+        process = start(command, output)
         try:
             status = process.wait(max(1.0, timeout_s))
             outcome = PASSED if status == 0 else f"it ended with status {status}"
@@ -117,8 +131,8 @@ def run_process(
         except BaseException:
             end(process)
             raise
-    file = folder / FIGURES
-    figures = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    figures = read_figures(folder / FIGURES)
+    outcome = with_full_disk(outcome, folder)
     part = Part(name, outcome, figures, seconds=round(time.monotonic() - started, 1))
     part.tails = {f"{folder.name}/{log}": tail(folder / log)}
     return part
@@ -138,4 +152,19 @@ class Figures:
     def note(self, **found: Any) -> None:
         """Add figures."""
         self._found |= found
-        self._file.write_text(json.dumps(self._found, indent=1), encoding="utf-8")
+        write_atomically(self._file, json.dumps(self._found, indent=1))
+
+
+def read_figures(file: Path) -> dict[str, Any]:
+    """Return what a part noted; of a file that cannot be read, why."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError) as exc:
+        return {file.name: f"cannot be read: {exc}"}
+
+
+def with_full_disk(outcome: str, folder: Path) -> str:
+    """Add to an outcome that the disk is full, which a log on that disk cannot say."""
+    if outcome == PASSED or free_bytes(folder) >= MIB:
+        return outcome
+    return f"{outcome}; the disk of {folder} is full: free space, or name another with --out"

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from agent_r1_service.files.writing import write_atomically
 from scripts.gpu_test.parts import PASSED, ROOT, Part
 
 JSON, TEXT = "report.json", "report.txt"
@@ -49,8 +50,8 @@ def write(out: Path, device: str, parts: Sequence[Part]) -> str:
     }
     text = as_text(report)
     try:
-        (out / JSON).write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-        (out / TEXT).write_text(text, encoding="utf-8")
+        write_atomically(out / JSON, json.dumps(report, indent=1) + "\n")
+        write_atomically(out / TEXT, text)
     except OSError as exc:
         return f"{text}the report cannot be written ({exc}); name another folder with --out\n"
     return f"{text}attach {out / JSON} to a bug\n"

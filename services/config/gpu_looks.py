@@ -24,8 +24,9 @@ LEAST_BFLOAT16 = (8, 0)
 HIDDEN = ("", "-1")
 """What CUDA_VISIBLE_DEVICES is where a user wants the CPU."""
 NO_DRIVER_REMEDY = f"{INSTALL_DRIVER}, or run `agent-r1 setup cpu` in a new environment"
+SET_UP_GPU = "run `make setup-gpu` (without a clone: `agent-r1 setup gpu`)"
 REMEDIES = {
-    "torch": "run `agent-r1 setup gpu` (in a clone: `make setup-gpu`)",
+    "torch": SET_UP_GPU,
     "cuda": "see `nvidia-smi`, and name GPUs of sm_75 or newer in CUDA_VISIBLE_DEVICES; with "
     "NVSwitch, `systemctl start nvidia-fabricmanager`",
     "triton": "see the lines on driver and C compiler, and that the folders of TMPDIR and "
@@ -53,15 +54,19 @@ def look_at_gpus() -> Iterator[Look]:
         yield describe(_probe_here())
 
 
+def num_shown() -> int:
+    """Return how many GPUs the driver has, unless CUDA_VISIBLE_DEVICES hides them all."""
+    return 0 if os.environ.get(VISIBLE_GPUS) in HIDDEN else len(read_devices())
+
+
 def unused_gpus() -> str | None:
     """Say that the packages cannot use the GPUs of this machine; None: they can, or none shows."""
-    count = len(read_devices())
-    for_cpus = installed_version("torch").endswith("+cpu")
-    if count == 0 or not for_cpus or os.environ.get(VISIBLE_GPUS) in HIDDEN:
+    count = num_shown()
+    if count == 0 or not installed_version("torch").endswith("+cpu"):
         return None
     return (
         f"the packages are for CPUs and this machine has {count} GPU{'s' if count > 1 else ''}: "
-        "run `make setup-gpu` (without a clone: `agent-r1 setup gpu`)"
+        + SET_UP_GPU
     )
 
 

@@ -14,7 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from agent_r1.config.gpu_looks import dtype_problem, look_at_gpus
+from agent_r1.config.gpu_looks import (
+    SET_UP_GPU,
+    dtype_problem,
+    look_at_gpus,
+    num_shown,
+    unused_gpus,
+)
 from agent_r1.config.look import Look
 from agent_r1.config.packages import flash_attention_problem, installed_version
 from agent_r1.config.placement import place
@@ -97,7 +103,9 @@ def look_at_model_runner(config: Config) -> Look:
     try:
         runner = choose_model_runner(config.rollout.model_runner, on_cpu=on_cpu)
     except PolicySetupError as exc:
-        return Look("model runner", "", [str(exc)])
+        unused = unused_gpus()
+        why = str(exc) if unused is None else f'rollout.model_runner ("v2") needs GPUs: {unused}'
+        return Look("model runner", "", [why])
     return Look("model runner", f"vLLM's {runner}, on {'the CPU' if on_cpu else 'GPUs'}")
 
 
@@ -124,10 +132,13 @@ def look_at_sandbox(bwrap: str | None = None) -> Look:
 
 
 def describe_gpus() -> str:
-    """Say how many GPUs there are, and which driver."""
-    count = count_gpus()
+    """Say how many GPUs there are, and which driver, or why they are not used."""
+    count, shown = count_gpus(), num_shown()
+    if unused_gpus() is not None:
+        return f"{shown}, unused: the packages are for CPUs"
     if count == 0:
-        return "none: everything runs on the CPU"
+        none = "none: everything runs on the CPU"
+        return none if shown == 0 else f"{shown}, and CUDA shows none of them"
     try:
         first, *_ = Path("/proc/driver/nvidia/version").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -180,7 +191,9 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         if table.device != "cuda":
             continue
         found = count_gpus()
-        if found == 0:
+        if (unused := unused_gpus()) is not None:
+            yield f'{name}.device ("cuda") cannot be had: {unused}'
+        elif found == 0:
             yield (
                 f'{name}.device ("cuda") needs a GPU, and CUDA finds none here; set {name}.device '
                 '= "cpu" or "auto", or check `nvidia-smi`'
@@ -193,14 +206,18 @@ def _gpu_problems(config: Config, purpose: Purpose) -> Iterator[str]:
         elif (torch := installed_version("torch")).endswith("+cpu"):
             yield (
                 f'{name}.device ("cuda") needs a torch built for CUDA, and {torch} is '
-                "installed; run `agent-r1 setup gpu`"
+                f"installed; {SET_UP_GPU}"
             )
     if tables and (problem := flash_attention_problem(config.model.attention)) is not None:
         yield problem
     if usable_gpus() > 0 and (problem := dtype_problem(config.model.dtype)) is not None:
         yield problem
     wanted = config.rollout.tensor_parallel_size
-    if purpose not in SUPERVISED and wanted > 1 and wanted > (found := count_gpus()):
+    if purpose in SUPERVISED or wanted == 1:
+        return
+    if (unused := unused_gpus()) is not None:
+        yield f"rollout.tensor_parallel_size ({wanted}) needs GPUs: {unused}"
+    elif wanted > (found := count_gpus()):
         yield (
             f"rollout.tensor_parallel_size ({wanted}) must be at most {found}, the GPUs of this "
             "machine; lower it"

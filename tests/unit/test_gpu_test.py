@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_every_part_of_a_push_is_reported():
 def test_a_line_that_is_being_written_is_no_step(tmp_path: Path):
     file = tmp_path / "metrics.jsonl"
     assert loop.read_steps(file) == []
-    file.write_text('{"step": 1}\n{"step"')
+    file.write_text('{"step": 1}\n{"st{"step": 2}\n{"step"')  # the second: the disk was full
     assert loop.read_steps(file) == [{"step": 1}]
 
 
@@ -300,6 +301,58 @@ def test_a_part_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert part.outcome == "not done after 0 s"
 
 
+def test_a_part_is_ended_where_signals_are_ignored(tmp_path: Path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell does for `&` in a script
+    try:
+        with (tmp_path / "part.log").open("wb") as output:
+            process = parts.start(["sleep", "600"], output)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    parts.end(process)
+    assert process.returncode == -signal.SIGINT  # it did not have to be killed after a minute
+
+
+def test_a_disk_that_fills_leaves_outcome_and_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(parts, "__package__", "tests.support")
+    monkeypatch.setattr(parts, "free_bytes", lambda folder: 4096)
+    part = parts.run_process("diagnosis_part", ["truncates"], tmp_path / "part", 60.0)
+    assert part.outcome.startswith("it ended with status 3; the disk of ")
+    assert "is full: free space, or name another with --out" in part.outcome
+    assert str(part.figures["figures.json"]).startswith("cannot be read: ")
+    assert part.tails == {"part/part.log": ["out of memory"]}
+
+
+def test_figures_that_find_no_room_leave_those_before(tmp_path: Path):
+    figures = parts.Figures(tmp_path)
+    figures.note(start_s=1.0)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8, limits[1]))  # bytes of a file
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            figures.note(speed=2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert parts.read_figures(tmp_path / parts.FIGURES) == {"start_s": 1.0}
+
+
+def test_a_loop_whose_memory_cannot_be_compared_keeps_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def train(arguments: Any, log: Path, *_: Any) -> str:
+        log.write_text("no space left")
+        return "agent-r1 train ended with 2"
+
+    def compare(*_: Any) -> Any:
+        raise ValueError("config.json is empty")
+
+    monkeypatch.setattr(loop, "train", train)
+    monkeypatch.setattr(loop, "compare_memory", compare)
+    part = loop.run_variant("plain", tmp_path, "cpu", 2, 60.0)
+    assert part.outcome == "agent-r1 train ended with 2"
+    assert part.figures["memory"] == "cannot be compared: config.json is empty"
+    assert part.tails == {"plain/train.log": ["no space left"]}
+
+
 def test_figures_are_on_disk_one_after_the_other(tmp_path: Path):
     figures = parts.Figures(tmp_path)
     figures.note(start_s=1.0)
@@ -329,13 +382,69 @@ def test_the_report_has_the_log_of_what_failed(tmp_path: Path):
     assert written["memory"] == found[3].memory
 
 
-def test_a_variant_that_is_not_there_is_refused():
-    run = subprocess.run(
-        [sys.executable, "-m", "scripts.gpu_test", "--variants", "lorra"],
+def diagnose(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "scripts.gpu_test", *arguments],
         cwd=parts.ROOT,
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+def test_a_folder_that_cannot_be_written_is_refused_in_one_line(tmp_path: Path):
+    (tmp_path / "file").write_text("kept")
+    run = diagnose("--out", str(tmp_path / "file"))
+    assert (run.returncode, run.stdout) == (2, "")
+    assert run.stderr == (
+        f"gpu_test: error: --out ({tmp_path}/file) cannot be written: File exists; name another "
+        "folder\n"
+    )
+    assert (tmp_path / "file").read_text() == "kept"
+    # Not even root can make a folder in the first; the second is below a file.
+    for place in (Path("/proc/lost"), tmp_path / "file" / "below"):
+        assert str(main.empty_folder(place)).startswith(f"--out ({place}) cannot be written: ")
+
+
+def test_a_folder_is_emptied_and_not_removed(tmp_path: Path):
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "part.log").write_text("")
+    (tmp_path / "report.txt").write_text("")
+    before = tmp_path.stat().st_ino
+    assert main.empty_folder(tmp_path) is None
+    assert list(tmp_path.iterdir()) == []
+    assert tmp_path.stat().st_ino == before  # it may be a mount point
+
+
+def test_ctrl_c_while_it_is_imported_gives_no_traceback(tmp_path: Path):
+    hook = tmp_path / "sitecustomize.py"
+    hook.write_text(INTERRUPT)
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    code += "import runpy; runpy.run_module('scripts.gpu_test', run_name='__main__')"
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=parts.ROOT,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (run.returncode, run.stderr) == (-signal.SIGINT, "")
+
+
+INTERRUPT = """
+import os, signal, sys
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "agent_r1.config.gpu_looks":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+"""
+"""Sends the signal of Ctrl-C when the first of our modules is imported."""
+
+
+def test_a_variant_that_is_not_there_is_refused():
+    run = diagnose("--variants", "lorra")
     assert run.returncode == 2
     assert "'lorra'; there are plain, file, http" in run.stderr

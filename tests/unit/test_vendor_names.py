@@ -24,6 +24,7 @@ def test_every_name_is_in_the_installed_packages(vendor_names: Any):
     assert ("vllm.v1.engine.async_llm", "AsyncLLM") in names  # from an import
     assert ("vllm.v1.engine.async_llm", "AsyncLLM.engine_core") in names  # from the list
     assert ("deepspeed", "zero.GatheredParameters") in names  # from its use
+    assert ("vllm.sampling_params", "SamplingParams(flat_logprobs)") in names  # from a call
     folder = vendor_names.installed_vllm()
     assert [name for name in names if not vendor_names.is_there(*name, folder)] == []
 
@@ -51,39 +52,121 @@ def test_a_name_that_a_release_has_lost_is_missing(vendor_names: Any, tmp_path: 
     assert not there("transformers.core_model_loading", '"HF_LOST"')
 
 
-USED = """
-services/rollout/vllm/engine_stats.py scheduler_stats
-services/rollout/vllm/engine_stats.py iteration_stats
-services/rollout/vllm/engine_stats.py prompt_token_stats
-services/rollout/vllm/engine_process.py ModelRegistry
-services/rollout/vllm/engine_process.py models
-services/rollout/vllm/batch_sampler.py rows
-services/rollout/vllm/batch_sampler.py batch
-services/rollout/vllm/batch_sampler.py _runner
-services/rollout/vllm/cpu_worker.py model_runner
-services/rollout/vllm/cpu_worker.py state
+@pytest.fixture
+def vendor_uses(vendor_names: Any) -> Any:
+    return importlib.import_module("vendor_uses")
+
+
+@pytest.mark.slow
+def test_what_is_used_of_an_object_of_theirs_is_listed(vendor_uses: Any, vendor_names: Any):
+    assert vendor_uses.unlisted() == []
+    assert vendor_uses.untaken(vendor_names.installed_vllm()) == []
+
+
+def test_a_keyword_that_a_method_has_lost_is_found(
+    vendor_uses: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "a.py").write_text("class A:\n    def pause_scheduler_async(self, mode): ...\n")
+    monkeypatch.setattr(vendor_uses, "ATTRIBUTES", "vllm.a A.pause_scheduler_async")
+    policy = "services/rollout/vllm/policy.py"
+    assert vendor_uses.untaken(tmp_path) == [f"{policy} pause_scheduler_async(clear_cache)"]
+
+
+USED = {
+    "SchedulerStats.num_skipped_waiting_reqs": "rollout/vllm/engine_stats.py",
+    "WeightTransferEngine.receive_weights": "rollout/vllm/weight_transfer.py",
+    "WeightTransferEngine.init_info_cls": "rollout/vllm/weight_transfer.py",
+    "SamplingParams.output_kind": "rollout/vllm/whole_answers.py",
+    "InputBatch.num_tokens_no_spec": "rollout/vllm/batch_sampler.py",
+    "PreTrainedModel.gradient_checkpointing_enable": "learner/engine/model.py",
+    "DeepSpeedEngine.set_gradient_accumulation_boundary": "learner/engine/zero.py",
+}
+"""Listed names, and where they are used."""
+
+
+@pytest.mark.slow
+def test_names_that_are_not_listed_are_found(vendor_uses: Any, monkeypatch: pytest.MonkeyPatch):
+    lines = vendor_uses.ATTRIBUTES.strip().splitlines()
+    shorter = [line for line in lines if line.split()[1] not in USED]
+    assert len(shorter) == len(lines) - len(USED)
+    monkeypatch.setattr(vendor_uses, "ATTRIBUTES", "\n".join(shorter))
+    assert sorted(vendor_uses.unlisted()) == sorted(
+        f"services/{file} {name.rpartition('.')[2]}" for name, file in USED.items()
+    )
+
+
+def test_what_a_file_uses_is_seen(vendor_uses: Any):
+    used = set(vendor_uses.used(ast.parse(FILE)))
+    # Not `dtype`, of another package's module; `output`, of our own attribute, may be anything.
+    assert used == {"rows", "_queue", "get", "outputs", "schedule", "keep", "output", "text"}
+
+
+FILE = """
+import torch
+from vllm.v1.core.sched.scheduler import Scheduler
+class Ours(Scheduler):
+    keep = True
+    _own = 1
+    def schedule(self, batch):
+        self._queue.get(torch.dtype)
+        return batch.rows, super().outputs
+    def _mine(self):
+        return self.output.text
 """
-"""Files, and the names in them of objects of vLLM's."""
 
 
-@pytest.mark.parametrize("line", USED.split("\n")[1:-1])
-def test_what_is_used_of_an_object_of_vllms_is_listed(vendor_names: Any, line: str):
-    file, owner = line.split()
-    used = {
-        node.attr
-        for node in ast.walk(ast.parse((SCRIPTS.parent / file).read_text()))
-        if isinstance(node, ast.Attribute) and owner in _last_names(node.value)
+def test_keywords_and_attributes_of_imports_are_followed(vendor_names: Any, tmp_path: Path):
+    folder = tmp_path / "services"
+    folder.mkdir()
+    (folder / "a.py").write_text(
+        "from vllm.config import C as Other\nOther(size=1, **more)\nOther.make(kind=2)\n"
+        "import peft\npeft.LoraConfig(r=1)\npeft.Model.load().merge\n"
+    )
+    assert set(vendor_names.imported(tmp_path)) == {
+        ("vllm.config", "C"),
+        ("vllm.config", "C(size)"),
+        ("vllm.config", "C.make"),
+        ("vllm.config", "C.make(kind)"),
+        ("peft", "LoraConfig"),
+        ("peft", "LoraConfig(r)"),
+        ("peft", "Model"),
+        ("peft", "Model.load"),
     }
-    listed = {path.rpartition(".")[2] for _, path in vendor_names.all_names()}
-    assert used
-    assert used <= listed
 
 
-def _last_names(node: ast.AST) -> set[str]:
-    """Return the name of an object, as it is or as an attribute or an entry of another."""
-    if isinstance(node, ast.Subscript):
-        return _last_names(node.value)
-    return {getattr(node, "attr", ""), getattr(node, "id", "")}
+def test_a_parameter_that_a_release_has_lost_is_missing(vendor_names: Any, tmp_path: Path):
+    package = tmp_path / "vllm"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .a import A\n")
+    (package / "a.py").write_text(
+        "class Base:\n    size: int = 0\n"
+        "class A(Base):\n    async def run(self, kept, *, named=1):\n        local = 2\n"
+        "def f(kept, **more):\n    local = 1\n    def inner(): ...\n"
+        "a: A\nb = A()\n"
+    )
+
+    def there(path: str, module: str = "vllm.a") -> bool:
+        return vendor_names.is_there(module, path, tmp_path)
+
+    assert there("A(size)")  # a field of a dataclass
+    assert there("A", "vllm")  # imported by a relative name
+    assert there("A.run(kept)")
+    assert there("A.run(named)")
+    assert there("f(whatever)")  # **more
+    assert there("a.run")
+    assert there("b.size")
+    assert not there("A(lost)")
+    assert not there("A.run(lost)")
+    assert not there("a.lost")
+    for local in ("local", "inner"):  # of functions
+        assert not there(local)
+        assert not there(f"A.{local}")
+    assert vendor_names.is_there("transformers", "Qwen2Config.from_pretrained(x)", tmp_path)
+    assert vendor_names.is_there("peft", "LoraConfig(r)", tmp_path)
+    assert not vendor_names.is_there("peft", "LoraConfig(lost)", tmp_path)
 
 
 def test_a_misspelt_name_is_missing(vendor_names: Any):

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from agent_r1.cli.training.remedies import changed, make_fit
+from agent_r1.cli.training.remedies import changed, make_fit, tried_keys
 from agent_r1.config.boxes import (
     Load,
     Machine,
@@ -31,6 +31,7 @@ from agent_r1.config.estimate import (
     total,
     value_bytes,
 )
+from agent_r1.config.gpu_looks import unused_gpus
 from agent_r1.config.gpu_report import verdict_on_gpus
 from agent_r1.config.machine import usable_gpus
 from agent_r1.config.run import Config, load_config
@@ -49,6 +50,11 @@ RESERVE = 0.2
 """Share of GPU and memory that proposed keys leave free: a peak may be larger than estimated."""
 LARGEST_ERROR = 0.19
 """By which a peak was larger than estimated, at most: docs/results/estimate.json."""
+BY_HAND = (
+    "the shares (rollout.gpu_memory_utilization and learner.gpu_memory_share), the servers "
+    "(placement.rollout_replicas) or the ranks (learner.ranks)"
+)
+"""Keys that other values than those tried may help."""
 WIDTH = 52
 
 
@@ -90,18 +96,15 @@ def estimate(arguments: argparse.Namespace) -> int:
     found = sum_up(config, policy, critic, machine, scorers)
     for line in _lines(config, policy, found, machine):
         print(line)
+    if arguments.gpu_gb is None and (unused := unused_gpus()) is not None:
+        print(unused)
     if not found.problems:
         print(verdict(lambda reserve: fits(config, reserve=reserve)))
         return 0
     for problem in found.problems:
         print(f"!! {problem}")
-    changes = make_fit(config, fits, machine)
-    if changes is None:
-        print("no key makes it fit; take a smaller model, a larger machine, or more of them")
-    else:
-        print(f"it fits, with {RESERVE:.0%} to spare, with:")
-        for table, key, value in changes:
-            print(f"  --set {table}.{key}={str(value).lower()}")
+    for line in _proposal(config, lambda one, reserve: fits(one, reserve=reserve), machine):
+        print(line)
     if model.lora is None:
         adapted = size_of(model.path, model.revision, ADAPTERS)
         lora = changed(config, [("model", "lora", ADAPTERS)])
@@ -119,12 +122,42 @@ def verdict(fits_with: Callable[[float], bool]) -> str:
     Args:
         fits_with: whether it fits with this share of GPU and memory left free.
     """
-    if fits_with(RESERVE):
-        return "it fits"
+    return "it fits" if fits_with(RESERVE) else f"it fits, {_spare(fits_with)}"
+
+
+def _spare(fits_with: Callable[[float], bool]) -> str:
+    """Say what a run that fits leaves, of which `verdict` was asked."""
     percents = range(int(100 * RESERVE), 0, -1)
     spare = next((percent for percent in percents if fits_with(percent / 100)), 0)
-    error = f"{100 * LARGEST_ERROR:.0f} %"
-    return f"it fits, with {spare} % to spare; the sums have been up to {error} too low"
+    return f"with {spare} % to spare; the sums have been up to {100 * LARGEST_ERROR:.0f} % too low"
+
+
+def _proposal(
+    config: Config, fits: Callable[[Config, float], bool], machine: Machine
+) -> Iterator[str]:
+    """Yield which keys make a run fit, with as much to spare as can be had.
+
+    Args:
+        config: of the run.
+        fits: whether a configuration fits with a share of GPU and memory left free.
+        machine: what there is.
+    """
+    changes = make_fit(config, lambda one: fits(one, RESERVE), machine)
+    if changes is not None:
+        yield f"it fits, with {RESERVE:.0%} to spare, with:"
+    else:
+        keys = ", ".join(tried_keys(config, machine))
+        yield (
+            f"no key that is tried makes it fit with {RESERVE:.0%} to spare (tried: {keys}); by "
+            f"hand, change {BY_HAND}, or take a smaller model, a larger machine, or more of them"
+        )
+        changes = make_fit(config, lambda one: fits(one, 0.0), machine)
+    if changes is None:
+        return
+    closest = changed(config, changes)
+    if not fits(closest, RESERVE):
+        yield f"it fits {_spare(lambda reserve: fits(closest, reserve))}, with:"
+    yield from (f"  --set {table}.{key}={str(value).lower()}" for table, key, value in changes)
 
 
 def size_of(path: str, revision: str | None, lora: LoraConfig | None = None) -> ModelSize:

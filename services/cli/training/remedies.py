@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import Any
 
-from agent_r1.config.boxes import Machine
+from agent_r1.config.boxes import Machine, placed
 from agent_r1.config.run import Config
 
 Change = tuple[str, str, Any]
@@ -46,6 +46,12 @@ def make_fit(
     return None
 
 
+def tried_keys(config: Config, machine: Machine) -> list[str]:
+    """Return the keys whose values `make_fit` changes, in its order."""
+    changes = (change for remedy in _remedies(config, machine) for change in remedy)
+    return list(dict.fromkeys(f"{table}.{key}" for table, key, _ in changes))
+
+
 def _joined(remedies: Sequence[Remedy]) -> list[Change] | None:
     """Return all changes, each key once; None where two want different values of one."""
     values: dict[tuple[str, str], Any] = {}
@@ -71,7 +77,7 @@ def _all_remedies(config: Config, machine: Machine) -> Iterator[Remedy]:
         if rollout.kv_cache_gib > 1:
             yield (("rollout", "kv_cache_gib", 1.0),)
     else:
-        yield from ((("rollout", "gpu_memory_utilization", share),) for share in SHARES)
+        yield from _share_remedies(config, machine)
     if learner.logprob_chunk_tokens > SMALL_CHUNK:
         yield (("learner", "logprob_chunk_tokens", SMALL_CHUNK),)
     tokens = learner.max_tokens_per_microbatch
@@ -81,6 +87,25 @@ def _all_remedies(config: Config, machine: Machine) -> Iterator[Remedy]:
     yield (("learner", "activation_checkpointing", True),)
     if machine.gpu_bytes is not None:
         yield from _gpu_remedies(config, machine)
+
+
+def _share_remedies(config: Config, machine: Machine) -> Iterator[Remedy]:
+    """Yield shares of the engines, and with each what is left for a learner that names its own."""
+    for share in (config.rollout.gpu_memory_utilization, *SHARES):
+        engines: Remedy = (("rollout", "gpu_memory_utilization", share),)
+        left = _left_for_learner(changed(config, engines), machine)
+        yield engines if left is None else (*engines, ("learner", "gpu_memory_share", left))
+
+
+def _left_for_learner(config: Config, machine: Machine) -> float | None:
+    """Return what engines leave of a GPU that the learner has too; None if it names no share."""
+    if config.learner.gpu_memory_share is None:
+        return None
+    unnamed = changed(config, [("learner", "gpu_memory_share", None)])
+    try:
+        return placed(unnamed, machine).learner_share
+    except ValueError:  # too large for those who share a GPU
+        return None
 
 
 def _gpu_remedies(config: Config, machine: Machine) -> Iterator[Remedy]:

@@ -80,7 +80,7 @@ def test_packages_for_gpus_need_a_driver(machine: Any) -> None:
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({}, "torch cannot be imported: OSError; run `agent-r1 setup gpu`"),
+        ({}, "torch cannot be imported: OSError; run `make setup-gpu`"),
         ({"torch": TORCH}, "CUDA does not start: OSError; see `nvidia-smi`"),
         ({"torch": TORCH, "cuda": {}}, "a kernel of Triton does not run: OSError; see the lines"),
     ],

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from agent_r1.config import gpu_looks
 from agent_r1.config import machine as config_machine
 from agent_r1.config import packages as config_packages
 from agent_r1.config.look import Look
@@ -21,6 +22,7 @@ from agent_r1.learner.checkpoints.ledger import LedgerNumbers
 from agent_r1.learner.checkpoints.run_store import open_run_store
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_service.config import ListenConfig
+from agent_r1_service.gpus import Device
 from tests.support.config_scene import write_scene
 from tests.support.learner_fakes import FakeEngine
 
@@ -86,6 +88,54 @@ def test_gpus_are_counted(
     found = problems(folder, *options)
     assert expected in found
     assert bool(expected) == bool(found)
+
+
+@pytest.fixture
+def cpu_packages(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A machine with two GPUs and packages for CPUs; what is said of it everywhere."""
+    h100 = Device(0, "H100", (9, 0), False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [h100, h100])
+    for module in (gpu_looks, config_machine):
+        monkeypatch.setattr(module, "installed_version", lambda name: "2.13.0+cpu")
+    return "the packages are for CPUs and this machine has 2 GPUs: run `make setup-gpu`"
+
+
+@pytest.mark.parametrize("gpus", [0, 2])  # with and without a CUDA that starts
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("learner.device", '"cuda"'),
+        ("rollout.tensor_parallel_size", "2"),
+        ("rollout.model_runner", '"v2"'),
+    ],
+)
+def test_packages_for_cpus_are_why_gpus_cannot_be_had(
+    folder: Path,
+    cpu_packages: str,
+    gpus: int,
+    option: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(config_machine, "count_gpus", lambda: gpus)
+    assert problems(folder) == ""  # a note
+    found = problems(folder, f"{option}={value}")
+    assert found.startswith(f"{option} ({value}) ")
+    assert cpu_packages in found
+    assert "nvidia-smi" not in found
+    assert "\n" not in found
+
+
+def test_gpus_are_counted_where_packages_for_cpus_leave_them_unused(
+    cpu_packages: str, monkeypatch: pytest.MonkeyPatch
+):
+    assert config_machine.describe_gpus() == "2, unused: the packages are for CPUs"
+    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0")
+    monkeypatch.setattr(config_machine, "count_gpus", lambda: 0)
+    assert config_machine.describe_gpus() == "2, and CUDA shows none of them"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert config_machine.describe_gpus() == "none: everything runs on the CPU"
 
 
 @pytest.mark.parametrize(

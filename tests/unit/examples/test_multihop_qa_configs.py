@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent_r1.cli.parser import build_parser
-from agent_r1.cli.training.estimate import look_at, sum_up
+from agent_r1.cli.training.estimate import LARGEST_ERROR, RESERVE, look_at, sum_up, with_reserve
 from agent_r1.config import checks as config_checks
 from agent_r1.config.estimate import ModelSize, read_model_size
 from agent_r1.config.run import Config, load_config
@@ -95,9 +95,12 @@ def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], Mo
 
 
 def problems(
-    file: Path, options: Sequence[str], sizes: dict[tuple[str, bool], ModelSize]
+    file: Path,
+    options: Sequence[str],
+    sizes: dict[tuple[str, bool], ModelSize],
+    reserve: float = 0.0,
 ) -> list[str]:
-    """Return what does not fit the box that the head of a file names."""
+    """Return what does not fit the box that the head of a file names, less a share of it."""
     text = file.read_text().partition("\nextends")[0].replace("\n#", " ")
     command = re.search(r"agent-r1 (estimate .*?GB|estimate [^A-Z]*)(?= [A-Z])", text)
     assert command is not None, file
@@ -114,7 +117,7 @@ def problems(
         memory_gb=arguments.memory_gb,
     )
     assert machine.memory_bytes is not None
-    return sum_up(config, policy, critic, machine).problems
+    return sum_up(config, policy, critic, with_reserve(machine, reserve)).problems
 
 
 each_box = pytest.mark.parametrize("file", BOXES, ids=lambda file: file.stem)
@@ -146,6 +149,32 @@ def test_every_method_fits_its_box(
     file: Path, method: str, sizes: dict[tuple[str, bool], ModelSize]
 ):
     assert problems(file, options(file, method), sizes) == []
+
+
+@each_box
+def test_the_head_and_the_page_say_how_much_is_left(
+    file: Path, sizes: dict[tuple[str, bool], ModelSize]
+):
+    head = file.read_text().partition("\nextends")[0].replace("\n#", "")
+    ppo = options(file, "ppo")
+    for method in set(PAPER) - {"ppo"}:
+        assert problems(file, options(file, method), sizes, RESERVE) == []
+    if not problems(file, ppo, sizes, RESERVE):
+        assert "fits and leaves 20 % or more" in head
+        return
+    (left,) = re.findall(r"PPO leaves (\d+) %", head)
+    assert problems(file, ppo, sizes, int(left) / 100) == []
+    (first, *_) = problems(file, ppo, sizes, (int(left) + 1) / 100)
+    assert first.startswith("memory of the machine") == ("of the machine's memory" in head)
+    assert f"the sums have been up to {100 * LARGEST_ERROR:.0f} % too low" in head
+    assert re.search(rf"`{file.stem}`(?: leaves)?\s{left} %", PAGE)
+    (remedy,) = re.findall(
+        r"If memory runs out, first: (.*?)(?:  |$| Adapters| Learner| Roll)", head
+    )
+    if keys := settings(remedy):
+        assert problems(file, [*ppo, *keys], sizes, (int(left) + 1) / 100) == []
+    else:
+        assert remedy == "a method without a critic"
 
 
 @each_box

@@ -22,11 +22,13 @@ from agent_r1.cli.training.dry_run import (
     shortened,
 )
 from agent_r1.cli.training.estimate import LARGEST_ERROR, sum_up, verdict, with_reserve
-from agent_r1.cli.training.remedies import changed, make_fit
+from agent_r1.cli.training.remedies import changed, make_fit, tried_keys
+from agent_r1.config import gpu_looks
 from agent_r1.config.boxes import Machine
 from agent_r1.config.estimate import ModelSize, learner_parts, total
 from agent_r1.config.run import Config, load_config
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1_service.gpus import Device
 from tests.support.config_scene import write_scene
 from tests.support.public_models import write_shape
 
@@ -68,6 +70,21 @@ def test_figures_for_gpus_say_that_they_are_unverified(
     assert "figures for GPUs are unverified" in capsys.readouterr().out
 
 
+def test_gpus_that_the_packages_leave_unused_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    file = write_scene(tmp_path / "example")
+    h100 = Device(0, "H100", (9, 0), False)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(gpu_looks, "read_devices", lambda: [h100, h100])
+    monkeypatch.setattr(gpu_looks, "installed_version", lambda name: "2.13.0+cpu")
+    said = "the packages are for CPUs and this machine has 2 GPUs: run `make setup-gpu`"
+    main(["estimate", str(file)])
+    assert said in capsys.readouterr().out
+    main(["estimate", str(file), "--gpu-gb", "80"])  # of another machine
+    assert said not in capsys.readouterr().out
+
+
 def test_what_does_not_fit_is_said_with_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -76,7 +93,8 @@ def test_what_does_not_fit_is_said_with_status_1(
     printed = capsys.readouterr().out
     assert "!! GPU 0: " in printed
     assert "are placed on 1.00 GB (rollout server (0.85 of it) 850.00 MB + learner rank" in printed
-    assert "no key makes it fit" in printed
+    assert "no key that is tried makes it fit with 20% to spare (tried: " in printed
+    assert "--set" not in printed
 
 
 def test_a_box_has_gpus_and_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -129,6 +147,29 @@ def test_proposed_keys_fit_a_machine_that_is_a_fifth_smaller(
     sets = [word for key in keys for word in ("--set", key)]
     smaller = ["--gpus", "1", "--gpu-gb", "144", "--memory-gb", "80"]
     assert main([*run_3b, *sets, *smaller]) == 0
+
+
+def test_keys_that_leave_less_are_proposed_where_no_others_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    # A rank allocates 24.72 GB, and takes 26.22 with CUDA. Of 40 GB, the engine needs 0.3, 12 GB,
+    # for weights and a cache, and leaves 0.95 - 0.3 of them, 26. 12 + 26.22 are 38.22: 4.4 % are
+    # left, and not 20.
+    file = FIGURES.parents[1] / "examples/multihop_qa/configs/qwen2.5-3b_1x80gb.toml"
+    model = write_shape("Qwen/Qwen2.5-3B-Instruct", tmp_path / "model")
+    box = ["--gpus", "1", "--gpu-gb", "40", "--memory-gb", "100"]
+    assert main(["estimate", str(file), "--set", f"model.path={model}", *box]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    (first,) = (n for n, line in enumerate(lines) if line.startswith("no key that is tried makes"))
+    tried, _, by_hand = lines[first].partition("; by hand, change ")
+    assert "rollout.gpu_memory_utilization, learner.gpu_memory_share, " in tried
+    for key in ("learner.gpu_memory_share", "placement.rollout_replicas", "learner.ranks"):
+        assert key in by_hand
+    assert lines[first + 1 : first + 4] == [
+        "it fits with 4 % to spare; the sums have been up to 19 % too low, with:",
+        "  --set rollout.gpu_memory_utilization=0.3",
+        "  --set learner.gpu_memory_share=0.65",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -272,6 +313,22 @@ def test_an_engine_that_takes_too_much_takes_less(large: Config):
     need = total(learner_parts(greedy, MODEL_3B, None, on_gpu=True)) / 80e9
     assert 0.4 < need < 0.5  # so that half is left, by learner_parts' own tests
     assert proposed(greedy, box) == [("rollout", "gpu_memory_utilization", 0.5)]
+
+
+def test_a_learner_that_names_its_share_gets_what_the_engines_leave(large: Config):
+    # As above, a rank allocates 73.7 GB, of 120 more than 0.6 and less than 0.95 - 0.3 = 0.65.
+    box = Machine(gpu_bytes=120e9, memory_bytes=50e9, disk_bytes=None)
+    share = ("learner", "gpu_memory_share", 0.65)
+    named = changed(large, [("learner", "gpu_memory_share", 0.6)])
+    assert proposed(named, box) == [share]
+    engine = ("rollout", "gpu_memory_utilization", 0.3)
+    named = changed(named, [("rollout", "gpu_memory_utilization", 0.35)])
+    assert proposed(named, box) == [engine, share]
+    assert {"rollout.gpu_memory_utilization", "learner.gpu_memory_share"} <= {
+        *tried_keys(named, box)
+    }
+    # With GPUs of its own, nothing is left over by others.
+    assert "learner.gpu_memory_share" not in tried_keys(named, replace(box, gpus=2))
 
 
 def test_a_rank_may_not_exceed_its_share(large: Config):

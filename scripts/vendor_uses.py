@@ -1,0 +1,209 @@
+"""Names that our code uses of objects that may be vLLM's, DeepSpeed's, transformers' or peft's.
+
+vendor_names.py follows imports and what is used of them. What else is used of an object, a reader
+must know: every attribute below FOLDERS has to be in that module's list, or be found in this
+project, in Python or in the libraries below. tests/unit/test_vendor_names.py asks.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import inspect
+import pydoc
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from vendor_names import ATTRIBUTES, PACKAGES, ROOT, imported, is_there
+
+FOLDERS = ("services/rollout/vllm", "services/learner/engine")
+OURS = {"agent_r1": "services", "agent_r1_proto": "proto/agent_r1_proto"}
+OURS |= {"agent_r1_service": "proto/agent_r1_service", "agent_r1_deploy": "deploy"}
+"""Folders of our packages."""
+TYPES = """
+torch.Tensor torch.Generator torch.nn.Linear torch.optim.Optimizer torch.distributed.Store
+torch.autograd.function.FunctionCtx
+numpy.ndarray numpy.dtype numpy.random.Generator pydantic.BaseModel pydantic.TypeAdapter
+multiprocessing.process.BaseProcess
+"""
+"""Whose objects we use, of Python and of libraries other than those that are looked up."""
+OTHERS = """
+bias weight out_features _parameters
+needs_input_grad saved_tensors param_groups state
+get_slice get_shape get_dtype get_tensor offset_keys metadata
+context prctl
+count_sampled ratio
+"""
+"""Names that cannot be found: of torch's Linear, and of its autograd and optimizers, which set them
+when they are made; of a safetensors file; of pydantic's ValidationInfo and the C library; and ours:
+what `FastCPUWorker` adds to vLLM's worker, and an attribute of a loss."""
+
+
+def unlisted() -> list[str]:
+    """Return what is used and neither listed nor found elsewhere, as "file name"."""
+    listed = {line.split()[1] for line in ATTRIBUTES.strip().splitlines()}
+    listed |= {path for _, path in imported()}
+    names = {path.partition("(")[0].rpartition(".")[2] for path in listed}
+    found = []
+    for file in _files():
+        known = names | _found_elsewhere(file)
+        missing = sorted(set(used(_parsed(file))) - known)
+        found += [f"{file.relative_to(ROOT)} {name}" for name in missing]
+    return found
+
+
+def untaken(vllm: Path) -> list[str]:
+    """Return keywords of calls that no listed method of that name takes, as "file name(keyword)".
+
+    Args:
+        vllm: the folder that holds it.
+    """
+    listed = [tuple(line.split()) for line in ATTRIBUTES.strip().splitlines()]
+    calls = ((file, *call) for file in _files() for call in _keywords(file))
+    found = []
+    for user, name, keyword in calls:
+        of_name = [one for one in listed if one[1].endswith(f".{name}")]
+        takes = (is_there(module, f"{path}({keyword})", vllm) for module, path in of_name)
+        if of_name and not any(takes):
+            found.append(f"{user.relative_to(ROOT)} {name}({keyword})")
+    return found
+
+
+def _keywords(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield the method and the name of every keyword in a call."""
+    for node in ast.walk(_parsed(file)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            names = (keyword.arg for keyword in node.keywords if keyword.arg is not None)
+            yield from ((node.func.attr, name) for name in names)
+
+
+def _files() -> list[Path]:
+    return [file for folder in FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def used(tree: ast.Module) -> Iterator[str]:
+    """Yield attributes of objects that may be theirs, and what may replace a method of theirs."""
+    others = {alias.asname or alias.name.split(".")[0] for alias in _imports_of_others(tree)}
+    their_classes = list(_their_classes(tree))
+    not_theirs = others | ({"self", "cls"} if not their_classes else set())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _root(node) not in not_theirs:
+            yield node.attr
+    for owner in their_classes:
+        yield from _public_members(owner)
+
+
+def _root(node: ast.Attribute) -> str:
+    """Return the name that a path begins with; "" for what an attribute of ours holds."""
+    root, *rest = ast.unparse(node).split(".")
+    return "" if root in ("self", "cls") and len(rest) > 1 else root
+
+
+def _imports_of_others(tree: ast.Module) -> Iterator[ast.alias]:
+    """Yield what is imported from elsewhere than the packages."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            module = getattr(node, "module", None)
+            yield from (
+                alias
+                for alias in node.names
+                if (module or alias.name).split(".")[0] not in PACKAGES
+            )
+
+
+def _their_classes(tree: ast.Module) -> Iterator[ast.ClassDef]:
+    """Yield the classes that are derived from one of a package."""
+    theirs = {
+        alias.asname or alias.name for node in _imports(tree, PACKAGES) for alias in node.names
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            parts = (part for base in node.bases for part in ast.walk(base))
+            if theirs & {part.id for part in parts if isinstance(part, ast.Name)}:
+                yield node
+
+
+def _public_members(owner: ast.ClassDef) -> Iterator[str]:
+    """Yield methods and attributes of a class's body, which may replace those of its base."""
+    for node in owner.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names = [node.name]
+        elif isinstance(node, ast.Assign):
+            names = [ast.unparse(target) for target in node.targets]
+        else:
+            continue
+        yield from (name for name in names if not name.startswith("_"))
+
+
+def _imports(tree: ast.Module, packages: tuple[str, ...]) -> Iterator[ast.ImportFrom]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in packages:
+            yield node
+
+
+def _found_elsewhere(file: Path) -> set[str]:
+    """Return names of a file, of our modules that it imports, and of those that these import."""
+    tree = _parsed(file)
+    found = _own(tree) | _of_types() | set(OTHERS.split())
+    for module in _modules(tree):
+        found |= _of_module(module)
+        if (ours := _our_file(module)) is not None:
+            found |= set().union(*map(_of_module, _modules(_parsed(ours))))
+    return found
+
+
+def _modules(tree: ast.Module) -> Iterator[str]:
+    """Yield what a file imports; of `from a import b`, a and a.b."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _our_file(module: str) -> Path | None:
+    first, _, rest = module.partition(".")
+    file = ROOT.joinpath(OURS.get(first, first), *rest.split(".")).with_suffix(".py")
+    return file if first in OURS and file.is_file() else None
+
+
+def _own(tree: ast.Module) -> set[str]:
+    """Return the names that a module defines, but for methods that may replace those of others."""
+    theirs = {name for owner in _their_classes(tree) for name in _public_members(owner)}
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.AnnAssign | ast.Assign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {getattr(target, "id", getattr(target, "attr", "")) for target in targets}
+    return found - theirs
+
+
+@functools.cache
+def _of_module(name: str) -> set[str]:
+    """Return the names of a module of ours or of Python's, and of its classes."""
+    if (file := _our_file(name)) is not None:
+        return _own(_parsed(file))
+    if name.split(".")[0] not in sys.stdlib_module_names:
+        return set()
+    try:
+        module = importlib.import_module(name)
+    except ImportError:  # a name in a module
+        return set()
+    return set(dir(module)).union(*(dir(c) for c in vars(module).values() if inspect.isclass(c)))
+
+
+@functools.cache
+def _of_types() -> set[str]:
+    """Return the attributes of objects of Python and of the libraries."""
+    types = (pydoc.locate(name) for name in TYPES.split())
+    return _of_module("builtins").union(*map(dir, types))
+
+
+@functools.cache
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
