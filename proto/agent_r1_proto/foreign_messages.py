@@ -19,7 +19,7 @@ _SHAREGPT_ROLES = {
     "system": "system",
     **dict.fromkeys(("tool", "observation", "function_response", "function", "ipython"), "tool"),
 }
-_EMPTY = (None, [], {})
+_EMPTY: tuple[object, ...] = (None, [], {})
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -149,7 +149,7 @@ def _part(index: int, part: object) -> object:
 
 
 def _items(fields: Mapping[str, Any], name: str) -> list[Any]:
-    value = fields.get(name) or []
+    value: object = fields.get(name) or list[Any]()
     if not isinstance(value, list):
         raise ValueError(f"{name} ({value!r:.80}) must be a list")
     return cast("list[Any]", value)

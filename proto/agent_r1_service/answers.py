@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable
 
 
@@ -35,8 +34,8 @@ def most_frequent(answers: Iterable[str | None], weights: Iterable[float] | None
     Source: self-consistency, arXiv:2203.11171.
     """
     said = [" ".join((answer or "").casefold().split()) for answer in answers]
-    votes: Counter[str] = Counter()
+    votes: dict[str, float] = {}
     for answer, weight in zip(said, weights or [1.0] * len(said), strict=True):
-        votes[answer] += weight
-    del votes[""]
-    return said.index(votes.most_common(1)[0][0]) if votes else 0
+        if answer:
+            votes[answer] = votes.get(answer, 0.0) + weight
+    return said.index(max(votes, key=votes.__getitem__)) if votes else 0

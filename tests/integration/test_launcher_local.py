@@ -503,7 +503,7 @@ def secured(tmp_path: Path) -> Iterator[str]:
     spec, url = local_redis.local_redis(folder, maxmemory_mb=64)
     process = subprocess.Popen(spec.command)
     try:
-        asyncio.run(local_redis.wait_for_redis(url, lambda _: None))
+        asyncio.run(local_redis.wait_for_redis(url, "run", lambda _: None))
         yield url
     finally:
         process.kill()

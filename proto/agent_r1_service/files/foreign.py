@@ -25,6 +25,7 @@ MAGIC = {
     codecs.BOM_UTF16_LE: "UTF-16 text",
     codecs.BOM_UTF16_BE: "UTF-16 text",
 }
+_FROM_UTF16 = "save it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > OUT"
 REMEDIES = {
     b"PAR1": 'convert it: pandas.read_parquet(FILE).to_json(OUT, orient="records", lines=True); '
     "if it holds tasks, give its name the suffix .parquet instead",
@@ -32,9 +33,9 @@ REMEDIES = {
     b"\x1f\x8b": "rename it to .gz",
     b"\x28\xb5\x2f\xfd": "unpack it: zstd -d FILE",
     b"version https://git-lfs": "fetch it: git lfs pull",
+    codecs.BOM_UTF16_LE: _FROM_UTF16,
+    codecs.BOM_UTF16_BE: _FROM_UTF16,
 }
-_FROM_UTF16 = "save it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > OUT"
-REMEDIES |= dict.fromkeys((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), _FROM_UTF16)
 _FROM_SAVED = "convert it: datasets.load_from_disk(FOLDER).to_json(OUT)"
 CONVERT = "convert it to JSON lines, one object a line"
 

@@ -12,7 +12,7 @@ from agent_r1.cli.task.validate import Line, _unanswered, data_looks, number_not
 from agent_r1.config.run import load_config
 from agent_r1.config.sources import ConfigError
 from agent_r1.reward.config import RewardConfig
-from agent_r1_proto.parts import TextPart
+from agent_r1_proto.parts import Part, TextPart
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
 from tests.support.builders import trajectory
@@ -139,7 +139,7 @@ def test_an_episode_that_is_missing_is_named(tmp_path: Path):
 
 def test_a_tool_whose_every_call_ended_in_an_error_is_named():
     def call(tool: str, status: Literal["ok", "error", "malformed"]) -> ToolCallRecord:
-        parts = [TextPart(text="Error: KeyError: 'x'")]
+        parts: list[Part] = [TextPart(text="Error: KeyError: 'x'")]
         return ToolCallRecord(end_token_index=4, tool=tool, status=status, parts=parts)
 
     calls = [call("a", "error"), call("b", "error"), call("b", "ok"), call("c", "malformed")]

@@ -63,7 +63,8 @@ def test_an_impossible_candidate_is_never_drawn():
 def particle(name: Any, *, copies: int = 1, log_weight: float = 0.0, counts: Any = None) -> Any:
     made = Particle(name, copies, log_weight)
     if counts is not None:
-        made.candidates = [f"{name}{i}" for i in range(len(counts))]
+        candidates: Any = [f"{name}{i}" for i in range(len(counts))]
+        made.candidates = candidates
         made.tilted = [math.log(count) for count in counts]
     return made
 
