@@ -24,6 +24,7 @@ import psutil
 from agent_r1.cli.training.estimate import look_at, memory_of_run, size_of, sum_up, with_layout
 from agent_r1.config.estimate import total
 from agent_r1.config.run import load_config
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.gpus import read_gpus
 from scripts.gpu_test.model import EXAMPLE
 from scripts.gpu_test.parts import ENDED, PASSED, ROOT, Part, end, reason, tail
@@ -223,7 +224,7 @@ def compare_memory(
 def read_steps(file: Path) -> list[dict[str, Any]]:
     """Return the whole lines of metrics.jsonl; [] where there is none."""
     text = file.read_text(encoding="utf-8") if file.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    return [json.loads(line) for line in split_lines(text[: text.rfind("\n") + 1])]
 
 
 MEDIANS = (

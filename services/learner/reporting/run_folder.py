@@ -19,6 +19,7 @@ from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock
 from agent_r1.learner.reporting.loggers import MetricLogger
 from agent_r1_proto.failures import Failure
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.private import private_folder
 from agent_r1_service.files.run_folder import (
     ANSWERS_FILE,
@@ -58,7 +59,7 @@ def _line(record: Mapping[str, Any]) -> str:
 
 def _lines_up_to(path: Path, step: int) -> list[str]:
     kept: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in split_lines(path.read_text(encoding="utf-8")):
         try:
             record = json.loads(line)
         except json.JSONDecodeError:
