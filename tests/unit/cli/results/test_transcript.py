@@ -15,7 +15,7 @@ from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.trajectory import Reply, ToolCallRecord
-from tests.support.builders import scored, trajectory, two_segments
+from tests.support.builders import scored, three_lineages, trajectory, two_segments
 from tests.support.config_scene import write_scene
 
 
@@ -39,6 +39,26 @@ def printed(**turn: Any) -> str:
     with console.capture() as capture:
         print_transcript(readable(record, step=1, advantage=None, trained=True), console)
     return capture.get()
+
+
+def test_each_turn_says_which_agent_wrote_it():
+    record = readable(scored(**three_lineages()), step=1, advantage=None, trained=True)
+    assert [turn["lineage"] for turn in record["turns"]] == [0, 1, 1, 2]
+    console = Console(width=200)
+    with console.capture() as capture:
+        print_transcript(record, console)
+    lines = [line.strip() for line in capture.get().splitlines()]
+    first = lines.index("[agent main]")
+    assert lines[first : first + 7] == [
+        "[agent main]",
+        "model> ask",
+        "[agent search, begun by main]",
+        "model> look",
+        "process reward of the turn 0.5",
+        "model> found",
+        "[agent judge, begun by main, not trained: another model]",
+    ]
+    assert "agent" not in printed()
 
 
 def test_what_the_model_read_is_shown_in_place_of_what_it_did_not():

@@ -64,6 +64,12 @@ def test_failed_trajectories_have_no_label_and_are_left_out(tmp_path: Path):
     assert (turn.text, [reply.content for reply in turn.shown()]) == (" Elmby", [" Dunby"])
 
 
+def test_of_several_agents_only_what_the_main_one_wrote_is_learned(tmp_path: Path):
+    turns = [{"text": text, "calls": [], "lineage": i} for i, text in enumerate(("a", "b", "c"))]
+    episodes = episodes_of(config(tmp_path, record("a", 1.0, turns=turns), record("b", 0.0)))
+    assert [[turn.text for turn in e.turns] for e in episodes] == [["a"], [" Elmby", " Ashby"]]
+
+
 @pytest.mark.parametrize(
     ("records", "changes", "message"),
     [
