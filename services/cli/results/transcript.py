@@ -20,8 +20,9 @@ from rich.text import Text
 from agent_r1_proto.parts import Content, shown_text
 
 _CONTENT: TypeAdapter[Content] = TypeAdapter(Content)
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, but for tab and line end."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, but for tab and line end: also those that turn the direction of a text or end
+a line."""
 
 SAMPLED_STYLE = "green"
 TOOL_STYLE = "cyan"

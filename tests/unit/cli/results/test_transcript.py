@@ -71,6 +71,15 @@ def test_what_the_model_read_is_shown_in_place_of_what_it_did_not():
     assert "found it" not in text
 
 
+BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+@pytest.mark.parametrize("character", BIDIRECTIONAL)
+def test_characters_that_turn_a_text_around_are_escaped(character: str):
+    text = printed(replies=[Reply(role="user", parts=[TextPart(text=f"a{character}b")])])
+    assert rf"user: a\u{ord(character):04x}b" in text
+
+
 def test_control_tokens_that_were_spelled_out_are_named_where_they_stand(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
