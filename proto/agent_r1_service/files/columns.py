@@ -18,7 +18,7 @@ VERL_COLUMNS = {
 """Of the Parquet files that verl's examples write."""
 _VERL_MARK = "reward_model"
 _MISSING = object()
-_NO_JSON = {
+_NO_JSON: Mapping[type[object], tuple[str, str]] = {
     bytes: ("bytes", "text, such as base64"),
     timedelta: ("a duration", "a number of seconds"),
 }
@@ -110,7 +110,8 @@ def _check_json(value: Any, column: str) -> None:
         for inner in cast("list[Any]", value):
             _check_json(inner, column)
     elif not isinstance(value, str | int | float | None):
-        kind, other = _NO_JSON.get(type(value), (f"a {type(value).__name__}", "text"))
+        held = cast("type[object]", type(value))
+        kind, other = _NO_JSON.get(held, (f"a {held.__name__}", "text"))
         raise ValueError(
             f"the column {column} holds {kind}, which a task cannot have; convert it to {other} "
             "in the file, or choose the columns without it (columns = {...})"
