@@ -32,6 +32,7 @@ from agent_r1_deploy.failure_text import failure_text, log_of
 from agent_r1_proto.failures import Failure
 from agent_r1_service.durations import format_duration
 from agent_r1_service.files.conditions import Condition
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.run_folder import (
     CONDITIONS_FILE,
     EVALUATIONS_FILE,
@@ -52,7 +53,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     except OSError:
         return []
     complete = text[: text.rfind("\n") + 1]
-    return [json.loads(line) for line in complete.splitlines() if line.strip()]
+    return [json.loads(line) for line in split_lines(complete) if line.strip()]
 
 
 class Tail:

@@ -26,6 +26,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from agent_r1_service.files.json_lines import split_lines
+
 if TYPE_CHECKING:
     from agent_r1.learner.algorithms.advantages import (
         AdvantageBatch,
@@ -98,7 +100,7 @@ def train(folder: Path, seed: int, settings: Sequence[str]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, float]]:
     """Return the objects of a file with one a line."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in split_lines(path.read_text(encoding="utf-8"))]
 
 
 def read_pushes(folder: Path) -> list[dict[str, float]]:

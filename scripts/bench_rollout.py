@@ -43,6 +43,7 @@ from agent_r1_proto.tasks import RolloutKey, RolloutTask, Task
 from agent_r1_proto.trajectory import Trajectory
 from agent_r1_proto.weights import NewestVersion
 from agent_r1_service.config import ModelConfig
+from agent_r1_service.files.json_lines import split_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "bench"
@@ -256,7 +257,7 @@ async def measure(bench: Bench, rounds: int) -> list[dict[str, Any]]:
 
 
 def _questions(world: Path) -> list[Task]:
-    lines = (world / "train.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = split_lines((world / "train.jsonl").read_text(encoding="utf-8"))
     return [Task.model_validate_json(line) for line in lines]
 
 

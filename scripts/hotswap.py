@@ -36,6 +36,7 @@ from agent_r1.cli import main as cli
 from agent_r1_deploy.local_folder import live_redis_url, running_launcher
 from agent_r1_proto.connection import RedisConnection
 from agent_r1_proto.registry import ToolRegistry
+from agent_r1_service.files.json_lines import split_lines
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "tiny_world" / "run.toml"
@@ -77,7 +78,7 @@ class Swapper:
     def metrics(self) -> list[dict[str, Any]]:
         """Return the steps so far."""
         file = self.run_dir / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        lines = split_lines(file.read_text(encoding="utf-8")) if file.exists() else []
         return [json.loads(line) for line in lines]
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
@@ -269,7 +270,7 @@ def report(swapper: Swapper, groups: int, first: int, last: int) -> dict[str, An
     versions: set[str] = set()
     for step in range(1, steps + 1):
         file = swapper.run_dir / "trajectories" / f"step_{step:06d}.jsonl"
-        for line in file.read_text(encoding="utf-8").splitlines():
+        for line in split_lines(file.read_text(encoding="utf-8")):
             record = json.loads(line)
             if not record["trained"]:
                 continue

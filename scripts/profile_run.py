@@ -30,6 +30,8 @@ from bench_step import prepare_model, train_command
 from machine_limits import FLOAT_BYTES, Limits, Weights, count_weights, measure_limits
 from profile_parts import RULES, count_parts
 
+from agent_r1_service.files.json_lines import split_lines
+
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "runs" / "profile"
 TINY = ROOT / "examples" / "tiny_world" / "base"
@@ -183,7 +185,7 @@ def part_times(recording: Recording) -> dict[str, dict[str, float]]:
 
 def read_steps(run_dir: Path) -> list[dict[str, Any]]:
     """Return the metrics of a run's steps after its first."""
-    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = split_lines((run_dir / "metrics.jsonl").read_text(encoding="utf-8"))
     return [json.loads(line) for line in lines[WARM_STEPS:]]
 
 

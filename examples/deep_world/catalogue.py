@@ -122,9 +122,9 @@ class CatalogueRead(_CatalogueTool):
 
     def load(self) -> None:
         """Read the entries."""
-        lines = (self.data / "entries.jsonl").read_text(encoding="utf-8").splitlines()
-        entries = map(json.loads, lines)
-        self._texts: dict[str, str] = {entry["id"]: entry["text"] for entry in entries}
+        with (self.data / "entries.jsonl").open(encoding="utf-8") as file:
+            entries = map(json.loads, file)
+            self._texts: dict[str, str] = {entry["id"]: entry["text"] for entry in entries}
 
     def look_up(self, value: str) -> str:
         """Return the text of an entry."""

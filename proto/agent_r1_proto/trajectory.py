@@ -104,8 +104,8 @@ class Turn(Message):
     answer: Annotated[str | None, Field(exclude_if=_is_none)] = None
     """The answer that it gives; None without one."""
     replies: Annotated[list[Reply] | None, Field(exclude_if=_is_none)] = None
-    """What the model read after it. None: the result of each call, as the call has it; so it is of
-    the last turn, whose results came too late for the model."""
+    """What the model read after it; of the last turn, what it would have read had it gone on. None:
+    the result of each call, as the call has it."""
     data: Annotated[JsonValue, Field(exclude_if=_is_none)] = None
     """`EnvStep.data`, for reward components; never shown to the model."""
 

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, cast
 
 MARKUP = re.compile(r"\s*[<\[].*[>\]]\s*\Z", re.DOTALL)
 """What looks like a control token."""
+TRUNCATION_MARKER = "\n[truncated]"
+
+
+def as_json(text: str) -> str:
+    """Return a text as it stands in a string of JSON, without the quotes around it."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def control_pattern(tokens: Iterable[str]) -> re.Pattern[str]:
@@ -85,6 +92,46 @@ class ControlTokens:
         if self._control.isdisjoint(token_ids):
             return token_ids
         return [token for piece in self.pieces(text) for token in self._encode(piece)]
+
+    def encode_limited(
+        self, text: str, *, max_chars: int | None, max_tokens: int | None, in_json: bool = False
+    ) -> tuple[str, list[int]]:
+        """Encode a text, cut to both limits with a visible marker where it was cut.
+
+        Args:
+            text: what is encoded.
+            max_chars: most characters of it; None is no limit.
+            max_tokens: most tokens; None is no limit.
+            in_json: it stands in a string of JSON.
+
+        Returns:
+            The text as it was encoded, and its tokens.
+        """
+
+        def written(part: str) -> str:
+            return as_json(part) if in_json else part
+
+        kept = text
+        if max_chars is not None and len(kept) > max_chars:
+            kept = kept[: max(max_chars - len(TRUNCATION_MARKER), 0)] + TRUNCATION_MARKER
+        shown = written(kept)
+        token_ids = self.encode(shown)
+        if max_tokens is None or len(token_ids) <= max_tokens:
+            return shown, token_ids
+        marker = written(TRUNCATION_MARKER)
+        marker_ids = self.encode(marker)
+        budget = max(max_tokens - len(marker_ids), 0)
+        body = written(text[: len(kept)])
+        while True:
+            offsets = self._backend.encode(body, add_special_tokens=False).offsets
+            body = body[: offsets[budget][0]] if len(offsets) > budget else body[:-1]
+            if in_json:
+                body = body.rstrip("\\")  # half of an escape
+            body_ids = self.encode(body)
+            if len(body_ids) + len(marker_ids) <= max_tokens:
+                return body + marker, body_ids + marker_ids
+            if not body:
+                return marker, marker_ids[:max_tokens]
 
     def pieces(self, text: str) -> list[str]:
         """Cut a text so that no piece, encoded alone, holds a control token; [text] if none does.

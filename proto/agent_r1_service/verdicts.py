@@ -9,7 +9,7 @@ Source: a verifier that answers by its next token, arXiv:2408.15240, section 3.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreTurn
@@ -23,15 +23,24 @@ _CONTROL = re.compile(
     <[|\uff5c](?:(?!<[|\uff5c])\S)*?[|\uff5c]>   # <|im_end|>, and DeepSeek's with wide bars
     | <\|\w+> | <\w+\|>                     # <|turn>, <turn|>
     | </?(?:start|begin|end)_of_\w+>         # <end_of_turn>
-    | </?s> | <(?:bos|eos|eop|eot|eod|sop|pad|unk)(?:_token)?>
+    | </?s> | <(?:bos|eos|eop|eot|eod|eom|sop|pad|unk|cls|sep|mask)(?:_token)?>
+    | </?[\w.-]+:[\w.:-]+>                 # <seed:eos>
+    | <[a-z]+(?:_[a-z]+)*_\d+>              # <extra_id_1>
+    | <(?:unused|reserved|special|dummy|extra|control)\w*>
+    | <fim_\w+>
     | <</?sys>>
     | \[/?(?:inst|system_prompt|available_tools|tool_results|tool_content|model_settings)\]
-    | \[(?:gmask|sop|eop|bos|eos|pad|unk|cls|sep)\]
+    | \[(?:gmask|smask|sop|eop|bos|eos|pad|unk|cls|sep|mask)\]
+    | \[(?:unused|reserved|special|control)_?\d+\]
+    | [\[\]](?:~!?\w{1,12}|\w{1,12}~)[\[\]]  # ]~b] and [e~[
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 """How models write what stands between turns; in an interaction's text it could forge the question.
-The tags of thoughts, answers and calls (`<tool_call>`, `[TOOL_CALLS]`) are no such tokens."""
+The tags of thoughts, answers and calls (`<tool_call>`, `[TOOL_CALLS]`) are no such tokens. Ordinary
+text may match (`x[pad]`), and stays readable."""
+_LOOK_ALIKES = str.maketrans("<>[]", "\u2039\u203a\u27e6\u27e7")
+"""Brackets that no tokenizer's normalizer turns into those of control tokens."""
 
 
 def verdict_dialogue(
@@ -49,19 +58,38 @@ def verdict_dialogue(
         question: asked at the end.
         thoughts: whether the model's thoughts are part of a turn.
     """
-    messages = [_message(message.role, message.shown()) for message in prompt]
-    for turn in turns:
-        said = turn.text if thoughts or turn.said is None else turn.said
-        messages.append(_message("assistant", said))
-        messages += [_message(reply.role, shown_text(reply.content)) for reply in turn.shown()]
+    messages = [
+        ChatMessage(role=role, content=without_control_tokens(text))
+        for role, text in _texts(prompt, turns, thoughts=thoughts)
+    ]
     return [*messages, ChatMessage(role="user", content=question)]
 
 
+def count_in_dialogue(
+    prompt: Sequence[ChatMessage], turns: Sequence[ScoreTurn], *, thoughts: bool = True
+) -> int:
+    """Return how many control tokens `verdict_dialogue` changes in these texts."""
+    texts = _texts(prompt, turns, thoughts=thoughts)
+    return sum(count_control_tokens(text) for _, text in texts)
+
+
 def without_control_tokens(text: str) -> str:
-    """Return a text with a space in the place of every control token, so that what was around it
-    makes no new one."""
-    return _CONTROL.sub(" ", text)
+    """Return a text in which control tokens have brackets that only look like theirs."""
+    return _CONTROL.sub(lambda token: token[0].translate(_LOOK_ALIKES), text)
 
 
-def _message(role: Role, text: str) -> ChatMessage:
-    return ChatMessage(role=role, content=without_control_tokens(text))
+def count_control_tokens(text: str) -> int:
+    """Return how many control tokens `without_control_tokens` would change."""
+    return sum(1 for _ in _CONTROL.finditer(text))
+
+
+def _texts(
+    prompt: Sequence[ChatMessage], turns: Sequence[ScoreTurn], *, thoughts: bool
+) -> Iterator[tuple[Role, str]]:
+    """Yield what was asked, said and shown."""
+    for message in prompt:
+        yield message.role, message.shown()
+    for turn in turns:
+        yield "assistant", turn.text if thoughts or turn.said is None else turn.said
+        for reply in turn.shown():
+            yield reply.role, shown_text(reply.content)

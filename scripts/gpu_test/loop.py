@@ -22,6 +22,7 @@ import psutil
 from agent_r1.cli.training.estimate import look_at, memory_of_run, size_of, sum_up, with_layout
 from agent_r1.config.estimate import total
 from agent_r1.config.run import load_config
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.gpus import read_gpus
 from scripts.gpu_test.model import EXAMPLE
 from scripts.gpu_test.parts import (
@@ -229,13 +230,14 @@ def compare_memory(
 def read_steps(file: Path) -> list[dict[str, Any]]:
     """Return the whole lines of metrics.jsonl; [] where there is none."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
-    return [step for line in text.splitlines(keepends=True) if (step := _step_of(line))]
+    lines = split_lines(text[: text.rfind("\n") + 1])
+    return [step for line in lines if (step := _step_of(line)) is not None]
 
 
 def _step_of(line: str) -> dict[str, Any] | None:
-    """Return a step; None for a line that is being written, or that a full disk cut short."""
+    """Return a step; None for a line that a full disk cut short."""
     try:
-        return json.loads(line) if line.endswith("\n") else None
+        return json.loads(line)
     except ValueError:
         return None
 

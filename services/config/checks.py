@@ -34,7 +34,7 @@ from agent_r1_proto.tasks import Role, Task
 from agent_r1_service.extras import MissingPackageError
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import foreign_format
-from agent_r1_service.files.tasks import TaskFileError, numbered_tasks
+from agent_r1_service.files.tasks import TaskFileError, numbered_tasks, refuse_images
 from agent_r1_service.memory import MIB
 from agent_r1_service.weights.adapters import adapter_shapes, check_start
 
@@ -171,6 +171,7 @@ def _task_problems(config: Config, source: DataSource, kinds: Kinds) -> Iterator
     enabled = config.env.enable_tools
     offered = set(config.tools if enabled is None else enabled)
     for where, task in numbered_tasks(source):
+        refuse_images(where, task)
         if len(kinds) < MOST_KINDS:
             roles: tuple[Role, ...] = tuple(message.role for message in task.messages())
             kinds.setdefault((roles, task.tools is None), (where, task))

@@ -198,7 +198,12 @@ class Config(StrictConfig):
             raise ConfigError("table [data] is missing; the learner needs data.train")
         env = self.env
         form = PromptFormat(
-            self.model.path, env.system_prompt, env.chat_template_kwargs, self._tool_format()
+            self.model.path,
+            env.system_prompt,
+            env.chat_template_kwargs,
+            self._tool_format(),
+            env.max_tool_response_chars,
+            env.max_tool_response_tokens,
         )
         return PromptOrder.of(self.data, self.run.seed, read=fitting_reader(self.data, form))
 

@@ -10,15 +10,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.learner.config import DataConfig
 from agent_r1.learner.prompts import ReadSource
-from agent_r1_proto.tasks import Role, Task
-from agent_r1_service.control_tokens import ControlTokens, unused_word
+from agent_r1_proto.tasks import ChatMessage, Role, Task
+from agent_r1_service.control_tokens import ControlTokens, as_json, unused_word
 from agent_r1_service.files.data_source import DataSource
-from agent_r1_service.files.tasks import TaskFileError, numbered_tasks, read_task_file
+from agent_r1_service.files.tasks import (
+    TaskFileError,
+    numbered_tasks,
+    read_task_file,
+    refuse_images,
+)
 from agent_r1_service.imports import quick_imports
 from agent_r1_service.template_messages import render_calls, template_message
 
@@ -28,6 +33,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _CUT = "Cut-7f3a"
+_QUOTED = 'Result-7f3a "quoted"\nnext.'
+"""Looks different where a template writes it as a string of JSON."""
 _Dialogue = list[dict[str, Any]]
 
 
@@ -40,6 +47,10 @@ class PromptFormat:
     template_kwargs: Mapping[str, Any]
     tool_format: str | None = "hermes"
     """`env.tool_format`; None where no tool is offered."""
+    max_result_chars: int | None = None
+    """`env.max_tool_response_chars`; None: results that a prompt ends with are measured whole."""
+    max_result_tokens: int | None = None
+    """`env.max_tool_response_tokens`."""
 
     def load_tokenizer(self) -> PreTrainedTokenizerBase:
         """Load the tokenizer of the model."""
@@ -67,11 +78,13 @@ class PromptLengths:
         self._tokenizer: Any = form.load_tokenizer()
         named = form.tool_format
         tool_format = NO_CALLS if named is None else load_tool_format(named)
-        glue = self._glue(results=form.tool_format is not None and tool_format.in_template)
+        results = form.tool_format is not None and tool_format.in_template
+        glue = self._glue(results=results)
         self._write_calls = tool_format.write
         markup = (*MARKUP, *tool_format.markup)
         self._given = ControlTokens(self._tokenizer, glue, markup)
         self._said = ControlTokens(self._tokenizer, glue, (), spared=markup)
+        self._in_json = results and self._writes_json()
 
     def measure(self, found: Sequence[tuple[str, Task]]) -> list[int]:
         """Return the tokens of each prompt, without the descriptions of tools.
@@ -80,20 +93,31 @@ class PromptLengths:
             found: tasks, and where each stands.
 
         Raises:
-            TaskFileError: the chat template refuses one; file and line are named.
+            TaskFileError: the chat template refuses one, or it holds an image; file and line are
+                named.
         """
+        for where, task in found:
+            refuse_images(where, task)
         prompts = [self._pieces(where, task) for where, task in found]
         pieces = [piece for prompt in prompts for piece in prompt]
         encoded = self._tokenizer(pieces, add_special_tokens=False, verbose=False)["input_ids"]
         lengths = map(len, encoded)
-        return [sum(islice(lengths, len(prompt))) for prompt in prompts]
+        return [
+            sum(islice(lengths, len(prompt))) + self._result_length(task)
+            for prompt, (_, task) in zip(prompts, found, strict=True)
+        ]
 
     def _pieces(self, where: str, task: Task) -> list[str]:
-        """Return the text of a prompt, cut wherever a control token is spelled out."""
+        """Return the text of a prompt, cut wherever a control token is spelled out.
+
+        The results that it ends with are left out: see `_result_length`.
+        """
         messages = task.messages()
         told = self._form.system_prompt if messages[0].role != "system" else None
         cut = unused_word(_CUT, [told or "", *(message.shown() for message in messages)])
         dialogue = [template_message(m, partial(self._cut, m.role, cut)) for m in messages]
+        for shown in dialogue[len(messages) - len(_results(task)) :]:
+            shown["content"] = cut
         if told is not None:  # control tokens in it are meant
             dialogue.insert(0, {"role": "system", "content": told})
         try:
@@ -109,6 +133,25 @@ class PromptLengths:
     def _cut(self, role: Role, cut: str, text: str) -> str:
         control = self._said if role == "assistant" else self._given
         return cut.join(control.pieces(text))
+
+    def _result_length(self, task: Task) -> int:
+        """Return the tokens of the results that a prompt ends with, cut as rollout cuts them."""
+        limits: dict[str, Any] = {
+            "max_chars": self._form.max_result_chars,
+            "max_tokens": self._form.max_result_tokens,
+            "in_json": self._in_json,
+        }
+        return sum(
+            len(self._given.encode_limited(result.text(), **limits)[1]) for result in _results(task)
+        )
+
+    def _writes_json(self) -> bool:
+        """Say whether the template writes results as strings of JSON, as Llama 3's do."""
+        asked, said = ({"role": role, "content": "x"} for role in ("user", "assistant"))
+        with suppress(Exception):  # the prompts will say what it refuses
+            shown = self._render([asked, said, {"role": "tool", "content": _QUOTED}])
+            return _QUOTED not in shown and as_json(_QUOTED) in shown
+        return False
 
     def _glue(self, *, results: bool) -> set[int]:
         """Return the tokens that the template puts around messages, as far as it can write them."""
@@ -127,6 +170,12 @@ class PromptLengths:
         return self._tokenizer.apply_chat_template(
             dialogue, tokenize=False, add_generation_prompt=True, **self._form.template_kwargs
         )
+
+
+def _results(task: Task) -> list[ChatMessage]:
+    """Return the results that a prompt ends with."""
+    ending = takewhile(lambda message: message.role == "tool", reversed(task.messages()))
+    return list(ending)[::-1]
 
 
 def fitting_reader(data: DataConfig, form: PromptFormat) -> ReadSource:

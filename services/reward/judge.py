@@ -15,7 +15,7 @@ from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreReply, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_service.files.foreign import read_text
-from agent_r1_service.verdicts import without_control_tokens
+from agent_r1_service.verdicts import count_control_tokens, without_control_tokens
 
 TABLE = "reward.judge"
 PLACES = ("question", "transcript", "answer", "answers", "payload", "status")
@@ -49,6 +49,9 @@ class Judge:
         prompt = self._template.substitute(places_of(request))
 
         async def ask() -> float:
+            places = _texts_of(request)
+            named = (places[name] for name in self._template.get_identifiers())
+            self.server.num_spelled_out += sum(map(count_control_tokens, named))
             choice = await self.server.complete(
                 [ChatMessage(role="user", content=prompt)], max_tokens=self._config.max_tokens
             )
@@ -78,9 +81,13 @@ class Judge:
 
 def places_of(request: ScoreRequest) -> dict[str, str]:
     """Return what a prompt may name of an interaction, without control tokens."""
+    return {name: without_control_tokens(text) for name, text in _texts_of(request).items()}
+
+
+def _texts_of(request: ScoreRequest) -> dict[str, str]:
     question = next((m.content for m in reversed(request.prompt) if m.role == "user"), "")
     answers = request.payload.get("answers")
-    places = {
+    return {
         "question": shown_text(question),
         "transcript": transcript_of(request),
         "answer": request.turns[-1].answer or "",
@@ -88,7 +95,6 @@ def places_of(request: ScoreRequest) -> dict[str, str]:
         "payload": json.dumps(request.payload, ensure_ascii=False),
         "status": request.status,
     }
-    return {name: without_control_tokens(text) for name, text in places.items()}
 
 
 def transcript_of(request: ScoreRequest) -> str:

@@ -6,6 +6,7 @@ compares as the LaTeX that math-verify reads: 11 5/6 as 11\frac{5}{6}, 1e6 as 1\
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 
@@ -21,12 +22,21 @@ _CHARACTERS = {
     0x066B: ".",
     0x066C: ",",
 }
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe0e\ufe0f\ufeff]")
+_ENTITY = re.compile(r"&(?:#\d{1,6}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,32});")
+_STYLES = r"display|text|script|scriptscript"
+_SPACING = rf"\\[ ,;:!>]|~|\\(?:(?:{_STYLES})style|q?quad|thinspace|enspace)(?![a-zA-Z])"
+_SPACED_SIGN = re.compile(rf"(?<=[-{_DASHES}])\s*(?:(?:{_SPACING})\s*)+(?=[^\s])")
+"""Blanks of LaTeX behind a dash: -\\,3."""
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
 _FRACTION = re.compile(r"[\u00bc-\u00be\u2150-\u215e]")
 _SUPERSCRIPT = re.compile(  # of a number, a bracket or a variable; in cm² it belongs to the unit
     r"(?<=[\d)\]}]|(?<![^\W\d_])[a-zA-Z])([\u207a\u207b]?)([\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+)"
 )
 _MINUS = re.compile(rf"(?<!\d)[{_DASHES}]|[{_DASHES}](?!\d)")
+_EMPHASIZED_SIGN = re.compile(
+    r"(\*{1,3}|_{1,3}|`{1,3}|~~)([-+\u2212\u2010-\u2015\u02d7\u2796\ufe58\ufe63\uff0d])\1(?=\s*\S)"
+)
 _EMPHASIS = re.compile(
     r"""(?<![^\s(\[{$:=,"'>\u2212\u2010-\u2015\u02d7\u2796\ufe58\ufe63\uff0d-])(\*{1,3}|_{1,3}|`{1,3}|~~)(?=\S)([^\n]{0,200}?\S)\1(?![\w(\\{*_`])"""
 )
@@ -44,10 +54,12 @@ _DEGREES = {"√": "", "∛": "[3]", "∜": "[4]"}
 
 def plain_characters(text: str) -> str:
     """Return a text with ASCII digits, signs and blanks, ½ as 1/2, and 10⁶ as 10^{6}."""
+    text = _INVISIBLE.sub("", _ENTITY.sub(lambda entity: html.unescape(entity[0]), text))
     text = _OTHER_DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text)
     text = _FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]), text)
     text = _SUPERSCRIPT.sub(_power, text)
-    return _MINUS.sub("-", text.translate(_CHARACTERS))
+    text = _MINUS.sub("-", text.translate(_CHARACTERS))
+    return _SPACED_SIGN.sub(" ", text)
 
 
 def _power(sign: re.Match[str]) -> str:
@@ -57,6 +69,7 @@ def _power(sign: re.Match[str]) -> str:
 
 def without_emphasis(text: str) -> str:
     """Return a text without Markdown's marks for bold, italic and struck text and for code."""
+    text = _EMPHASIZED_SIGN.sub(r"\2", text)
     return _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", text))  # one may stand in another
 
 
@@ -120,7 +133,9 @@ _TOKENS = re.compile(
     re.VERBOSE,
 )
 _BULLET = re.compile(
-    rf"^[ \t]*(?:{_DASH}|[+*•])[ \t]+(?=[(\[]?(?:{_CURRENCY})?\d[^\n]*[^\W\d_]{{2}})", re.MULTILINE
+    rf"^[ \t]*(?:{_DASH}|[+*•])[ \t]+(?=(?:\\?[(\[])?(?:{_CURRENCY})?"
+    r"(?:\.?\d|\\[dt]?frac\W*\d)[^\n]*(?<![\\a-zA-Z])[^\W\d_]{2})",
+    re.MULTILINE,
 )
 _MINUS_WORD = re.compile(
     rf"\b(?:minus|negative)[ \t]+(?={_OPENING}?\s*(?:{_CURRENCY})?\.?\d)", re.IGNORECASE
@@ -130,11 +145,18 @@ _PUNCTUATION = re.compile(
     rf"[^\S\n]+[{_DASHES}][^\S\n]+"
 )
 _MAX_LINE = 200
+_STYLED = (
+    r"text|mathrm|mathbf|mathit|mathsf|textbf|textit|textrm|mbox|bm|boldsymbol|operatorname|bf"
+)
+_GAP = rf"""(?:[ \t$(\[{{*_`]|{_SPACING}|\\[(\[]|\\(?:left|[bB]igg?l?|{_STYLED})(?![a-zA-Z]))*"""
+"""What may stand between a minus and the box that it belongs to."""
 _MINUS_BEFORE = re.compile(  # behind an operand it subtracts: 10 - \boxed{7}
-    r"(?:(?:^|[^\w\s)\]}%]|(?<![\\\w])[^\W\d_]{2,}[ \t])[ \t]*-|\b(?:minus|negative))[ \t]*[$(]*$",
+    r"(?:(?:^|[^\w\s)\]}%]|(?<![\\\w])[^\W\d_]{2,}[ \t])[ \t]*-|\b(?:minus|negative))"
+    + _GAP
+    + r"\Z",
     re.IGNORECASE,
 )
-_BULLET_BEFORE = re.compile(r"[ \t]*-[ \t]+")
+_BULLET_BEFORE = re.compile(rf"[ \t]*-[ \t]+{_GAP}")
 _ELLIPSIS = re.compile(r"(?<![\d.])\.{2,}(?=\d)")
 _AROUND = ' \t\n=\u2248:;,.\u2026"\u201c\u201d'
 _BEFORE = re.compile(

@@ -25,6 +25,7 @@ from agent_r1.reward.math_forms import as_latex
 MEMORY_BYTES = 2 << 30
 _CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
 _WRAPPERS = re.compile(r"\\(?:text|textbf|textit|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+_PERCENT = re.compile(r"\s*\\?%\s*\Z")
 _NOISE = re.compile(r"\\left|\\right|\\!|\\,|\\;|\\ |\\displaystyle|\$|\s")
 
 
@@ -35,7 +36,11 @@ def equal(answer: str, prediction: str) -> bool:
     is for math-verify: numbers, fractions, expressions, sets, intervals, matrices, units.
     """
     answer, prediction = as_latex(answer), as_latex(prediction)
-    return plain(answer) == plain(prediction) or same_mathematics(answer, prediction)
+    if plain(answer) == plain(prediction) or same_mathematics(answer, prediction):
+        return True
+    # A percentage is its number too: math-verify says so of 50%, and not of -50%.
+    bare = _PERCENT.sub("", answer), _PERCENT.sub("", prediction)
+    return bare != (answer, prediction) and same_mathematics(*bare)
 
 
 def same_mathematics(answer: str, prediction: str) -> bool:

@@ -29,6 +29,13 @@ MODEL_REQUESTS = Metric(
     "them (away), and scores that were known already (cached).",
     ("component", "what"),
 )
+SPELLED_OUT = Metric(
+    "agent_r1_reward_spelled_out_tokens_total",
+    "counter",
+    "Control tokens, or text that looks like one, in what judge and reward_model asked their "
+    "models: their brackets were changed.",
+    ("component",),
+)
 
 
 def reward_page(worker: RewardWorker, asking: Mapping[str, Versions[Any]]) -> MetricsPage:
@@ -53,6 +60,13 @@ def reward_page(worker: RewardWorker, asking: Mapping[str, Versions[Any]]) -> Me
                 ("away", sum(server.num_away for server in versions.servers)),
                 ("cached", sum(server.num_cached for server in versions.servers)),
             )
+        },
+    )
+    page.read(
+        SPELLED_OUT,
+        lambda: {
+            (name,): sum(server.num_spelled_out for server in versions.servers)
+            for name, versions in asking.items()
         },
     )
     worker.on_scored = page.histogram(SCORING_SECONDS).observe

@@ -76,6 +76,8 @@ class ModelServer:
         """Requests that a server which is away did not answer."""
         self.num_cached = 0
         """Scores that were known already."""
+        self.num_spelled_out = 0
+        """Control tokens of interactions that were changed in what was asked."""
 
     async def score_once(self, key: str, ask: Callable[[], Awaitable[float]]) -> float:
         """Return the score that is known under a key, else what `ask` returns.

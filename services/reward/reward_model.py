@@ -14,7 +14,7 @@ from typing import Any
 from agent_r1.reward.chat_server import ChatServer
 from agent_r1.reward.config import RewardModelConfig
 from agent_r1_proto.rewards import ScoreRequest
-from agent_r1_service.verdicts import BAD, GOOD, verdict_dialogue
+from agent_r1_service.verdicts import BAD, GOOD, count_in_dialogue, verdict_dialogue
 
 TABLE = "reward.model"
 TOP_TOKENS = 20
@@ -48,9 +48,11 @@ class RewardModel:
         messages = verdict_dialogue(
             request.prompt, request.turns, self._config.question, thoughts=self._config.thoughts
         )
+        count = count_in_dialogue(request.prompt, request.turns, thoughts=self._config.thoughts)
         key = json.dumps([[message.role, message.text()] for message in messages])
 
         async def ask() -> float:
+            self.server.num_spelled_out += count
             choice = await self.server.complete(
                 messages, max_tokens=1, logprobs=True, top_logprobs=TOP_TOKENS
             )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from agent_r1.rollout.branch import AttemptFailedError, Branch, BranchState
-from agent_r1.rollout.chat_format import ChatFormat, PromptMessage, asked_dialogue
+from agent_r1.rollout.chat_format import ChatFormat, PromptMessage, Rendered, asked_dialogue
 from agent_r1.rollout.chat_template import ChatTemplateError
 from agent_r1.rollout.config import EnvConfig
 from agent_r1.rollout.decoding.scorer import BranchScorer
@@ -129,15 +129,15 @@ class AgentLoop:
         """Return the prompt of a task, as a trajectory begins with it.
 
         Raises:
-            ValueError: the task asks for a tool that is not offered, or the chat template cannot
-                render it.
+            ValueError: the task asks for a tool that is not offered or holds an image, or the chat
+                template cannot render it.
         """
         try:
-            names = self._offered_names(task)
+            names, asked = self._offered_names(task), self._asked(task)
         except AttemptFailedError as exc:
             raise ValueError(str(exc)) from exc
         specs = [self._tools.directory.spec(name) for name in names]
-        return self._prompt(self._asked(task), specs, task.id)
+        return self._prompt(asked, specs, task.id).token_ids
 
     def _begin(
         self,
@@ -206,7 +206,7 @@ class AgentLoop:
 
     def _prompt(
         self, messages: Sequence[PromptMessage], tools: Sequence[ToolSpec], task_id: str
-    ) -> list[int]:
+    ) -> Rendered:
         rendered = self._chat.render_prompt(messages, tools)
         if not self._prompt_logged:
             self._prompt_logged = True
@@ -216,7 +216,7 @@ class AgentLoop:
                 len(rendered.token_ids),
                 rendered.text,
             )
-        return rendered.token_ids
+        return rendered
 
     def _refuse_prompt(self, branch: Branch) -> None:
         """End a trajectory whose prompt leaves no room: the task's fault, so no retry helps.

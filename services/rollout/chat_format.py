@@ -19,6 +19,7 @@ from agent_r1.rollout.chat_template import ChatTemplateError, render
 from agent_r1.rollout.earlier_turns import (
     ANY_FUNCTION,
     ANY_TOOL,
+    OPENING,
     QUESTION,
     REPLY,
     SAID,
@@ -29,14 +30,14 @@ from agent_r1.rollout.earlier_turns import (
     outside_message,
     short_dialogue,
 )
-from agent_r1.rollout.outside_text import Origin, OutsideText, SpelledOut, as_json
+from agent_r1.rollout.outside_text import Origin, SpelledOut
 from agent_r1.text.reading import MARKUP, THINK_CLOSE, THINK_OPEN, TurnReader
 from agent_r1.text.tool_formats import HERMES, ParsedCall, ToolFormat
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage, Role, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Reply
-from agent_r1_service.control_tokens import map_texts, unused_word
+from agent_r1_service.control_tokens import ControlTokens, as_json, map_texts, unused_word
 from agent_r1_service.template_messages import HiddenCallError, render_calls, template_message
 
 _QUOTED = f'{REPLY} "quoted"\nnext.'
@@ -55,6 +56,9 @@ class Rendered:
 
     text: str
     token_ids: list[int]
+    opening: str = ""
+    """The thought that the template begins for the model, as it writes it; "" where it begins
+    none."""
 
 
 @dataclass(frozen=True)
@@ -169,20 +173,16 @@ class ChatFormat:
         written = [piece for role in reply_roles for piece in self._glue_of((role,))]
         glue = {token for piece in (*written, *self._beginnings()) for token in self.encode(piece)}
         markup = (*MARKUP, *tool_format.markup)
-        self._outside = OutsideText(tokenizer, glue, markup)
-        self._said = OutsideText(tokenizer, glue, (), spared=markup)
+        self._outside = ControlTokens(tokenizer, glue, markup)
+        self._said = ControlTokens(tokenizer, glue, (), spared=markup)
         self.spelled_out = SpelledOut()
         for role in reply_roles:
             self._check_round_trip((role, role) if role == "tool" else (role,))
         if len(reply_roles) > 1:
             self._check_round_trip(tuple(reply_roles))  # results, and a message behind them
-        # Not the difference to a rendering without it: a template may end that one in another way.
-        prompt = self._render([{"role": "user", "content": QUESTION}]).rpartition(QUESTION)[2]
-        self.opens_in_thought = prompt.count(THINK_OPEN) > prompt.count(THINK_CLOSE)
-        """The generation prompt ends inside a thought, so every turn begins in one."""
-        self.reader = TurnReader(tool_format, opens_in_thought=self.opens_in_thought)
-        """Reads turns; `env.answer_pattern` is not the template's."""
-        self._opening = prompt[prompt.rindex(THINK_OPEN) :] if self.opens_in_thought else ""
+        self.reader = TurnReader(tool_format)
+        """Reads turns; `env.answer_pattern` is not the template's, and whether a turn begins inside
+        a thought is up to what stands before it."""
 
     # -- prompts and replies ---------------------------------------------------------------------
 
@@ -214,8 +214,8 @@ class ChatFormat:
             for m in messages
         ]
         functions = map_texts(functions, lambda text: self._cut(text, cut, "tools"))
-        rest = self._render_calls(dialogue, functions or None)
-        rest = _with_call_ids(rest, outside)
+        whole = self._render_calls(dialogue, functions or None)
+        rest = _with_call_ids(whole, outside)
         pieces: list[tuple[str, list[int]]] = []
         for i in reversed(range(len(outside))):
             before, found, piece = rest.rpartition(marks[i])
@@ -229,7 +229,19 @@ class ChatFormat:
         return Rendered(
             "".join(text for text, _ in reversed(pieces)),
             [token for _, token_ids in reversed(pieces) for token in token_ids],
+            self._opening_of(whole, dialogue, functions),
         )
+
+    def _opening_of(self, rendered: str, dialogue: Dialogue, functions: Any) -> str:
+        """Return the thought that the template begins behind the last message of a rendering."""
+        if THINK_OPEN not in rendered:
+            return ""
+        other = [*dialogue[:-1], {**dialogue[-1], "content": QUESTION}]
+        ending = self._render_calls(other, functions or None).rpartition(QUESTION)[2]
+        if rendered.endswith(ending):
+            return _opening(ending)
+        # A template that looks at what the message says: its thought is seen where nothing follows.
+        return found[0] if (found := OPENING.search(rendered)) else ""
 
     def _cut_text(self, message: ChatMessage, cut: str, text: str) -> str:
         """Return a text of a message with a word wherever a control token is cut in two."""
@@ -274,9 +286,15 @@ class ChatFormat:
                 "tasks, or put a chat_template.jinja that takes it beside the model"
             ) from exc
 
-    def said(self, text: str) -> ChatMessage:
-        """Return a turn of the model, from `decode_turn`, as a message of the dialogue."""
-        return ChatMessage(role="assistant", content=self._opening + text)
+    @staticmethod
+    def said(text: str, opening: str = "") -> ChatMessage:
+        """Return a turn of the model, from `decode_turn`, as a message of the dialogue.
+
+        Args:
+            text: of the turn.
+            opening: the thought that the template began before it.
+        """
+        return ChatMessage(role="assistant", content=opening + text)
 
     def rewrites(self, reply: Sequence[OutsideMessage]) -> bool:
         """Say whether the template rewrites what came before such a reply.
@@ -335,6 +353,10 @@ class ChatFormat:
             token_ids += message.token_ids
             token_ids += self._glue_ids(piece)
         return token_ids
+
+    def opening_after(self, reply: Sequence[OutsideMessage]) -> str:
+        """Return the thought that `encode_reply` begins for the model; "" where it begins none."""
+        return _opening(self._glue_of(tuple(message.role for message in reply))[-1])
 
     def _glue_ids(self, piece: str) -> list[int]:
         if piece not in self._glue_tokens:
@@ -500,6 +522,12 @@ class ChatFormat:
                 f"{expected!r}; use a byte-level tokenizer without a normalizer or an added prefix "
                 "space, and a template that writes messages as they are"
             )
+
+
+def _opening(ending: str) -> str:
+    """Return the thought in which a generation prompt ends; "" where it ends in none."""
+    opens = ending.count(THINK_OPEN) > ending.count(THINK_CLOSE)
+    return ending[ending.rindex(THINK_OPEN) :] if opens else ""
 
 
 def _unused_mark(messages: Sequence[PromptMessage], tools: Sequence[Mapping[str, Any]]) -> str:

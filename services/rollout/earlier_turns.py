@@ -20,6 +20,8 @@ from agent_r1_proto.tools import ToolSpec
 QUESTION, THOUGHT, SAID = "Question-7f3a", "Thought-7f3a", "Said-7f3a"
 REPLY = "Reply-7f3a"
 _SPOKEN = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
+OPENING = re.compile(r"<think>\s*\Z")
+"""A thought that is begun for the model, where a prompt ends."""
 _CALL_ID = "call7f3a{}"  # nine letters and digits: some templates accept no other length
 ANY_TOOL = ToolSpec(
     name="tool7f3a",
@@ -58,12 +60,13 @@ def keeps_turns(render: Render, role: Role, extra: Mapping[str, Any]) -> bool:
     """Say whether earlier turns stay as they were where messages of a role follow them.
 
     Compared are prompts, since the model samples after nothing else: what a template writes only at
-    the end of a dialogue, where it asks for no turn, is in none of them.
+    the end of a dialogue, where it asks for no turn, is in none of them. Nor is a thought that it
+    begins for the model, which it may do after some messages only: the turn has it, if it goes on.
     """
     one = short_dialogue((role,), [REPLY])
-    asked = render([{"role": "user", "content": QUESTION}], extra)
-    first = render(one, extra)
-    second = render([*one, *one[1:]], extra)
+    dialogues = [{"role": "user", "content": QUESTION}], one, [*one, *one[1:]]
+    prompts = (OPENING.sub("", render(dialogue, extra)) for dialogue in dialogues)
+    asked, first, second = prompts
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(asked, first, strict=False))
     start = sum(1 for _ in alike)
     end = asked[start:]  # "" where each turn is written as the generation prompt begins it

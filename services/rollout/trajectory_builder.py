@@ -14,8 +14,9 @@ import math
 import numpy as np
 from pydantic import JsonValue
 
-from agent_r1.rollout.chat_format import PromptMessage
+from agent_r1.rollout.chat_format import PromptMessage, Rendered
 from agent_r1.rollout.envs.base import EnvStep
+from agent_r1.rollout.envs.checks import MAX_DATA_DEPTH, nesting
 from agent_r1.rollout.policy import Generation
 from agent_r1.text.reading import TurnText, fields_of
 from agent_r1_proto.parts import shown_text
@@ -70,6 +71,9 @@ class TrajectoryBuilder:
         self.version_spans: list[VersionSpan] = []
         self.read: TurnText | None = None
         """What the last turn says; None before the first one."""
+        self.opening = ""
+        """The thought that the template began before the last turn, or before the next one where
+        that is not sampled yet; "" where it began none."""
         self._logprobs: list[tuple[int, list[float]]] = []
         self._state_key = ""
 
@@ -79,9 +83,10 @@ class TrajectoryBuilder:
         vars(twin).update({name: copy.copy(value) for name, value in vars(self).items()})
         return twin
 
-    def add_prompt(self, token_ids: list[int]) -> None:
+    def add_prompt(self, prompt: Rendered) -> None:
         """Begin with the prompt."""
-        self.token_ids += token_ids
+        self.token_ids += prompt.token_ids
+        self.opening = prompt.opening
         self.prompt_length = len(self.token_ids)
 
     @property
@@ -192,7 +197,8 @@ def _reading(reply: Reply) -> tuple[object, ...]:
 
 def recorded_data(data: JsonValue) -> JsonValue:
     """Return data of a tool or an environment, or None where it is too much for a trajectory."""
-    return data if len(json.dumps(data)) <= MAX_DATA_CHARS else None
+    fits = nesting(data) <= MAX_DATA_DEPTH and len(json.dumps(data)) <= MAX_DATA_CHARS
+    return data if fits else None
 
 
 def _float(reward: float | None) -> float | None:

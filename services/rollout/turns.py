@@ -28,7 +28,7 @@ from agent_r1.rollout.policy import Generation, PolicyError, Sampler
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1.text.reading import TurnText
 from agent_r1_proto.component_notes import begin_component
-from agent_r1_proto.parts import ImageRefusedError, text_of
+from agent_r1_proto.parts import ImageRefusedError, shown_text, text_of
 from agent_r1_proto.tasks import Role
 from agent_r1_service.tracing import span
 from agent_r1_service.unicode import repair_text
@@ -61,7 +61,7 @@ class Turns:
         with span("generate"):
             generation = await self._generate(branch, temperature)
         text = self.chat.decode_turn(generation.token_ids)
-        branch.record.add_sampled(generation, self._read(text))
+        branch.record.add_sampled(generation, self._read(branch, text))
         if generation.finish_reason == "length":
             full = len(branch.record.context) >= self.max_context
             reason = "max_trajectory_tokens" if full else "max_tokens_per_turn"
@@ -80,9 +80,12 @@ class Turns:
             branch.ended = ("COMPLETED", step.reason or "done")
         elif len(record.turns) == (branch.rollout.sampling.max_turns or self.env.max_turns):
             branch.ended = ("TRUNCATED", "max_turns")
-        elif self._show(record, reply := self._reply(step, call_ids)):
+        if branch.ended is not None:
+            step = _without_images(step)  # the model sees nothing of it, but rewards do
+        reply = self._reply(step, call_ids)
+        if reply:
             record.add_replies([message.recorded() for message in reply])
-        else:
+        if branch.ended is None and not self._show(record, reply):
             branch.ended = ("TRUNCATED", "max_trajectory_tokens")
 
     def num_calls(self, branch: Branch) -> int:
@@ -119,8 +122,12 @@ class Turns:
             )
         return generation
 
-    def _read(self, text: str) -> TurnText:
-        reader = replace(self.chat.reader, answer_pattern=self.env.answer_pattern)
+    def _read(self, branch: Branch, text: str) -> TurnText:
+        reader = replace(
+            self.chat.reader,
+            answer_pattern=self.env.answer_pattern,
+            opens_in_thought=bool(branch.record.opening),
+        )
         try:
             return reader.read(text)
         except Exception as exc:
@@ -165,6 +172,8 @@ class Turns:
         except TimeoutError as exc:
             limit = f"{self.env.step_timeout_s:g} s (env.step_timeout_s)"
             raise AttemptFailedError(f"env_timeout: {name} took over {limit}") from exc
+        except ImageRefusedError as exc:
+            raise AttemptFailedError(f"image_refused: {name}: {exc}") from exc
         except WrongStepError as exc:
             logger.exception("environment returned a wrong step turn=%d", number)
             raise AttemptFailedError(f"env_error: {exc}") from exc
@@ -176,18 +185,20 @@ class Turns:
 
     def _show(self, record: TrajectoryBuilder, reply: Sequence[OutsideMessage]) -> bool:
         """Add what follows the last turn up to the next one; False where that leaves no room."""
-        record.messages += [self.chat.said(record.turns[-1].text), *reply]
+        record.messages += [self.chat.said(record.turns[-1].text, record.opening), *reply]
         is_rewritten = self.chat.rewrites(reply)
         try:
             if is_rewritten:
-                token_ids = self.chat.render_prompt(record.messages, record.tools).token_ids
+                rendered = self.chat.render_prompt(record.messages, record.tools)
+                token_ids, opening = rendered.token_ids, rendered.opening
             else:
-                token_ids = self.chat.encode_reply(reply)
+                token_ids, opening = self.chat.encode_reply(reply), self.chat.opening_after(reply)
         except ChatTemplateError as exc:
             raise AttemptFailedError(f"chat_template_error: {exc}") from exc
         length = len(token_ids) + (0 if is_rewritten else len(record.context))
         if length >= self.max_context:
             return False
+        record.opening = opening
         if is_rewritten:
             record.begin_segment(token_ids)
         else:
@@ -196,11 +207,9 @@ class Turns:
 
     def _reply(self, step: EnvStep, call_ids: Sequence[str]) -> list[OutsideMessage]:
         """Return the environment's reaction as the model sees it."""
-        ids = [*call_ids, *[""] * len(step.observations)]
-        reply = [
-            replace(self.outside("tool", observation), call_id=call_id, call=i)
-            for i, (observation, call_id) in enumerate(zip(step.observations, ids, strict=False))
-        ]
+        reply = [self.outside("tool", observation) for observation in step.observations]
+        for i, call_id in enumerate(call_ids[: len(reply)]):
+            reply[i] = replace(reply[i], call_id=call_id, call=i)
         return reply if step.message is None else [*reply, self.outside("user", step.message)]
 
     def outside(self, role: Role, content: Observation) -> OutsideMessage:
@@ -227,6 +236,12 @@ class Turns:
             return repair_text(text_of(content))
         except ImageRefusedError as exc:
             raise AttemptFailedError(f"image_refused: {exc}") from exc
+
+
+def _without_images(step: EnvStep) -> EnvStep:
+    """Return a step whose images are named in brackets."""
+    message = None if step.message is None else shown_text(step.message)
+    return replace(step, observations=list(map(shown_text, step.observations)), message=message)
 
 
 def _last(branch: Branch) -> TurnText:

@@ -117,14 +117,28 @@ class TurnReader:
         unread = [anew or turn.well_formed is None for turn in request.turns]
         if not any(unread):
             return request
-        reader = self
-        if _opens_in_thought(request.turns):
-            reader = replace(self, opens_in_thought=True)
+        likely = _opens_in_thought(request.turns)
         turns = [
-            reader.read_turn(turn) if is_unread else turn
+            replace(self, opens_in_thought=self._opened(turn, likely)).read_turn(turn)
+            if is_unread
+            else turn
             for turn, is_unread in zip(request.turns, unread, strict=True)
         ]
         return request.model_copy(update={"turns": turns})
+
+    def _opened(self, turn: ScoreTurn, likely: bool) -> bool:
+        """Say whether a turn began inside a thought, as the reading says that was recorded of it.
+
+        Templates may begin thoughts after some messages only, and a turn may begin one once more.
+        """
+        if turn.well_formed is None:
+            return likely
+        recorded = {name: getattr(turn, name) for name in ("thought", "said", "well_formed")}
+        for opens in (False, True):
+            found = fields_of(replace(self, opens_in_thought=opens).read(turn.text))
+            if recorded.items() <= found.items():
+                return opens
+        return likely
 
     def read_turn(self, turn: ScoreTurn) -> ScoreTurn:
         """Return a turn that says what it is."""

@@ -113,6 +113,10 @@ def two_segments() -> dict[str, Any]:
     }
 
 
+SEPARATORS = ["\u2028", "\u2029", "\x85"]
+"""Characters that JSON need not escape, at which `str.splitlines` breaks a text."""
+
+
 def three_lineages() -> dict[str, Any]:
     """Return fields of a trajectory of a main agent, one that it began, and one that is excluded.
 

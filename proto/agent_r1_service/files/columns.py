@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import date, time
+from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, cast
 
@@ -18,6 +18,10 @@ VERL_COLUMNS = {
 """Of the Parquet files that verl's examples write."""
 _VERL_MARK = "reward_model"
 _MISSING = object()
+_NO_JSON: Mapping[type[object], tuple[str, str]] = {
+    bytes: ("bytes", "text, such as base64"),
+    timedelta: ("a duration", "a number of seconds"),
+}
 
 
 class Struct(dict[str, Any]):
@@ -57,11 +61,11 @@ def task_fields(row: Mapping[str, Any], columns: Mapping[str, str], number: int)
         elif name:
             fields = task.setdefault(table, {})
             if value is not None or not isinstance(row, Struct):
-                fields[name] = as_json(value)
+                fields[name] = column_json(value, column)
         elif table in ("payload", "metadata"):
-            task[table] = {**task.get(table, {}), **as_json(_table(value, column))}
+            task[table] = {**task.get(table, {}), **column_json(_table(value, column), column)}
         else:
-            task[table] = as_json(value)
+            task[table] = column_json(value, column)
     return _without_empty_columns(task)
 
 
@@ -81,6 +85,37 @@ def as_json(value: Any) -> Any:
     if isinstance(value, Decimal):
         return int(value) if value == value.to_integral_value() else float(value)
     return value.isoformat() if isinstance(value, date | time) else value
+
+
+def column_json(value: Any, column: str = "") -> Any:
+    """Return a value of Arrow's as JSON lines have it, where they can.
+
+    Args:
+        value: of a column, or a whole row.
+        column: its name; "" for a row.
+
+    Raises:
+        ValueError: it holds bytes or a duration; the column is named.
+    """
+    found = as_json(value)
+    _check_json(found, column)
+    return found
+
+
+def _check_json(value: Any, column: str) -> None:
+    if isinstance(value, Mapping):
+        for name, inner in cast("Mapping[str, Any]", value).items():
+            _check_json(inner, f"{column}.{name}" if column else name)
+    elif isinstance(value, list):
+        for inner in cast("list[Any]", value):
+            _check_json(inner, column)
+    elif not isinstance(value, str | int | float | None):
+        held = cast("type[object]", type(value))
+        kind, other = _NO_JSON.get(held, (f"a {held.__name__}", "text"))
+        raise ValueError(
+            f"the column {column} holds {kind}, which a task cannot have; convert it to {other} "
+            "in the file, or choose the columns without it (columns = {...})"
+        )
 
 
 def _without_empty_columns(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from agent_r1_proto.dead_letters import MAX_LETTERS, DeadLetter
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.run_folder import DEAD_LETTERS_FILE
 from agent_r1_service.files.writing import write_atomically
 
@@ -43,7 +44,7 @@ def load_letters(folder: Path) -> list[DeadLetter]:
     if not path.is_file():
         return []
     letters: list[DeadLetter] = []
-    for line in path.read_text().splitlines():
+    for line in split_lines(path.read_text()):
         values = json.loads(line)
         fields = values.pop("fields_base64")
         letters.append(

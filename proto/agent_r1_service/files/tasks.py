@@ -14,15 +14,23 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import from_json
 
+from agent_r1_proto.parts import ImageRefusedError, text_of
 from agent_r1_proto.tasks import Task
 from agent_r1_service.files.bad_lines import BadLines, first_problem
-from agent_r1_service.files.columns import as_json, default_columns, task_fields
+from agent_r1_service.files.columns import column_json, default_columns, task_fields
 from agent_r1_service.files.data_source import DataSource
 from agent_r1_service.files.foreign import check_utf8
 from agent_r1_service.files.rows import TaskFileError, lines_of, rows_of
 from agent_r1_service.files.writing import hash_file
 
-__all__ = ["TaskFileError", "numbered_tasks", "read_sets", "read_task_file", "source_digest"]
+__all__ = [
+    "TaskFileError",
+    "numbered_tasks",
+    "read_sets",
+    "read_task_file",
+    "refuse_images",
+    "source_digest",
+]
 
 TASK_FIELDS = "`id`, `prompt` and, optionally, `payload`, `tools`, `tool_context`, `metadata`"
 
@@ -71,7 +79,7 @@ def _rows(source: DataSource) -> Iterator[tuple[str, Task | Problem]]:
             columns = default_columns(row)
         try:
             fields = row if columns is None else _from_columns(row, columns, number)
-            found = Task.model_validate(as_json(fields))
+            found = Task.model_validate(column_json(fields))
         except ValueError as exc:
             remedy = f"its columns must be {TASK_FIELDS}, or be named in columns"
             found = Problem.of(exc, "" if columns else remedy)
@@ -121,6 +129,19 @@ def read_task_file(source: DataSource | Path) -> list[Task]:
         MissingPackageError: as `numbered_tasks`.
     """
     return [task for _, task in numbered_tasks(source)]
+
+
+def refuse_images(where: str, task: Task) -> None:
+    """Check that a policy which reads text alone can be asked a task.
+
+    Raises:
+        TaskFileError: its prompt holds an image; `where` is named.
+    """
+    for message in task.messages():
+        try:
+            text_of(message.content)
+        except ImageRefusedError as exc:
+            raise TaskFileError(f"{where}: {exc}") from exc
 
 
 def read_sets(

@@ -51,6 +51,7 @@ from agent_r1.learner.outcome import FINISHED, FINISHED_WITH_LOSSES
 from agent_r1_deploy.local_result import read_json, summary_of
 from agent_r1_deploy.threads import in_thread
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.run_folder import ANSWERS_FILE, CONFIG_FILE, METRICS_FILE
 
 if TYPE_CHECKING:
@@ -284,14 +285,14 @@ def _spends(learner: LearnerConfig) -> str:
 def _scores(plan: TablePlan, run: PlannedRun) -> SeedScores:
     file = run.folder / ANSWERS_FILE
     try:
-        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        lines = [json.loads(line) for line in split_lines(file.read_text(encoding="utf-8"))]
     except (OSError, ValueError) as exc:
         raise ConfigError(
             f"{file} cannot be read ({exc}); discard that run with --only {run.method} --overwrite"
         ) from exc
     file = run.folder / METRICS_FILE
     # A run of no steps has no metrics, and a step of which no sample was scored no mean.
-    metrics = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    metrics = split_lines(file.read_text(encoding="utf-8")) if file.exists() else []
     curve = f"reward/{plan.measure}"
     steps = [step for line in metrics if curve in (step := json.loads(line))]
     others = [name for name in run.config.reward.components if name != plan.measure]

@@ -13,6 +13,7 @@ from typing import Any
 from agent_r1.config.checks import HUB_NAME
 from agent_r1.config.run import Config
 from agent_r1.evaluation.score_names import ScoreNames
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.run_folder import EVALUATIONS_FILE
 
 SHOWN_TABLES = ("model", "data", "env", "tools", "reward", "learner", "evaluation")
@@ -115,4 +116,4 @@ def _evaluations(run: Path) -> list[dict[str, Any]]:
     path = run / EVALUATIONS_FILE
     if not path.is_file():
         return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in split_lines(path.read_text(encoding="utf-8"))]

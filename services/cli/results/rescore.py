@@ -19,7 +19,7 @@ from typing import Any
 from agent_r1.cli.results.stored import read_records, step_files
 from agent_r1.config import checks as config_checks
 from agent_r1.config.run import Config, ConfigError, load_config
-from agent_r1.learner.reporting.trajectory_log import score_turn
+from agent_r1.learner.reporting.trajectory_log import main_turns
 from agent_r1.reward.scorer import ComponentError, Scorer
 from agent_r1_deploy.local_result import read_json
 from agent_r1_proto.rewards import Reward, ScoreRequest, ScoreTurn
@@ -98,11 +98,11 @@ async def _score_all(
 
 
 def request_of(record: dict[str, Any]) -> ScoreRequest:
-    """Return a stored trajectory as the components see it."""
+    """Return a stored trajectory as the components see it: what its main agent wrote and read."""
     return ScoreRequest(
         prompt=record["prompt"],
         payload=record["payload"],
-        turns=list(map(score_turn, record["turns"])) or [ScoreTurn(text="")],
+        turns=main_turns(record["turns"]) or [ScoreTurn(text="")],
         status=record["status"],
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from agent_r1.config.sources import ConfigError
 from agent_r1.learner.checkpoints.checkpoint import STEP_NAME
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.run_folder import TRAJECTORIES_DIR
 
 EVAL_FILE = re.compile(r"^eval_(.+)$")
@@ -52,7 +53,7 @@ def read_records(path: Path) -> Iterator[dict[str, Any]]:
     Raises:
         ConfigError: a line is not JSON; file and line are named.
     """
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(split_lines(path.read_text(encoding="utf-8")), start=1):
         try:
             yield json.loads(line)
         except json.JSONDecodeError as exc:

@@ -20,8 +20,9 @@ from rich.text import Text
 from agent_r1_proto.parts import Content, shown_text
 
 _CONTENT: TypeAdapter[Content] = TypeAdapter(Content)
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Control characters, but for tab and line end."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+"""Control characters, but for tab and line end: also those that turn the direction of a text or end
+a line."""
 
 SAMPLED_STYLE = "green"
 TOOL_STYLE = "cyan"
@@ -110,6 +111,14 @@ def _text(content: str | list[dict[str, Any]]) -> str:
     return shown_text(_CONTENT.validate_python(content))
 
 
+def _agent(agents: Sequence[dict[str, Any]], number: int) -> str:
+    """Say which of several agents wrote what follows."""
+    agent = agents[number]
+    parent, excluded = agent["parent"], agent["excluded"]
+    begun = "" if parent is None else f", begun by {agents[parent]['name']}"
+    return f"agent {agent['name']}{begun}" + (f", not trained: {excluded}" if excluded else "")
+
+
 def _spelled_out(console: Console, text: str, control: re.Pattern[str] | None) -> None:
     """Say which control tokens stand in a text from outside, and were none for the model."""
     found = Counter(control.findall(text)) if control is not None else {}
@@ -136,7 +145,10 @@ def print_transcript(
     answers = (record.get("payload") or {}).get("answers")
     if answers:
         _line(console, f"       expected: {answers}", NOTE_STYLE)
+    agents, writing = record.get("lineages") or [], None
     for turn in record["turns"]:
+        if len(agents) > 1 and writing != (writing := turn.get("lineage", 0)):
+            _line(console, f"       [{_agent(agents, writing)}]", NOTE_STYLE)
         _block(console, turn["text"], SAMPLED_STYLE)
         replies = turn.get("replies")
         for i, call in enumerate(turn["calls"]):

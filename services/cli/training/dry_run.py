@@ -15,6 +15,7 @@ from agent_r1.config.run import Config
 from agent_r1.config.sources import ConfigError
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import EXIT_FAILED, EXIT_INTERRUPTED
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.own_folder import OwnFolder
 from agent_r1_service.files.room import free_bytes, readable_size
 from agent_r1_service.files.run_folder import CHECKPOINTS_DIR, METRICS_FILE, TRAJECTORIES_DIR
@@ -119,7 +120,7 @@ def measure(folder: Path) -> Measured:
     Raises:
         ConfigError: it has fewer.
     """
-    lines = (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+    lines = split_lines((folder / METRICS_FILE).read_text(encoding="utf-8"))
     if len(lines) < STEPS:
         raise ConfigError(f"the run ended after {len(lines)} of {STEPS} steps; see above")
     last = json.loads(lines[-1])

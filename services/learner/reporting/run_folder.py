@@ -29,6 +29,7 @@ from agent_r1_service.files.conditions import (
     read_conditions,
     summarize,
 )
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.private import private_folder
 from agent_r1_service.files.run_folder import (
     ANSWERS_FILE,
@@ -69,7 +70,7 @@ def _line(record: Mapping[str, Any]) -> str:
 
 def _lines_up_to(path: Path, step: int) -> list[str]:
     kept: list[str] = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in split_lines(path.read_text(encoding="utf-8")):
         try:
             record = json.loads(line)
         except json.JSONDecodeError:

@@ -46,8 +46,9 @@ def _call(call: ToolCallRecord) -> dict[str, Any]:
     }
 
 
-def _turn(turn: Turn) -> dict[str, Any]:
+def _turn(turn: Turn, lineage: int) -> dict[str, Any]:
     return {
+        "lineage": lineage,
         "start": turn.start,
         "end": turn.end,
         "text": turn.text,
@@ -76,6 +77,14 @@ def score_turn(stored: Mapping[str, Any]) -> ScoreTurn:
     )
 
 
+def main_turns(stored: Sequence[Mapping[str, Any]]) -> list[ScoreTurn]:
+    """Return the stored turns that rewards are about: those of the main agent, as in `request_of`.
+
+    Older files have only those, and no turn of them says so.
+    """
+    return [score_turn(turn) for turn in stored if turn.get("lineage", 0) == 0]
+
+
 def _of(message: type[Message], stored: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is stored of a message's fields."""
     return {name: stored[name] for name in message.model_fields if name in stored}
@@ -94,6 +103,7 @@ def readable(
     """
     trajectory, reward = scored.trajectory, scored.reward
     rollout = trajectory.rollout
+    bounds = trajectory.lineage_bounds()
     return {
         "step": step,
         "rollout_id": trajectory.rollout_id,
@@ -108,7 +118,10 @@ def readable(
         "status": trajectory.status,
         "reason": trajectory.reason,
         "trained": trained,
-        "turns": [_turn(turn) for turn in trajectory.turns],
+        "turns": [
+            _turn(turn, sum(start <= turn.start for start, _ in bounds) - 1)
+            for turn in trajectory.turns
+        ],
         "reward": None if reward is None else reward.model_dump(mode="json"),
         "process_reward": process_reward(scored),
         "advantage": advantage,

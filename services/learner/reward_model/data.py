@@ -21,7 +21,7 @@ from pydantic_core import from_json
 
 from agent_r1.learner.config import TrainRewardConfig
 from agent_r1.learner.engine.interface import TrainSample
-from agent_r1.learner.reporting.trajectory_log import score_turn
+from agent_r1.learner.reporting.trajectory_log import main_turns
 from agent_r1.learner.sft.data import SftData
 from agent_r1.learner.sft.loss_mask import DialogueEncoder
 from agent_r1.text.reading import TurnReader
@@ -59,7 +59,7 @@ class _Record(BaseModel):
     task_id: str
     status: str
     prompt: list[ChatMessage]
-    turns: list[Annotated[ScoreTurn, BeforeValidator(score_turn)]]
+    turns: Annotated[list[ScoreTurn], BeforeValidator(main_turns)]
     reward: Reward | None
 
 

@@ -28,6 +28,7 @@ from agent_r1.learner.engine.ranks.place import RankPlace
 from agent_r1.learner.sft.data import SftData, plan_batches
 from agent_r1_service.config import ModelConfig, RunConfig
 from agent_r1_service.exit_status import STOP_SIGNALS
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.writing import replace_directory, write_atomically
 from agent_r1_service.imports import quick_imports
 
@@ -280,8 +281,8 @@ def _train(training: _Training, engine: PolicyEngine, stopping: threading.Event)
 def _keep_log_lines(path: Path, steps: int) -> None:
     """Drop log lines of steps that will be taken (again)."""
     if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        write_atomically(path, "".join(lines[:steps]))
+        lines = split_lines(path.read_text(encoding="utf-8"))
+        write_atomically(path, "".join(f"{line}\n" for line in lines[:steps]))
 
 
 def _differences(old: Any, new: dict[str, Any]) -> str:

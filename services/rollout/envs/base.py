@@ -12,7 +12,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from agent_r1_proto.parts import StoredImage, TextPart
+from agent_r1_proto.parts import StoredImage, TextPart, text_of
 
 Part = TextPart | StoredImage
 
@@ -32,7 +32,8 @@ class CallResult:
     status: CallStatus
     """ok and error come from the tool; the others say why it was not run."""
     text: str
-    """Text of the result, already cut to the limits of `[env]`."""
+    """Text of the result, already cut to the limits of `[env]`. Of a result with an image there is
+    none: whoever asks for it ends the attempt as FAILED (`image_refused`), and may read `parts`."""
     data: JsonValue = None
     """What the tool sent beside its text, for the environment only."""
     parts: Sequence[Part] = ()
@@ -42,6 +43,20 @@ class CallResult:
     def observation(self) -> Observation:
         """What the model sees of it, unless the environment says otherwise."""
         return self.parts or self.text
+
+
+class _TextAlone:
+    """Keeps the text of a result, and refuses it where that would leave an image out."""
+
+    def __get__(self, result: CallResult, _: type[CallResult]) -> str:
+        text_of(result.parts)
+        return vars(result)["text"]
+
+    def __set__(self, result: CallResult, text: str) -> None:
+        vars(result)["text"] = text
+
+
+setattr(CallResult, "text", _TextAlone())  # noqa: B010  # behind the class: no default of a field
 
 
 @dataclass(frozen=True)
@@ -78,9 +93,9 @@ class EnvStep:
     message: Observation | None = None
     """Shown as a message of role user after the observations; see `ToolEnv.sends_messages`."""
     done: bool = False
-    """True ends the trajectory as COMPLETED; the observations are then not shown."""
+    """True ends the trajectory as COMPLETED; the observations are then shown to rewards alone."""
     reason: str = field(default="")
     """Why it is done, in a word or two: "answer", "solved"."""
     data: JsonValue = None
     """Anything for reward components (`ScoreTurn.data`) and logs, never shown to the model; not
-    recorded where it is over 16 KiB as JSON."""
+    recorded where it is over 16 KiB as JSON. At most 100 lists and dicts within one another."""

@@ -21,6 +21,10 @@ from agent_r1_service.user_code import kind_of
 _JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 
 
+MAX_DATA_DEPTH = 100
+"""Most lists and dicts within one another: readers of messages take 200 of all that they hold."""
+
+
 class WrongStepError(ValueError):
     """A step that cannot be used; the text says what the class must return."""
 
@@ -48,6 +52,13 @@ def check_step(env: ToolEnv, step: object, num_calls: int) -> EnvStep:
     if not step.done:
         _check_reply(name, env, step, num_calls)
     return step
+
+
+def nesting(data: JsonValue) -> int:
+    """Return how many lists and dicts stand within one another."""
+    if not isinstance(data, list | dict):
+        return 0
+    return 1 + max(map(nesting, data.values() if isinstance(data, dict) else data), default=0)
 
 
 def _check_kinds(name: str, step: EnvStep) -> None:
@@ -79,6 +90,11 @@ def _check_kinds(name: str, step: EnvStep) -> None:
         raise WrongStepError(
             f"{name} returned data = {_shown(step.data)}; it must be JSON: None, numbers, texts, "
             "lists and dicts of them"
+        )
+    if (depth := nesting(step.data)) > MAX_DATA_DEPTH:
+        raise WrongStepError(
+            f"{name} returned data with {depth} lists and dicts within one another; at most "
+            f"{MAX_DATA_DEPTH} can be read back: make it flatter, or return it as a text"
         )
     if not isinstance(step.reason, str):
         raise WrongStepError(f"{name} returned reason = {_shown(step.reason)}; it must be a text")
@@ -117,8 +133,9 @@ def _is_observation(value: object) -> bool:
 
 def _is_json(value: object) -> bool:
     try:
-        json.dumps(_JSON.validate_python(value), allow_nan=False)
-    except (ValueError, RecursionError):
+        json.dumps(value, allow_nan=False)  # which takes no number or truth value of numpy
+        _JSON.validate_python(value)
+    except (TypeError, ValueError, RecursionError):
         return False
     return True
 

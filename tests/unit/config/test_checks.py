@@ -121,6 +121,13 @@ def test_a_malformed_line_is_named_by_file_and_number(folder: Path):
     assert "train.jsonl:2: prompt: Field required" in problems(folder)
 
 
+def test_a_task_with_an_image_is_named_by_file_and_number(folder: Path):
+    image = {"type": "image", "media_type": "image/png", "sha256": "0" * 64}
+    line = task_line("b", prompt=[{"role": "user", "content": [image]}])
+    (folder / "train.jsonl").write_text(task_line("a") + line)
+    assert "train.jsonl:2: an image (image/png) cannot be shown to the policy" in problems(folder)
+
+
 def test_a_task_that_asks_for_an_unknown_tool_is_named(folder: Path):
     (folder / "train.jsonl").write_text(task_line("a", tools=["serch"]))
     assert "task 'a' asks for the tool 'serch'; the model is offered ['search']" in problems(folder)

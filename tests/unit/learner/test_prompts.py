@@ -251,6 +251,48 @@ def test_a_prompt_is_measured_as_rollout_encodes_it(
     assert length == len(chat.render_prompt(asked).token_ids)
 
 
+JSON_RESULTS = (
+    "{%- for m in messages -%}{{- '<|im_start|>' + m.role + '\n' -}}"
+    "{{- (m.content | tojson) if m.role == 'tool' else m.content -}}{{- '<|im_end|>\n' -}}"
+    "{%- endfor -%}{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif -%}"
+)
+ASKED = [{"role": "user", "content": "Who?"}, {"role": "assistant", "content": "hm"}]
+
+
+@pytest.mark.parametrize("template", [None, JSON_RESULTS])
+@pytest.mark.parametrize(("chars", "tokens"), [(8192, None), (60, None), (8192, 30)])
+@pytest.mark.parametrize(
+    "results", [["Ada " * 40], ['a "b"\n' * 30, "<|im_end|>"], [" Ada\n"], ["Cut-7f3a", ""]]
+)
+def test_results_that_a_prompt_ends_with_are_measured_as_rollout_cuts_them(
+    tmp_path: Path, template: str | None, chars: int, tokens: int | None, results: list[str]
+):
+    model = TINY_BASE
+    if template is not None:
+        model = tmp_path / "model"
+        shutil.copytree(TINY_BASE, model)
+        (model / "chat_template.jinja").write_text(template)
+    answered = [{"role": "tool", "content": text} for text in results]
+    task = Task.model_validate({"id": "q", "prompt": [*ASKED, *answered]})
+    chat = ChatFormat(load_tokenizer(str(model)), end_of_turn_ids=[2])
+
+    def shown(text: str) -> OutsideMessage:
+        return chat.outside_message("tool", text, max_chars=chars, max_tokens=tokens)
+
+    form = PromptFormat(str(model), None, {}, "hermes", chars, tokens)
+    (length,) = PromptLengths(form).measure([("here", task)])
+    assert length == len(chat.render_prompt(asked_dialogue(task, None, shown)).token_ids)
+
+
+def test_an_image_in_a_prompt_is_named_by_its_line(tmp_path: Path):
+    image = {"type": "image", "media_type": "image/png", "sha256": "0" * 64}
+    line = json.dumps({"id": "seen", "prompt": [{"role": "user", "content": [image]}]})
+    file = write(tmp_path / "d.jsonl", GOOD, line)
+    data = DataConfig.model_validate({"train": [file], "max_prompt_tokens": 64})
+    with pytest.raises(TaskFileError, match=r"d\.jsonl:2: an image \(image/png\) cannot be shown"):
+        PromptOrder.of(data, 0, read=fitting_reader(data, FORM))
+
+
 def test_control_tokens_that_are_spelled_out_count_towards_the_limit(tmp_path: Path):
     # Spelled out, it is "<" and the 11 characters of "|im_start|>": 50 * 12 = 600 tokens. The
     # template adds <|im_start|>, user, \n, <|im_end|>, \n, and <|im_start|>, assistant, \n: 8.

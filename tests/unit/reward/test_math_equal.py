@@ -107,6 +107,52 @@ def test_the_last_number_will_do_where_the_task_asks_for_one(text: str, answer: 
     assert math_answer(read_turn(text), number=True) == answer
 
 
+NEGATIVE_BOXES = [
+    r"-\boxed{3}",
+    r"-{\boxed{3}}",
+    r"-\left(\boxed{3}\right)",
+    r"-\(\boxed{3}\)",
+    r"-\[\boxed{3}\]",
+    r"-**\boxed{3}**",
+    r"-`\boxed{3}`",
+    r"-\,\boxed{3}",
+    r"-\ \boxed{3}",
+    r"-~\boxed{3}",
+    r"$-\displaystyle\boxed{3}$",
+    r"-\text{\boxed{3}}",
+    r"-\mathbf{\boxed{3}}",
+    r"-[\boxed{3}]",
+    r"-\bigl(\boxed{3}\bigr)",
+    r"-$\boxed{3}$",
+    r"**-**\boxed{3}",
+    r"&minus;\boxed{3}",
+    "-\u200b\\boxed{3}",
+    r"minus $\boxed{3}$",
+    r"-\,\boxed 3",
+]
+
+
+@pytest.mark.parametrize("written", NEGATIVE_BOXES)
+def test_a_box_keeps_the_minus_that_stands_before_it(written: str):
+    for text in ("{}", "The answer is {}", "so $x =$ {}."):
+        assert math_answer(read_turn(text.replace("{}", written))) == "-3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"10 - (\boxed{3})",
+        r"10-\left(\boxed{3}\right)",
+        r"- \boxed{3} is the answer",
+        r"- **\boxed{3}** is the answer",
+        r"- $\boxed{3}$ is the answer",
+        r"COVID-\,\boxed{3}",
+    ],
+)
+def test_a_dash_that_is_no_sign_does_not_get_into_a_box(text: str):
+    assert math_answer(read_turn(text)) == "3"
+
+
 # -- comparing -------------------------------------------------------------------------------------
 
 EQUAL = [
@@ -151,6 +197,12 @@ EQUAL = [
     (r"5\text{ cm}", "5"),
     ("5", "5 cm"),
     (r"10\%", "10"),
+    *(("50", form) for form in ("50%", r"50\%", "(50)%", "+50%")),
+    *(("-50", form) for form in ("-50%", r"-50\%", "\u221250 %", "-(50)%", "-(50%)", r"-\,50\%")),
+    *(("-0.5", form) for form in ("-50%", r"-50\%")),
+    ("-50%", "-50"),
+    ("-3", r"-\,3"),
+    ("-3", "&minus;3"),
     (r"90^\circ", "90"),
     (r"\$32,348", "32348"),
     ("1000", "1,000"),
@@ -185,6 +237,9 @@ DIFFERENT = [
     ("[-2,7]", "(-2,7)"),
     (r"\text{Evelyn}", r"\text{Bob}"),
     ("even", "odd"),
+    *(("50", form) for form in ("-50%", "5%", "0.5%")),
+    *(("-50", form) for form in ("50%", "-5%", "-0.5%")),
+    *(("3", form) for form in (r"-\,3", "-~3", "&minus;3", "-\u200b3")),
     ("x+1", "x-1"),
     ("18", "-18"),
     ("2k", "2n"),

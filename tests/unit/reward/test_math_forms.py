@@ -105,6 +105,39 @@ def test_a_number_is_never_taken_without_its_sign(text: str, number: str):
     assert last_number(text) == number
 
 
+HIDDEN_MINUS = [
+    r"-\,3",
+    r"-\ 3",
+    r"-\;3",
+    r"-\quad 3",
+    r"-\displaystyle 3",
+    "-~3",
+    "-\u200b3",
+    "\u2212\u20603",
+    "\u2796\ufe0f3",
+    "**-**3",
+    "**\u2212** 3",
+    "`-`3",
+    "&minus;3",
+    "&#8722;3",
+    "&ndash;3",
+    "-&nbsp;3",
+]
+
+
+@pytest.mark.parametrize("written", HIDDEN_MINUS)
+def test_what_stands_between_a_sign_and_its_number_takes_no_sign(written: str):
+    for text in ("{}", "the answer is {}", "the answer is {}.", "x = {}", "${}$"):
+        assert (last_number(text.format(written)) or "").strip("$") == "-3"
+
+
+@pytest.mark.parametrize(
+    "text", [r"10 -\,3", "10 **-** 3", "10 &minus; 3", "10 -\u200b3", "10-~3", r"f(x)-\,3"]
+)
+def test_what_stands_between_a_sign_and_its_number_joins_no_less(text: str):
+    assert last_number(text) is None
+
+
 @pytest.mark.parametrize("dash", MINUS_FORMS)
 def test_a_dash_between_two_numbers_joins_them_and_neither_is_the_answer(dash: str):
     for text in ("3{}5", "2020 {} 2024", "10{} 7", "$5 {} $3", "50% {} 3", "1{}2{}3"):
@@ -130,7 +163,15 @@ def test_a_number_in_a_word_is_none(dash: str):
         ("\u2022 3 apples", "3"),
         ("* 3 apples", "3"),
         ("- $3 each", "$3"),
+        ("- .5 is the answer", ".5"),
+        (r"- \frac{3}{4} is the answer", r"\frac{3}{4}"),
+        (r"- $\frac{3}{4}$ is the answer", r"$\frac{3}{4}"),
+        (r"- \(5\) is the answer", "5"),
+        ("- \u00bd is the answer", "1/2"),
         ("- 3", "-3"),  # no words: the line is the number
+        ("- .5", "-.5"),
+        (r"- \frac{3}{4}", r"-\frac{3}{4}"),
+        (r"- 2 \times 10^{3}", r"-2 \times 10^{3}"),
         ("-3 degrees", "-3"),  # no blank
         ("it is - 3 degrees", "-3"),  # not the beginning of a line
     ],

@@ -126,10 +126,48 @@ def test_glue_is_tokenized_as_the_template_is(chat: ChatFormat, tokenizer: Any, 
     assert glue == encode(tokenizer, chat.decode(glue))
 
 
-def test_generation_prompt_that_opens_a_thought_is_noticed(chat: ChatFormat, end_id: int):
-    template = HERMES_TEMPLATE.replace("'assistant\n' }}", "'assistant\n<think>\n' }}")
-    opening = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
-    assert (chat.opens_in_thought, opening.opens_in_thought) == (False, True)
+@pytest.mark.parametrize(
+    ("written", "opening"),
+    [
+        ("", ""),
+        ("<think>\\n", "<think>\n"),
+        ("<think>\\nOkay, ", "<think>\nOkay, "),
+        ("<think>\\n\\n</think>\\n", ""),
+    ],
+)
+def test_a_thought_that_the_generation_prompt_opens_is_noticed(
+    end_id: int, written: str, opening: str
+):
+    template = HERMES_TEMPLATE.replace("'assistant\n' }}", f"'assistant\n{written}' }}}}")
+    chat = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
+    asked = ChatMessage(role="user", content="Begin with <think>")
+    assert chat.render_prompt([asked]).opening == opening
+    assert chat.opening_after([outside(chat, "a <think>")]) == opening
+
+
+@pytest.mark.parametrize("text", ["<think>", "n", "", "a <think>."])
+def test_a_message_opens_no_thought_even_where_nothing_follows_it(end_id: int, text: str):
+    template = (
+        "{%- for m in messages -%}"
+        "{{- ('' if m.role == 'assistant' else '[' + m.role + ']') + m.content -}}"
+        "{%- if m.role == 'assistant' %}{{ '<|im_end|>' }}{% endif -%}"
+        "{%- endfor -%}"
+    )
+    tokenizer = build_tokenizer(template=template)
+    chat = ChatFormat(tokenizer, end_of_turn_ids=[end_id])
+    rendered = chat.render_prompt([ChatMessage(role="user", content=text)])
+    assert rendered.text.endswith(text)
+    assert rendered.opening == ""
+
+
+def test_a_thought_that_depends_on_the_message_is_noticed(end_id: int):
+    opens = "'assistant\n' + ('<think>\n' if '/think' in messages[-1].content else '') }}"
+    template = HERMES_TEMPLATE.replace("'assistant\n' }}", opens)
+    chat = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
+    told = [
+        chat.render_prompt([ChatMessage(role="user", content=f"{x}hm")]) for x in ("/think", "")
+    ]
+    assert [rendered.opening for rendered in told] == ["<think>\n", ""]
 
 
 PHI3_ENDING = "{%- if not add_generation_prompt %}{{ eos_token }}{% endif -%}"
@@ -158,8 +196,7 @@ def test_what_a_template_writes_only_at_the_very_end_is_no_part_of_a_turn(
 def test_a_template_that_ends_without_a_turn_may_still_open_a_thought(end_id: int):
     template = HERMES_TEMPLATE.replace("'assistant\n' }}", "'assistant\n<think>\n' }}")
     chat = ChatFormat(build_tokenizer(template=template + PHI3_ENDING), end_of_turn_ids=[end_id])
-    assert chat.opens_in_thought
-    assert chat.said("a</think>b").content == "<think>\na</think>b"
+    assert chat.render_prompt([ChatMessage(role="user", content="?")]).opening == "<think>\n"
 
 
 # As microsoft/Phi-3-mini-4k-instruct has it; Phi-3.5 also leaves out an empty system message.
@@ -689,13 +726,6 @@ def test_results_of_a_history_keep_the_ids_of_their_calls(end_id: int):
     rounds = [part for result in replies for part in (chat.said("hm"), result)]
     text = chat.render_prompt([asked, *rounds]).text
     assert [f"result {name}\n#{name}\n" in text for name in names] == [True] * 12
-
-
-def test_a_turn_that_began_inside_a_thought_keeps_its_opening(end_id: int):
-    template = FORGETFUL_TEMPLATE.replace("'assistant\n' }}", "'assistant\n<think>\n' }}")
-    tokenizer = build_tokenizer(template=template)
-    chat = ChatFormat(tokenizer, end_of_turn_ids=[end_id], segments=True)
-    assert chat.said("a</think>b").content == "<think>\na</think>b"
 
 
 CALLING = [

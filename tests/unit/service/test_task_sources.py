@@ -6,7 +6,7 @@ import importlib
 import json
 import math
 import sys
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from datetime import time as clock
 from decimal import Decimal
 from pathlib import Path
@@ -249,6 +249,25 @@ def write_columns(path: Path, **columns: Any) -> Path:
     table = importlib.import_module("pyarrow").table(columns)
     importlib.import_module("pyarrow.parquet").write_table(table, path)
     return path
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (b"x", "the column payload.goal.image holds bytes, .* convert it to text, such as base64"),
+        (timedelta(seconds=3), "the column payload.goal.image holds a duration, .* of seconds"),
+    ],
+)
+def test_what_json_cannot_hold_is_named_by_its_column(tmp_path: Path, value: Any, message: str):
+    row = {"id": "1", "prompt": "?", "payload": {"goal": {"image": value}}}
+    file = write_parquet(tmp_path / "d.parquet", [row])
+    with pytest.raises(TaskFileError, match=message):
+        read_task_file(file)
+    columns = {"prompt": "prompt", "payload.goal": "payload.goal"}
+    with pytest.raises(TaskFileError, match=message):
+        read_task_file(DataSource(source=file, columns=columns))
+    others = DataSource(source=file, columns={"prompt": "prompt"})
+    assert read_task_file(others)[0].payload == {}
 
 
 def test_a_null_in_a_map_of_parquet_stays(tmp_path: Path):

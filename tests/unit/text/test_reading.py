@@ -178,6 +178,34 @@ def test_turns_that_were_read_tell_more_than_how_others_begin():
     assert [turn.answer for turn in read.turns] == ["1", None]
 
 
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>a</think> 1 <answer>2</answer>",
+        "a</think> 1 <answer>2</answer>",
+        "1 <answer>2</answer>",
+        "<think><think>a</think> 1",
+        f"so {SEARCH}",
+    ],
+)
+def test_a_turn_that_was_read_is_read_anew_as_it_began(text: str, opens: bool):
+    read = TurnReader(opens_in_thought=opens).read_turn(ScoreTurn(text=text))
+    wanted = TurnReader(answer_pattern=r"\d", opens_in_thought=opens).read_turn(read)
+    request = ScoreRequest(payload={}, turns=[read])
+    assert TurnReader(answer_pattern=r"\d").read_request(request, anew=True).turns == [wanted]
+
+
+def test_a_template_that_began_some_thoughts_only_is_told_from_the_turns():
+    turns = [
+        TurnReader(opens_in_thought=True).read_turn(ScoreTurn(text=f"look</think>{SEARCH}")),
+        TurnReader().read_turn(ScoreTurn(text="it is <answer>1</answer>")),
+    ]
+    request = ScoreRequest(payload={}, turns=turns)
+    anew = TurnReader(answer_pattern=r"\d").read_request(request, anew=True)
+    assert [(turn.thought, turn.answer) for turn in anew.turns] == [("look", None), (None, "1")]
+
+
 def test_calls_are_counted_where_the_client_has_not():
     text = f"<think>a</think>{SEARCH}{SEARCH}"
     assert TurnReader().read_request(unread(text)).turns[0].num_calls == 2

@@ -14,7 +14,7 @@ from agent_r1.reward import scorer
 from agent_r1_proto.rewards import Reward
 from agent_r1_proto.tasks import Task
 from agent_r1_proto.trajectory import ToolCallRecord
-from tests.support.builders import rollout_task, scored, trajectory
+from tests.support.builders import SEPARATORS, rollout_task, scored, three_lineages, trajectory
 from tests.support.config_scene import write_scene
 
 TASK = Task(id="q", prompt="who?", payload={"answers": ["Ada"]})
@@ -111,6 +111,26 @@ def test_a_stored_trajectory_is_what_the_reward_service_scored_but_for_its_token
     without = scorer.request_of(record)
     assert without == asked.model_copy(update={"token_ids": []})
     assert request_of(json.loads(json.dumps(stored))) == without
+
+
+def test_of_several_agents_only_what_the_main_one_wrote_is_scored_again():
+    several = scored(**three_lineages())
+    stored = readable(several, step=1, advantage=0, trained=True)
+    assert request_of(json.loads(json.dumps(stored))) == scorer.request_of(several.trajectory)
+    older = {**stored, "turns": stored["turns"][:1]}  # from before there were several
+    del older["lineages"], older["turns"][0]["lineage"]
+    assert [turn.text for turn in request_of(older).turns] == ["ask"]
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_a_text_may_hold_what_ends_a_line_elsewhere(
+    tmp_path: Path, config: Path, capsys: pytest.CaptureFixture[str], separator: str
+):
+    run = write_run(tmp_path, {0: [(f"Ada{separator}B", 1.0)]})
+    file = run / "trajectories" / "step_000001.jsonl"
+    file.write_text(json.dumps(json.loads(file.read_text()), ensure_ascii=False) + "\n")
+    assert cli.main(["rescore", str(run), "--config", str(config)]) == 0
+    assert capsys.readouterr().out.startswith("1 trajectories of 1 steps")
 
 
 def test_a_folder_without_rewards_is_refused(

@@ -15,7 +15,7 @@ from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.trajectory import Reply, ToolCallRecord
-from tests.support.builders import scored, trajectory, two_segments
+from tests.support.builders import scored, three_lineages, trajectory, two_segments
 from tests.support.config_scene import write_scene
 
 
@@ -41,6 +41,26 @@ def printed(**turn: Any) -> str:
     return capture.get()
 
 
+def test_each_turn_says_which_agent_wrote_it():
+    record = readable(scored(**three_lineages()), step=1, advantage=None, trained=True)
+    assert [turn["lineage"] for turn in record["turns"]] == [0, 1, 1, 2]
+    console = Console(width=200)
+    with console.capture() as capture:
+        print_transcript(record, console)
+    lines = [line.strip() for line in capture.get().splitlines()]
+    first = lines.index("[agent main]")
+    assert lines[first : first + 7] == [
+        "[agent main]",
+        "model> ask",
+        "[agent search, begun by main]",
+        "model> look",
+        "process reward of the turn 0.5",
+        "model> found",
+        "[agent judge, begun by main, not trained: another model]",
+    ]
+    assert "agent" not in printed()
+
+
 def test_what_the_model_read_is_shown_in_place_of_what_it_did_not():
     assert "tool<  found it" in printed()
     said = Reply(role="user", parts=[TextPart(text="go\x1b[31m on")])
@@ -49,6 +69,15 @@ def test_what_the_model_read_is_shown_in_place_of_what_it_did_not():
     assert "tool<  fou[truncated]" in text
     assert r"tool<  user: go\x1b[31m on" in text  # which would colour the terminal
     assert "found it" not in text
+
+
+BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
+
+
+@pytest.mark.parametrize("character", BIDIRECTIONAL)
+def test_characters_that_turn_a_text_around_are_escaped(character: str):
+    text = printed(replies=[Reply(role="user", parts=[TextPart(text=f"a{character}b")])])
+    assert rf"user: a\u{ord(character):04x}b" in text
 
 
 def test_control_tokens_that_were_spelled_out_are_named_where_they_stand(

@@ -21,7 +21,7 @@ from agent_r1.learner.reporting.trajectory_log import mask_spans, readable, step
 from agent_r1_proto.parts import ImagePart, StoredImage, TextPart
 from agent_r1_proto.trajectory import ToolCallRecord, Turn
 from agent_r1_service.files.writing import DiskFullError
-from tests.support.builders import scored
+from tests.support.builders import SEPARATORS, scored
 
 
 def opened(path: Path, step: int = 0, *, resume: bool = False) -> RunFolder:
@@ -91,6 +91,21 @@ def test_resume_forgets_what_came_after_the_checkpoint(tmp_path: Path):
     names = sorted(file.name for file in (path / "trajectories").iterdir())
     assert names == ["step_000001.jsonl", "step_000002.jsonl"]
     assert scalars(path)["reward/mean"] == [(1, 1.0), (2, 2.0), (3, 30.0)]
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_resume_keeps_lines_whose_texts_hold_what_ends_a_line_elsewhere(
+    tmp_path: Path, separator: str
+):
+    path = tmp_path / "run"
+    folder = opened(path)
+    (path / "ledger.json").write_text("{}")
+    folder.write_evaluation(1, f"a{separator}b", {})
+    folder.close()
+    before = (path / "evaluations.jsonl").read_text(encoding="utf-8")
+    assert separator in before
+    opened(path, 1, resume=True).close()
+    assert (path / "evaluations.jsonl").read_text(encoding="utf-8") == before
 
 
 @pytest.mark.parametrize("name", ["ledger.json", "metrics.jsonl", "summary.json"])
