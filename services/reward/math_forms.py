@@ -15,7 +15,8 @@ _DASHES = "\u2013\u2014\u2015"
 _CHARACTERS = {
     **{wide: chr(wide - 0xFEE0) for wide in range(0xFF01, 0xFF5F)},  # full width: 7 3 . - + %
     **dict.fromkeys(map(ord, "\u2212\u2010\u2011\u2012\u02d7\u2796\ufe58\ufe63"), "-"),
-    **dict.fromkeys(map(ord, "\u00a0\u2007\u2009\u202f\u3000"), " "),
+    **dict.fromkeys(map(ord, "\u00a0\u1680\u202f\u205f\u3000"), " "),
+    **dict.fromkeys(range(0x2000, 0x200B), " "),
     **dict.fromkeys(map(ord, "\u2044\u2215"), "/"),
     0xFE62: "+",
     0x066A: "%",
@@ -26,6 +27,7 @@ _INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u2060-\u2064\ufe0e\ufe0f\ufeff]")
 _ENTITY = re.compile(r"&(?:#\d{1,6}|#[xX][0-9a-fA-F]{1,6}|[a-zA-Z]{2,32});")
 _STYLES = r"display|text|script|scriptscript"
 _SPACING = rf"\\[ ,;:!>]|~|\\(?:(?:{_STYLES})style|q?quad|thinspace|enspace)(?![a-zA-Z])"
+_BRACED_SIGN = re.compile(r"(?:\\(?:text|math)(?:rm|bf)?|\\mathord)?\{-\}")
 _SPACED_SIGN = re.compile(rf"(?<=[-{_DASHES}])\s*(?:(?:{_SPACING})\s*)+(?=[^\s])")
 """Blanks of LaTeX behind a dash: -\\,3."""
 _OTHER_DIGIT = re.compile(r"(?![0-9])\d")
@@ -34,6 +36,9 @@ _SUPERSCRIPT = re.compile(  # of a number, a bracket or a variable; in cm² it b
     r"(?<=[\d)\]}]|(?<![^\W\d_])[a-zA-Z])([\u207a\u207b]?)([\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+)"
 )
 _MINUS = re.compile(rf"(?<!\d)[{_DASHES}]|[{_DASHES}](?!\d)")
+_TAG = re.compile(
+    r"</?(?:b|i|u|s|em|strong|code|mark|span|font|big|small)(?:\s[^<>]{0,99})?>", re.IGNORECASE
+)
 _EMPHASIZED_SIGN = re.compile(
     r"(\*{1,3}|_{1,3}|`{1,3}|~~)([-+\u2212\u2010-\u2015\u02d7\u2796\ufe58\ufe63\uff0d])\1(?=\s*\S)"
 )
@@ -59,7 +64,7 @@ def plain_characters(text: str) -> str:
     text = _FRACTION.sub(lambda sign: " " + unicodedata.normalize("NFKC", sign[0]), text)
     text = _SUPERSCRIPT.sub(_power, text)
     text = _MINUS.sub("-", text.translate(_CHARACTERS))
-    return _SPACED_SIGN.sub(" ", text)
+    return _SPACED_SIGN.sub(" ", _BRACED_SIGN.sub("-", text))
 
 
 def _power(sign: re.Match[str]) -> str:
@@ -68,8 +73,8 @@ def _power(sign: re.Match[str]) -> str:
 
 
 def without_emphasis(text: str) -> str:
-    """Return a text without Markdown's marks for bold, italic and struck text and for code."""
-    text = _EMPHASIZED_SIGN.sub(r"\2", text)
+    """Return a text without the marks of Markdown and HTML for bold text, code and such."""
+    text = _EMPHASIZED_SIGN.sub(r"\2", _TAG.sub("", text))
     return _EMPHASIS.sub(r"\2", _EMPHASIS.sub(r"\2", text))  # one may stand in another
 
 
@@ -133,7 +138,7 @@ _TOKENS = re.compile(
     re.VERBOSE,
 )
 _BULLET = re.compile(
-    rf"^[ \t]*(?:{_DASH}|[+*•])[ \t]+(?=(?:\\?[(\[])?(?:{_CURRENCY})?"
+    rf"^[ \t]*(?:{_DASH}|[+*•])[ \t]+(?=(?:\\?[(\[]|\\text\{{)?(?:{_CURRENCY})?"
     r"(?:\.?\d|\\[dt]?frac\W*\d)[^\n]*(?<![\\a-zA-Z])[^\W\d_]{2})",
     re.MULTILINE,
 )
@@ -146,9 +151,14 @@ _PUNCTUATION = re.compile(
 )
 _MAX_LINE = 200
 _STYLED = (
-    r"text|mathrm|mathbf|mathit|mathsf|textbf|textit|textrm|mbox|bm|boldsymbol|operatorname|bf"
+    r"text|mathrm|mathbf|mathit|mathsf|mathord|textbf|textit|textrm|mbox|fbox|bm|boldsymbol|bf"
+    r"|operatorname|underline"
 )
-_GAP = rf"""(?:[ \t$(\[{{*_`]|{_SPACING}|\\[(\[]|\\(?:left|[bB]igg?l?|{_STYLED})(?![a-zA-Z]))*"""
+_WITH_ARGUMENT = r"\\(?:text)?color\s?\{\w{1,20}\}|\\[hm]space\*?\{[^{}]{0,20}\}"
+_GAP = (
+    rf"(?:[ \t$(\[{{*_`]|{_SPACING}|\\[(\[{{]|{_WITH_ARGUMENT}"
+    rf"|\\(?:left|[bB]igg?l?|{_STYLED})(?![a-zA-Z]))*"
+)
 """What may stand between a minus and the box that it belongs to."""
 _MINUS_BEFORE = re.compile(  # behind an operand it subtracts: 10 - \boxed{7}
     r"(?:(?:^|[^\w\s)\]}%]|(?<![\\\w])[^\W\d_]{2,}[ \t])[ \t]*-|\b(?:minus|negative))"

@@ -127,6 +127,13 @@ NEGATIVE_BOXES = [
     r"**-**\boxed{3}",
     r"&minus;\boxed{3}",
     "-\u200b\\boxed{3}",
+    r"-\color{red}{\boxed{3}}",
+    r"-\underline{\boxed{3}}",
+    r"-\hspace{1mm}\boxed{3}",
+    r"-\left\{\boxed{3}\right\}",
+    r"-<b>\boxed{3}</b>",
+    r"{-}\boxed{3}",
+    r"\text{-}\boxed{3}",
     r"minus $\boxed{3}$",
     r"-\,\boxed 3",
 ]
@@ -147,6 +154,7 @@ def test_a_box_keeps_the_minus_that_stands_before_it(written: str):
         r"- **\boxed{3}** is the answer",
         r"- $\boxed{3}$ is the answer",
         r"COVID-\,\boxed{3}",
+        r"10{-}\boxed{3}",
     ],
 )
 def test_a_dash_that_is_no_sign_does_not_get_into_a_box(text: str):

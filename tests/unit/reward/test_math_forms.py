@@ -122,6 +122,11 @@ HIDDEN_MINUS = [
     "&#8722;3",
     "&ndash;3",
     "-&nbsp;3",
+    "-\u2009\u200a3",
+    "{-}3",
+    r"\text{-}3",
+    "<b>-</b>3",
+    '-<span class="x">3</span>',
 ]
 
 
@@ -167,6 +172,7 @@ def test_a_number_in_a_word_is_none(dash: str):
         (r"- \frac{3}{4} is the answer", r"\frac{3}{4}"),
         (r"- $\frac{3}{4}$ is the answer", r"$\frac{3}{4}"),
         (r"- \(5\) is the answer", "5"),
+        (r"- \text{5} is the answer", "5"),
         ("- \u00bd is the answer", "1/2"),
         ("- 3", "-3"),  # no words: the line is the number
         ("- .5", "-.5"),
