@@ -259,8 +259,8 @@ class TimedProtocol(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request of it is being answered."""
-        return self.cycle is None or self.cycle.response_complete
+        """Whether no request of it is being answered: there is none, or its body is missing yet."""
+        return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
     @property
     def address(self) -> str:

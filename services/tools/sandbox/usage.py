@@ -32,13 +32,21 @@ def find_children(pid: int) -> list[int]:
 
 def measure_memory(pids: list[int]) -> int:
     """Return the memory of these processes that no file backs, in bytes."""
-    total = 0
-    for pid in pids:
-        with contextlib.suppress(OSError, ValueError):
-            status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    return sum(_memory_of(pid) for pid in pids)
+
+
+def _memory_of(pid: int) -> int:
+    """Return the memory of one process, as its first thread that lives says.
+
+    The main thread may have ended while others go on with the memory of all.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            status = Path(f"/proc/{pid}/task/{thread}/status").read_text("ascii", "replace")
             lines = [line for line in status.splitlines() if line.startswith(_COUNTED)]
-            total += sum(int(line.split()[1]) << 10 for line in lines)
-    return total
+            if lines:
+                return sum(int(line.split()[1]) << 10 for line in lines)
+    return 0
 
 
 def count_user_tasks(uid: int) -> int:

@@ -378,7 +378,14 @@ async def test_more_connections_than_allowed_are_answered_503(monkeypatch: pytes
     assert refused.status_code == 503
 
 
-async def test_idle_connections_of_one_address_shut_nobody_out(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    "sent",
+    [b"GET /call HT", b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n"],
+    ids=["headers", "body"],
+)
+async def test_idle_connections_of_one_address_shut_nobody_out(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(http_guard, "MAX_CONNECTIONS", 40)
     monkeypatch.setattr("agent_r1_service.http.serving.MAX_CONNECTIONS", 40)
 
@@ -386,7 +393,7 @@ async def test_idle_connections_of_one_address_shut_nobody_out(monkeypatch: pyte
         _, writer = await asyncio.open_connection(
             "127.0.0.1", service.port, local_addr=("127.0.0.2", 0)
         )
-        writer.write(b"GET /call HT")
+        writer.write(sent)
         return writer
 
     async with serving() as service:
@@ -424,9 +431,11 @@ async def test_an_honest_caller_gets_in_beside_a_crowd_of_its_own_address(
         (b"[" + b'"",' * 2_700_000 + b'""]', "2700001 texts"),
         (b"[" + b"1," * 4_000_000 + b"1]", "4000000 values; the limit is 250000"),
         (b"{" + b",".join(b'"%x":1' % n for n in range(200_000)) + b"}", "200000 keys"),
-        (b"[" + b'"\\\\",' * 1_600_000 + b'""]', "800001 texts"),
+        (b"[" + b'"\\\\",' * 1_600_000 + b'""]', "1600001 texts"),
+        # Read anew from each of so many quotes, this would take minutes.
+        (b"[" * 50_001 + b'"' + b'\\"' * 4_000_000, "50001 lists and objects"),
     ],
-    ids=["lists", "texts", "numbers", "keys", "backslashes"],
+    ids=["lists", "texts", "numbers", "keys", "backslashes", "a text without end"],
 )
 async def test_a_body_that_would_take_seconds_to_read_is_refused(body: bytes, said: str):
     async with serving() as service, httpx.AsyncClient(trust_env=False) as client:
