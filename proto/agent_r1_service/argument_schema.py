@@ -6,6 +6,7 @@ cannot fail in another.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -22,6 +23,8 @@ from jsonschema_specifications import (  # pyright: ignore[reportMissingTypeStub
 )
 from referencing import Registry, Resource
 from referencing.exceptions import Unresolvable
+
+logger = logging.getLogger(__name__)
 
 _REFERENCES = ("$ref", "$dynamicRef")
 _NOWHERE: Registry[Any] = Registry()
@@ -71,7 +74,11 @@ def find_error(validator: Validator, arguments: Any) -> ValidationError | None:
         return _EXCEPTIONS.best_match(errors)
     except RecursionError:
         return ValidationError("the arguments are nested too deeply")
-    except Unresolvable:  # a service of an older release has not looked for this at its start
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as exc:  # noqa: BLE001 - references panic in Rust, which is no Exception
+        # What a schema cannot check, whatever is odd in it, is left to the tool.
+        logger.warning("arguments not checked, because of the tool's schema error=%r", exc)
         return None
 
 
@@ -124,7 +131,7 @@ def _target_problem(reference: str, resolver: Any) -> str | None:
     while True:
         try:
             found: Any = resolver.lookup(reference)
-        except Unresolvable:
+        except (Unresolvable, ValueError, TypeError):  # also a name that is looked up in a list
             return "leads nowhere"
         place, items = id(found.contents), _items(found.contents)
         if not isinstance(found.contents, dict | bool):

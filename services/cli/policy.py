@@ -31,7 +31,7 @@ def last_checkpoint_model(run_folder: Path) -> Path | None:
     """Return the model or adapter of a run's last checkpoint; None when it has none yet."""
     folders = run_folder.glob(f"{CHECKPOINTS_DIR}/step_*/model")
     found = [one for one in folders if is_adapter(one) or (one / "config.json").is_file()]
-    steps = {int(path.parts[-2].removeprefix("step_")): path for path in found}
+    steps = {int(step[1]): path for path in found if (step := STEP_NAME.match(path.parts[-2]))}
     return steps[max(steps)] if steps else None
 
 

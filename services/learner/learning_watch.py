@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from agent_r1.learner.groups import Group, total_reward
 from agent_r1_proto.failures import call_error
@@ -28,11 +28,15 @@ FEWEST_CALLS = 8
 MOST_CALLS = 64
 """Calls of one tool that are looked at together."""
 ANSWERED_SHARE_OVER = 0.1
-FEWEST_OF_AN_INSTANCE = 5
+MOST_TIMED = 1024
+"""Calls of one tool among which instances are compared: a slow one gets few of them, since those
+that wait for it are counted as its load."""
+LAST_OF_AN_INSTANCE = 8
+FEWEST_OF_AN_INSTANCE = 3
 SLOW_FACTOR = 10.0
 """An instance whose median call takes so many times as long as its peers' is said."""
 SLOW_FACTOR_OVER = 5.0
-SLOW_MS = 200.0
+SLOW_MS = 100.0
 """Differences below are no matter, whatever the factor."""
 
 
@@ -51,6 +55,8 @@ class LearningWatch:
         self._groups: deque[frozenset[float]] = deque(maxlen=size)
         """The rewards of each group."""
         self._calls: dict[str, deque[ToolCallRecord]] = {}
+        self._times: dict[str, deque[tuple[str, float]]] = {}
+        """Instance and milliseconds of answered calls, by the tool."""
         self._found: Found = {}
 
     def saw_group(self, group: Group) -> None:
@@ -66,13 +72,17 @@ class LearningWatch:
         for call in trajectory.calls():
             name = "" if call.status == "unknown_tool" else call.tool
             self._calls.setdefault(name, deque(maxlen=MOST_CALLS)).append(call)
+            if call.instance and call.status in ("ok", "error"):
+                times = self._times.setdefault(name, deque(maxlen=MOST_TIMED))
+                times.append((call.instance, call.latency_ms))
 
     def look(self) -> Found:
         """Return what is wrong now."""
         found = dict(self._equal_rewards())
         for tool, calls in self._calls.items():
             found.update(self._failing(tool, calls))
-            found.update(self._slow(tool, calls))
+        for tool, times in self._times.items():
+            found.update(self._slow(tool, times))
         self._found = found
         return found
 
@@ -116,12 +126,11 @@ class LearningWatch:
         )
 
     def _slow(
-        self, tool: str, calls: Sequence[ToolCallRecord]
+        self, tool: str, times: Iterable[tuple[str, float]]
     ) -> Iterator[tuple[str, tuple[str, str]]]:
-        by_instance: dict[str, list[float]] = {}
-        for call in calls:
-            if call.instance and call.status in ("ok", "error"):
-                by_instance.setdefault(call.instance, []).append(call.latency_ms)
+        by_instance: dict[str, deque[float]] = {}
+        for instance, took_ms in times:
+            by_instance.setdefault(instance, deque(maxlen=LAST_OF_AN_INSTANCE)).append(took_ms)
         for instance, own in by_instance.items():
             peers = [ms for name, of in by_instance.items() if name != instance for ms in of]
             if min(len(own), len(peers)) < FEWEST_OF_AN_INSTANCE:

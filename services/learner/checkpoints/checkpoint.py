@@ -91,11 +91,8 @@ def checkpoint_name(step: int) -> str:
 
 def complete_steps(directory: Path) -> list[int]:
     """Return the steps of the complete checkpoints in a folder, oldest first."""
-    return sorted(
-        int(path.name.removeprefix("step_"))
-        for path in directory.glob("step_*")
-        if (path / STATE_FILE).is_file()
-    )
+    named = ((STEP_NAME.match(path.name), path) for path in directory.glob("step_*"))
+    return sorted(int(step[1]) for step, path in named if step and (path / STATE_FILE).is_file())
 
 
 def read_scores(directory: Path) -> dict[str, float]:

@@ -97,18 +97,27 @@ def test_names_of_tools_that_the_model_makes_up_are_counted_together():
 def test_an_instance_that_is_thirty_times_slower_than_its_peers_is_said_until_it_is_not():
     looking = watch()
     fast = [call("ok", instance="one", ms=50.0)] * 5
-    slow = [call("ok", instance="two", ms=1500.0)] * 4
+    slow = [call("ok", instance="two", ms=1500.0)] * 2
     assert after(looking, [*fast, *slow]) == {}
     found = after(looking, [call("ok", instance="two", ms=1500.0)])
     assert list(found) == ["slow:search:two"]
     what, remedy = found["slow:search:two"]
     assert what == "instance two of tool 'search' takes 1.50 s a call, its peers 0.05 s"
     assert "agent-r1 tools drain search --instance two" in remedy
-    # 64 calls are kept: 64 of the others leave none of it.
-    assert after(looking, [call("ok", instance="one", ms=50.0)] * 64) == {}
+    # The last 8 of its calls are looked at: 5 fast ones are most of them.
+    assert after(looking, [call("ok", instance="two", ms=50.0)] * 5) == {}
+    # 1024 calls are kept: so many of the others leave none of it.
+    assert list(after(looking, [call("ok", instance="two", ms=1500.0)] * 8)) == ["slow:search:two"]
+    assert after(looking, [call("ok", instance="one", ms=50.0)] * 1024) == {}
+
+
+def test_an_instance_that_gets_few_calls_because_it_is_slow_is_said():
+    # Whoever waits for it counts as its load, so it gets 1 call of 31.
+    calls = [*[call("ok", instance="one", ms=20.0)] * 30, call("ok", instance="two", ms=600.0)]
+    assert list(after(watch(), calls * 3)) == ["slow:search:two"]
 
 
 def test_an_instance_that_is_slower_by_nothing_that_matters_is_not_said():
-    # 30 times slower, and 145 ms.
-    calls = [call("ok", instance="one", ms=5.0), call("ok", instance="two", ms=150.0)] * 5
+    # 30 times slower, and 87 ms.
+    calls = [call("ok", instance="one", ms=3.0), call("ok", instance="two", ms=90.0)] * 5
     assert after(watch(), calls) == {}

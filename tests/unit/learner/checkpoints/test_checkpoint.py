@@ -105,6 +105,13 @@ def test_a_checkpoint_restores_engine_and_state(tmp_path: Path):
     assert (checkpoints.path(3) / "model" / "config.json").exists()
 
 
+def test_a_copy_that_somebody_has_made_beside_a_checkpoint_is_none(tmp_path: Path):
+    checkpoints = make(tmp_path)
+    save(checkpoints, 2)
+    shutil.copytree(checkpoints.path(2), checkpoints.directory / "step_000002.bak")
+    assert checkpoints.steps() == [2]
+
+
 def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path: Path):
     assert make(tmp_path).load(FakeEngine()) is None
 
