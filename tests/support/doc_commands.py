@@ -44,9 +44,16 @@ ELSEWHERE = {
     ("docs/deploy/ray.md", ""): "scripts/test_ray",
     ("docs/evaluation.md", "agent-r1 matrix"): "tests/e2e/test_training_run.py",
     ("docs/evaluation.md", "agent-r1 diagnose CONFIG"): "tests/integration/test_diagnose.py",
-    ("docs/evaluation.md", "agent-r1 evaluate CONFIG --policy MODEL_OR_RUN --out decoded.jsonl"): (
-        "tests/unit/cli/evaluation/test_evaluate.py"
+    ("docs/decoding.md", "agent-r1 evaluate CONFIG --policy RUN --decode value_guided --out"): (
+        "tests/unit/cli/evaluation/test_fit.py"
     ),
+    ("docs/decoding.md", "agent-r1 evaluate CONFIG --policy RUN --out turns.jsonl"): (
+        "examples/deep_world/decoding.sh"
+    ),
+    (
+        "docs/decoding.md",
+        "agent-r1 evaluate CONFIG --policy RUN --decode value_guided --decode-fit",
+    ): ("tests/unit/cli/evaluation/test_fit.py"),
     ("docs/learner-ranks.md", ""): "tests/integration/test_ranks_on_hosts.py",
     ("docs/observability.md", ".venv/bin/python scripts/dashboard_results.py"): (
         "tests/unit/test_dashboard_results.py"

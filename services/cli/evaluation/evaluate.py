@@ -36,6 +36,7 @@ from agent_r1_deploy.threads import in_thread
 from agent_r1_proto.tasks import Decoding
 from agent_r1_service.durations import format_duration
 from agent_r1_service.exit_status import EXIT_INTERRUPTED, EXIT_LOSSES
+from agent_r1_service.files.run_folder import LIVE_DIR
 
 TELL_EVERY = 50
 TELL_EVERY_S = 30.0
@@ -183,7 +184,7 @@ def search_url(served: Config) -> str | None:
     search = served.tools.get(SEARCH_TOOL)
     if search is None or search.url is not None:
         return None if search is None else search.url
-    file = served.run.folder() / "state" / "announce" / SEARCH_TOOL / f"{SEARCH_TOOL}.json"
+    file = served.run.folder() / LIVE_DIR / "announce" / SEARCH_TOOL / f"{SEARCH_TOOL}.json"
     try:
         return str(json.loads(file.read_text(encoding="utf-8"))["url"])
     except (OSError, ValueError, KeyError) as exc:

@@ -29,7 +29,7 @@ class Particle:
     candidates: Sequence[Branch] = field(init=False)
     """What may follow: branches that are one turn longer, or itself once it has ended."""
     tilted: list[float] = field(init=False)
-    """Log of how much each candidate is to count (rule.py)."""
+    """Log of how much each candidate is to count (tilting.py)."""
 
     def __post_init__(self) -> None:
         self.candidates, self.tilted = [self.branch], [0.0]
