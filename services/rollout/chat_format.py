@@ -354,6 +354,11 @@ class ChatFormat:
             token_ids += self._glue_ids(piece)
         return token_ids
 
+    @property
+    def opens_in_thought(self) -> bool:
+        """Whether the template begins a thought behind the message of a user."""
+        return bool(self.render_prompt([ChatMessage(role="user", content=QUESTION)]).opening)
+
     def opening_after(self, reply: Sequence[OutsideMessage]) -> str:
         """Return the thought that `encode_reply` begins for the model; "" where it begins none."""
         return _opening(self._glue_of(tuple(message.role for message in reply))[-1])

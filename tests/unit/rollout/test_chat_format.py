@@ -142,6 +142,7 @@ def test_a_thought_that_the_generation_prompt_opens_is_noticed(
     chat = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
     asked = ChatMessage(role="user", content="Begin with <think>")
     assert chat.render_prompt([asked]).opening == opening
+    assert chat.opens_in_thought == bool(opening)
     assert chat.opening_after([outside(chat, "a <think>")]) == opening
 
 
