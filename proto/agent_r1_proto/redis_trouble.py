@@ -75,6 +75,11 @@ _PASSWORD = RedisTrouble(
     "set the right one (AGENT_R1_REDIS_PASSWORD, redis.password_file or the file's URL), or give "
     "the server the one that the run has",
 )
+_CROWDED = RedisTrouble(
+    "crowded",
+    "takes no more connections: it has as many as its maxclients",
+    "raise maxclients there, or end some of its clients",
+)
 _CODE = re.compile(rf"(?:^|-|error: [('\"]*)({'|'.join(_BY_CODE)})\b")
 """Where an error's code stands: first, or behind what a script or a pipeline says of it."""
 PASSING = frozenset({"READONLY", "NOREPLICAS", "OOM", "MISCONF", "LOADING", "MASTERDOWN"}) | {
@@ -104,6 +109,8 @@ def trouble_of(exc: Exception) -> RedisTrouble:
     code = error_code(exc)
     if code is not None:
         return _BY_CODE[code]
+    if "max number of clients" in str(exc):
+        return _CROWDED
     if isinstance(exc, redis_errors.AuthenticationError):
         return _PASSWORD
     if isinstance(exc, NOT_REDIS):

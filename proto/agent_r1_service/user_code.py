@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,7 +119,9 @@ def _why_not(module: str, exc: Exception) -> str:
         return describe(exc)
     if f"{module}.".startswith(f"{missing}."):
         return f"{exc}; check the name, and that its folder is in run.plugins"
-    package = missing.partition(".")[0]
+    package, _, inner = missing.partition(".")
+    if inner and package in sys.modules:
+        return f"{describe(exc)}; the installed {package} has no {missing}: check name and version"
     return (
         f"{describe(exc)}; it imports {missing}, which is not installed here: install its package "
         f"(`pip install {package}`, where that is its name), or add its folder to run.plugins"

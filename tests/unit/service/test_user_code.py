@@ -64,6 +64,8 @@ def test_a_missing_dependency_is_no_wrong_name(folder: Path):
     said = problem(folder, "from json import no_such_name\n")
     assert said.startswith("ImportError: cannot import name 'no_such_name' from 'json'")
     assert said.endswith("(own_task.py, line 1)")
+    said = problem(folder, "import email.no_such_part\n")
+    assert said.endswith("the installed email has no email.no_such_part: check name and version")
 
 
 @pytest.mark.parametrize("name", ["no_module_here:X", "own_package.no_part:X"])
