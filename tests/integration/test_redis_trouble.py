@@ -34,6 +34,7 @@ BEGIN: dict[str, Fault] = {
     "no_replicas": lambda client, _: client.config_set("min-replicas-to-write", 1),
     "full": lambda client, _: client.config_set("maxmemory", "1kb"),
     "password": lambda client, _: client.config_set("requirepass", "another"),
+    "crowded": lambda client, _: client.config_set("maxclients", 1),
     "silent": lambda _, server: server.freeze(),
     "away": lambda _, server: server.kill(),
 }
@@ -42,6 +43,7 @@ END: dict[str, Fault] = {
     "no_replicas": lambda client, _: client.config_set("min-replicas-to-write", 0),
     "full": lambda client, _: client.config_set("maxmemory", 0),
     "password": lambda client, _: client.config_set("requirepass", ""),
+    "crowded": lambda client, _: client.config_set("maxclients", 1000),
     "silent": lambda _, server: server.thaw(),
     "away": lambda _, server: server.start(),
 }
@@ -50,6 +52,7 @@ SAYS = {
     "no_replicas": "too few replicas",
     "full": "is full",
     "password": "refuses the password",
+    "crowded": "takes no more connections",
     "silent": "frozen",
     "away": "no connection",
 }
