@@ -32,16 +32,17 @@ for seed in 0 1 2; do
     train="{train = {source = \"$example/data/train.jsonl\", max_items = 1000}}"
     if [ ! -d "$runs/turn_values_seed$seed" ]; then
         .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$turns" $continued \
-            --decode-beta 0 --set evaluation.temperature=1 --set "evaluation.sets=$train"
+            --decode-beta 0 --set evaluation.temperature=1 --set 'evaluation.sets={}' --set "evaluation.sets=$train"
         [ -d "$runs/first_values_seed$seed" ] || train_values "$runs/first_values_seed$seed" "\"$turns\""
         .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$searched" $continued \
-            --decode-beta 4 --set evaluation.temperature=1 --set "evaluation.sets=$train" \
+            --decode-beta 4 --set evaluation.temperature=1 --set 'evaluation.sets={}' --set "evaluation.sets=$train" \
             --set run.seed=1 $(scored_by "$runs/first_values_seed$seed")
         train_values "$runs/turn_values_seed$seed" "\"$turns\", \"$searched\""
     fi
     if [ ! -f "$run/decoding.json" ]; then
         .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$runs/fit_seed$seed.jsonl" \
             --decode value_guided --decode-fit 0.5 1.0 $(scored_by "$runs/turn_values_seed$seed") \
+            --set 'evaluation.sets={}' \
             --set "evaluation.sets={development = {source = \"$example/data/eval_development.jsonl\", max_items = 200}}"
     fi
 done

@@ -87,6 +87,10 @@ def test_the_search_has_to_beat_every_baseline_at_its_own_cost():
 def test_what_turns_are_worth_is_learned_and_fitted_on_no_reported_set():
     folder = Path(__file__).parents[3] / "examples" / "deep_world"
     trained = (folder / "decoding.sh").read_text()
+    commands = re.findall(r"agent-r1 evaluate .*", trained.replace("\\\n", " "))
+    assert len(commands) == 3
+    for command in commands:  # tables of options are joined: the sets of run.toml have to go first
+        assert command.index("'evaluation.sets={}'") < command.index('"evaluation.sets=')
     asked = re.findall(r"data/(\w+)\.jsonl", trained)
     assert set(asked) == {"train", "eval_development"}
     reported = tomllib.loads((folder / "decoding.toml").read_text())["tasks"]
