@@ -6,6 +6,7 @@
 set -eu
 example=examples/deep_world
 runs=runs/deep_world/decoding
+only="--set evaluation.sets={} --set" # tables of options are joined, so those of run.toml go first
 train_values() { # folder, files of continued turns
     .venv/bin/agent-r1 train-reward "$example/turn_values.toml" --set run.seed="$seed" \
         --set model.path="\"$(ls -d "$run"/checkpoints/step_*/model | tail -1)\"" \
@@ -29,21 +30,22 @@ for seed in 0 1 2; do
     # comes to which is led by what was learned from those.
     turns="$runs/turns_seed$seed.jsonl" searched="$runs/searched_seed$seed.jsonl"
     continued="--decode value_guided --decode-lookahead 0 --decode-candidates 8 --decode-continuations 4"
-    train="{train = {source = \"$example/data/train.jsonl\", max_items = 1000}}"
+    training="$only diagnose.sets=[\"train\"] --set evaluation.sets.train=$example/data/train.jsonl"
+    training="$training --set evaluation.max_questions=1000"
     if [ ! -d "$runs/turn_values_seed$seed" ]; then
         .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$turns" $continued \
-            --decode-beta 0 --set evaluation.temperature=1 --set 'evaluation.sets={}' --set "evaluation.sets=$train"
+            --decode-beta 0 --set evaluation.temperature=1 $training
         [ -d "$runs/first_values_seed$seed" ] || train_values "$runs/first_values_seed$seed" "\"$turns\""
         .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$searched" $continued \
-            --decode-beta 4 --set evaluation.temperature=1 --set 'evaluation.sets={}' --set "evaluation.sets=$train" \
+            --decode-beta 4 --set evaluation.temperature=1 $training \
             --set run.seed=1 $(scored_by "$runs/first_values_seed$seed")
         train_values "$runs/turn_values_seed$seed" "\"$turns\", \"$searched\""
     fi
     if [ ! -f "$run/decoding.json" ]; then
         .venv/bin/agent-r1 evaluate "$example/run.toml" --policy "$run" --out "$runs/fit_seed$seed.jsonl" \
             --decode value_guided --decode-fit 0.5 1.0 $(scored_by "$runs/turn_values_seed$seed") \
-            --set 'evaluation.sets={}' \
-            --set "evaluation.sets={development = {source = \"$example/data/eval_development.jsonl\", max_items = 200}}"
+            $only diagnose.sets=[\"development\"] --set evaluation.max_questions=200 \
+            --set evaluation.sets.development="$example/data/eval_development.jsonl"
     fi
 done
 exec .venv/bin/agent-r1 matrix "$example/decoding.toml"

@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import subprocess
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,17 +85,37 @@ def test_the_search_has_to_beat_every_baseline_at_its_own_cost():
             assert f"$runs/{name.removesuffix(str(number))}$seed" in trained
 
 
-def test_what_turns_are_worth_is_learned_and_fitted_on_no_reported_set():
-    folder = Path(__file__).parents[3] / "examples" / "deep_world"
-    trained = (folder / "decoding.sh").read_text()
-    commands = re.findall(r"agent-r1 evaluate .*", trained.replace("\\\n", " "))
-    assert len(commands) == 3
-    for command in commands:  # tables of options are joined: the sets of run.toml have to go first
-        assert command.index("'evaluation.sets={}'") < command.index('"evaluation.sets=')
-    asked = re.findall(r"data/(\w+)\.jsonl", trained)
-    assert set(asked) == {"train", "eval_development"}
-    reported = tomllib.loads((folder / "decoding.toml").read_text())["tasks"]
-    assert "data/eval_development.jsonl" not in reported.values()
+FAKE = """#!/bin/sh
+for word in "$@"; do printf '%s\\n' "$word"; done >> calls
+echo >> calls
+if [ "$1 $3" = "train --run-dir" ]; then
+    mkdir -p "$4/checkpoints/step_000080/model" && touch "$4/summary.json"
+fi
+"""
+
+
+def test_what_turns_are_worth_is_learned_and_fitted_on_no_reported_set(tmp_path: Path):
+    folder = Path(__file__).resolve().parents[3] / "examples" / "deep_world"
+    (tmp_path / "examples").symlink_to(folder.parent)
+    program = tmp_path / ".venv" / "bin" / "agent-r1"
+    program.parent.mkdir(parents=True)
+    program.write_text(FAKE)
+    program.chmod(0o755)
+    subprocess.run(["sh", "examples/deep_world/decoding.sh"], cwd=tmp_path, check=True)
+    calls = [call.split("\n") for call in (tmp_path / "calls").read_text().strip().split("\n\n")]
+    assert [call[0] for call in calls[:6]] == [
+        *("train", "evaluate", "train-reward", "evaluate", "train-reward", "evaluate")
+    ]
+    assert calls[-1] == ["matrix", "examples/deep_world/decoding.toml"]
+    for seed in range(3):
+        asked: list[tuple[list[str], str]] = []
+        for call in calls[6 * seed : 6 * seed + 6]:
+            options = [call[i + 1] for i, word in enumerate(call) if word == "--set"]
+            if call[0] == "evaluate":
+                config = load_config(folder / "run.toml", options).config
+                asked.append((list(config.evaluation.sets), str(config.evaluation.max_questions)))
+                assert call[call.index("--policy") + 1].endswith(f"ppo_seed{seed}")
+        assert asked == [(["train"], "1000"), (["train"], "1000"), (["development"], "200")]
 
 
 def test_the_gain_by_a_learned_reward_is_a_share_of_that_by_labels(
