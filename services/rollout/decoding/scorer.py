@@ -29,6 +29,10 @@ SCORE_TIMEOUT_S = 300.0
 """Longest wait for one score; the reward service has limits of its own, which are shorter."""
 
 
+MAX_CONNECTIONS = 512
+"""To a reward service, which takes 2,048 from everybody; more requests wait for one of them."""
+
+
 class BranchScorer(Protocol):
     """Says how good branches are."""
 
@@ -61,7 +65,7 @@ class RewardService:
         self._url = url.rstrip("/")
         self._http = httpx.AsyncClient(
             timeout=SCORE_TIMEOUT_S,
-            limits=httpx.Limits(max_connections=None),
+            limits=httpx.Limits(max_connections=MAX_CONNECTIONS),
             trust_env=False,
             headers=token_headers(token),
         )
