@@ -18,7 +18,9 @@ from agent_r1.cli.declare import (
 def add_to(commands: Commands) -> None:
     """Add all of them."""
     _add_setup(commands)
-    _add_running(commands)
+    _add_train(commands)
+    _add_serve(commands)
+    _add_supervised(commands)
     _add_config_commands(commands)
     _add_doctor(commands)
     _add_estimate(commands)
@@ -36,7 +38,7 @@ def _add_setup(commands: Commands) -> None:
     setup.add_argument("variant", choices=("cpu", "gpu"), help="for CPUs alone, or for NVIDIA GPUs")
 
 
-def _add_running(commands: Commands) -> None:
+def _add_train(commands: Commands) -> None:
     train = add_command(
         commands,
         "train",
@@ -58,6 +60,8 @@ def _add_running(commands: Commands) -> None:
         "folder --run-dir",
     )
 
+
+def _add_serve(commands: Commands) -> None:
     serve = add_command(
         commands,
         "serve",
@@ -90,6 +94,8 @@ def _add_running(commands: Commands) -> None:
     serve.add_argument("--announce-dir", type=Path, help=argparse.SUPPRESS)
     serve.add_argument("--resume-if-begun", action="store_true", help=argparse.SUPPRESS)
 
+
+def _add_supervised(commands: Commands) -> None:
     sft = add_command(
         commands,
         "sft",
