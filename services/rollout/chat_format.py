@@ -19,11 +19,11 @@ from agent_r1.rollout.chat_template import ChatTemplateError, render
 from agent_r1.rollout.earlier_turns import (
     ANY_FUNCTION,
     ANY_TOOL,
-    OPENING,
     QUESTION,
     REPLY,
     SAID,
     Dialogue,
+    count_alike,
     dummy_id,
     keeping_key,
     keeps_turns,
@@ -46,6 +46,7 @@ _HIDES = (
     "the chat template does not show messages of role {role!r} after an assistant turn; use a "
     "template that does"
 )
+_THOUGHT_TAG = re.compile(f"{THINK_OPEN}|{THINK_CLOSE}")
 _MAX_UTF8_TAIL = 4
 _MOST_GLUE = 4096
 
@@ -155,6 +156,7 @@ class ChatFormat:
         self._end_of_turn_ids = frozenset(end_of_turn_ids)
         self._glue: dict[tuple[Role, ...], list[str]] = {}
         self._glue_tokens: dict[str, list[int]] = {}
+        self._openings: dict[tuple[Role, ...], str] = {}
         # A template may put the tools into a message, and move them when another one follows.
         self._offered = [ANY_FUNCTION] if "tool" in reply_roles else None
         self._tool_format = tool_format
@@ -229,19 +231,32 @@ class ChatFormat:
         return Rendered(
             "".join(text for text, _ in reversed(pieces)),
             [token for _, token_ids in reversed(pieces) for token in token_ids],
-            self._opening_of(whole, dialogue, functions),
+            self._opening_of(whole, dialogue, partial(self._render_calls, tools=functions or None)),
         )
 
-    def _opening_of(self, rendered: str, dialogue: Dialogue, functions: Any) -> str:
-        """Return the thought that the template begins behind the last message of a rendering."""
+    def _opening_of(self, rendered: str, dialogue: Dialogue, render: Callable[..., str]) -> str:
+        """Return the thought that the template begins for the model; "" where it begins none.
+
+        That is in the generation prompt: what a message says of thoughts begins none.
+
+        Args:
+            rendered: of `render`, which takes a dialogue and whether to add the generation prompt.
+            dialogue: what was rendered.
+            render: does it.
+        """
         if THINK_OPEN not in rendered:
             return ""
-        other = [*dialogue[:-1], {**dialogue[-1], "content": QUESTION}]
-        ending = self._render_calls(other, functions or None).rpartition(QUESTION)[2]
-        if rendered.endswith(ending):
-            return _opening(ending)
-        # A template that looks at what the message says: its thought is seen where nothing follows.
-        return found[0] if (found := OPENING.search(rendered)) else ""
+        unprompted = render(dialogue, prompted=False)
+        if unprompted != rendered:
+            opening = _opening(rendered, count_alike(rendered, unprompted))
+        else:  # the template writes the same without one: what stands behind the last message?
+            last = dialogue[-1]
+            marked = render([*dialogue[:-1], {**last, "content": last["content"] + QUESTION}])
+            opening = _opening(marked, marked.rfind(QUESTION) + len(QUESTION))
+        begun = rendered.endswith(opening) and self._end_of_turn_ids.isdisjoint(
+            self.encode(opening)
+        )
+        return opening if begun else ""
 
     def _cut_text(self, message: ChatMessage, cut: str, text: str) -> str:
         """Return a text of a message with a word wherever a control token is cut in two."""
@@ -249,9 +264,11 @@ class ChatFormat:
             return text
         return self._cut(text, cut, "prompt", said=message.role == "assistant")
 
-    def _render_calls(self, dialogue: Dialogue, tools: list[dict[str, Any]] | None) -> str:
+    def _render_calls(
+        self, dialogue: Dialogue, tools: list[dict[str, Any]] | None, *, prompted: bool = True
+    ) -> str:
         try:
-            render = partial(self._render, tools=tools)
+            render = partial(self._render, tools=tools, prompted=prompted)
             return render_calls(render, dialogue, self._tool_format.write)
         except HiddenCallError as exc:
             raise ChatTemplateError(str(exc)) from exc
@@ -361,7 +378,12 @@ class ChatFormat:
 
     def opening_after(self, reply: Sequence[OutsideMessage]) -> str:
         """Return the thought that `encode_reply` begins for the model; "" where it begins none."""
-        return _opening(self._glue_of(tuple(message.role for message in reply))[-1])
+        roles = tuple(message.role for message in reply)
+        if roles not in self._openings:
+            dialogue = short_dialogue(roles, _dummy_replies(roles))
+            render = partial(self._render, tools=self._offered)
+            self._openings[roles] = self._opening_of(render(dialogue), dialogue, render)
+        return self._openings[roles]
 
     def _glue_ids(self, piece: str) -> list[int]:
         if piece not in self._glue_tokens:
@@ -445,13 +467,14 @@ class ChatFormat:
         *,
         tools: list[dict[str, Any]] | None = None,
         extra: Mapping[str, Any] | None = None,
+        prompted: bool = True,
     ) -> str:
         return render(
             self._tokenizer,
             dialogue,
             "a dialogue of the roles " + ", ".join(message["role"] for message in dialogue),
             tools=tools,
-            add_generation_prompt=True,
+            add_generation_prompt=prompted,
             **{**self._kwargs, **(extra or {})},
         )
 
@@ -476,7 +499,7 @@ class ChatFormat:
         return self._glue[roles]
 
     def _make_glue(self, roles: tuple[Role, ...]) -> list[str]:
-        replies = [f"{REPLY}-{i}." for i in range(len(roles))]
+        replies = _dummy_replies(roles)
         full = self._render(short_dialogue(roles, replies), tools=self._offered)
         before, _, rest = full.rpartition(SAID)
         if not before:
@@ -501,7 +524,10 @@ class ChatFormat:
         return pieces
 
     def _render_with(self, dialogue: Dialogue, extra: Mapping[str, Any]) -> str:
-        return self._render(dialogue, tools=self._offered, extra=extra)
+        """Render a dialogue up to where a thought is begun for the model, or its turn begins."""
+        render = partial(self._render, tools=self._offered, extra=extra)
+        rendered = render(dialogue)
+        return rendered.removesuffix(self._opening_of(rendered, dialogue, render))
 
     def _keeps_turns(self, role: Role) -> bool:
         return keeps_turns(self._render_with, role, {})
@@ -529,10 +555,14 @@ class ChatFormat:
             )
 
 
-def _opening(ending: str) -> str:
-    """Return the thought in which a generation prompt ends; "" where it ends in none."""
-    opens = ending.count(THINK_OPEN) > ending.count(THINK_CLOSE)
-    return ending[ending.rindex(THINK_OPEN) :] if opens else ""
+def _opening(rendered: str, start: int) -> str:
+    """Return the thought in which a rendering ends, if it is begun behind `start`; else ""."""
+    tags = [tag for tag in _THOUGHT_TAG.finditer(rendered) if tag.end() > start]
+    return rendered[tags[-1].start() :] if tags and tags[-1][0] == THINK_OPEN else ""
+
+
+def _dummy_replies(roles: Sequence[Role]) -> list[str]:
+    return [f"{REPLY}-{i}." for i in range(len(roles))]
 
 
 def _unused_mark(messages: Sequence[PromptMessage], tools: Sequence[Mapping[str, Any]]) -> str:

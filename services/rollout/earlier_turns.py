@@ -20,8 +20,6 @@ from agent_r1_proto.tools import ToolSpec
 QUESTION, THOUGHT, SAID = "Question-7f3a", "Thought-7f3a", "Said-7f3a"
 REPLY = "Reply-7f3a"
 _SPOKEN = f"<think>\n{THOUGHT}\n</think>\n\n{SAID}"
-OPENING = re.compile(r"<think>\s*\Z")
-"""A thought that is begun for the model, where a prompt ends."""
 _CALL_ID = "call7f3a{}"  # nine letters and digits: some templates accept no other length
 ANY_TOOL = ToolSpec(
     name="tool7f3a",
@@ -33,7 +31,8 @@ ANY_FUNCTION = ANY_TOOL.as_function()
 
 Dialogue = list[dict[str, Any]]
 Render = Callable[[Dialogue, Mapping[str, Any]], str]
-"""Renders a dialogue up to the next turn of the model, with more variables of the template."""
+"""Renders a dialogue up to the next turn of the model, with more variables of the template, and
+without the thought that it may begin for the model."""
 
 
 def dummy_id(index: int) -> str:
@@ -56,6 +55,12 @@ def short_dialogue(roles: Sequence[Role], replies: Sequence[str]) -> Dialogue:
     ]
 
 
+def count_alike(one: str, other: str) -> int:
+    """Return how many characters two texts have alike, from the beginning."""
+    alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    return sum(1 for _ in alike)
+
+
 def keeps_turns(render: Render, role: Role, extra: Mapping[str, Any]) -> bool:
     """Say whether earlier turns stay as they were where messages of a role follow them.
 
@@ -65,10 +70,8 @@ def keeps_turns(render: Render, role: Role, extra: Mapping[str, Any]) -> bool:
     """
     one = short_dialogue((role,), [REPLY])
     dialogues = [{"role": "user", "content": QUESTION}], one, [*one, *one[1:]]
-    prompts = (OPENING.sub("", render(dialogue, extra)) for dialogue in dialogues)
-    asked, first, second = prompts
-    alike = takewhile(lambda pair: pair[0] == pair[1], zip(asked, first, strict=False))
-    start = sum(1 for _ in alike)
+    asked, first, second = (render(dialogue, extra) for dialogue in dialogues)
+    start = count_alike(asked, first)
     end = asked[start:]  # "" where each turn is written as the generation prompt begins it
     turn = first[start : len(first) - len(end)]
     return (

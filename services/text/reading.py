@@ -28,7 +28,8 @@ ANSWER_OPEN = "<answer>"
 ANSWER_CLOSE = "</answer>"
 MARKUP = (THINK_OPEN, THINK_CLOSE, ANSWER_OPEN, ANSWER_CLOSE)
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+# One that is never closed ends with the text: a search that failed would begin anew behind it.
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
 # What tokenizers write at the end of a turn: <|im_end|>, <|eot_id|>, </s>. Backwards, since a
 # search from the front would begin anew at each of many.
 _ENDS_OF_TURN_REVERSED = re.compile(r"\s*(?:(?:>\|[^<>|\s]+\|<|>s/<)\s*)*")
@@ -61,6 +62,48 @@ class _Block:
     content: str = ""
     calls: Sequence[ParsedCall] = ()
     closed: bool = True
+
+
+class _Search:
+    """Where closing tags and calls stand in a turn; text is read once, however many blocks ask."""
+
+    def __init__(self, text: str, tool_format: ToolFormat) -> None:
+        self.text = text
+        self._format = tool_format
+        never = len(text) + 1
+        self._calls: tuple[int, CallBlock | None] = (never, None)
+        self._closings = dict.fromkeys((THINK_CLOSE, ANSWER_CLOSE), (never, -1))
+
+    def calls(self, start: int) -> CallBlock | None:
+        """Return the first block of calls at or after `start`."""
+        since, found = self._calls
+        if not (since <= start and (found is None or start <= found.start)):
+            self._calls = start, find_calls(self._format, self.text, start)
+        return self._calls[1]
+
+    def closing(self, tag: str, start: int) -> int:
+        """Return where a closing tag begins that no string of a readable call quotes, or -1."""
+        since, closing = self._closings[tag]
+        if not (since <= start and (closing < 0 or start <= closing)):
+            self._closings[tag] = start, self._find_closing(tag, start)
+        return self._closings[tag][1]
+
+    def _find_closing(self, tag: str, start: int) -> int:
+        closing = self.text.find(tag, start)
+        # Calls are looked for in the rest of the text only where one begins before the tag.
+        if closing < 0 or self._format.find(self.text[start:closing], 0) is None:
+            return closing
+        while start < closing and (found := self.calls(start)) and found.start < closing:
+            read = [call.end for call in found.calls if not call.error]
+            if read and self._quotes(found.start, read[-1], closing):
+                closing = self.text.find(tag, read[-1])
+            start = max(found.start + 1, read[-1] if read else found.end)
+        return closing
+
+    def _quotes(self, start: int, end: int, position: int) -> bool:
+        """Whether a string between `start` and `end` holds what stands at a position."""
+        strings = _STRING.finditer(self.text, start, end) if position < end else ()
+        return any(string.start() < position < string.end() for string in strings)
 
 
 @dataclass(frozen=True)
@@ -149,12 +192,13 @@ class TurnReader:
 
     def _blocks(self, text: str) -> Iterator[_Block]:
         """Yield the thoughts, answers and calls of a turn, in order."""
+        search = _Search(text, self.tool_format)
         position = 0
         if self.opens_in_thought:
-            thought = self._thought(text, 0, 0)
+            thought = self._thought(search, 0, 0)
             yield thought
             position = thought.end
-        answer = self._find_answer(text, position)
+        answer = self._find_answer(search, position)
         found = find_calls(self.tool_format, text, position)
         opened = text.find(THINK_OPEN, position)
         while True:
@@ -171,49 +215,38 @@ class TurnReader:
             elif found is not None and first == starts[1]:
                 block = _Block("calls", first, found.end, calls=found.calls)
             else:
-                block = self._thought(text, first, first + len(THINK_OPEN))
+                block = self._thought(search, first, first + len(THINK_OPEN))
             yield block
             position = block.end
             # Each is looked for again only where it was passed: text is read once, however long.
             if answer is not None and answer.start < position:
-                answer = self._find_answer(text, position)
+                answer = self._find_answer(search, position)
             if found is not None and found.start < position:
                 found = find_calls(self.tool_format, text, position)
             if 0 <= opened < position:
                 opened = text.find(THINK_OPEN, position)
 
-    def _find_answer(self, text: str, position: int) -> _Block | None:
+    @staticmethod
+    def _find_answer(search: _Search, position: int) -> _Block | None:
         """Return the next answer; of nested ones the innermost."""
+        text = search.text
         opened = text.find(ANSWER_OPEN, position)
         if opened < 0:
             return None
-        closed = self._find_closing(text, ANSWER_CLOSE, opened + len(ANSWER_OPEN))
+        closed = search.closing(ANSWER_CLOSE, opened + len(ANSWER_OPEN))
         if closed < 0:
             return None
         start = text.rindex(ANSWER_OPEN, opened, closed)
         content = text[start + len(ANSWER_OPEN) : closed]
         return _Block("answer", start, closed + len(ANSWER_CLOSE), content)
 
-    def _find_closing(self, text: str, tag: str, start: int) -> int:
-        """Return where a closing tag begins that no string of a readable call quotes, or -1."""
-        closing = text.find(tag, start)
-        # A call is looked for in the whole text only where one begins: text is read once.
-        while closing >= 0 and self.tool_format.find(text[start:closing], 0) is not None:
-            found = find_calls(self.tool_format, text, start)
-            if found is None:
-                break
-            read = [call.end for call in found.calls if not call.error]
-            quoted = '"' in _STRING.sub("", text[found.start : closing])
-            if read and closing < read[-1] and quoted:
-                closing = text.find(tag, read[-1])
-            start = max(found.start + 1, read[-1] if read else found.end)
-        return closing
-
-    def _thought(self, text: str, start: int, content: int) -> _Block:
-        closed = self._find_closing(text, THINK_CLOSE, content)
+    @staticmethod
+    def _thought(search: _Search, start: int, content: int) -> _Block:
+        text = search.text
+        closed = search.closing(THINK_CLOSE, content)
         if closed >= 0:
             return _Block("thought", start, closed + len(THINK_CLOSE), text[content:closed])
-        call = find_calls(self.tool_format, text, content)
+        call = search.calls(content)
         end = len(text) if call is None else call.start
         return _Block("thought", start, end, text[content:end], closed=False)
 

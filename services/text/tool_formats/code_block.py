@@ -17,7 +17,7 @@ EXAMPLE = "```python\nPROGRAM\n```"
 _CLOSING = {THINK_OPEN: THINK_CLOSE, ANSWER_OPEN: ANSWER_CLOSE}
 # Whichever begins first hides what begins inside it.
 _PART = re.compile(
-    rf"{THINK_OPEN}|{ANSWER_OPEN}|^```[ \t]*(?:python|py)?[ \t]*\n(?P<code>.*?)^```",
+    rf"{THINK_OPEN}|{ANSWER_OPEN}|^```(?:[ \t]*(?:python|py))?[ \t]*\n(?P<code>.*?)^```",
     re.DOTALL | re.MULTILINE,
 )
 
@@ -41,14 +41,17 @@ class CodeBlockFormat(ToolFormat):
 
 def _blocks(text: str, position: int) -> Iterator[re.Match[str]]:
     """Yield the blocks that begin in no closed thought and no answer."""
+    closings = dict.fromkeys(_CLOSING, position)
     while part := _PART.search(text, position):
         position = part.end()
         if part["code"] is not None:
             yield part
             continue
-        closing = _CLOSING[part[0]]
-        closed = text.find(closing, position)
+        # Each is looked for again only where it was passed, and never where there is none.
+        if 0 <= closings[part[0]] < position:
+            closings[part[0]] = text.find(_CLOSING[part[0]], position)
+        closed = closings[part[0]]
         # Of nested answers, the innermost is one.
         nested = part[0] == ANSWER_OPEN and text.find(ANSWER_OPEN, position, closed) >= 0
         if closed >= 0 and not nested:
-            position = closed + len(closing)
+            position = closed + len(_CLOSING[part[0]])

@@ -19,7 +19,7 @@ from agent_r1.text.tool_formats.base import (
 NAME, INPUT = "Action:", "Action Input:"
 EXAMPLE = f'{NAME} TOOL\n{INPUT} {{"NAME": "VALUE"}}'
 _ACTION = re.compile(
-    rf"^[ \t]*{NAME}[ \t]*(?P<name>[^\n]*?)[ \t]*$(?P<input>\s*^[ \t]*{INPUT}\s*)?", re.MULTILINE
+    rf"^[ \t]*{NAME}(?P<name>[^\n]*)$(?P<input>\s*^[ \t]*{INPUT}\s*)?", re.MULTILINE
 )
 
 
@@ -45,5 +45,5 @@ def _read(action: re.Match[str], text: str) -> ParsedCall:
         arguments, end = read_json(text, action.end())
     except ValueError as exc:
         return malformed(len(text), exc)
-    call = {"name": action["name"], "arguments": arguments}
+    call = {"name": action["name"].strip(" \t"), "arguments": arguments}
     return read_call(call, end, example=EXAMPLE)

@@ -161,14 +161,65 @@ def test_a_message_opens_no_thought_even_where_nothing_follows_it(end_id: int, t
     assert rendered.opening == ""
 
 
-def test_a_thought_that_depends_on_the_message_is_noticed(end_id: int):
-    opens = "'assistant\n' + ('<think>\n' if '/think' in messages[-1].content else '') }}"
-    template = HERMES_TEMPLATE.replace("'assistant\n' }}", opens)
+IGNORING = ("{%- if add_generation_prompt %}", "{%- if true %}")
+
+
+@pytest.mark.parametrize("flag", [IGNORING, ("", "")])
+@pytest.mark.parametrize("opening", ["<think>\n", "<think>\nOkay, "])
+def test_a_thought_that_depends_on_the_message_is_noticed(
+    end_id: int, opening: str, flag: tuple[str, str]
+):
+    opens = f"'assistant\n' + ({opening!r} if '/think' in messages[-1].content else '') }}}}"
+    template = HERMES_TEMPLATE.replace("'assistant\n' }}", opens).replace(*flag)
     chat = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
     told = [
         chat.render_prompt([ChatMessage(role="user", content=f"{x}hm")]) for x in ("/think", "")
     ]
-    assert [rendered.opening for rendered in told] == ["<think>\n", ""]
+    assert [rendered.opening for rendered in told] == [opening, ""]
+
+
+@pytest.mark.parametrize("flag", [IGNORING, ("", "")])
+@pytest.mark.parametrize(
+    ("begun", "opening"),
+    [("", ""), ("<think>", "<think>"), ("<think>\n\n</think>\n\n", "")],
+)
+def test_what_a_template_adds_to_messages_opens_no_thought(
+    end_id: int, begun: str, opening: str, flag: tuple[str, str]
+):
+    hint = "(' Reason in <think> first.' if message.role == 'user' else '')"
+    template = HERMES_TEMPLATE.replace("message.content + stop", f"message.content + {hint} + stop")
+    template = template.replace("'assistant\n' }}", f"'assistant\n' + {begun!r} }}}}").replace(
+        *flag
+    )
+    chat = ChatFormat(
+        build_tokenizer(template=template), end_of_turn_ids=[end_id], reply_roles=("tool", "user")
+    )
+    rendered = chat.render_prompt([ChatMessage(role="user", content="who?")])
+    assert "who? Reason in <think> first.<|im_end|>" in rendered.text
+    assert rendered.opening == opening
+    assert chat.opening_after([outside(chat, "Ada", "user")]) == opening
+    assert chat.opening_after([outside(chat, "Ada")]) == opening
+
+
+def test_a_thought_begun_after_some_messages_only_is_no_rewritten_history(end_id: int):
+    opens = "'assistant\n' + ('<think>\nOkay, ' if messages[-1].role == 'user' else '') }}"
+    template = HERMES_TEMPLATE.replace("'assistant\n' }}", opens)
+    chat = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id])
+    results = [outside(chat, "Ada")]
+    assert not chat.rewrites(results)
+    assert chat.opening_after(results) == ""
+
+
+@pytest.mark.parametrize("ending", ["<|endoftext|>", "<eos>", "</think>"])
+def test_a_thought_that_begins_as_a_dialogue_ends_is_noticed(end_id: int, ending: str):
+    template = (
+        "{%- for m in messages -%}{{- '[' + m.role + ']' + m.content -}}"
+        "{%- if m.role == 'assistant' %}{{ '<|im_end|>' }}{% endif -%}{%- endfor -%}"
+        f"{{{{- '<think>' if add_generation_prompt else '{ending}' -}}}}"
+    )
+    chat = ChatFormat(build_tokenizer(template=template), end_of_turn_ids=[end_id], reply_roles=())
+    asked = [ChatMessage(role="user", content="Say <think>")]
+    assert chat.render_prompt(asked).opening == "<think>"
 
 
 PHI3_ENDING = "{%- if not add_generation_prompt %}{{ eos_token }}{% endif -%}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.text.reading import TurnReader, parse_turn
-from agent_r1.text.tool_formats import BUILTIN_FORMATS
+from agent_r1.text.tool_formats import BUILTIN_FORMATS, CallBlock, ToolFormat
+from agent_r1.text.tool_formats.code_block import CodeBlockFormat
 from agent_r1.text.tool_formats.hermes import CLOSE as CALL_CLOSE
 from agent_r1.text.tool_formats.hermes import OPEN as CALL_OPEN
+from agent_r1.text.tool_formats.react import ReactFormat
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from agent_r1_proto.tools import ToolCall
 
@@ -370,3 +373,104 @@ def test_arguments_arrive_as_written_and_can_travel(arguments: dict[str, object]
     assert found.arguments == arguments
     sent = ToolCall(name="t", arguments=found.arguments, rollout_id="r", turn=0, timeout_s=1)
     assert ToolCall.model_validate_json(sent.model_dump_json()) == sent
+
+
+class CountedText(str):
+    """A text that counts the characters that are searched or copied."""
+
+    read = 0
+
+    def find(self, tag: str, start: int = 0, end: int | None = None) -> int:  # pyright: ignore
+        found = super().find(tag, start, end)
+        self.read += len(self[start:end]) if found < 0 else found - start
+        return found
+
+    def __getitem__(self, key: Any) -> str:
+        piece = super().__getitem__(key)
+        self.read += len(piece)
+        return piece
+
+
+class CountedFormat(ToolFormat):
+    """A format that counts the characters in which calls were looked for."""
+
+    example = trace = ""
+
+    def __init__(self, counted: ToolFormat) -> None:
+        self._counted = counted
+        self.read = 0
+
+    def find(self, text: str, start: int) -> CallBlock | None:
+        found = self._counted.find(text, start)
+        self.read += (len(text) if found is None else found.calls[-1].end) - start
+        return found
+
+
+FORMATS: dict[str, ToolFormat] = {
+    **BUILTIN_FORMATS,
+    "react": ReactFormat(),
+    "code_block": CodeBlockFormat(),
+}
+CALLS = {
+    "hermes": "<tool_call>{}</tool_call>",
+    "llama3_json": "{}",
+    "mistral": "[TOOL_CALLS][{}]",
+    "react": "\nAction: search\nAction Input: {}\n",
+    "code_block": "\n```python\n{}\n```\n",
+}
+QUOTING_OBJECT = '{"name": "s", "arguments": {"q": "</think></answer>"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>{call}" * 200,
+        "<answer>{call}" * 200,
+        "<think>{call}</think>" * 200,
+        "<answer>{call}</answer>" * 200,
+        "<think>" + "{call}" * 200 + "</think>",
+        "<answer>" + "{call}" * 200 + "</answer>",
+        "<think>" + "<answer>{call}" * 200 + "</answer></think>",
+        "<think>" + "<answer>{call}" * 200,
+        "<think><answer></think>{call}" * 200 + "</answer>",
+        "<answer><think></answer>{call}" * 200 + "</think>",
+        "<think>" * 500,
+        "<answer>" * 500,
+        "<think><answer>" * 300 + "{call}",
+        "<answer>{call}</think>" * 200,
+    ],
+)
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("opens_in_thought", [True, False])
+def test_a_text_is_read_a_few_times_only_however_many_blocks_it_has(
+    name: str, text: str, opens_in_thought: bool
+):
+    written = CountedText(text.replace("{call}", CALLS[name].replace("{}", QUOTING_OBJECT)))
+    counted = CountedFormat(FORMATS[name])
+    parse_turn(written, tool_format=counted, opens_in_thought=opens_in_thought)
+    # Several kinds of search and copies, each of which passes over the text once. One search for
+    # each of 200 blocks would be a hundred times its length.
+    assert written.read + counted.read <= 16 * len(written)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("react", "Action: x" + " " * 20_000 + "x"),
+        ("react", "Action: x" + " \n" * 10_000 + "x"),
+        ("code_block", "```" + " " * 20_000 + "x"),
+    ],
+)
+def test_white_space_is_read_once(name: str, text: str):
+    # A search that tries every way to divide the spaces takes 2e8 steps: seconds.
+    began = time.process_time()
+    parse_turn(text, tool_format=FORMATS[name])
+    assert time.process_time() - began < 0.3
+
+
+def test_escaped_quotes_in_a_call_are_read_once():
+    body = json.dumps({"name": "s", "arguments": {"q": '"' * 40_000 + "</think>" + '"' * 9}})
+    began = time.process_time()
+    turn = parse_turn(f"<think>{call(body)}</think><answer>1</answer>")
+    assert time.process_time() - began < 0.5
+    assert (turn.answer, turn.calls) == ("1", ())
