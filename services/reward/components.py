@@ -12,6 +12,7 @@ from typing import cast
 from agent_r1.reward import scoring
 from agent_r1.reward.math_equal import math_equal
 from agent_r1.reward.tests_passed import all_tests_passed, tests_passed
+from agent_r1.text.reading import of_read_turns
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 from agent_r1_service.user_code import check_call, import_named
 
@@ -41,7 +42,7 @@ def _tool_efficiency(request: ScoreRequest) -> float:
     )
 
 
-BUILT_IN: dict[str, BuiltIn] = {
+_MEASURES: dict[str, BuiltIn] = {
     "exact_match": _of_answer(scoring.exact_match),
     "f1": _of_answer(scoring.f1),
     "substring_match": _of_answer(scoring.substring_match),
@@ -53,6 +54,7 @@ BUILT_IN: dict[str, BuiltIn] = {
     "tool_calls": lambda request: float(sum(turn.num_calls for turn in request.turns)),
     "tool_efficiency": _tool_efficiency,  # share of the calls that worked and repeat none before
 }
+BUILT_IN = {name: of_read_turns(measure) for name, measure in _MEASURES.items()}
 
 ON_REQUEST: dict[str, Component] = {
     "math_equal": math_equal,  # 1.0 when the boxed or final answer equals the payload's, as maths

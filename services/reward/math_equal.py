@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from agent_r1.reward import math_forms, scoring
+from agent_r1.text.reading import of_read_turns
 from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
 
 logger = logging.getLogger(__name__)
@@ -102,6 +103,7 @@ def _bare(answer: str) -> str:
     return answer
 
 
+@of_read_turns
 def math_equal(request: ScoreRequest) -> float:
     r"""Return 1.0 when the last turn's answer equals one of the payload's `answers`, else 0.0.
 

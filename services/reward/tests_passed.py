@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from pydantic import ValidationError
 
+from agent_r1.text.reading import of_read_turns
 from agent_r1_proto.rewards import ScoreCall, ScoreRequest
 from agent_r1_proto.tools import TESTS_TOOL, TestedCode
 
 
+@of_read_turns
 def tests_passed(request: ScoreRequest) -> float:
     """Return the share of tests that the last call of `code_tests` passed, 0.0 without one.
 

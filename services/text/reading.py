@@ -9,8 +9,9 @@ read, never re-encoded.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from typing import Literal
 
 from agent_r1.text.tool_formats import (
@@ -302,6 +303,16 @@ def fields_of(turn: TurnText) -> dict[str, object]:
         "answer": turn.answer,
         "well_formed": turn.well_formed,
     }
+
+
+def of_read_turns(component: Callable[[ScoreRequest], float]) -> Callable[[ScoreRequest], float]:
+    """Return a component that may be asked of turns that nobody has read: it reads them first."""
+
+    @wraps(component)
+    def measure(request: ScoreRequest) -> float:
+        return component(TurnReader().read_request(request))
+
+    return measure
 
 
 def find_calls(tool_format: ToolFormat, text: str, start: int) -> CallBlock | None:

@@ -1,0 +1,49 @@
+"""Components that are asked as functions, of turns that nobody has read."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from agent_r1.reward.components import BUILT_IN, ON_REQUEST
+from agent_r1.reward.config import RewardConfig
+from agent_r1.reward.scorer import Scorer
+from agent_r1.text.reading import TurnReader
+from agent_r1_proto.rewards import ScoreRequest, ScoreTurn
+
+CALL = '<tool_call>{"name": "s", "arguments": {}}</tool_call>'
+
+
+def asked(*texts: str, answer: str) -> ScoreRequest:
+    turns = [ScoreTurn(text=text) for text in texts]
+    return ScoreRequest(prompt=[], payload={"answers": [answer]}, turns=turns)
+
+
+@pytest.mark.parametrize("answer", ["\u22123", "**-3**", "-3"])
+def test_math_equal_reads_the_answer_of_a_turn(answer: str):
+    request = asked(f"<think>3</think><answer>{answer}</answer>", answer="-3")
+    assert ON_REQUEST["math_equal"](request) == 1.0
+
+
+def test_built_in_components_say_what_the_scorer_says():
+    request = asked(f"<think>a</think>{CALL}", "<think>b</think><answer>Ada</answer>", answer="Ada")
+    read = TurnReader().read_request(request)
+    assert {name: measure(request) for name, measure in BUILT_IN.items()} == {
+        name: measure(read) for name, measure in BUILT_IN.items()
+    }
+    for name in ("exact_match", "format", "reasoning_format", "answered", "tool_calls"):
+        assert BUILT_IN[name](request) == 1.0
+
+
+def test_calls_that_a_text_makes_and_the_request_lacks_are_no_score_of_0():
+    with pytest.raises(ValueError, match="how many calls were made but not which"):
+        ON_REQUEST["all_tests_passed"](asked(CALL, answer="x"))
+
+
+async def test_the_scorer_reads_a_turn_once():
+    config = RewardConfig(components={"math_equal": 1.0, "exact_match": 1.0})
+    with patch.object(TurnReader, "read", autospec=True, side_effect=TurnReader.read) as read:
+        reward = await Scorer(config).score(asked("<answer>Ada</answer>", answer="Ada"))
+    assert reward.total == 2.0
+    assert read.call_count == 1
