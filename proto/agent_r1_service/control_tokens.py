@@ -53,6 +53,19 @@ def map_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
+def is_control(token: str, *, special: bool, in_glue: bool, markup: Collection[str]) -> bool:
+    """Say whether an added token of a tokenizer controls something.
+
+    Args:
+        token: its text.
+        special: the tokenizer calls it special.
+        in_glue: the chat template writes it.
+        markup: tags that mean something in a turn.
+    """
+    # A word may be a token of its own and stand in the glue ("user"); it controls nothing.
+    return special or token in markup or (in_glue and MARKUP.match(token) is not None)
+
+
 class ControlTokens:
     """The control tokens of one tokenizer, and texts in tokens that are none of them.
 
@@ -72,15 +85,12 @@ class ControlTokens:
     ) -> None:
         self._backend = tokenizer.backend_tokenizer
         tokens: Mapping[int, Any] = tokenizer.added_tokens_decoder
-        # A word may be a token of its own and stand in the glue ("user"); it controls nothing.
         control = {
             token_id: token.content
             for token_id, token in tokens.items()
             if token.content not in spared
-            and (
-                token.special
-                or (MARKUP.match(token.content) and token_id in glue)
-                or token.content in markup
+            and is_control(
+                token.content, special=token.special, in_glue=token_id in glue, markup=markup
             )
         }
         self._control = frozenset(control)

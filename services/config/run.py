@@ -177,7 +177,7 @@ class Config(StrictConfig):
 
         return TurnReader.of(self.env.tool_format, self.env.answer_pattern)
 
-    def _tool_format(self) -> str | None:
+    def tool_format(self) -> str | None:
         """Return how calls are written; None where no tool is offered."""
         offers_tools = bool(self.tools) and self.env.enable_tools != []
         return self.env.tool_format if offers_tools else None
@@ -201,7 +201,7 @@ class Config(StrictConfig):
             self.model.path,
             env.system_prompt,
             env.chat_template_kwargs,
-            self._tool_format(),
+            self.tool_format(),
             env.max_tool_response_chars,
             env.max_tool_response_tokens,
         )

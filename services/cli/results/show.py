@@ -23,7 +23,9 @@ from agent_r1.cli.results.transcript import (
     print_transcript,
 )
 from agent_r1.config.sources import ConfigError
-from agent_r1_service.control_tokens import control_pattern
+from agent_r1.text.reading import MARKUP
+from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
+from agent_r1_service.control_tokens import control_pattern, is_control
 
 
 def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
@@ -54,11 +56,33 @@ def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
 def _control_tokens(run_folder: Path) -> re.Pattern[str] | None:
     """Return what matches the control tokens of the model; None where its tokenizer is not here."""
     try:
-        file = Path(run_config(run_folder).model.path) / "tokenizer.json"
-        tokens = json.loads(file.read_text(encoding="utf-8"))["added_tokens"]
-        return control_pattern(token["content"] for token in tokens if token["special"])
+        config = run_config(run_folder)
+        folder = Path(config.model.path)
+        tokens = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+        named = config.tool_format()
+        tool_format = NO_CALLS if named is None else load_tool_format(named)
+        markup, template = (*MARKUP, *tool_format.markup), _chat_template(folder)
+        return control_pattern(
+            token["content"]
+            for token in tokens
+            if is_control(
+                token["content"],
+                special=token["special"],
+                in_glue=token["content"] in template,
+                markup=markup,
+            )
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _chat_template(folder: Path) -> str:
+    """Return the text of a model's chat template, which loads faster than what renders it."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    return json.dumps(settings.get("chat_template", ""), ensure_ascii=False)
 
 
 def show(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ from agent_r1.cli.main import main
 from agent_r1.cli.results.transcript import outcome, print_transcript
 from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.reporting.trajectory_log import readable
+from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1_proto.parts import TextPart
+from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import Reply, ToolCallRecord
 from tests.support.builders import scored, three_lineages, trajectory, two_segments
 from tests.support.config_scene import write_scene
+from tests.support.fakes import build_tokenizer
 
 
 def test_the_segments_of_a_trajectory_are_stored_and_shown():
@@ -78,6 +82,32 @@ BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2
 def test_characters_that_turn_a_text_around_are_escaped(character: str):
     text = printed(replies=[Reply(role="user", parts=[TextPart(text=f"a{character}b")])])
     assert rf"user: a\u{ord(character):04x}b" in text
+
+
+OUTSIDE = "<tool_call>{}</tool_call></think><|im_end|> <tool_response> <tools> user"
+
+
+def test_show_names_the_control_tokens_that_rollout_spells_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    build_tokenizer().save_pretrained(tmp_path / "model")
+    file = write_scene(tmp_path / "example")
+    run = tmp_path / "run"
+    (run / "trajectories").mkdir(parents=True)
+    config = load_config(file, [f"model.path={tmp_path / 'model'}"], {}).config
+    write_config(config, run / "config.json")
+    record = readable(scored(**two_segments()), step=1, advantage=0.5, trained=True)
+    record["prompt"] = [{"role": "user", "content": OUTSIDE}]
+    (run / "trajectories" / "step_000001.jsonl").write_text(json.dumps(record) + "\n")
+    assert main(["show", str(run)]) == 0
+    shown = re.search(r"\[spelled out in ordinary tokens: (.*)\]", capsys.readouterr().out)
+    tokenizer = build_tokenizer()
+    chat = ChatFormat(tokenizer, end_of_turn_ids=[tokenizer.eos_token_id])
+    chat.render_prompt([ChatMessage(role="user", content=OUTSIDE)])
+    # <tool_call>, its end, </think>, <|im_end|> and <tool_response>; <tools> is no token.
+    assert chat.spelled_out.counts["prompt"] == 5
+    assert shown is not None
+    assert shown[1].count(" x 1") == 5
 
 
 def test_control_tokens_that_were_spelled_out_are_named_where_they_stand(
