@@ -46,6 +46,7 @@ from bench_trl_cells import (
     Cell,
 )
 
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.writing import replace_directory
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -140,7 +141,7 @@ def watch(
                 ended = running.poll() is not None  # what it wrote last is read below
                 used = used if ended else cpu_of(root)
                 written = file.read_text(encoding="utf-8") if file.exists() else ""
-                complete = written[: written.rfind("\n") + 1].splitlines()
+                complete = split_lines(written[: written.rfind("\n") + 1])
                 lines += [json.loads(line) | {"cpu": used} for line in complete[len(lines) :]]
                 done = enough(lines)
                 time.sleep(POLL_S)

@@ -34,6 +34,7 @@ from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from agent_r1.reward.scoring import exact_match  # noqa: E402
 from agent_r1.text.reading import parse_turn  # noqa: E402
 from agent_r1.tools.search.tantivy_bm25 import open_index  # noqa: E402
+from agent_r1_service.files.json_lines import split_lines  # noqa: E402
 
 RESPONSE_TEMPLATE: dict[str, Any] = {
     "defaults": {"role": "assistant"},
@@ -199,7 +200,7 @@ def main() -> None:
     """Train."""
     torch.set_num_threads(THREADS)
     cell, trl, folder = SETTINGS["cell"], SETTINGS["trl"], Path(SETTINGS["folder"])
-    lines = Path(SETTINGS["questions"]).read_text(encoding="utf-8").splitlines()
+    lines = split_lines(Path(SETTINGS["questions"]).read_text(encoding="utf-8"))
     tasks = [json.loads(line) for line in lines]
     data = Dataset.from_list(
         [

@@ -15,6 +15,7 @@ from agent_r1.rollout.envs import CallResult, EnvStep, ModelTurn
 from agent_r1.tools.base import Arguments, CallContext
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_proto.tasks import Task
+from agent_r1_service.files.json_lines import split_lines
 
 FOLDER = Path(__file__).parent
 
@@ -56,7 +57,7 @@ class _Source(Tool):
 
     def load(self) -> None:
         """Read the file."""
-        lines = self._path.read_text(encoding="utf-8").splitlines()
+        lines = split_lines(self._path.read_text(encoding="utf-8"))
         self._texts = {said.key: said.text for said in map(Said.model_validate_json, lines)}
 
     async def call(self, arguments: Arguments, context: CallContext) -> str:

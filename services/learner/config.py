@@ -106,6 +106,11 @@ class EvaluationConfig(StrictConfig):
     @model_validator(mode="after")
     def _check_sets(self) -> Self:
         for name, source in self.sets.items():
+            if not (name.strip() and name.isprintable()):
+                raise ValueError(
+                    f"evaluation.sets has the name {name!r}; it is part of names of metrics and "
+                    "must be printable; use letters, digits and signs"
+                )
             if source.weight != 1.0:
                 raise ValueError(
                     f"evaluation.sets.{name}.weight ({source.weight:g}) has no meaning: an "

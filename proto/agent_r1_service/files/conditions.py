@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from agent_r1_proto.messages import StrictMessage
 from agent_r1_service.durations import format_duration
+from agent_r1_service.files.json_lines import split_lines
 
 Source = Literal["launcher", "learner"]
 
@@ -94,7 +95,7 @@ def read_conditions(file: Path, since: float = 0.0) -> list[Condition]:
     """Return the conditions in a file that began at a Unix time or later, oldest first."""
     found: dict[tuple[str, str, float], Condition] = {}
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = split_lines(file.read_text(encoding="utf-8"))
     except OSError:
         return []
     for line in lines:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from agent_r1.learner.checkpoints.checkpoint import STEP_NAME, checkpoint_name, complete_steps
 from agent_r1.learner.checkpoints.ledger import Ledger, LedgerNumbers
+from agent_r1_service.files.json_lines import split_lines
 from agent_r1_service.files.run_folder import (
     CHECKPOINTS_DIR,
     LEDGER_FILE,
@@ -108,7 +109,7 @@ def _incomplete(folder: Path) -> list[int]:
 def last_step(folder: Path) -> int:
     """Return the last step that `metrics.jsonl` has; 0 where it has none."""
     try:
-        lines = (folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = split_lines((folder / METRICS_FILE).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return 0
     for line in reversed(lines):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from agent_r1_service.files.conditions import (
     Condition,
     Conditions,
@@ -12,6 +14,7 @@ from agent_r1_service.files.conditions import (
     read_conditions,
     summarize,
 )
+from tests.support.builders import SEPARATORS
 
 FULL = {"redis:full": ("Redis is full", "raise maxmemory")}
 
@@ -54,6 +57,14 @@ def test_times_of_one_kind_are_added_up(tmp_path: Path):
     assert summarize(read_conditions(file)) == [
         {"what": "Redis is full", "times": 2, "seconds": 14.5, "lasts": False}
     ]
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_a_line_separator_in_a_condition_ends_no_line(tmp_path: Path, separator: str):
+    file = tmp_path / "conditions.jsonl"
+    one = condition(100.0, None, f"a{separator}b")
+    append_condition(file, one)
+    assert read_conditions(file) == [one]
 
 
 def test_what_a_killed_process_left_open_is_closed_for_it_alone(tmp_path: Path):

@@ -12,8 +12,9 @@ import pytest
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import FolderLock, writer_of
-from agent_r1.learner.checkpoints.standing import ledger_problem, resume_notes
+from agent_r1.learner.checkpoints.standing import last_step, ledger_problem, resume_notes
 from agent_r1.learner.reporting.run_folder import RunFolder
+from tests.support.builders import SEPARATORS
 
 
 def write_run(folder: Path, *, steps: int, checkpoints: tuple[int, ...]) -> None:
@@ -32,6 +33,13 @@ def write_run(folder: Path, *, steps: int, checkpoints: tuple[int, ...]) -> None
 def test_a_whole_ledger_is_no_problem(tmp_path: Path):
     write_run(tmp_path, steps=3, checkpoints=(2,))
     assert ledger_problem(tmp_path) is None
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+def test_a_line_separator_in_a_name_hides_no_step(tmp_path: Path, separator: str):
+    line = json.dumps({"step": 3, f"eval/a{separator}b/reward": 1.0}, ensure_ascii=False)
+    (tmp_path / "metrics.jsonl").write_text('{"step": 2}\n' + line + "\n", encoding="utf-8")
+    assert last_step(tmp_path) == 3
 
 
 def test_a_run_that_has_not_trained_needs_no_ledger(tmp_path: Path):
