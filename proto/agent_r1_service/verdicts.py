@@ -22,17 +22,21 @@ _CONTROL = re.compile(
     r"""
     <[|\uff5c](?:(?!<[|\uff5c])\S)*?[|\uff5c]>   # <|im_end|>, and DeepSeek's with wide bars
     | <\|\w+> | <\w+\|>                     # <|turn>, <turn|>
-    | </?(?:start|begin|end)_of_\w+>         # <end_of_turn>
-    | </?s> | <(?:bos|eos|eop|eot|eod|eom|sop|pad|unk|cls|sep|mask)(?:_token)?>
+    | \[\|\w+\|\]                           # [|user|]
+    | </?role> | </?longcat_\w+> | <_(?:user|bot|system|start|end|pad)>
+    | </?(?:start|begin|beginning|end)_of_\w+>  # <end_of_turn>
+    | </?s> | <(?:bos|eos|eoh|eoa|eop|eot|eod|eom|sop|pad|unk|cls|sep|mask)(?:_token)?>
     | </?[\w.-]+:[\w.:-]+>                 # <seed:eos>
     | <[a-z]+(?:_[a-z]+)*_\d+>              # <extra_id_1>
     | <(?:unused|reserved|special|dummy|extra|control)\w*>
     | <fim_\w+>
     | <</?sys>>
     | \[/?(?:inst|system_prompt|available_tools|tool_results|tool_content|model_settings)\]
-    | \[(?:gmask|smask|sop|eop|bos|eos|pad|unk|cls|sep|mask)\]
-    | \[(?:unused|reserved|special|control)_?\d+\]
-    | [\[\]](?:~!?\w{1,12}|\w{1,12}~)[\[\]]  # ]~b] and [e~[
+    | \[(?:gmask|smask|sop|eop|eot|eom|bos|eos|pad|unk|cls|sep|mask|user|bot)\]
+    | \[(?:unused|reserved|special|control)(?:_token)?_?\d+\]
+    | \[(?:start|end)_header_id\] | \[extra_id_\d+\]
+    | [\[\]](?:~!?\w{1,12}|!?\w{1,12}~)[\[\]]  # ]~b], ]!p~[ and [e~[
+    | \]<\][\w\x20]{1,20}\[>\[              # ]<]image[>[
     """,
     re.VERBOSE | re.IGNORECASE,
 )
