@@ -103,6 +103,24 @@ def text_of(content: str | Sequence[TextPart | StoredImage]) -> str:
     return shown_text(content)
 
 
+def with_images(shown: str, images: Iterable[StoredImage]) -> list[TextPart | StoredImage]:
+    """Return the parts of which `shown_text`, perhaps cut at its end, returned a text.
+
+    Args:
+        shown: the text.
+        images: those among the parts, in order.
+    """
+    parts: list[TextPart | StoredImage] = []
+    for image in images:
+        before, found, after = shown.partition(str(image))
+        if not found:
+            break
+        parts += [TextPart(text=before.removesuffix("\n"))] if before else []
+        parts.append(image)
+        shown = after.removeprefix("\n")
+    return [*parts, TextPart(text=shown)] if shown or not parts else parts
+
+
 def shown_text(content: str | Iterable[TextPart | StoredImage]) -> str:
     """Return what a message says, for people: an image is named in brackets."""
     if isinstance(content, str):

@@ -126,8 +126,9 @@ class Turn(Message):
 
     @property
     def has_images(self) -> bool:
-        """Whether a tool sent an image, which versions before 4.0 kept in another way."""
-        return any(isinstance(part, StoredImage) for call in self.calls for part in call.parts)
+        """Whether it holds an image, which versions before 4.0 kept in another way."""
+        holders = (*self.calls, *(self.replies or ()))
+        return any(isinstance(part, StoredImage) for one in holders for part in one.parts)
 
 
 class Lineage(Message):

@@ -160,6 +160,13 @@ class ControlTokens:
         """Return the texts of control tokens that stand in a text."""
         return self._pattern.findall(text)
 
+    def spelled_out(self, text: str) -> list[str]:
+        """Return what `encode` spells out: control tokens, or what a normalizer makes one of."""
+        found = self.control_tokens(text)
+        if found or self._backend.normalizer is None or self._has_none(text):
+            return found
+        return [text]
+
     def _has_none(self, text: str) -> bool:
         return self._control.isdisjoint(self._encode(text))
 

@@ -134,7 +134,15 @@ def _moved(module: str | None) -> str | None:
 
 def kind_of(value: object) -> str:
     """Say what a user's code returned, where it should have returned something else."""
-    return "None" if value is None else f"{type(value).__name__} ({value!r:.80})"
+    return "None" if value is None else f"{type(value).__name__} ({short_repr(value)})"
+
+
+def short_repr(value: object) -> str:
+    """Return how Python writes a value of a user's code, cut, whatever it is."""
+    try:
+        return f"{value!r:.80}"
+    except Exception:  # noqa: BLE001 - too deep, too many digits, or an object of the user's
+        return f"a value of type {type(value).__name__} that cannot be written"
 
 
 def describe(exc: BaseException) -> str:

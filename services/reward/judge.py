@@ -15,6 +15,7 @@ from agent_r1_proto.parts import shown_text
 from agent_r1_proto.rewards import ScoreReply, ScoreRequest, ScoreTurn
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_service.files.foreign import read_text
+from agent_r1_service.unicode import escaped, escaped_line
 from agent_r1_service.verdicts import count_control_tokens, without_control_tokens
 
 TABLE = "reward.judge"
@@ -90,7 +91,7 @@ def _texts_of(request: ScoreRequest) -> dict[str, str]:
     return {
         "question": shown_text(question),
         "transcript": transcript_of(request),
-        "answer": request.turns[-1].answer or "",
+        "answer": escaped(request.turns[-1].answer or ""),
         "answers": "; ".join(map(str, answers)) if isinstance(answers, list) else "",
         "payload": json.dumps(request.payload, ensure_ascii=False),
         "status": request.status,
@@ -98,12 +99,19 @@ def _texts_of(request: ScoreRequest) -> dict[str, str]:
 
 
 def transcript_of(request: ScoreRequest) -> str:
-    """Return the turns of the model, each followed by what the model read after it."""
+    """Return the turns of the model, each followed by what the model read after it.
+
+    Only who speaks begins a line: further lines of a text are indented.
+    """
     lines: list[str] = []
     for turn in request.turns:
-        lines.append(f"assistant: {turn.text.strip()}")
-        lines += [f"{_speaker(turn, reply)}: {shown_text(reply.content)}" for reply in turn.shown()]
+        lines.append(_said("assistant", turn.text.strip()))
+        lines += [_said(_speaker(turn, reply), shown_text(reply.content)) for reply in turn.shown()]
     return "\n".join(lines)
+
+
+def _said(speaker: str, text: str) -> str:
+    return f"{escaped_line(speaker)}: " + escaped(text).replace("\n", "\n  ")
 
 
 def _speaker(turn: ScoreTurn, reply: ScoreReply) -> str:

@@ -33,7 +33,7 @@ from agent_r1.rollout.earlier_turns import (
 from agent_r1.rollout.outside_text import Origin, SpelledOut
 from agent_r1.text.reading import MARKUP, THINK_CLOSE, THINK_OPEN, TurnReader
 from agent_r1.text.tool_formats import HERMES, ParsedCall, ToolFormat
-from agent_r1_proto.parts import TextPart
+from agent_r1_proto.parts import StoredImage, with_images
 from agent_r1_proto.tasks import ChatMessage, Role, Task
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Reply
@@ -79,10 +79,14 @@ class OutsideMessage:
     call: int | None = None
     """Which call of the turn it answers."""
 
-    def recorded(self) -> Reply:
-        """Return it as a trajectory keeps it."""
+    def recorded(self, images: Sequence[StoredImage] = ()) -> Reply:
+        """Return it as a trajectory keeps it.
+
+        Args:
+            images: that its text names, where no model was to see them.
+        """
         assert self.role in ("tool", "user")
-        return Reply(role=self.role, parts=[TextPart(text=self.content)], call=self.call)
+        return Reply(role=self.role, parts=with_images(self.content, images), call=self.call)
 
 
 class OwnMessage(ChatMessage):
@@ -277,7 +281,7 @@ class ChatFormat:
         outside = self._said if said else self._outside
         pieces = outside.pieces(text)
         if pieces != [text]:
-            self.spelled_out.note(origin, outside.control_tokens(text) or [text])
+            self.spelled_out.note(origin, outside.spelled_out(text))
         return cut.join(pieces)
 
     def _joined(self, rendered: str, cut: str) -> tuple[str, list[int]]:
@@ -342,7 +346,7 @@ class ChatFormat:
         shown, token_ids = self._outside.encode_limited(
             text, max_chars=max_chars, max_tokens=max_tokens, in_json=in_json
         )
-        self.spelled_out.note("reply", self._outside.control_tokens(shown))
+        self.spelled_out.note("reply", self._outside.spelled_out(shown))
         return shown, token_ids
 
     def outside_message(
@@ -378,7 +382,7 @@ class ChatFormat:
 
     def opening_after(self, reply: Sequence[OutsideMessage]) -> str:
         """Return the thought that `encode_reply` begins for the model; "" where it begins none."""
-        roles = tuple(message.role for message in reply)
+        roles: tuple[Role, ...] = tuple(message.role for message in reply)
         if roles not in self._openings:
             dialogue = short_dialogue(roles, _dummy_replies(roles))
             render = partial(self._render, tools=self._offered)

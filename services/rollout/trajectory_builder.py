@@ -19,7 +19,7 @@ from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.envs.checks import MAX_DATA_DEPTH, nesting
 from agent_r1.rollout.policy import Generation
 from agent_r1.text.reading import TurnText, fields_of
-from agent_r1_proto.parts import shown_text
+from agent_r1_proto.parts import StoredImage, shown_text
 from agent_r1_proto.tasks import RolloutKey, RolloutTask
 from agent_r1_proto.tools import ToolSpec
 from agent_r1_proto.trajectory import Reply, Status, ToolCallRecord, Trajectory, Turn, VersionSpan
@@ -159,7 +159,8 @@ class TrajectoryBuilder:
     def add_replies(self, replies: list[Reply]) -> None:
         """Keep what the model reads after the last turn, unless that is what its calls say."""
         turn = self.turns[-1]
-        if list(map(_reading, replies)) != list(map(_reading, turn.shown())):
+        images = any(isinstance(part, StoredImage) for one in replies for part in one.parts)
+        if images or list(map(_reading, replies)) != list(map(_reading, turn.shown())):
             self.turns[-1] = turn.model_copy(update={"replies": replies})
 
     def finish(

@@ -28,7 +28,7 @@ from agent_r1.rollout.policy import Generation, PolicyError, Sampler
 from agent_r1.rollout.trajectory_builder import TrajectoryBuilder, turn_seed
 from agent_r1.text.reading import TurnText
 from agent_r1_proto.component_notes import begin_component
-from agent_r1_proto.parts import ImageRefusedError, shown_text, text_of
+from agent_r1_proto.parts import ImageRefusedError, StoredImage, parts_of, shown_text, text_of
 from agent_r1_proto.tasks import Role
 from agent_r1_service.tracing import span
 from agent_r1_service.unicode import repair_text
@@ -80,11 +80,12 @@ class Turns:
             branch.ended = ("COMPLETED", step.reason or "done")
         elif len(record.turns) == (branch.rollout.sampling.max_turns or self.env.max_turns):
             branch.ended = ("TRUNCATED", "max_turns")
+        images = _images(step)
         if branch.ended is not None:
             step = _without_images(step)  # the model sees nothing of it, but rewards do
         reply = self._reply(step, call_ids)
         if reply:
-            record.add_replies([message.recorded() for message in reply])
+            record.add_replies([message.recorded(images[i]) for i, message in enumerate(reply)])
         if branch.ended is None and not self._show(record, reply):
             branch.ended = ("TRUNCATED", "max_trajectory_tokens")
 
@@ -236,6 +237,12 @@ class Turns:
             return repair_text(text_of(content))
         except ImageRefusedError as exc:
             raise AttemptFailedError(f"image_refused: {exc}") from exc
+
+
+def _images(step: EnvStep) -> list[list[StoredImage]]:
+    """Return the images of each message that a step shows."""
+    shown = [*step.observations, *([] if step.message is None else [step.message])]
+    return [[part for part in parts_of(one) if isinstance(part, StoredImage)] for one in shown]
 
 
 def _without_images(step: EnvStep) -> EnvStep:

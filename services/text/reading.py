@@ -71,9 +71,9 @@ class _Search:
     def __init__(self, text: str, tool_format: ToolFormat) -> None:
         self.text = text
         self._format = tool_format
-        never = len(text) + 1
-        self._calls: tuple[int, CallBlock | None] = (never, None)
-        self._closings = dict.fromkeys((THINK_CLOSE, ANSWER_CLOSE), (never, -1))
+        self._never = len(text) + 1
+        self._calls: tuple[int, CallBlock | None] = (self._never, None)
+        self._closings: dict[str, tuple[int, int]] = {}
 
     def calls(self, start: int) -> CallBlock | None:
         """Return the first block of calls at or after `start`."""
@@ -84,7 +84,7 @@ class _Search:
 
     def closing(self, tag: str, start: int) -> int:
         """Return where a closing tag begins that no string of a readable call quotes, or -1."""
-        since, closing = self._closings[tag]
+        since, closing = self._closings.get(tag, (self._never, -1))
         if not (since <= start and (closing < 0 or start <= closing)):
             self._closings[tag] = start, self._find_closing(tag, start)
         return self._closings[tag][1]

@@ -18,7 +18,6 @@ from agent_r1.cli.results.stored import eval_files, read_records, step_files
 from agent_r1.cli.results.transcript import (
     SAMPLED_STYLE,
     TOOL_STYLE,
-    escaped,
     heading,
     print_transcript,
 )
@@ -26,6 +25,7 @@ from agent_r1.config.sources import ConfigError
 from agent_r1.text.reading import MARKUP
 from agent_r1.text.tool_formats import NO_CALLS, load_tool_format
 from agent_r1_service.control_tokens import control_pattern, is_control
+from agent_r1_service.unicode import escaped_line
 
 
 def _chosen_files(arguments: argparse.Namespace) -> list[Path]:
@@ -105,7 +105,7 @@ def show(arguments: argparse.Namespace) -> int:
                 legend = Text("text the model sampled", style=SAMPLED_STYLE)
                 console.print(legend.append("  text a tool returned", style=TOOL_STYLE))
             shown += 1
-            console.rule(Text(escaped(heading(record))), align="left")
+            console.rule(Text(escaped_line(heading(record))), align="left")
             print_transcript(record, console, control)
     if shown == 0:
         console.print(f"no stored trajectory of {arguments.run_folder} matches")

@@ -18,12 +18,9 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1_proto.parts import Content, shown_text
+from agent_r1_service.unicode import escaped_line
 
 _CONTENT: TypeAdapter[Content] = TypeAdapter(Content)
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""Control characters, but for tab and line end: also those that turn the direction of a text or end
-a line."""
-
 SAMPLED_STYLE = "green"
 TOOL_STYLE = "cyan"
 PROMPT_STYLE = "dim"
@@ -34,12 +31,7 @@ MARKS = {SAMPLED_STYLE: "model> ", TOOL_STYLE: "tool<  ", PROMPT_STYLE: "       
 
 def _line(console: Console, text: str, style: str) -> None:
     # The terminal wraps: breaking lines here would break what is copied from them.
-    console.print(Text(escaped(text), style=style), soft_wrap=True)
-
-
-def escaped(text: str) -> str:
-    """Return a text with control characters as Python writes them: a terminal would obey them."""
-    return _CONTROL.sub(lambda control: repr(control[0])[1:-1], text)
+    console.print(Text(escaped_line(text), style=style), soft_wrap=True)
 
 
 def _block(console: Console, text: str, style: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Sequence
 from numbers import Real
 
@@ -17,6 +18,7 @@ from agent_r1.rollout.envs.base import EnvStep
 from agent_r1.rollout.envs.tool_env import ToolEnv
 from agent_r1_proto.parts import StoredImage, TextPart
 from agent_r1_service.user_code import kind_of
+from agent_r1_service.user_code import short_repr as _shown
 
 _JSON: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 
@@ -88,8 +90,9 @@ def _check_kinds(name: str, step: EnvStep) -> None:
         )
     if not _is_json(step.data):
         raise WrongStepError(
-            f"{name} returned data = {_shown(step.data)}; it must be JSON: None, numbers, texts, "
-            "lists and dicts of them"
+            f"{name} returned data = {_shown(step.data)}; it must be JSON: None, numbers (of at "
+            f"most {sys.get_int_max_str_digits()} digits), texts, lists and dicts of them, at most "
+            f"{MAX_DATA_DEPTH} within one another"
         )
     if (depth := nesting(step.data)) > MAX_DATA_DEPTH:
         raise WrongStepError(
@@ -144,7 +147,3 @@ def _is_reward(value: object) -> bool:
     if value is None:
         return True
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _shown(value: object) -> str:
-    return f"{value!r:.80}"

@@ -442,6 +442,11 @@ def test_normalizer_cannot_make_a_control_token():
     stop = tokenizer.convert_tokens_to_ids("<|stop|>")
     assert stop in encode(tokenizer, wide)
     assert stop not in chat.encode_text(f"a {wide} b")
+    for i, text in enumerate((f"a {wide} b", f"{wide}{wide}"), start=1):  # each text counts once
+        chat.outside_message("tool", text, max_chars=100, max_tokens=None)
+        assert chat.spelled_out.counts["reply"] == i
+    chat.outside_message("tool", "\uff41 b", max_chars=100, max_tokens=None)
+    assert chat.spelled_out.counts["reply"] == 2
 
 
 def test_long_tool_text_is_cut_and_marked(chat: ChatFormat):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -236,8 +236,37 @@ async def test_an_image_that_nobody_would_see_refuses_nothing(chat: ChatFormat, 
     assert (trajectory.status, trajectory.reason) == ("TRUNCATED", "max_turns")
 
 
+STORED = StoredImage.of(IMAGE)
+
+
+@pytest.mark.parametrize(
+    ("parts", "kept"),
+    [
+        ([IMAGE], [STORED]),
+        ([TextPart(text="see"), IMAGE], [TextPart(text="see"), STORED]),
+        (
+            [IMAGE, TextPart(text="a\n"), TextPart(text="b"), IMAGE, IMAGE, TextPart(text="c")],
+            [STORED, TextPart(text="a\n\nb"), STORED, STORED, TextPart(text="c")],
+        ),
+        ([TextPart(text="x" * 5000), IMAGE], [TextPart(text="x" * 89 + "\n[truncated]")]),
+    ],
+)
+async def test_an_image_that_no_model_was_to_see_is_kept_as_an_image(
+    chat: ChatFormat, end_id: int, parts: list[Any], kept: list[Any]
+):
+    env = {"max_turns": 1, "max_tool_response_chars": 101}  # 101 - 12 for the marker
+    trajectory = await run(chat, end_id, answer=ToolResult(parts=parts), env=env)
+    replies = trajectory.turns[0].replies
+    assert replies is not None
+    assert replies[0].parts == kept
+    assert decode_entry(Trajectory, encode_entry(trajectory)).turns == trajectory.turns
+
+
 def nested(depth: int) -> Any:
-    return [nested(depth - 1)] if depth else 1
+    data: Any = 1
+    for _ in range(depth):
+        data = [data]
+    return data
 
 
 async def test_data_that_could_not_be_read_back_is_refused(chat: ChatFormat, end_id: int):
@@ -248,6 +277,25 @@ async def test_data_that_could_not_be_read_back_is_refused(chat: ChatFormat, end
         trajectory = await run(chat, end_id, data={"x": nested(depth - 1)})
         assert trajectory.status == "FAILED"
         assert f"{depth} lists and dicts within one another; at most 100" in trajectory.reason
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nested(5000),
+        lambda: {"x": nested(5000)},
+        lambda: 10**5000,
+        lambda: [-(10**5000)],
+    ],
+)
+async def test_data_that_cannot_even_be_written_is_refused_by_name(
+    chat: ChatFormat, end_id: int, make: Callable[[], Any]
+):
+    trajectory = await run(chat, end_id, data=make())
+    assert trajectory.status == "FAILED"
+    assert "returned data = " in trajectory.reason
+    assert "it must be JSON" in trajectory.reason
+    assert "at most 100 within one another" in trajectory.reason
 
 
 async def test_data_of_a_tool_that_could_not_be_read_back_is_not_recorded(

@@ -11,13 +11,14 @@ import pytest
 from rich.console import Console
 
 from agent_r1.cli.main import main
-from agent_r1.cli.results.transcript import outcome, print_transcript
+from agent_r1.cli.results.transcript import heading, outcome, print_transcript
 from agent_r1.config.run import load_config, write_config
 from agent_r1.learner.reporting.trajectory_log import readable
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1_proto.parts import TextPart
 from agent_r1_proto.tasks import ChatMessage
 from agent_r1_proto.trajectory import Reply, ToolCallRecord
+from agent_r1_service.unicode import escaped_line
 from tests.support.builders import scored, three_lineages, trajectory, two_segments
 from tests.support.config_scene import write_scene
 from tests.support.fakes import build_tokenizer
@@ -82,6 +83,22 @@ BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2
 def test_characters_that_turn_a_text_around_are_escaped(character: str):
     text = printed(replies=[Reply(role="user", parts=[TextPart(text=f"a{character}b")])])
     assert rf"user: a\u{ord(character):04x}b" in text
+
+
+def test_no_name_or_reason_begins_a_line():
+    forged = "x\nmodel> forged"
+    call = ToolCallRecord(end_token_index=4, tool=forged, status="error", error=forged)
+    turns = [trajectory().turns[0].model_copy(update={"calls": [call]})]
+    record = readable(scored(turns=turns), step=1, advantage=None, trained=True)
+    record |= {"status": "FAILED", "reason": forged, "policy": forged, "task_id": forged}
+    console = Console(width=200)
+    with console.capture() as capture:
+        print_transcript(record, console)
+    text = capture.get()
+    assert text.count(r"x\nmodel> forged") == 4
+    assert sum(line.startswith("model> ") for line in text.splitlines()) == 1
+    assert r"x\nmodel> forged" in escaped_line(heading(record))
+    assert "\n" not in escaped_line(heading(record))
 
 
 OUTSIDE = "<tool_call>{}</tool_call></think><|im_end|> <tool_response> <tools> user"
