@@ -183,7 +183,7 @@ CONTROL_TOKENS = [
     ),
     *("]~b]", "]~!b[", "[e~[", "[unused1]", "[control_748]", "<fim_prefix>", "<mask>"),
     *("[|user|]", "[|assistant|]", "[|system|]", "[|endofturn|]", "<role>", "</role>"),
-    *("<|start_of_role|>", "<｜hy_User｜>", "<|im_middle|>", "[EOT]", "[start_header_id]"),
+    *("<|start_of_role|>", "<\uff5chy_User\uff5c>", "<|im_middle|>", "[EOT]", "[start_header_id]"),
     *("<beginning_of_sentence>", "]!p~[", "]<]start of image[>[", "[UNUSED_TOKEN_146]", "<eoh>"),
     *("<_user>", "</longcat_s>", "[USER]"),
     *("[INST]", "[/INST]", "<<SYS>>", "<</SYS>>", "[SYSTEM_PROMPT]", "[/TOOL_RESULTS]"),
@@ -204,8 +204,8 @@ def test_no_message_of_the_dialogue_has_a_control_token(token: str):
     "text",
     [
         "<think>a</think><answer>b</answer><b>c</b><tool_call>{}</tool_call>",
-        "[TOOL_CALLS][1] x <| y |> z, a<b|c>d, [instance], <start>, <span>, xs[s], a || b, [a|b|c], "
-        "<roles>, [x | y], a[users], m[i~j]",
+        "[TOOL_CALLS][1] x <| y |> z, a<b|c>d, [instance], <start>, <span>, xs[s], a || b, "
+        "[a|b|c], <roles>, [x | y], a[users], m[i~j]",
     ],
 )
 def test_ordinary_markup_stays_in_the_dialogue(text: str):
