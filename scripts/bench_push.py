@@ -27,7 +27,7 @@ from agent_r1.learner.config import EngineConfig, LearnerConfig
 from agent_r1.learner.engine.interface import LossSpec, PolicyEngine, TrainSample
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.weights.transports.http import HttpTransport
-from agent_r1.rollout.weights.http import HttpFetcher
+from agent_r1.weights.http import HttpFetcher
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import MANIFEST_FILE, SNAPSHOT_FILE, NewestVersion, WeightManifest
 from agent_r1_service.config import ListenConfig, ModelConfig

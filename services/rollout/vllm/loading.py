@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent_r1.rollout.vllm.snapshot_reader import ModelLayout
+from agent_r1.weights.snapshot_reader import ModelLayout
 
 
 class EngineWeights(Protocol):

@@ -17,6 +17,9 @@ from typing import Self
 from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.server import LearnerServer
 from agent_r1.learner.weights.transports.base import Published
+from agent_r1.weights.chunks import hash_chunks
+from agent_r1.weights.served_files import ContentFiles
+from agent_r1.weights.version_files import WeightFiles, file_url
 from agent_r1_proto.weights import (
     DELTA_FILE,
     MANIFEST_FILE,
@@ -25,9 +28,6 @@ from agent_r1_proto.weights import (
     WeightManifest,
 )
 from agent_r1_service.files.writing import write_atomically
-from agent_r1_service.transfer.chunks import hash_chunks
-from agent_r1_service.transfer.files import ContentFiles
-from agent_r1_service.weights.files import WeightFiles, file_url
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,7 @@ def _read_manifest(directory: Path) -> WeightManifest:
 
 def _make_delta(base: Path, directory: Path, manifest: WeightManifest) -> WeightDelta:
     # Not at the top: other pushes need no zstd.
-    from agent_r1_service.weights.delta import write_delta
+    from agent_r1.weights.delta import write_delta
 
     path = directory / DELTA_FILE
     frames = write_delta(base / SNAPSHOT_FILE, directory / SNAPSHOT_FILE, manifest.tensors, path)

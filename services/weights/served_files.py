@@ -1,6 +1,6 @@
 """Files that a service serves over HTTP: counted, and by what they hold instead of by a name.
 
-The learner serves what a joining service needs this way; weights/files.py serves by version.
+The learner serves what a joining service needs this way; version_files.py serves by version.
 """
 
 from __future__ import annotations

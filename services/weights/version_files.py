@@ -14,8 +14,8 @@ from pathlib import Path
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import FileResponse, Response
 
+from agent_r1.weights.served_files import RANGE_ERRORS, CountedFile
 from agent_r1_service.http.api import Route, describe
-from agent_r1_service.transfer.files import RANGE_ERRORS, CountedFile
 
 PATH = "/weights/files/{version}/{name}"
 _ONE_RANGE = re.compile(r"bytes=(\d{1,18})-(\d{1,18})")

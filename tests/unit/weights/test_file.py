@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights.file import read_manifest
+from agent_r1.weights.file import read_manifest
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import WeightManifest
 from tests.support.snapshot_files import EMBEDDING, write_snapshot
 

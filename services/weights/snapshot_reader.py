@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.rollout.policy import PolicySetupError, WeightsRefusedError
+from agent_r1.weights.adapters import adapter_shapes, check_start
+from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.weights import AdapterHeader, TensorEntry, WeightManifest
 from agent_r1_service.config import LoraConfig
-from agent_r1_service.weights.adapters import adapter_shapes, check_start
 
 LM_HEAD = "lm_head.weight"
 EMBEDDING = "model.embed_tokens.weight"
@@ -75,7 +75,7 @@ def read_model_layout(model_dir: Path, *, tied: bool) -> ModelLayout:
         tied: the model's configuration ties the output layer to the embedding.
 
     Raises:
-        PolicySetupError: the directory has no readable safetensors files.
+        ValueError: the directory has no readable safetensors files.
     """
     index = model_dir / "model.safetensors.index.json"
     try:
@@ -86,11 +86,11 @@ def read_model_layout(model_dir: Path, *, tied: bool) -> ModelLayout:
             files = tuple(sorted(model_dir.glob("*.safetensors")))
         shapes = {name: shape for file in files for name, shape in _shapes(file).items()}
     except (OSError, ValueError, KeyError, AttributeError) as exc:
-        raise PolicySetupError(
+        raise ValueError(
             f"model.path ({model_dir}) cannot be read: {exc}; copy the model again"
         ) from exc
     if not shapes:
-        raise PolicySetupError(
+        raise ValueError(
             f"model.path ({model_dir}) holds no *.safetensors file; save the model with "
             "save_pretrained, which writes them"
         )
@@ -103,13 +103,10 @@ def adapter_layout(model: ModelLayout, lora: LoraConfig) -> ModelLayout:
     """Return the tensors of a model's adapter.
 
     Raises:
-        PolicySetupError: it does not fit the model.
+        ValueError: it does not fit the model.
     """
-    try:
-        check_start(lora)
-        shapes = adapter_shapes(model.shapes, lora)
-    except ValueError as exc:
-        raise PolicySetupError(str(exc)) from exc
+    check_start(lora)
+    shapes = adapter_shapes(model.shapes, lora)
     header = AdapterHeader(rank=lora.rank, alpha=lora.alpha)
     return ModelLayout(files=(), shapes=shapes, aliases={}, adapter=header)
 

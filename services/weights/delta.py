@@ -1,7 +1,7 @@
 """What one weight version changes of another, without loss: byte planes of their XOR, compressed.
 
 learner (weights/transports/http.py) --`write_delta`--> one compressed frame per tensor -->
-`apply_delta` on rollout servers (weights/http.py), which hold the base.
+`apply_delta` on rollout servers (http.py), which hold the base.
 
 An optimizer step changes few bits of few bfloat16 weights. The XOR with the base is 0 elsewhere,
 and with the bytes of equal significance side by side the zeros stand in long rows.

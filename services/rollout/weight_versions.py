@@ -12,8 +12,8 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from agent_r1.rollout.policy import Policy, WeightsRefusedError
-from agent_r1.rollout.weights.fetcher import Fetcher
+from agent_r1.rollout.policy import Policy
+from agent_r1.weights.manifest import Fetcher, WeightsRefusedError
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import LoadReply, LoadRequest, NewestVersion, ScoredPrompt
 

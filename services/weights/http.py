@@ -19,12 +19,15 @@ import httpx
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights.fetcher import (
+from agent_r1.weights.chunks import PartialFile, TransferError, reserve
+from agent_r1.weights.download import Download, pull_client
+from agent_r1.weights.manifest import (
     MAX_MANIFEST_BYTES,
+    WeightsRefusedError,
     check_manifest,
     manifest_location,
 )
+from agent_r1.weights.version_files import WeightFiles, file_url
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.weights import (
     DELTA_FILE,
@@ -37,9 +40,6 @@ from agent_r1_proto.weights import (
 from agent_r1_service.files.own_folder import OwnFolder, remove_left_behind
 from agent_r1_service.files.room import readable_size, require_room
 from agent_r1_service.http.token import RunToken
-from agent_r1_service.transfer.chunks import PartialFile, TransferError, reserve
-from agent_r1_service.transfer.download import Download, pull_client
-from agent_r1_service.weights.files import WeightFiles, file_url
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class HttpFetcher(AbstractAsyncContextManager["HttpFetcher"]):
 
     def _apply(self, delta: WeightDelta, path: Path, manifest: WeightManifest) -> None:
         # Not at the top: other pushes need no zstd.
-        from agent_r1_service.weights.delta import apply_delta
+        from agent_r1.weights.delta import apply_delta
 
         target = self._path(manifest.policy_version)
         reserve(target, manifest.size_bytes, ROOM_REMEDY)

@@ -14,9 +14,9 @@ from pathlib import Path
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from agent_r1.rollout.policy import WeightsRefusedError
-from agent_r1.rollout.weights.fetcher import (
+from agent_r1.weights.manifest import (
     MAX_MANIFEST_BYTES,
+    WeightsRefusedError,
     check_manifest,
     manifest_location,
 )

@@ -1,7 +1,7 @@
-"""How a rollout server gets at a published version: one interface, one file a transport.
+"""The server's end of a transport: brings published versions to this machine.
 
-versions.py asks for the version that the registry calls the newest and gets a manifest whose
-snapshot is a file on this machine. The other end is `agent_r1.learner.weights.transports`.
+rollout/weight_versions.py asks for the version that the registry calls the newest, and gets a
+manifest whose snapshot is a file here. The other end is `agent_r1.learner.weights.transports`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
-from agent_r1.rollout.policy import WeightsRefusedError
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 """A tensor takes about 200 bytes there; models have hundreds to tens of thousands."""
+
+
+class WeightsRefusedError(ValueError):
+    """A version cannot be had, or does not fit the model; the weights in use stay in use."""
 
 
 class Fetcher(AbstractAsyncContextManager["Fetcher"], Protocol):
