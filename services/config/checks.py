@@ -29,7 +29,7 @@ from agent_r1.config.sources import ConfigError, at_hand, quoted
 from agent_r1.learner.redis_memory import redis_memory_problem
 from agent_r1.tools.search.config import SearchConfig
 from agent_r1.weights.adapters import adapter_shapes, check_start
-from agent_r1.weights.snapshot_reader import read_model_layout
+from agent_r1.weights.layout import read_model_layout
 from agent_r1_proto.tasks import Role, Task
 from agent_r1_service.extras import MissingPackageError
 from agent_r1_service.files.data_source import DataSource

@@ -1,4 +1,4 @@
-"""Which weights this server samples with, and how it gets newer ones.
+"""The weight versions of this server: the one it samples with, and loading newer ones.
 
 app.py hands in the learner's `LoadRequest`s; worker.py asks to catch up with the registry's newest
 version before it starts samples. Both end in `Policy.load_weights`, one at a time. What is loaded

@@ -1,1 +1,1 @@
-"""Weights as files: where a version is, and deltas between two versions."""
+"""Weight versions on their way from the learner to the rollout servers, and their files."""

@@ -1,8 +1,8 @@
-"""Pulls one file from the learner, and from the other rollout servers where they pull it too.
+"""Downloads: one file from the learner, and from the rollout servers that download it too.
 
-Every chunk has one server that takes it from the learner; the others wait for that one to have it,
-so that the learner sends the file about once, however many servers there are. A server that has
-failed, or that keeps the others waiting, is asked no more, and its chunks are shared out again.
+Each chunk is assigned to one server, which takes it from the learner; the others take it from that
+server. So the learner sends the file about once, however many servers there are. Servers stop
+asking a slow or faulty peer, and share its chunks among the rest.
 """
 
 from __future__ import annotations

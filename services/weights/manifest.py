@@ -1,15 +1,20 @@
-"""The server's end of a transport: brings published versions to this machine.
+"""Manifests of weight versions, and the two ends of the transports that carry versions.
 
-rollout/weight_versions.py asks for the version that the registry calls the newest, and gets a
-manifest whose snapshot is a file here. The other end is `agent_r1.learner.weights.transports`.
+learner/weights/publisher.py hands every version to a `Transport`, which says where its manifest is.
+rollout/weight_versions.py asks a `Fetcher` for the newest one, and gets a manifest whose snapshot
+is a file on this machine. Each transport has both ends in one file: file.py, http.py.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from dataclasses import dataclass
+from pathlib import Path
 
 from fastapi import FastAPI
+from pydantic import ValidationError
 
 from agent_r1_proto.weights import NewestVersion, WeightManifest
 
@@ -21,28 +26,75 @@ class WeightsRefusedError(ValueError):
     """A version cannot be had, or does not fit the model; the weights in use stay in use."""
 
 
-class Fetcher(AbstractAsyncContextManager["Fetcher"], Protocol):
-    """Brings versions to this machine while its context lasts."""
+@dataclass(frozen=True)
+class Published:
+    """A version that servers can take."""
+
+    location: str
+    """Of its manifest."""
+    size_bytes: int
+    """What a server takes that holds the version before: its delta where there is one, else the
+    snapshot."""
+
+
+class Transport(AbstractAsyncContextManager["Transport"]):
+    """The learner's end: makes versions available while its context lasts."""
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Leave what is published: servers may still read it."""
+
+    @abstractmethod
+    async def publish(self, policy_version: int, directory: Path) -> Published:
+        """Make a version available.
+
+        Args:
+            policy_version: its number.
+            directory: holds manifest and snapshot, complete and on the disk.
+        """
+
+    def take_bytes_sent(self) -> int:
+        """Return the bytes that this transport has sent since the last call."""
+        return 0
+
+    def serve(self, paths: Mapping[str, Path]) -> str | None:
+        """Serve files to services that join the run; return the base URL.
+
+        Args:
+            paths: by the SHA-256 of their content.
+
+        Returns:
+            None where the transport serves nothing.
+        """
+        return None
+
+    def withdraw(self, policy_version: int) -> None:
+        """Forget a version whose files are about to be deleted; reads under way may end."""
+
+
+class Fetcher(AbstractAsyncContextManager["Fetcher"]):
+    """The server's end: brings versions to this machine while its context lasts."""
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Leave the files: they are the learner's."""
 
     def add_routes(self, app: FastAPI) -> None:
         """Let other servers take from this one, where the transport has that."""
-        ...
 
+    @abstractmethod
     def check_location(self, location: str) -> None:
         """Check that a manifest's location is one of this transport.
 
         Raises:
             WeightsRefusedError: it is not.
         """
-        ...
 
+    @abstractmethod
     async def fetch(self, newest: NewestVersion) -> WeightManifest:
         """Return a version's manifest; its `location` is the path of a file that is complete.
 
         Raises:
             WeightsRefusedError: manifest or snapshot cannot be had; nothing has changed.
         """
-        ...
 
 
 def manifest_location(newest: NewestVersion) -> str:
@@ -59,19 +111,30 @@ def manifest_location(newest: NewestVersion) -> str:
     return newest.manifest_location
 
 
-def check_manifest(
-    manifest: WeightManifest, where: str, *, policy_version: int, run_id: str
-) -> None:
-    """Check that a manifest describes the version asked for.
+def parse_manifest(
+    content: bytes, where: str, newest: NewestVersion, run_id: str
+) -> WeightManifest:
+    """Parse a manifest, and check that it describes the version asked for.
+
+    A refusal never quotes it: whoever asks for a load need not be allowed to read the file.
 
     Raises:
-        WeightsRefusedError: it is of another version or run.
+        WeightsRefusedError: it does not parse, or is of another version or run.
     """
+    try:
+        manifest = WeightManifest.model_validate_json(content)
+    except ValidationError as exc:
+        raise WeightsRefusedError(
+            f"the manifest {where} does not parse ({exc.error_count()} problems); it must be one "
+            "that a learner of the same release wrote"
+        ) from None  # the cause would quote it in the log
     if manifest.run_id != run_id:
         raise WeightsRefusedError(
             f"the manifest {where} is of another run; this server serves {run_id!r}"
         )
-    if manifest.policy_version != policy_version:
+    if manifest.policy_version != newest.policy_version:
         raise WeightsRefusedError(
-            f"the manifest {where} is of another version than {policy_version}, which was asked for"
+            f"the manifest {where} is of another version than {newest.policy_version}, which was "
+            "asked for"
         )
+    return manifest

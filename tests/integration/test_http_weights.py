@@ -20,9 +20,8 @@ from aiohttp import web
 from fastapi import FastAPI
 
 from agent_r1.learner.config import LearnerConfig
-from agent_r1.learner.weights.transports.http import HttpTransport, describe_files
 from agent_r1.weights import chunks, download
-from agent_r1.weights.http import HttpFetcher
+from agent_r1.weights.http import HttpFetcher, HttpTransport, describe_files
 from agent_r1.weights.manifest import WeightsRefusedError
 from agent_r1_proto.registry import RolloutServer
 from agent_r1_proto.weights import NewestVersion, WeightManifest

@@ -38,8 +38,7 @@ from agent_r1.tools.search.config import SearchConfig
 from agent_r1.tools.search.retrieve import add_retrieve
 from agent_r1.tools.search.tool import open_search_tool
 from agent_r1.weights.file import FileFetcher
-from agent_r1.weights.served_files import ContentFiles
-from agent_r1.weights.version_files import WeightFiles
+from agent_r1.weights.served_files import ContentFiles, WeightFiles
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.streams import Broker
 from agent_r1_proto.weights import NewestVersion

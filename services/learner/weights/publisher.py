@@ -1,8 +1,8 @@
-"""Publish, then pull: how new weights reach the rollout servers.
+"""The publisher: brings new weights to the rollout servers, which pull them.
 
-learner writes a snapshot and its manifest, hands them to the transport, sets the newest version in
-Redis, and POSTs `LoadRequest` to every announced rollout server; it continues when at least one has
-it. Servers that are behind or start late catch up by themselves. A canary follows each push.
+Writes a snapshot and its manifest, hands them to the transport, sets the newest version in Redis,
+and POSTs `LoadRequest` to every announced rollout server; it continues when at least one has the
+version. Servers that are behind or start late catch up by themselves. A canary follows each push.
 
 Every phase has a timeout, so that no push can hang the learner.
 """
@@ -22,6 +22,7 @@ from typing import Self
 
 from agent_r1.learner.checkpoints.ledger import Ledger
 from agent_r1.learner.checkpoints.ownership import TakenOverError
+from agent_r1.learner.config import LearnerConfig
 from agent_r1.learner.engine.interface import PolicyEngine, TrainSample
 from agent_r1.learner.run_spec import RunSpec
 from agent_r1.learner.server import LearnerServer
@@ -39,8 +40,9 @@ from agent_r1.learner.weights.canary import (
     judge,
 )
 from agent_r1.learner.weights.servers import ServerClient, ServerError
-from agent_r1.learner.weights.transports import make_transport
-from agent_r1.learner.weights.transports.base import Published
+from agent_r1.weights.file import FileTransport
+from agent_r1.weights.http import HttpTransport
+from agent_r1.weights.manifest import Published, Transport
 from agent_r1_proto.registry import Registry, RolloutServer
 from agent_r1_proto.weights import (
     CanaryReply,
@@ -93,6 +95,13 @@ class PushReport:
     """Time the learner took to compute the canary's tokens."""
     score_s: float = 0.0
     """Longest time a server took to score them."""
+
+
+def make_transport(config: LearnerConfig, server: LearnerServer) -> Transport:
+    """Return the transport that the configuration names, not yet open."""
+    if config.transport == "file":
+        return FileTransport()
+    return HttpTransport(server, dense_every=config.dense_every if config.push == "delta" else 1)
 
 
 class ServersAheadError(RunFailedError):

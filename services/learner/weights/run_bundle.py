@@ -1,4 +1,4 @@
-"""What the learner gives to services that join on other hosts: `config.json` --> `RunBundle`.
+"""The bundle of a run, for services that join on other hosts: `config.json` --> `RunBundle`.
 
 The transport serves the bundle and its files; `agent-r1 serve SERVICE --join RUN_ID` pulls them.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.learner.run_spec import RunSpec
-from agent_r1.learner.weights.transports import Transport
 from agent_r1.weights.chunks import hash_chunks
+from agent_r1.weights.manifest import Transport
 from agent_r1_proto.registry import Registry
 from agent_r1_proto.run_bundle import (
     TOOL_FILES,

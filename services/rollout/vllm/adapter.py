@@ -16,7 +16,7 @@ import numpy as np
 
 from agent_r1.rollout.vllm.loading import EngineWeights
 from agent_r1.weights.adapters import ADAPTER_FILE, write_adapter_config
-from agent_r1.weights.snapshot_reader import ModelLayout
+from agent_r1.weights.layout import ModelLayout
 from agent_r1_service.config import LoraConfig
 from agent_r1_service.files.own_folder import OwnFolder
 

@@ -48,7 +48,7 @@ from agent_r1.rollout.vllm.settings import (
     read_model,
 )
 from agent_r1.weights.manifest import WeightsRefusedError
-from agent_r1.weights.snapshot_reader import verify_snapshot
+from agent_r1.weights.snapshot import verify_snapshot
 from agent_r1_proto.trajectory import VersionSpan
 from agent_r1_proto.weights import WeightManifest
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.rollout.policy import PolicyOutOfMemoryError, PolicySetupError
-from agent_r1.weights.snapshot_reader import (
+from agent_r1.weights.layout import (
     ModelLayout,
     adapter_layout,
     read_model_layout,

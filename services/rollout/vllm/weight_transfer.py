@@ -1,8 +1,8 @@
-"""Runs inside vLLM's engine processes: loads weights from safetensors files, dies with the server.
+"""The weight-transfer engine in vLLM's processes: loads safetensors files, dies with the server.
 
 vLLM finds `register` through the entry point `vllm.general_plugins` in every process it starts.
 policy.py drives the phases: init (map the files, while generation continues), start, update
-(copy into the model), finish. Reads the files that snapshot_reader.py verified.
+(copy into the model), finish. Reads the files that weights/snapshot.py verified.
 """
 
 from __future__ import annotations
