@@ -1,4 +1,4 @@
-"""What MODEL_OR_RUN means on the command line: a model or an adapter, or a run's last checkpoint.
+"""MODEL_OR_RUN on the command line: a model or an adapter, or a run's last checkpoint.
 
 `evaluate` and `chat` read it; chat also takes its configuration from the run that made the model.
 """

@@ -1,4 +1,4 @@
-"""What a configuration names outside itself: models, data, corpora, user code, machines.
+"""Checks of what a configuration names outside itself: models, data, corpora, user code, machines.
 
 `agent-r1 config check` and every command that starts something calls `check`, which lists every
 problem before anything starts. `run.py` checks values and tables; this module files;

@@ -1,4 +1,4 @@
-"""What the agent loop needs of a sampler: token ids in, token ids and log-probabilities out.
+"""The sampler as the agent loop sees it: token ids in, token ids and log-probabilities out.
 
 turns.py reads `Generation` from a `Sampler`; weight_versions.py drives `load_weights` and `score`
 for the learner. `VllmPolicy` (vllm/policy.py) is the real one; tests bring their own. Imports no

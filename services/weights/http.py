@@ -79,7 +79,7 @@ class HttpTransport(Transport):
         self._bytes_taken = 0
         self.files = WeightFiles()
         self.run_files = ContentFiles()
-        """What services pull that join the run."""
+        """Files for services that join the run."""
 
     async def __aenter__(self) -> Self:
         """Add the routes, which end with the server."""
@@ -209,11 +209,11 @@ class HttpFetcher(Fetcher):
         self._folder = OwnFolder(parent, _PREFIX)
         self._client = pull_client(token)
         self._partial: tuple[int, PartialFile] | None = None
-        """The version that was asked for last."""
+        """The version asked for last, and its file."""
         self._complete: int | None = None
-        """The version that was complete last."""
+        """The last complete version."""
         self.files = WeightFiles()
-        """What other servers may take from this one."""
+        """Files that other servers may take from this one."""
 
     async def __aenter__(self) -> Self:
         """Return the fetcher."""

@@ -12,11 +12,14 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
 from pydantic import ValidationError
 
 from agent_r1_proto.weights import NewestVersion, WeightManifest
+
+if TYPE_CHECKING:  # learner ranks import this module through snapshot.py, and serve nothing
+    from fastapi import FastAPI
 
 MAX_MANIFEST_BYTES = 64 * 2**20
 """A tensor takes about 200 bytes there; models have hundreds to tens of thousands."""
@@ -28,13 +31,13 @@ class WeightsRefusedError(ValueError):
 
 @dataclass(frozen=True)
 class Published:
-    """A version that servers can take."""
+    """A version that servers can fetch."""
 
     location: str
     """Of its manifest."""
     size_bytes: int
-    """What a server takes that holds the version before: its delta where there is one, else the
-    snapshot."""
+    """Bytes for a server that holds the version before: of the delta where there is one, otherwise
+    of the snapshot."""
 
 
 class Transport(AbstractAsyncContextManager["Transport"]):

@@ -33,7 +33,7 @@ class CanaryError(RuntimeError):
 
 @dataclass(frozen=True)
 class CanaryBounds:
-    """How far the log-probabilities of learner and rollout may differ."""
+    """Bounds on the difference between the log-probabilities of learner and rollout."""
 
     dtype: Dtype
     mean_dlogp: float

@@ -56,11 +56,11 @@ from agent_r1_service.http.token import find_token
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""How often announced servers are looked up while none has the new version."""
+"""Time between two looks at the announced servers while none has the new version."""
 LOUD_S = 15.0
-"""How often waiting for a rollout server is reported."""
+"""Time between two reports of waiting for a rollout server."""
 OTHERS_GRACE_S = 1.0
-"""How long the learner waits for the other servers once one has the new version."""
+"""Time that the other servers have once one has the new version."""
 UNUSABLE = 422
 """HTTP status of a server that has found a version's files damaged, or does not understand them."""
 MAX_REFUSALS = 3
@@ -75,13 +75,13 @@ class PushReport:
     started: float = field(default_factory=time.monotonic)
     """`time.monotonic` when it began."""
     canary: Sequence[CanaryPrompt] = ()
-    """What its servers are compared on; empty is no comparison."""
+    """Prompts on which servers are compared with the learner; empty is no comparison."""
     canary_floor: float | None = None
     """Mean |difference| at version 0, in nats; None: not measured."""
     size_bytes: int = 0
-    """What a server takes that holds the version before."""
+    """Bytes for a server that holds the version before."""
     bytes_sent: int = 0
-    """What the learner has sent to servers since the push before."""
+    """Bytes that the learner has sent to servers since the push before."""
     write_s: float = 0.0
     fetch_s: float = 0.0
     """Longest time a server took to fetch and verify it, while it went on generating."""
@@ -333,10 +333,10 @@ class WeightPublisher:
         Servers that take longer continue in the background; their failures surface at the next
         push.
         """
-        names: dict[asyncio.Task[CanaryReading | None], str] = {}
-        for server in servers:
-            task = asyncio.create_task(self._load_one(server, report))
-            names[task] = server.server_id
+        names = {
+            asyncio.create_task(self._load_one(server, report)): server.server_id
+            for server in servers
+        }
         pending = set(names)
         errors: dict[str, ServerError] = {}
         try:

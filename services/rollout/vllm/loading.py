@@ -13,7 +13,7 @@ from agent_r1.weights.layout import ModelLayout
 
 
 class EngineWeights(Protocol):
-    """What of an engine's model is replaced by a new version."""
+    """The part of an engine's model that a new version replaces."""
 
     def request(self) -> Any:
         """Return vLLM's `lora_request` for the version in use; None where there is no adapter."""

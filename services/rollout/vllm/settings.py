@@ -1,4 +1,4 @@
-"""What policy.py must know and check before it imports vLLM.
+"""Settings of the engine, and what policy.py checks before it imports vLLM.
 
 Reads the model directory and the machine's memory; sets the environment variables that vLLM and
 OpenMP read once, at import. Imports neither vLLM nor torch.

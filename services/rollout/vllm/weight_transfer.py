@@ -146,7 +146,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
 
 class LoadOpenedFiles:
-    """What vLLM's workers can do besides: a whole update in one call instead of three."""
+    """An extension of vLLM's workers: a whole update in one call instead of three."""
 
     def load_opened_files(self: Any) -> None:
         """Fill the model from the files that `init_weight_transfer_engine` has opened."""
