@@ -66,7 +66,8 @@ class Servers(AsyncExitStack):
                 timeout_s=600.0,
                 token=None,
             )
-            self.fetchers.append(await self.enter_async_context(fetcher))
+            await self.enter_async_context(fetcher)
+            self.fetchers.append(fetcher)
             app, listen = FastAPI(), ListenConfig()
             fetcher.add_routes(app)
             listener = bind(str(number), listen, None)

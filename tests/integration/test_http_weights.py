@@ -75,16 +75,15 @@ class Servers:
 
     async def start(self, server_id: str, *, timeout_s: float = WAIT_S) -> HttpFetcher:
         registry: Any = self
-        fetcher = await self._open.enter_async_context(
-            HttpFetcher(
-                registry,
-                run_id="test",
-                server_id=server_id,
-                parent=self.folder / "pulled",
-                timeout_s=timeout_s,
-                token=TOKEN,
-            )
+        fetcher = HttpFetcher(
+            registry,
+            run_id="test",
+            server_id=server_id,
+            parent=self.folder / "pulled",
+            timeout_s=timeout_s,
+            token=TOKEN,
         )
+        await self._open.enter_async_context(fetcher)
         app = FastAPI()
         fetcher.add_routes(app)
         listen = ListenConfig()
