@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
@@ -30,7 +30,7 @@ def parse_object(text: str | bytes) -> dict[str, Any]:
         raise ValueError(f"it is cut off or damaged: {exc}") from exc
     if not isinstance(values, dict):
         raise ValueError(f"it holds {json.dumps(values):.40} and not a JSON object")
-    return values
+    return cast("dict[str, Any]", values)
 
 
 def read_object(file: Path) -> dict[str, Any]:

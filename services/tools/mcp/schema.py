@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from agent_r1_service.argument_schema import Path, find_problem
+from agent_r1_service.argument_schema import TOO_DEEP, Path, find_problem
 
 _INWARDS = {"properties": 2, "items": 1, "additionalProperties": 1}
 _INWARDS |= {"allOf": 2, "anyOf": 2, "prefixItems": 2}
@@ -30,7 +30,10 @@ def relax(schema: object) -> tuple[dict[str, Any], list[str]]:
     Returns:
         A schema of an object that refuses nothing the given one allows, and what was left out.
     """
-    usable = copy.deepcopy(schema) if isinstance(schema, dict) else {}
+    try:
+        usable = copy.deepcopy(schema) if isinstance(schema, dict) else {}
+    except RecursionError:
+        return {"type": "object"}, [f"{TOO_DEEP} (at $)"]
     notes: list[str] = []
     if usable.get("type") != "object":
         notes += [f"type is {usable['type']!r} (at $.type)"] if "type" in usable else []

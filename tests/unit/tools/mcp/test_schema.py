@@ -18,6 +18,14 @@ def of(**properties: Any) -> dict[str, Any]:
     return OBJECT | {"properties": properties}
 
 
+def deep(levels: int) -> dict[str, Any]:
+    """A schema so many objects deep; to check 150 takes more frames than Python has."""
+    schema: dict[str, Any] = TEXT
+    for _ in range(levels):
+        schema = of(a=schema)
+    return schema
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -42,6 +50,36 @@ def test_a_schema_that_can_be_checked_stays_as_it_is(schema: dict[str, Any]):
         (of(q={"$ref": "http://a.example/q.json"}), of(q={}), "leads nowhere"),
         (of(q={"$ref": "#/title"}) | {"title": "x"}, of(q={}) | {"title": "x"}, "is no schema"),
         (of(q={"$ref": "#/properties/q"}), of(q={}), "leads back to itself"),
+        (
+            of(r=TEXT) | {"allOf": [{"$ref": "#"}]},
+            of(r=TEXT) | {"allOf": [{}]},
+            r"'#' leads back to itself through \$\.allOf\.0\.\$ref",
+        ),
+        # A schema may refer to itself below the value: only the circle at the value goes.
+        (
+            of(child={"$ref": "#"}) | {"anyOf": [{"$ref": "#"}, {"required": ["child"]}]},
+            of(child={"$ref": "#"}) | {"anyOf": [{}, {"required": ["child"]}]},
+            r"'#' leads back to itself through \$\.anyOf\.0",
+        ),
+        (
+            of(q={"$ref": "#/$defs/A"}, r=TEXT)
+            | {
+                "$defs": {
+                    "A": {"anyOf": [{"$ref": "#/$defs/B"}, TEXT]},
+                    "B": {"allOf": [{"$ref": "#/$defs/A"}]},
+                }
+            },
+            of(q={}, r=TEXT) | {"$defs": {}},
+            r"through \$\.\$defs\.A\.anyOf\.0\.\$ref -> \$\.\$defs\.B\.allOf\.0\.\$ref",
+        ),
+        (OBJECT | {"if": {"not": {"$ref": "#/if"}}}, OBJECT, r"through \$\.if\.not\.\$ref"),
+        (
+            of(r=TEXT) | {"dependentSchemas": {"r": {"$ref": "#"}}},
+            of(r=TEXT),
+            "leads back to itself",
+        ),
+        (deep(400), OBJECT, r"nested too deeply \(at \$\)"),
+        (deep(150), OBJECT, r"nested too deeply \(at \$\)"),
         (of(q=None, r=TEXT), of(q={}, r=TEXT), "None is not of type"),
         (of(q={"type": "any"}), of(q={}), "'any' is not valid"),
         (of(n={"minimum": 0, "exclusiveMinimum": True}), of(n={"minimum": 0}), "not of type"),
