@@ -27,8 +27,8 @@ def own_fields(value: object) -> object:
     """Return what is given as a message as the fields of a `ChatMessage`, where it is a table.
 
     Tool calls and the id of the call that a result answers are kept, and a null content beside
-    calls is no text. A refusal is what was said. Reasoning becomes a thought at the beginning of the text. The name of a
-    speaker is left out, as chat templates do.
+    calls is no text. A refusal is what was said. Reasoning becomes a thought at the beginning of
+    the text. The name of a speaker is left out, as chat templates do.
 
     Raises:
         ValueError: it holds what no policy can be shown; the text names the field.
