@@ -34,7 +34,7 @@ def test_what_a_schema_cannot_check_is_left_to_the_tool(schema: dict[str, Any]):
 
 
 def test_a_circle_is_said_of_the_schema_and_no_longer_of_the_arguments():
-    schema = {"properties": {"q": {"$ref": "#/$defs/a"}}}
+    schema: dict[str, Any] = {"properties": {"q": {"$ref": "#/$defs/a"}}}
     schema["$defs"] = {"a": {"if": {"$ref": "#/$defs/a"}}}
     assert "leads back to itself through $.$defs.a.if.$ref" in str(find_problem(schema))
     tree = {"properties": {"left": {"$ref": "#"}, "right": {"$ref": "#"}}}
