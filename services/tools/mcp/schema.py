@@ -24,6 +24,10 @@ _COUNTERPARTS = {
 """Keywords that would take over what another one without its counterpart leaves."""
 
 
+MOST_PROBLEMS = 20
+"""Problems of one schema that are mended; the whole is looked at again for each."""
+
+
 def relax(schema: object) -> tuple[dict[str, Any], list[str]]:
     """Leave out of a schema what arguments cannot be checked with.
 
@@ -40,7 +44,7 @@ def relax(schema: object) -> tuple[dict[str, Any], list[str]]:
         usable["type"] = "object"  # arguments are an object, whatever a schema leaves out
     while (problem := find_problem(usable)) is not None:
         notes.append(str(problem))
-        if not problem.path:
+        if not problem.path or len(notes) > MOST_PROBLEMS:
             return {"type": "object"}, notes
         _leave_out(usable, problem.path)
     return usable, notes

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
+from mcp.shared.message import SessionMessage
+from mcp_types.jsonrpc import JSONRPCResponse
 
+from agent_r1.tools.mcp import listing
 from agent_r1.tools.mcp.listing import mend_tools
-from agent_r1.tools.mcp.schema import relax
+from agent_r1.tools.mcp.schema import MOST_PROBLEMS, relax
 
 OBJECT = {"type": "object"}
 JS = r"^\p{L}+$"
@@ -139,3 +143,30 @@ def test_an_odd_entry_of_a_list_leaves_the_others():
     assert notes["a"] == notes["c"] == []
     assert "leads nowhere" in notes["b"][0]
     assert notes["b"][1].startswith("annotations: ")
+
+
+def test_a_schema_with_more_problems_than_are_mended_is_left_to_the_server():
+    properties = {f"p{number}": {"$ref": f"#/{number}"} for number in range(MOST_PROBLEMS + 2)}
+    usable, notes = relax(of(**properties))
+    assert usable == OBJECT
+    assert len(notes) == MOST_PROBLEMS + 1
+    properties = {f"p{number}": {"$ref": f"#/{number}"} for number in range(MOST_PROBLEMS)}
+    assert relax(of(**properties))[0] == of(**{key: {} for key in properties})
+
+
+async def test_schemas_are_mended_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch):
+    threads: list[threading.Thread] = []
+
+    def mend(tools: list[Any], notes: dict[str, list[str]]) -> list[Any]:
+        threads.append(threading.current_thread())
+        return tools
+
+    class Stream:
+        async def receive(self) -> SessionMessage:
+            result = {"tools": [{"name": "echo"}]}
+            return SessionMessage(JSONRPCResponse(jsonrpc="2.0", id=1, result=result))
+
+    monkeypatch.setattr(listing, "mend_tools", mend)
+    await listing.MendedStream(Stream(), {}).receive()
+    (thread,) = threads
+    assert thread is not threading.main_thread()
