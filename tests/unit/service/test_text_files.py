@@ -85,6 +85,19 @@ def test_latin_1_is_called_no_utf_8_with_its_line(path: Path):
         read_file(file)
 
 
+@pytest.mark.parametrize(
+    "text", ["", '{"run": {"id"', "\0" * 64, "[" * 100_000, "[1]", "null", "-3"]
+)
+def test_a_damaged_config_of_a_run_is_named_in_one_line(path: Path, text: str):
+    file = path.with_name("config.json")
+    file.write_text(text)
+    with pytest.raises(
+        ConfigError, match=r"config.json (does not parse|is not a JSON obj)"
+    ) as said:
+        read_file(file)
+    assert "\n" not in str(said.value)
+
+
 QUESTIONS = {
     "shift_jis": ("CP932", ["東京は日本の首都ですか。", "富士山の高さは何メートルですか。"]),
     "euc_jp": ("EUC-JP", ["東京は日本の首都ですか。", "富士山の高さは何メートルですか。"]),
