@@ -17,14 +17,15 @@ scored_by() { # folder of a model
 }
 for seed in 0 1 2; do
     run="$runs/ppo_seed$seed"
-    if [ ! -d "$run" ]; then
+    # --resume of a finished run ends at once. Status 3: it is finished, with losses that were named.
+    if [ -f "$run/config.json" ]; then
+        .venv/bin/agent-r1 train --resume "$run" || [ $? -eq 3 ]
+    else
         .venv/bin/agent-r1 train "$example/run.toml" --run-dir "$run" --set run.seed="$seed" \
             --set learner.algorithm=ppo --set learner.lr=2e-5 --set learner.critic_lr=2e-3 \
             --set learner.trajectories_per_step=64 --set 'diagnose.sets=["development"]' \
             --set 'evaluation.sets={}' \
-            --set "evaluation.sets.development=\"$example/data/eval_development.jsonl\""
-    elif [ ! -f "$run/summary.json" ]; then
-        .venv/bin/agent-r1 train --resume "$run"
+            --set "evaluation.sets.development=\"$example/data/eval_development.jsonl\"" || [ $? -eq 3 ]
     fi
     # What turns are worth: first in states that the agent comes to, then in states that a search
     # comes to which is led by what was learned from those.

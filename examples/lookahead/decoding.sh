@@ -6,10 +6,11 @@ example=examples/lookahead
 runs=runs/lookahead/decoding
 for seed in 0 1 2; do
     run="$runs/ppo_seed$seed"
-    if [ ! -d "$run" ]; then
-        .venv/bin/agent-r1 train "$example/run.toml" --run-dir "$run" --set run.seed="$seed"
-    elif [ ! -f "$run/summary.json" ]; then
-        .venv/bin/agent-r1 train --resume "$run"
+    # --resume of a finished run ends at once. Status 3: it is finished, with losses that were named.
+    if [ -f "$run/config.json" ]; then
+        .venv/bin/agent-r1 train --resume "$run" || [ $? -eq 3 ]
+    else
+        .venv/bin/agent-r1 train "$example/run.toml" --run-dir "$run" --set run.seed="$seed" || [ $? -eq 3 ]
     fi
     if [ ! -d "$runs/critic_seed$seed" ]; then
         .venv/bin/agent-r1 export "$run" "$runs/critic_seed$seed" --critic

@@ -89,7 +89,7 @@ FAKE = """#!/bin/sh
 for word in "$@"; do printf '%s\\n' "$word"; done >> calls
 echo >> calls
 if [ "$1 $3" = "train --run-dir" ]; then
-    mkdir -p "$4/checkpoints/step_000080/model" && touch "$4/summary.json"
+    mkdir -p "$4/checkpoints/step_000080/model" && touch "$4/config.json"
 fi
 """
 
