@@ -28,10 +28,12 @@ continued="--decode-lookahead 0 --decode-candidates 8 --decode-continuations 4"
 for seed in 0 1 2; do
     run="$runs/ppo_seed$seed" turns="$runs/turns_seed$seed.jsonl" searched="$runs/searched_seed$seed.jsonl"
     values="$runs/turn_values_seed$seed" first="$runs/first_values_seed$seed"
-    if [ -d "$run" ]; then
-        .venv/bin/agent-r1 train --resume "$run"
+    # --resume of a finished run ends at once. Status 3: it is finished, with losses that were named.
+    if [ -f "$run/config.json" ]; then
+        .venv/bin/agent-r1 train --resume "$run" || [ $? -eq 3 ]
     else
-        .venv/bin/agent-r1 train "$agent" --run-dir "$run" --set run.seed="$seed" $only $development
+        .venv/bin/agent-r1 train "$agent" --run-dir "$run" --set run.seed="$seed" $only $development ||
+            [ $? -eq 3 ]
     fi
     # What turns are worth: first in states that the agent comes to, then in states that a search
     # comes to which is led by what was learned from those.

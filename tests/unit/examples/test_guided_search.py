@@ -89,10 +89,3 @@ def test_what_turns_are_worth_is_learned_and_fitted_on_no_reported_set(
                 asked.append((list(config.evaluation.sets), config.evaluation.max_questions))
                 assert call[call.index("--policy") + 1].endswith(f"ppo_seed{seed}")
         assert asked == [(["train"], 1000), (["train"], 500), (["development"], 400)]
-
-
-def test_a_training_that_was_interrupted_continues(example: str, checkout: Path):
-    run_script(example, checkout)
-    calls = run_script(example, checkout)
-    runs = [f"runs/{example}/decoding/ppo_seed{seed}" for seed in range(3)]
-    assert [call[1:] for call in calls if call[0] == "train"] == [["--resume", run] for run in runs]
