@@ -10,10 +10,10 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 RUNS = {
-    "guided_search.sh lookahead": [f"runs/lookahead/decoding/ppo_seed{seed}" for seed in range(3)],
-    "guided_search.sh deep_world": [
-        f"runs/deep_world/decoding/ppo_seed{seed}" for seed in range(3)
-    ],
+    **{
+        f"guided_search.sh {name}": [f"runs/{name}/decoding/ppo_seed{seed}" for seed in range(3)]
+        for name in ("lookahead", "deep_world")
+    },
     "deep_world/unlabelled.sh": [
         *(f"runs/deep_world/labelled_seed{seed}" for seed in (100, 101, 102)),
         "runs/deep_world/judged_seed103",
@@ -56,7 +56,8 @@ def test_a_script_continues_runs_that_were_interrupted(tmp_path: Path, script: s
 def test_a_script_stops_where_training_does(tmp_path: Path, script: str, status: int):
     ended, calls = start_again(tmp_path, script, status)
     assert ended != 0
-    assert calls == [f"train --resume {RUNS[script][0]}"]
+    made = [call for call in calls if not call.startswith("examples/")]  # but for the data
+    assert made == [f"train --resume {RUNS[script][0]}"]
 
 
 @pytest.mark.parametrize(("status", "unfinished"), [("interrupted", True), ("finished", False)])
