@@ -200,7 +200,7 @@ def test_a_learner_that_is_started_again_on_a_finished_run_says_where_the_result
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/done")
     folder.mkdir(parents=True)
-    (folder / "ledger.json").write_text("{}")
+    (folder / "ledger.json").write_text('{"incarnation": 1}')
     (folder / "summary.json").write_text('{"status": "finished", "steps": 3}')
     options = ["learner.steps=3", f"run.dir={folder}", "redis.url=redis://127.0.0.1:1/0"]
     sets = [word for option in options for word in ("--set", option)]
